@@ -1,0 +1,46 @@
+# Everything a person types while working on Semel. It needs Python 3.11 or newer, make, and PyPI; nothing else.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help demo test cover check fix bench clean
+.DEFAULT_GOAL := help
+
+help: ## Show this list.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+
+demo: .venv/.ready ## See a payment retried, raced and crashed, and made once.
+	@$(BIN)/semel demo
+
+test: .venv/.ready ## Run every test, on real PostgreSQL and Redis.
+	@$(BIN)/python -m pytest
+
+cover: .venv/.ready ## Run the tests of core and flows, and show each branch they miss.
+	@$(BIN)/python -m pytest tests/core tests/flows --cov
+
+check: .venv/.ready ## Look for faults without running anything: format, lint, types, layers, docs.
+	@$(BIN)/ruff format --check
+	@$(BIN)/ruff check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python tools/docs.py --check
+
+fix: .venv/.ready ## Format the code and mend what ruff can mend.
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix
+
+bench: .venv/.ready ## Measure Semel against the naive ways, on this machine.
+	@$(BIN)/python -m bench
+
+clean: ## Remove what make and the tools made.
+	@rm -rf .venv dist .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is written last, so an interrupted installation is taken up again.
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "Semel needs Python 3.11 or newer, and \"$(PYTHON)\" is not: try make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "Installing Semel and its tools into .venv (a minute or two, once)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,postgres,cli]' -c constraints.txt
+	@touch $@

