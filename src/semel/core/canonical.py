@@ -1,0 +1,221 @@
+"""Bodies in a form that a retry can't change by accident: member order, ``1.0`` for ``1``, a fresh multipart boundary.
+
+It hashes no request and compares none: ``fingerprint`` does. The rule is *exact or nothing*: two bodies that a handler
+could tell apart never get one form, and a body that can't be read with certainty gets none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from hashlib import sha256
+from mmap import mmap
+from typing import NamedTuple, NoReturn, TypeAlias
+from urllib.parse import unquote_to_bytes
+
+Buffer: TypeAlias = bytes | bytearray | memoryview | mmap
+
+#: Where Python's own web frameworks stop as well. A field costs microseconds, and a body can hold millions.
+MOST_FIELDS = 1000
+#: Bytes of one part's headers: a file name, a type, and room to spare.
+LONGEST_PART_HEAD = 8 * 1024
+#: From here on a float no longer names one integer.
+FLOATS_ARE_EXACT_BELOW = 2**53
+
+_LENGTH_BYTES = 8
+_MULTIPART = "multipart/form-data"
+
+_MEDIA_TYPE = re.compile(r"\s*([^\s;]+)\s*(?:;(.*))?", re.DOTALL)
+_VALUE = r'("(?:[^"\\]|\\.)*+"|[^\s;"\\]++)'
+_CHARSET = re.compile(rf"(?:^|;)\s*charset={_VALUE}", re.IGNORECASE)
+_BOUNDARY = re.compile(rf"(?:^|;)\s*boundary={_VALUE}", re.IGNORECASE)
+_FORM_DATA = re.compile(r"form-data\s*(?=;)", re.IGNORECASE)
+_DISPOSITION_PARAMETER = re.compile(rf";\s*([A-Za-z0-9*_-]+)={_VALUE}\s*")
+
+
+class _Unsure(ValueError):
+    """This body has no canonical form."""
+
+
+def pack(parts: Iterable[bytes]) -> bytes:
+    """Join *parts* so that no other parts give the same bytes: each one behind its length."""
+    return b"".join([len(part).to_bytes(_LENGTH_BYTES, "big") + part for part in parts])
+
+
+class MediaType(NamedTuple):
+    """A content type as far as it counts."""
+
+    #: Lower case, with the charset of a text; other parameters say nothing about what is asked for.
+    name: str
+    #: Of a multipart body, and random each time.
+    boundary: str | None
+
+
+def media_type(content_type: str) -> MediaType:
+    """Read a Content-Type; one that can't be read counts as it is."""
+    match = _MEDIA_TYPE.fullmatch(content_type)
+    if match is None:
+        return MediaType(content_type, None)
+    name, parameters = match[1].lower(), match[2]
+    if parameters is not None:
+        if name.startswith("text/") and (charset := _CHARSET.search(parameters)):
+            name += f";charset={_unquoted(charset[1]).lower()}"
+        elif name == _MULTIPART and (boundary := _BOUNDARY.search(parameters)):
+            return MediaType(name, _unquoted(boundary[1]))
+    return MediaType(name, None)
+
+
+def pairs(query: bytes) -> list[tuple[bytes, bytes]]:
+    """Decode ``a=1&b=%20`` as the URL standard does: names and values as bytes, in order, empty pieces left out."""
+    decoded = []
+    for piece in query.replace(b"+", b" ").split(b"&"):
+        if piece:
+            name, _, value = piece.partition(b"=")
+            decoded.append((unquote_to_bytes(name), unquote_to_bytes(value)))
+    return decoded
+
+
+def canonical(media: MediaType, body: Buffer, *, limit: int, omit: Iterable[tuple[str, ...]] = ()) -> bytes | None:
+    """Give the canonical form of *body*, or None where there is none; JSON and forms over *limit* bytes have none."""
+    try:
+        if media.boundary is not None:
+            return _multipart(media.boundary.encode("latin-1"), body)
+        if len(body) > limit:
+            return None
+        if media.name == "application/json" or media.name.endswith("+json"):
+            return _json(body, omit)
+        if media.name == "application/x-www-form-urlencoded":
+            return _form(body)
+    # Decoding, parsing and int() raise ValueError; Decimal ArithmeticError; a thousand brackets RecursionError.
+    except (ValueError, ArithmeticError, RecursionError):
+        pass
+    return None
+
+
+def _form(body: Buffer) -> bytes:
+    text = bytes(body)
+    # A form escapes what is not ASCII, so what is not is no form: compressed, perhaps.
+    if not text.isascii() or text.count(b"&") >= MOST_FIELDS:
+        raise _Unsure
+    return pack(part for pair in pairs(text) for part in pair)
+
+
+def _json(body: Buffer, omit: Iterable[tuple[str, ...]]) -> bytes:
+    value = _decode(str(body, "utf-8"))
+    for path in omit:
+        _leave_out(value, path)
+    return _encode(value).encode()
+
+
+def _members(members: list[tuple[str, object]]) -> dict[str, object]:
+    by_name = dict(members)
+    if len(by_name) != len(members):
+        raise _Unsure  # one parser keeps the first of two equal names, another the last
+    return by_name
+
+
+def _number(text: str) -> float | int:
+    number = float(text)
+    if repr(number) != text and Decimal(repr(number)) != Decimal(text):
+        raise _Unsure  # rounding would make one of two amounts
+    if number.is_integer() and abs(number) < FLOATS_ARE_EXACT_BELOW:
+        return int(number)
+    return number
+
+
+def _constant(name: str) -> NoReturn:
+    raise _Unsure(name)  # NaN and Infinity: Python reads them, JSON has none
+
+
+# Made once: making them is half of the cost for a small body.
+_decode: Callable[[str], object] = json.JSONDecoder(
+    object_pairs_hook=_members, parse_float=_number, parse_constant=_constant
+).decode
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False).encode
+
+
+def _leave_out(value: object, path: tuple[str, ...]) -> None:
+    if isinstance(value, list):
+        for element in value:
+            _leave_out(element, path)
+    elif isinstance(value, dict):
+        name, *rest = path
+        if not rest:
+            value.pop(name, None)
+        elif name in value:
+            _leave_out(value[name], tuple(rest))
+
+
+def _multipart(boundary: bytes, body: Buffer) -> bytes:
+    # A view, so that a part of a large upload is hashed where it lies; closed, so that an mmap can be closed after it.
+    with memoryview(body) as view:
+        return pack([_part(view, start, end) for start, end in _spans(view, boundary)])
+
+
+def _spans(view: memoryview, boundary: bytes) -> list[tuple[int, int]]:
+    """Find where each part starts and ends, both without the delimiters and their line ends."""
+    opening = b"--" + boundary + b"\r\n"
+    if view[: len(opening)] != opening:
+        raise _Unsure  # a preamble: legal, but nobody sends one, and no handler sees it
+    # Not find(): a memoryview has none.
+    delimiter = re.compile(re.escape(b"\r\n--" + boundary))
+    spans: list[tuple[int, int]] = []
+    start, after = len(opening), b"\r\n"
+    while after == b"\r\n":
+        found = delimiter.search(view, start)
+        if found is None or len(spans) == MOST_FIELDS:
+            raise _Unsure
+        spans.append((start, found.start()))
+        start = found.end() + 2
+        after = bytes(view[found.end() : start])
+    # Other text after a boundary means that it turned up inside a part; other text after the last, an epilogue.
+    if after != b"--" or bytes(view[start : start + 3]) not in (b"", b"\r\n"):
+        raise _Unsure
+    return spans
+
+
+def _part(view: memoryview, start: int, end: int) -> bytes:
+    head, blank_line, _ = bytes(view[start : min(end, start + LONGEST_PART_HEAD)]).partition(b"\r\n\r\n")
+    if not blank_line:
+        raise _Unsure
+    content = start + len(head) + len(blank_line)
+    return pack([_part_head(head.decode("latin-1")), sha256(view[content:end]).digest()])
+
+
+def _part_head(head: str) -> bytes:
+    """Give name, file name and type in one form; other headers (a transfer encoding, say) count as they are."""
+    fields: dict[str, str] = {}
+    for line in head.split("\r\n"):
+        name, colon, value = line.partition(":")
+        if not colon or name.lower() in fields:
+            raise _Unsure
+        fields[name.lower()] = value.strip(" \t")
+    disposition = _disposition(fields.pop("content-disposition", ""))
+    kind = media_type(fields.pop("content-type", "")).name
+    return pack([_packed(disposition), kind.encode("latin-1"), _packed(fields)])
+
+
+def _disposition(value: str) -> dict[str, str]:
+    kind = _FORM_DATA.match(value)
+    parameters: dict[str, str] = {}
+    position = kind.end() if kind else 0
+    while position < len(value):
+        parameter = _DISPOSITION_PARAMETER.match(value, position)
+        if parameter is None or parameter[1].lower() in parameters:
+            raise _Unsure
+        # Escapes stay: some parsers unescape a file name, others take C:\new as it is.
+        parameters[parameter[1].lower()] = _unquoted(parameter[2])
+        position = parameter.end()
+    if "name" not in parameters:
+        raise _Unsure
+    return parameters
+
+
+def _packed(fields: dict[str, str]) -> bytes:
+    return pack(text.encode("latin-1") for field in sorted(fields.items()) for text in field)
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if value.startswith('"') else value

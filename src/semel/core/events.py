@@ -1,0 +1,51 @@
+"""What people may want to know of, as values. Who is told, and how, is in ``telemetry/``.
+
+A key appears here only as its short digest: keys can hold personal data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PersonalKey:
+    """A client sent a key that looks like an e-mail address or a phone number. It works; it ends up in databases."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class TookOver:
+    """The lease of a worker that died (or lost its database) ran out, and this request runs its operation again."""
+
+    key: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """This worker had lost its lease when it wanted to store its answer. The answer was thrown away."""
+
+    key: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotStored:
+    """The handler ran, and its answer could not be stored. The key is kept until the lease runs out."""
+
+    key: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotKept:
+    """The answer was too large or a stream: it is sent once, and a retry will be told that it can't be repeated."""
+
+    key: str
+    status: int
+
+
+Happening = PersonalKey | TookOver | Fenced | NotStored | NotKept

@@ -1,0 +1,234 @@
+"""What makes a retry the same request: a digest of what was asked. What follows from it is for ``decision``.
+
+Two digests are stored: one of the bytes as they came, and one of the body's canonical form where it has one, so that a
+client which rebuilds its JSON in another order is not told that it asked for something else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import NoReturn
+
+from semel.core.canonical import Buffer, MediaType, canonical, media_type, pack, pairs
+from semel.errors import ConfigurationError
+
+__all__ = ["Buffer", "Fingerprinter", "Subject"]
+
+#: The stored form: version (1 byte), recipe (4), digest of the raw body (32), digest of the canonical one (32 or none).
+#: Raise the version when any byte that is hashed changes.
+VERSION = b"\x01"
+RECIPE_BYTES = 4
+_RECIPE = slice(0, 5)
+_RAW = slice(5, 37)
+_CANONICAL = slice(37, 69)
+
+#: Bytes of JSON or form that are brought into canonical form. 1 MB of JSON holds up an event loop for 90 ms.
+CANONICAL_LIMIT = 64 * 1024
+#: Bytes. The secret is there against guessing, so it must not be guessable.
+SHORTEST_SECRET = 16
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_COUNTED_ALREADY = frozenset({"content-type", "content-encoding"})
+_NEVER_COUNTED = re.compile(
+    r"""
+    (proxy-)?authorization | cookie                                         # secrets, renewed between retries
+  | date | x-amz-date | .*signature(-input)?                                # the time of sending, and its signature
+  | traceparent | tracestate | baggage | b3 | x-b3-.* | .*-trace-id         # new for every try
+  | .*request-id | .*correlation-id
+  | via | forwarded | x-forwarded-.* | content-length | transfer-encoding   # the way it came
+  | .*idempotency-key                                                       # what it is compared under
+    """,
+    re.VERBOSE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A request, as far as a fingerprint may look at it."""
+
+    method: str
+    #: As the client sent it, not decoded: decoding can make one resource of two.
+    path: str
+    query: bytes
+    #: Lower-case names, in the order they came.
+    headers: Sequence[tuple[bytes, bytes]]
+    body: Buffer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fingerprinter:
+    """A recipe for fingerprints: what of a request must be the same on its retry.
+
+    Method, path, query, media type and body always count; headers do not, unless named here.
+    """
+
+    #: Digests are HMAC-SHA-256 under this secret: a plain digest of a small body can be guessed after a leak.
+    secret: bytes | None = field(default=None, repr=False)
+    #: Secrets used before. Records written with them are still compared; new ones are written with ``secret``.
+    previous_secrets: tuple[bytes, ...] = field(default=(), repr=False)
+    #: Headers that count too, such as an API version.
+    headers: tuple[str, ...] = ()
+    #: JSON members that do not count, as dotted paths: ``sent_at``, ``meta.trace``. A path goes on through arrays:
+    #: ``lines.seen`` is left out of every line. It reaches as far as ``canonical_limit``.
+    omit: tuple[str, ...] = ()
+    #: Your own choice of what counts in place of the body. Rename it when it chooses differently: records know a
+    #: recipe by its name, and compare nothing but the key where the name is strange.
+    select: Callable[[Subject], bytes] | None = None
+    #: Longer JSON and forms are compared as they came, byte by byte; multipart is read whatever its length.
+    canonical_limit: int = CANONICAL_LIMIT
+
+    _recipe: bytes = field(init=False, repr=False, compare=False)
+    _header_names: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
+    _omit_paths: tuple[tuple[str, ...], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check every field, and name the recipe."""
+        self._check_secrets()
+        self._check_headers()
+        self._check_omit()
+        if self.select is not None and not callable(self.select):
+            _wrong("select", "a function of the Subject that returns bytes")
+        limit: object = self.canonical_limit
+        if not isinstance(limit, int) or limit < 0:
+            _wrong("canonical_limit", "a number of bytes, 0 or more")
+        self._set("_header_names", tuple(name.encode() for name in self.headers))
+        self._set("_omit_paths", tuple(tuple(path.split(".")) for path in self.omit))
+        self._set("_recipe", self._name_recipe())
+
+    def of(self, subject: Subject) -> bytes:
+        """Give the fingerprint to store with the key."""
+        media = media_type(_value(subject, b"content-type"))
+        raw = self._begin(subject, media)
+        if self.select is not None:
+            raw.update(self.select(subject))
+            return self._recipe + raw.digest()
+        form = canonical(media, subject.body, limit=self.canonical_limit, omit=self._omit_paths)
+        formed = raw.copy()
+        raw.update(subject.body)
+        if form is None:
+            return self._recipe + raw.digest()
+        formed.update(form)
+        return self._recipe + raw.digest() + formed.digest()
+
+    def matches(self, stored: bytes, fresh: bytes, subject: Subject) -> bool:
+        """Tell whether *subject*, whose fingerprint is *fresh*, asks for what was *stored*.
+
+        A record of another recipe is compared by that recipe if it is known. If not, the key alone decides: an upgrade
+        must not refuse the retries of what went before it.
+        """
+        if _alike(stored, fresh):
+            return True
+        if stored[_RECIPE] == fresh[_RECIPE]:
+            return False
+        for secret in (*self.previous_secrets, None):
+            older = dataclasses.replace(self, secret=secret)
+            if stored[_RECIPE] == older._recipe:  # noqa: SLF001 - a Fingerprinter like this one
+                return _alike(stored, older.of(subject))
+        return True
+
+    def _begin(self, subject: Subject, media: MediaType) -> hashlib._Hash | hmac.HMAC:
+        """Hash all but the body, which can follow without its length: the parts in front of it are always six."""
+        encoding = _value(subject, b"content-encoding").strip().lower()
+        start = pack(
+            (
+                subject.method.encode(),
+                subject.path.encode("utf-8", "surrogatepass"),
+                subject.query and _canonical_query(subject.query),
+                media.name.encode("latin-1"),
+                b"" if encoding == "identity" else encoding.encode("latin-1"),
+                pack(pack(_lines(subject, name)) for name in self._header_names),
+            )
+        )
+        return hashlib.sha256(start) if self.secret is None else hmac.new(self.secret, start, "sha256")
+
+    def _check_secrets(self) -> None:
+        previous: object = self.previous_secrets
+        if isinstance(previous, bytes) or not isinstance(previous, Collection):
+            _wrong("previous_secrets", "a tuple of bytes")
+        self._set("previous_secrets", tuple(previous))
+        if self.secret is not None:
+            _check_secret("secret", self.secret)
+        for secret in self.previous_secrets:
+            _check_secret("previous_secrets", secret)
+
+    def _check_headers(self) -> None:
+        names = sorted({name.lower() for name in _strings("headers", self.headers)})
+        for name in names:
+            if not _HEADER_NAME.fullmatch(name):
+                _wrong("headers", f"header names, and {name!r} is none")
+            if name in _COUNTED_ALREADY:
+                _wrong("headers", f"without {name!r}, which counts already")
+            if _NEVER_COUNTED.fullmatch(name):
+                _wrong("headers", f"without {name!r}, which a retry may change, or which is not ours to keep")
+        self._set("headers", tuple(names))
+
+    def _check_omit(self) -> None:
+        paths = sorted(set(_strings("omit", self.omit)))
+        if not all(all(path.split(".")) for path in paths):
+            _wrong("omit", "dotted paths of JSON members, such as 'sent_at' or 'meta.trace'")
+        if paths and self.select is not None:
+            _wrong("omit", "empty when there is a select, which alone chooses what counts")
+        self._set("omit", tuple(paths))
+
+    def _name_recipe(self) -> bytes:
+        parts = (
+            # The secret's own digest, not the secret: this name is stored.
+            b"" if self.secret is None else hmac.digest(self.secret, b"semel recipe", "sha256"),
+            pack(self._header_names),
+            pack(path.encode("utf-8", "surrogatepass") for path in self.omit),
+            b"" if self.select is None else _qualified_name(self.select).encode(),
+            # Under another limit the same body may have a canonical digest or not.
+            b"%d" % self.canonical_limit,
+        )
+        return VERSION + hashlib.sha256(pack(parts)).digest()[:RECIPE_BYTES]
+
+    def _set(self, name: str, value: object) -> None:
+        # The dataclass is frozen to its users; this is still its constructor.
+        object.__setattr__(self, name, value)
+
+
+def _alike(one: bytes, other: bytes) -> bool:
+    if hmac.compare_digest(one[_RAW], other[_RAW]):
+        return True
+    canonical_digest = one[_CANONICAL]
+    return bool(canonical_digest) and hmac.compare_digest(canonical_digest, other[_CANONICAL])
+
+
+def _canonical_query(query: bytes) -> bytes:
+    # Proxies and dictionaries reorder names; the values of one name are a list, and keep their order.
+    return pack(part for pair in sorted(pairs(query), key=itemgetter(0)) for part in pair)
+
+
+def _lines(subject: Subject, name: bytes) -> list[bytes]:
+    return [value for each, value in subject.headers if each == name]
+
+
+def _value(subject: Subject, name: bytes) -> str:
+    return b", ".join(_lines(subject, name)).decode("latin-1")
+
+
+def _qualified_name(function: Callable[[Subject], bytes]) -> str:
+    # A partial, or an object with __call__, has no name of its own.
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _check_secret(name: str, secret: object) -> None:
+    if not isinstance(secret, bytes) or len(secret) < SHORTEST_SECRET:
+        _wrong(name, f"bytes, {SHORTEST_SECRET} or more of them: os.urandom(32) makes a good secret")
+
+
+def _strings(name: str, value: object) -> list[str]:
+    if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(each, str) for each in value):
+        _wrong(name, "a tuple of strings")
+    return list(value)
+
+
+def _wrong(name: str, wanted: str) -> NoReturn:
+    raise ConfigurationError(f"Fingerprinter.{name} must be {wanted}.")

@@ -1,0 +1,225 @@
+"""Idempotency keys: read off a request, written onto one. Whose they are, and what became of them, is not known here.
+
+A key is an RFC 9651 Item whose value is a String, ``"abc"``. Most of the world sends it bare, ``abc``, so that is read
+too unless ``strict``. Both spell one key: otherwise an SDK upgrade between two retries would run an operation twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from urllib.parse import unquote_to_bytes
+
+from semel.errors import KeyInvalid
+
+#: RFC 9651 obliges a parser to take this many characters. Policy may allow fewer.
+LONGEST_KEY = 1024
+#: Characters of a header line that are looked at: the longest key with all of it escaped, and as much for parameters.
+#: Even a linear parser wastes time on 64 KB, so this is checked before anything else.
+LONGEST_LINE = 4 * LONGEST_KEY
+#: Stripe's figure, which most of the field has followed.
+DEFAULT_MAX_LENGTH = 255
+#: Hexadecimal digits: few enough to read, many enough that two keys in one log are not taken for each other.
+SHORT_LENGTH = 12
+
+_EMPTY = "The idempotency key is empty. Send a value that is unique to this operation, such as a UUID."
+_SENT_TWICE = "The idempotency key was sent more than once. Send one header line that holds one key."
+_DISAGREE = "Two headers of this request hold different idempotency keys. Send one of them."
+_TOO_LONG = "The idempotency key is too long. Send at most {} characters."
+_UNPRINTABLE = "The idempotency key holds a character that is not printable ASCII. Use only 0x20 to 0x7E."
+_LIST = "The idempotency key is a list. Send one key, and put it in double quotes if it holds a comma."
+_PARAMETER_FAULT = 'What follows the semicolon after the idempotency key is not a parameter such as "your-key";name=1.'
+_TRAILING = 'There is text after the closing quote of the idempotency key. Inside the quotes, write \\" for a quote.'
+_ESCAPE = 'The idempotency key holds a stray backslash. Write \\\\ for a backslash and \\" for a quote.'
+_UNCLOSED = "The idempotency key starts with a double quote that is never closed. Close it."
+_HALF_QUOTED = 'The idempotency key holds a double quote but does not start with one. Send it as "your-key".'
+_QUOTE_IT = 'The idempotency key is not a quoted string. Quote it: send "your-key", with the double quotes.'
+
+# RFC 9651's grammar, with [0-9] where \d would take in the digits of every script.
+_PLAIN = r"[ !#-\[\]-~]"  # what may stand in a String as it is: all but DQUOTE and backslash
+_STRING = rf'"(?:{_PLAIN}|\\["\\])*+"'
+_QUOTED = re.compile(_STRING)
+_ESCAPED = re.compile(r"\\(.)")
+_PARAMETER = re.compile(
+    rf"""
+    ;[ ]*+ [a-z*][a-z0-9_.*-]*+ (?: = (?:
+        {_STRING}
+      | -?(?: [0-9]{{1,12}}\.[0-9]{{1,3}} | [0-9]{{1,15}} )               # Decimal, Integer
+      | [A-Za-z*][A-Za-z0-9:/!#$%&'*+.^_`|~-]*+                           # Token
+      | :(?: [A-Za-z0-9+/]{{4}} )*(?: [A-Za-z0-9+/]{{2,4}}={{0,2}} )?:    # Byte Sequence: padding may be missing
+      | \?[01]                                                            # Boolean
+      | @-?[0-9]{{1,15}}                                                  # Date
+      | %"(?P<display>(?: [ !#$&-~] | %[0-9a-f]{{2}} )*+)"                # Display String
+    ))?
+    """,
+    re.VERBOSE,
+)
+
+# The two spellings of nearly every request. A bare key is VCHAR without DQUOTE, comma, semicolon and backslash: with
+# one of those it could be a list, a parameter or half a String, and nobody can tell which.
+_SIMPLY_QUOTED = re.compile(rf'"({_PLAIN}+)"')
+_BARE = re.compile(r"[!#-+\--:<-\[\]-~]+")
+_NOT_BLANK = re.compile(r" *+[!-~][ -~]*+")
+
+#: The first pattern found in a line that is not a key says what is wrong with it.
+_FAULTS = tuple(
+    (re.compile(pattern), detail)
+    for pattern, detail in (
+        (r"\A\Z", _EMPTY),
+        (r"[^ -~]", _UNPRINTABLE),
+        (rf'\A(?:{_STRING} *|[^"]*),', _LIST),
+        (rf"\A{_STRING};", _PARAMETER_FAULT),
+        (rf"\A{_STRING}", _TRAILING),
+        (rf'\A"(?:{_PLAIN}|\\["\\])*+\\[^"\\]', _ESCAPE),
+        (r'\A"', _UNCLOSED),
+        (r'"', _HALF_QUOTED),
+        (r"", _QUOTE_IT),
+    )
+)
+
+# One character in front of the @ will do, and keeps the search linear.
+_EMAIL = re.compile(r"[\w.+-]@[\w-]++\.[\w-]")
+_INTERNATIONAL = re.compile(r"(?<![0-9A-Za-z])\+[1-9](?:[ ().-]{0,2}[0-9]){6,14}(?![0-9A-Za-z])")  # E.164
+_NATIONAL = re.compile(
+    r"""
+    (?: \([0-9]{3}\)[ ]? | [0-9]{3}[ .-] ) [0-9]{3}[ .-][0-9]{4}    # North America
+  | 0[1-9] (?: [ ()/.-]?[0-9] ){7,10}                               # a trunk zero, as in most of Europe
+    """,
+    re.VERBOSE,
+)
+
+_PREFIX = r"(?:[A-Za-z][0-9A-Za-z_]*_)?"  # idem_…, and TypeIDs, whose suffix is a UUIDv7 laid out like a ULID
+_UUID7 = re.compile(
+    rf"{_PREFIX}([0-9a-f]{{8}})-([0-9a-f]{{4}})-7[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}", re.IGNORECASE
+)
+_ULID = re.compile(rf"{_PREFIX}([0-7][0-9A-HJKMNP-TV-Z]{{9}})[0-9A-HJKMNP-TV-Z]{{16}}", re.IGNORECASE)
+# Crockford's digits, as int() wants them.
+_CROCKFORD = str.maketrans("0123456789ABCDEFGHJKMNPQRSTVWXYZ", "0123456789ABCDEFGHIJKLMNOPQRSTUV")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Key:
+    """A key as the client meant it: unquoted, unescaped, and compared byte for byte."""
+
+    value: str
+
+    def __post_init__(self) -> None:
+        """Refuse what no header could have carried, or nobody could tell apart."""
+        if _NOT_BLANK.fullmatch(self.value) is None:
+            raise KeyInvalid(_UNPRINTABLE if self.value.strip(" ") else _EMPTY)
+        if len(self.value) > LONGEST_KEY:
+            raise KeyInvalid(_TOO_LONG.format(LONGEST_KEY))
+
+    def __str__(self) -> str:
+        """Give the key itself. In a log, write :meth:`short`."""
+        return self.value
+
+    def __repr__(self) -> str:
+        """Show the short digest: a repr ends up in tracebacks and logs, and a key may be somebody's address."""
+        return f"<Key {self.short()}>"
+
+    def short(self) -> str:
+        """Name the key in a log without giving it away; ``printf %s KEY | sha256sum | cut -c1-12`` is the same."""
+        return sha256(self.value.encode()).hexdigest()[:SHORT_LENGTH]
+
+    @property
+    def personal(self) -> bool:
+        """Whether it looks like an e-mail address or a phone number, which then lies about in stores and logs."""
+        value = self.value  # the two `in` spare nearly every key a search: this is asked of every request
+        return bool(
+            ("@" in value and _EMAIL.search(value))
+            or ("+" in value and _INTERNATIONAL.search(value))
+            or _NATIONAL.fullmatch(value)
+        )
+
+    @property
+    def made_at(self) -> datetime | None:
+        """When the client made it, by the client's clock, if it is a UUIDv7 or a ULID."""
+        if match := _UUID7.fullmatch(self.value):
+            milliseconds = int(match[1] + match[2], 16)
+        elif match := _ULID.fullmatch(self.value):
+            milliseconds = int(match[1].upper().translate(_CROCKFORD), 32)
+        else:
+            return None
+        try:
+            return _EPOCH + timedelta(milliseconds=milliseconds)
+        except OverflowError:  # 48 bits reach the year 10889, datetime 9999
+            return None
+
+
+def find(
+    headers: Iterable[tuple[bytes, bytes]],
+    names: Sequence[bytes],
+    *,
+    strict: bool = False,
+    max_length: int = DEFAULT_MAX_LENGTH,
+) -> Key | None:
+    """Read the key that *headers* hold under any of *names* (lower case); None means that they hold no such header."""
+    # A server that forgets to lower its header names must not switch the guard off.
+    present = [(name.lower(), value) for name, value in headers if name.lower() in names]
+    if not present:
+        return None
+    first = present[0][0]
+    key = parse([value for name, value in present if name == first], strict=strict, max_length=max_length)
+    others = [(name, value) for name, value in present if name != first]
+    if others and find(others, names, strict=strict, max_length=max_length) != key:
+        raise KeyInvalid(_DISAGREE)
+    return key
+
+
+def parse(lines: Sequence[bytes | str], *, strict: bool = False, max_length: int = DEFAULT_MAX_LENGTH) -> Key:
+    """Read a key from every line of its header; what can't be read is KeyInvalid, never "no key"."""
+    if len(lines) != 1:
+        # Joined by a comma they are no Item, and which of them counts would be a guess, even when they are equal.
+        raise KeyInvalid(_SENT_TWICE if lines else _EMPTY)
+    line = lines[0]
+    if len(line) > LONGEST_LINE:
+        raise KeyInvalid(_TOO_LONG.format(max_length))
+    text = (line if isinstance(line, str) else line.decode("latin-1")).strip(" ")
+    if match := _SIMPLY_QUOTED.fullmatch(text):
+        value = match[1]
+    elif not strict and _BARE.fullmatch(text):
+        value = text
+    else:
+        value = _string_item(text)
+    if len(value) > max_length:
+        # Never cut short: that would make one key of two.
+        raise KeyInvalid(_TOO_LONG.format(max_length))
+    return Key(value)
+
+
+def serialise(value: str) -> str:
+    """Write *value* as a Structured Field String, the form to send."""
+    if not value.isascii() or not value.isprintable():
+        raise KeyInvalid(_UNPRINTABLE)
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _string_item(text: str) -> str:
+    string = _QUOTED.match(text)
+    if string is None:
+        raise KeyInvalid(_fault(text))
+    position = string.end()
+    # No parameter is defined yet. RFC 9651 has unknown ones ignored, but only if they are well formed.
+    while position < len(text):
+        parameter = _PARAMETER.match(text, position)
+        if parameter is None or not _is_utf8(parameter["display"] or ""):
+            raise KeyInvalid(_fault(text))
+        position = parameter.end()
+    return _ESCAPED.sub(r"\1", string[0][1:-1])
+
+
+def _is_utf8(display: str) -> bool:
+    try:
+        unquote_to_bytes(display).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _fault(text: str) -> str:
+    return next(detail for pattern, detail in _FAULTS if pattern.search(text))

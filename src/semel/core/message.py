@@ -1,0 +1,38 @@
+"""Requests and answers as the core sees them: frozen values of bytes. They are read from no socket and sent to none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What is known of a request before its body: enough to refuse it."""
+
+    method: str
+    #: As the client sent it, with the mount point (``root_path``, ``SCRIPT_NAME``) in front: not decoded,
+    #: since decoding can make one resource of two.
+    path: str
+    query: bytes
+    #: Lower-case names, in the order they came, repeats and all.
+    headers: Headers
+
+    def values(self, name: bytes) -> list[bytes]:
+        """Every value sent under *name* (lower case), in order."""
+        return [value for each, value in self.headers if each == name]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response: status, ordered header pairs, bytes. ``body=None`` is a tombstone: it was sent, but not kept."""
+
+    status: int
+    headers: Headers = field(default=())
+    body: bytes | None = b""
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether the operation ended with an answer that could not be kept."""
+        return self.body is None

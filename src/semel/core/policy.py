@@ -1,0 +1,228 @@
+"""What to guard, what to keep and for how long: one frozen value. It decides nothing by itself; ``decision`` reads it.
+
+Every field is checked when a policy is made, so a mistake shows at start-up and names its field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, NoReturn, get_args
+
+from semel.core.fingerprint import Fingerprinter
+from semel.errors import ConfigurationError, UnknownField
+
+#: RFC 9110: these are safe, so a retry needs no key; a key on them is ignored.
+NEVER_GUARDED = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "CONNECT"})
+
+#: The handler's final answers. Left out are those that say "not now" or "not you" rather than what became of the
+#: operation (401, 407, 408, 421, 425, 429), those that are given before a handler runs (405, 413, 415), and those that
+#: make no sense for an unsafe method (206, 304, 416).
+FINAL_STATUSES = frozenset(range(200, 500)) - {206, 304, 401, 405, 407, 408, 413, 415, 416, 421, 425, 429}
+
+#: Stripe's figure, which most of the field has followed.
+MAX_KEY_LENGTH = 255
+#: RFC 9651 obliges a parser to take this many.
+LONGEST_KEY_LENGTH = 1024
+
+#: A live worker renews at a third of this, so only a dead one is ever waited for this long.
+LEASE = timedelta(seconds=30)
+#: The mode among published APIs; clients give up long before.
+RETENTION = timedelta(hours=24)
+
+MAX_REQUEST_BODY = 8 * 1024 * 1024
+MAX_RESPONSE_BODY = 1024 * 1024
+
+#: Method, path, query, media type and body.
+EVERYTHING = Fingerprinter()
+
+PROBLEM_BASE = "https://semel.readthedocs.io/problems/"
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+Dialect = Literal["ietf", "stripe"]
+ScopeBy = Literal["principal", "operation"]
+Mode = Literal["guard"]
+WhileInProgress = Literal["conflict"]
+ServerErrors = Literal["auto", "release", "keep"]
+OnCrash = Literal["rerun", "refuse"]
+Late = Literal["rerun", "refuse"]
+Enforcement = Literal["enforce"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How an operation is guarded. ``Policy.ietf()`` and ``Policy.stripe()`` are the two to start from."""
+
+    #: The request header, or several accepted names: sent together, they must agree.
+    header: str | tuple[str, ...] = "Idempotency-Key"
+    methods: Collection[str] = frozenset({"POST", "PATCH"})
+    #: Whether a request without a key is refused (400) or passes through unguarded.
+    required: bool = False
+    #: Whether only the letter of RFC 9651 is read: a quoted string. Otherwise ``abc`` and ``"abc"`` are one key.
+    strict: bool = False
+    max_key_length: int = MAX_KEY_LENGTH
+    #: Whether one key on two endpoints is a mistake ("principal") or two operations ("operation").
+    scope_by: ScopeBy = "principal"
+    #: What must be the same on a retry. None compares nothing but the key: weaker, and a mistake goes unseen.
+    fingerprint: Fingerprinter | None = EVERYTHING
+    mode: Mode = "guard"
+    in_progress: WhileInProgress = "conflict"
+    #: How long a worker may be silent before its key is taken over. A live one renews.
+    lease: timedelta = LEASE
+    #: How long an answer is kept, from the first sight of the key.
+    retention: timedelta = RETENTION
+    #: The statuses below 500 that are kept; any other answer frees the key.
+    keep: Collection[int] = FINAL_STATUSES
+    #: 5xx and exceptions: "auto" frees the key only when the handler says ``NoEffect``.
+    server_errors: ServerErrors = "auto"
+    #: After a worker died in mid-handler: run it again, or refuse as *outcome unknown*.
+    on_crash: OnCrash = "rerun"
+    #: A retry after retention: a new operation, or 410.
+    late: Late = "rerun"
+    max_request_body: int = MAX_REQUEST_BODY
+    max_response_body: int = MAX_RESPONSE_BODY
+    #: Further response headers to repeat on a replay, beside the usual ones.
+    replay_headers: Collection[str] = frozenset()
+    enforcement: Enforcement = "enforce"
+    #: The shape of refusals: RFC 9457 problems, or Stripe's errors.
+    dialect: Dialect = "ietf"
+    #: Problem types are this and a slug. Point it at your own documentation.
+    problem_base: str = PROBLEM_BASE
+
+    @classmethod
+    def ietf(cls, **overrides: Any) -> Policy:
+        """Behave as draft-ietf-httpapi-idempotency-key-header says, and where it is silent, carefully."""
+        return cls(**_known(cls, overrides))
+
+    @classmethod
+    def stripe(cls, **overrides: Any) -> Policy:
+        """Behave as Stripe does: POST only, 400 on a mismatch, server errors kept, Stripe's error bodies."""
+        stripe = {"methods": frozenset({"POST"}), "server_errors": "keep", "dialect": "stripe"}
+        return cls(**(stripe | _known(cls, overrides)))
+
+    def __post_init__(self) -> None:
+        """Check every field, and put collections into one form."""
+        self._check_header()
+        self._check_methods()
+        self._check_choices()
+        self._check_durations()
+        self._check_sizes()
+        self._check_keep()
+        self._check_fingerprint()
+        self._check_problem_base()
+
+    @property
+    def header_names(self) -> tuple[bytes, ...]:
+        """The accepted request headers, lower case, the one to recommend first."""
+        return self._header_names  # type: ignore[attr-defined, no-any-return]  # put there by _set
+
+    def _check_header(self) -> None:
+        names: Any = (self.header,) if isinstance(self.header, str) else self.header
+        if (
+            not isinstance(names, Collection)
+            or not names
+            or not all(isinstance(name, str) and _TOKEN.fullmatch(name) for name in names)
+        ):
+            _wrong("header", self.header, "a header name, or several in a tuple")
+        self._set("_header_names", tuple(name.lower().encode() for name in names))
+        extra = _words("replay_headers", self.replay_headers)
+        self._set("replay_headers", frozenset(name.lower() for name in extra))
+
+    def _check_methods(self) -> None:
+        methods = frozenset(method.upper() for method in _words("methods", self.methods))
+        if safe := methods & NEVER_GUARDED:
+            _wrong("methods", sorted(safe), "unsafe methods only: these need no key")
+        if not methods:
+            _wrong("methods", self.methods, "at least one method")
+        self._set("methods", methods)
+
+    def _check_choices(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in get_args(choices):
+                _wrong(name, value, "one of " + ", ".join(repr(choice) for choice in get_args(choices)))
+        for name in ("required", "strict"):
+            if not isinstance(getattr(self, name), bool):
+                _wrong(name, getattr(self, name), "True or False")
+
+    def _check_durations(self) -> None:
+        for name in ("lease", "retention"):
+            value = getattr(self, name)
+            if not isinstance(value, timedelta):
+                _wrong(name, value, "a timedelta, such as timedelta(seconds=30)")
+            if value <= timedelta(0):
+                _wrong(name, value, "longer than nothing")
+        if self.lease > self.retention:
+            _wrong("lease", self.lease, f"no longer than retention ({self.retention})")
+
+    def _check_sizes(self) -> None:
+        for name in ("max_request_body", "max_response_body"):
+            value = getattr(self, name)
+            if not _is_count(value) or value < 0:
+                _wrong(name, value, "a number of bytes, 0 or more")
+        if not _is_count(self.max_key_length) or not 1 <= self.max_key_length <= LONGEST_KEY_LENGTH:
+            _wrong("max_key_length", self.max_key_length, f"between 1 and {LONGEST_KEY_LENGTH} characters")
+
+    def _check_keep(self) -> None:
+        given: Any = self.keep
+        if isinstance(given, str) or not isinstance(given, Collection):
+            _wrong("keep", given, "a collection of statuses, such as range(200, 300)")
+        keep = frozenset(given)
+        if bad := [status for status in keep if not _is_count(status) or not 200 <= status < 500]:  # noqa: PLR2004
+            _wrong("keep", bad[:3], "final statuses from 200 to 499; server_errors decides about 5xx")
+        self._set("keep", keep)
+
+    def _check_fingerprint(self) -> None:
+        given: Any = self.fingerprint
+        if given is not None and not isinstance(given, Fingerprinter):
+            _wrong("fingerprint", given, "a Fingerprinter, or None to compare the key alone")
+
+    def _check_problem_base(self) -> None:
+        given: Any = self.problem_base
+        if not isinstance(given, str) or not re.match(r"https?://", given):
+            _wrong("problem_base", given, "an absolute http(s) URI")
+
+    def _set(self, name: str, value: object) -> None:
+        # The dataclass is frozen to its users; this is still its constructor.
+        object.__setattr__(self, name, value)
+
+
+_CHOICES: dict[str, Any] = {
+    "scope_by": ScopeBy,
+    "mode": Mode,
+    "in_progress": WhileInProgress,
+    "server_errors": ServerErrors,
+    "on_crash": OnCrash,
+    "late": Late,
+    "enforcement": Enforcement,
+    "dialect": Dialect,
+}
+
+
+def _known(cls: type[Policy], overrides: dict[str, Any]) -> dict[str, Any]:
+    names = [each.name for each in dataclasses.fields(cls)]
+    for name in overrides:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(names)}."
+            raise UnknownField(f"Policy has no field {name!r}.{hint}")
+    return overrides
+
+
+def _words(field: str, value: Any) -> list[str]:
+    if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(each, str) for each in value):
+        _wrong(field, value, "a collection of strings")
+    return list(value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _wrong(field: str, value: object, wanted: str) -> NoReturn:
+    raise ConfigurationError(f"Policy.{field} can't be {value!r}: it must be {wanted}.")

@@ -1,0 +1,47 @@
+"""The bodies of refusals, in two dialects: RFC 9457 problems and Stripe's errors. It refuses nothing by itself."""
+
+from __future__ import annotations
+
+import json
+
+from semel.core.message import Answer
+from semel.core.policy import Policy
+from semel.errors import Refusal
+
+
+def refused(refusal: Refusal, policy: Policy) -> Answer:
+    """Return the answer that tells a client of *refusal*. The key it sent is never repeated."""
+    uri = policy.problem_base + refusal.slug
+    if policy.dialect == "stripe":
+        status = refusal.stripe_status or refusal.status
+        media_type, body = b"application/json", _stripe(refusal, uri)
+    else:
+        status = refusal.status
+        media_type, body = b"application/problem+json", _problem(refusal, uri)
+    headers = [
+        (b"content-type", media_type),
+        # A refusal is about this moment; a cache has no use for it.
+        (b"cache-control", b"no-store"),
+        (b"link", f'<{uri}>; rel="describedby"; type="text/html"'.encode()),
+    ]
+    if refusal.retry_after is not None:
+        headers.append((b"retry-after", b"%d" % refusal.retry_after))
+    return Answer(status, tuple(headers), json.dumps(body).encode())
+
+
+def _problem(refusal: Refusal, uri: str) -> dict[str, object]:
+    return {
+        "type": uri,
+        "title": refusal.title,
+        "status": refusal.status,
+        "detail": refusal.detail,
+        "code": refusal.slug,
+        "retryable": refusal.retryable,
+    }
+
+
+def _stripe(refusal: Refusal, uri: str) -> dict[str, object]:
+    error = {"type": refusal.stripe_type, "message": refusal.detail, "doc_url": uri}
+    if refusal.stripe_code:
+        error["code"] = refusal.stripe_code
+    return {"error": error}

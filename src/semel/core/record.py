@@ -1,0 +1,81 @@
+"""One stored key: its fields and the invariants between them. How a database spells them is in ``stores/``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from semel.core.message import Answer
+from semel.core.state import TERMINAL, State
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The right to write to one record: which attempt, and that attempt's own random token.
+
+    A counter alone is not enough: a fail-over that loses a commit gives the next worker the same number.
+    """
+
+    scope: str
+    key: str
+    attempt: int
+    token: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a claim came upon: as much of the record as it takes to decide, times already judged by the database."""
+
+    state: State
+    attempt: int
+    token: bytes
+    fingerprint: bytes
+    answer: Answer | None
+    #: Nobody holds it any more: the lease has run out (or there is none, the record being terminal).
+    lease_is_over: bool
+    #: Past its retention.
+    is_expired: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A whole record, as people look at it."""
+
+    scope: str
+    key: str
+    state: State
+    attempt: int
+    token: bytes
+    fingerprint: bytes
+    recovery_point: str | None
+    answer: Answer | None
+    created_at: datetime
+    lease_expires_at: datetime | None
+    completed_at: datetime | None
+    expires_at: datetime
+    #: By the database's clock, when it was read. Negative when over.
+    lease_left: timedelta | None
+    retention_left: timedelta
+
+    def __post_init__(self) -> None:
+        """Refuse a record that no store may hold; the schema's CHECK constraints say the same."""
+        terminal = self.state in TERMINAL
+        _require(self.attempt >= 1, "attempt counts from 1")
+        _require(terminal == (self.answer is not None), "a terminal record has an answer, and no other has")
+        _require(terminal == (self.completed_at is not None), "a terminal record says when it ended")
+        _require((self.state is State.PROCESSING) == (self.lease_expires_at is not None), "processing has a lease")
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether it is past its retention by the database's clock."""
+        return self.retention_left <= timedelta(0)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it is in progress under a lease that has run out."""
+        return self.lease_left is not None and self.lease_left <= timedelta(0)
+
+
+def _require(truth: bool, rule: str) -> None:  # noqa: FBT001 - reads as a sentence at the call
+    if not truth:
+        raise ValueError(rule)

@@ -1,0 +1,124 @@
+"""Which answers are kept, what of them, and how a repeated one is marked. It stores nothing and sends nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from semel.core.commands import Answered, Raised, Streaming
+from semel.core.message import Answer, Headers
+from semel.core.policy import Policy
+from semel.core.problem import refused
+from semel.core.state import Event
+from semel.errors import NotReplayable, OperationFailed
+
+#: An allow-list, since what it leaves out is unbounded: cookies would hand one session to another, dates and request
+#: ids are this response's own, and connection headers belong to the connection.
+REPLAYED_HEADERS = frozenset(
+    {
+        b"cache-control",
+        b"content-disposition",
+        b"content-encoding",
+        b"content-language",
+        b"content-location",
+        b"content-type",
+        b"etag",
+        b"last-modified",
+        b"link",
+        b"location",
+    }
+)
+
+#: Asking for one of these would repeat what belongs to one response, one connection or one session.
+NEVER_REPLAYED = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"date",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"server",
+        b"set-cookie",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"www-authenticate",
+    }
+)  # fmt: skip - one word a line would fill the screen
+
+#: Stripe's name, which others have taken up; the IETF draft has none.
+MARKER = (b"idempotent-replayed", b"true")
+
+#: What never ends can't be kept, and can't be waited for to find that out.
+ENDLESS_MEDIA_TYPES = (b"text/event-stream", b"multipart/x-mixed-replace", b"application/grpc")
+
+FIRST_SERVER_ERROR = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Store this answer."""
+
+    event: Event
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Store nothing and free the key: nothing happened, or nothing final."""
+
+
+def judge(ending: Answered | Streaming | Raised, policy: Policy) -> Keep | Free:
+    """Say what becomes of a handler's ending."""
+    match ending:
+        case Answered(answer, reached_handler, no_effect):
+            if not reached_handler or not _is_kept(answer.status, policy, no_effect=no_effect):
+                return Free()
+            return Keep(_event(answer.status), Answer(answer.status, kept(answer.headers, policy), answer.body))
+        case Streaming(status, headers):
+            if not _is_kept(status, policy):
+                return Free()
+            return Keep(_event(status), Answer(status, kept(headers, policy), None))
+        case Raised(no_effect=no_effect):
+            if not _is_kept(FIRST_SERVER_ERROR, policy, no_effect=no_effect):
+                return Free()
+            return Keep(Event.FAIL, refused(OperationFailed(), policy))
+        case _:  # pragma: no cover - mypy proves that nothing is left
+            assert_never(ending)
+
+
+def kept(headers: Headers, policy: Policy) -> Headers:
+    """Return those of *headers* that a replay repeats, in order, repeats and all."""
+    extra = {name.encode() for name in policy.replay_headers} - NEVER_REPLAYED
+    return tuple((name, value) for name, value in _lower(headers) if name in REPLAYED_HEADERS or name in extra)
+
+
+def replayed(answer: Answer, policy: Policy) -> Answer:
+    """Return the stored *answer*, marked; for a tombstone, the refusal that says the operation is done all the same."""
+    if answer.is_tombstone:
+        where = tuple(pair for pair in answer.headers if pair[0] == b"location")
+        refusal = refused(NotReplayable(), policy)
+        return Answer(refusal.status, (*refusal.headers, *where), refusal.body)
+    return Answer(answer.status, (*answer.headers, MARKER), answer.body)
+
+
+def is_endless(headers: Headers) -> bool:
+    """Whether these headers begin a response that has no end of its own."""
+    return any(name == b"content-type" and value.lower().startswith(ENDLESS_MEDIA_TYPES) for name, value in headers)
+
+
+def _is_kept(status: int, policy: Policy, *, no_effect: bool = False) -> bool:
+    if status < FIRST_SERVER_ERROR:
+        return status in policy.keep
+    if policy.server_errors == "auto":
+        return not no_effect
+    return policy.server_errors == "keep"
+
+
+def _event(status: int) -> Event:
+    return Event.COMPLETE if status < FIRST_SERVER_ERROR else Event.FAIL
+
+
+def _lower(headers: Headers) -> Headers:
+    return tuple((name.lower(), value) for name, value in headers)

@@ -1,0 +1,52 @@
+"""Whose key it is. Two principals with one key never meet; who is asking is for the application's own login to say."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from semel.core.message import Head
+from semel.core.policy import Policy
+from semel.errors import ConfigurationError, ScopeMissing
+
+#: It is half of a primary key, and an index row has room for about 2,700 bytes.
+MAX_PRINCIPAL_LENGTH = 255
+MAX_SCOPE_LENGTH = 1024
+
+#: Keeps the parts of a scope apart, since no principal may contain it.
+SEPARATOR = "\t"
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class SingleTenant:
+    """The scope of an API that has one user only, said aloud: every key belongs to the same principal."""
+
+    def __call__(self, _request: object) -> str:
+        """Name the one principal there is."""
+        return "single-tenant"
+
+    def __repr__(self) -> str:
+        """Spell it as it is written."""
+        return "semel.SINGLE_TENANT"
+
+
+SINGLE_TENANT = SingleTenant()
+
+
+def scoped(principal: object, head: Head, policy: Policy) -> str:
+    """Return the scope of a request of *principal*: the principal, or the principal and the operation."""
+    if not principal:
+        raise ScopeMissing
+    if not isinstance(principal, str):
+        raise ConfigurationError(f"scope must return a string, not {type(principal).__name__}.")
+    if len(principal) > MAX_PRINCIPAL_LENGTH or _CONTROL.search(principal):
+        raise ConfigurationError(
+            f"scope must return at most {MAX_PRINCIPAL_LENGTH} characters, none of them a control character."
+        )
+    if policy.scope_by == "principal":
+        return principal
+    scope = f"{principal}{SEPARATOR}{head.method} {head.path}"
+    if len(scope) <= MAX_SCOPE_LENGTH:
+        return scope
+    return f"{principal}{SEPARATOR}{head.method} sha256:{hashlib.sha256(head.path.encode()).hexdigest()}"

@@ -1,0 +1,230 @@
+"""Every exception of Semel, by whose fault it is. Nothing here sends, logs or decides anything.
+
+    SemelError
+    ├── Refusal                    knows the status and the problem type it is answered with
+    │   ├── RequestRefused         the caller's
+    │   │   ├── KeyMissing         400
+    │   │   ├── KeyInvalid         400
+    │   │   ├── ScopeMissing       400
+    │   │   ├── InProgress         409
+    │   │   ├── NotReplayable      409
+    │   │   ├── OutcomeUnknown     409
+    │   │   ├── KeyExpired         410
+    │   │   ├── BodyTooLarge       413
+    │   │   └── KeyReused          422
+    │   ├── HandlerEnded           the handler's
+    │   │   ├── OperationFailed    500
+    │   │   └── NoEffect           503   raised by a handler, to say that nothing happened
+    │   └── StoreError             the store's
+    │       ├── StoreUnavailable   503
+    │       ├── StoreNotReady      503   the table is not there, or not ours
+    │       ├── StoreReadOnly      503   a replica
+    │       └── AnswerNotStored    503
+    ├── ConfigurationError         the developer's
+    │   └── UnknownField
+    └── Interrupted                nobody's: the caller of a flow has gone
+
+An exception's docstring is its message.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SemelError(Exception):
+    """Something went wrong inside Semel."""
+
+    def __init__(self, message: str | None = None) -> None:
+        """Say *message*, or else what the class says of itself."""
+        super().__init__(message or _said(type(self)))
+
+
+class Refusal(SemelError):
+    """This request is refused."""
+
+    #: The last part of the problem's ``type`` URI: stable, clients compare it.
+    slug: ClassVar[str] = "refused"
+    title: ClassVar[str] = "Request refused"
+    status: ClassVar[int] = 400
+    #: Whether the same request, sent again unchanged, may fare better.
+    retryable: ClassVar[bool] = False
+    #: Stripe's ``error.type`` and ``error.code``, and its status where that differs.
+    stripe_type: ClassVar[str] = "invalid_request_error"
+    stripe_code: ClassVar[str | None] = None
+    stripe_status: ClassVar[int | None] = None
+
+    def __init__(self, message: str | None = None, *, retry_after: int | None = None) -> None:
+        """Refuse with *message* for a person, and *retry_after* whole seconds for a machine."""
+        super().__init__(message)
+        self.retry_after = retry_after
+
+    @property
+    def detail(self) -> str:
+        """What the client is told."""
+        return str(self)
+
+
+class RequestRefused(Refusal):
+    """This request is refused as it stands."""
+
+
+class KeyMissing(RequestRefused):
+    """This operation needs an idempotency key. Make one per operation (a UUID will do) and send it with every retry."""
+
+    slug = "idempotency-key-missing"
+    title = "Idempotency key missing"
+    stripe_code = "parameter_missing"
+
+
+class KeyInvalid(RequestRefused):
+    """The idempotency key can't be read."""
+
+    slug = "idempotency-key-invalid"
+    title = "Idempotency key invalid"
+    stripe_code = "parameter_invalid_string"
+
+
+class ScopeMissing(RequestRefused):
+    """An idempotency key belongs to somebody, and this request is nobody's. Authenticate, then send it again."""
+
+    slug = "idempotency-scope-missing"
+    title = "No owner for the idempotency key"
+
+
+class InProgress(RequestRefused):
+    """The first request with this key is still running. Wait, then send the same request again."""
+
+    slug = "idempotency-key-in-progress"
+    title = "Request in progress"
+    status = 409
+    retryable = True
+    stripe_code = "idempotency_key_in_use"
+
+
+class NotReplayable(RequestRefused):
+    """The operation took effect, but its answer could not be kept (too large, or a stream). It was not run again."""
+
+    slug = "response-not-replayable"
+    title = "Completed, answer not kept"
+    status = 409
+    stripe_type = "idempotency_error"
+
+
+class OutcomeUnknown(RequestRefused):
+    """An earlier attempt stopped half-way and what it did is not known. It was not run again; ask before you retry."""
+
+    slug = "outcome-unknown"
+    title = "Outcome unknown"
+    status = 409
+    stripe_type = "idempotency_error"
+
+
+class KeyExpired(RequestRefused):
+    """This key is past its retention, so what became of it can't be told. Use a new key for a new operation."""
+
+    slug = "idempotency-key-expired"
+    title = "Idempotency key expired"
+    status = 410
+    stripe_type = "idempotency_error"
+
+
+class BodyTooLarge(RequestRefused):
+    """The request body is larger than this operation accepts."""
+
+    slug = "request-body-too-large"
+    title = "Request body too large"
+    status = 413
+
+
+class KeyReused(RequestRefused):
+    """This key was used for a different request. Use a new key for a new operation."""
+
+    slug = "idempotency-key-reused"
+    title = "Idempotency key reused"
+    status = 422
+    stripe_type = "idempotency_error"
+    stripe_status = 400
+
+
+class HandlerEnded(Refusal):
+    """The handler ended without an answer."""
+
+
+class OperationFailed(HandlerEnded):
+    """The operation failed, and may have taken effect in part. This answer is final for this key."""
+
+    slug = "operation-failed"
+    title = "Operation failed"
+    status = 500
+    stripe_type = "api_error"
+
+
+class NoEffect(HandlerEnded):
+    """The operation could not start and changed nothing. Send the same request again."""
+
+    slug = "no-effect"
+    title = "Nothing happened"
+    status = 503
+    retryable = True
+    stripe_type = "api_error"
+
+
+class StoreError(Refusal):
+    """The store can't do what was asked."""
+
+    slug = "store-unavailable"
+    title = "Idempotency store unavailable"
+    status = 503
+    retryable = True
+    stripe_type = "api_error"
+
+    @property
+    def detail(self) -> str:
+        """What the client is told: nothing of servers and tables, which are for the log."""
+        return "This request can't be guarded against running twice just now, so it was not run. Send it again."
+
+
+class StoreUnavailable(StoreError):
+    """The store can't be reached."""
+
+    def __init__(self, message: str | None = None, *, was_sent: bool = False) -> None:
+        """Say whether the statement *was sent*: then it may have been carried out all the same."""
+        super().__init__(message)
+        self.was_sent = was_sent
+
+
+class AnswerNotStored(StoreError):
+    """The handler ran and its answer could not be stored."""
+
+    slug = "answer-not-stored"
+    title = "Answer not stored"
+
+    @property
+    def detail(self) -> str:
+        """What the client is told."""
+        return "The operation may have taken effect, but its answer could not be stored. Send the same request again."
+
+
+class StoreNotReady(StoreError):
+    """The store has no table of Semel's yet. Run: semel migrate URL."""
+
+
+class StoreReadOnly(StoreError):
+    """This server is a read-only replica. Give the address of the primary."""
+
+
+class ConfigurationError(SemelError, ValueError):
+    """Semel is set up wrongly."""
+
+
+class UnknownField(ConfigurationError, TypeError):
+    """There is no setting of this name."""
+
+
+class Interrupted(SemelError):
+    """Whoever ran this flow has gone: say the last words and end."""
+
+
+def _said(cls: type[SemelError]) -> str:
+    return " ".join((cls.__doc__ or "").split())
