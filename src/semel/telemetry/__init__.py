@@ -1,0 +1,1 @@
+"""What machines see of what happens. Nothing here changes what happens."""
