@@ -1,0 +1,150 @@
+"""Keeps leases alive: one batched renewal per process and interval, however many requests are in flight.
+
+A lost hold is remembered, not acted upon: that its worker can store nothing is the fence's doing, not this file's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+from semel.core.commands import Renew
+from semel.core.record import Hold
+from semel.errors import StoreError
+
+#: Two renewals may fail before a live worker loses its lease.
+RENEWALS_PER_LEASE = 3
+
+Leases = dict[Hold, timedelta]
+
+
+class AsyncKeeper:
+    """The leases of one event loop, renewed by a timer that runs only while there are any."""
+
+    def __init__(self, renew: Callable[[Renew], Awaitable[frozenset[Hold]]]) -> None:
+        """Renew through *renew*."""
+        self._renew = renew
+        self._leases: Leases = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._round: asyncio.Task[None] | None = None
+
+    def add(self, hold: Hold, lease: timedelta) -> None:
+        """Keep *hold* alive from now on."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            # The loop these were renewed on is gone, and their handlers with it.
+            self._loop, self._timer = loop, None
+            self._leases.clear()
+        self._leases[hold] = lease
+        self._wind(loop, lease)
+
+    def discard(self, hold: Hold) -> None:
+        """Leave *hold* to its lease."""
+        self._leases.pop(hold, None)
+
+    def close(self) -> None:
+        """Renew no more."""
+        self._leases.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wind(self, loop: asyncio.AbstractEventLoop, lease: timedelta) -> None:
+        due = loop.time() + _interval(lease)
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(due, self._start_round)
+
+    def _start_round(self) -> None:
+        self._timer = None
+        if self._leases:
+            # Both now: by the time a task begins, the last lease may be gone.
+            self._wind(asyncio.get_running_loop(), min(self._leases.values()))
+            self._round = asyncio.ensure_future(self._renew_all(tuple(self._leases.items())))
+
+    async def _renew_all(self, holds: tuple[tuple[Hold, timedelta], ...]) -> None:
+        try:
+            lost = await self._renew(Renew(holds))
+        except StoreError:
+            return  # the timer is wound already; the next round tries again
+        for hold in lost:
+            self.discard(hold)
+
+
+class Keeper:
+    """The leases of one process of threads, renewed by one daemon thread."""
+
+    _leases: Leases
+    _changed: threading.Condition
+    _thread: threading.Thread | None
+
+    def __init__(self, renew: Callable[[Renew], frozenset[Hold]]) -> None:
+        """Renew through *renew*."""
+        self._renew = renew
+        self._reset()
+
+    def add(self, hold: Hold, lease: timedelta) -> None:
+        """Keep *hold* alive from now on."""
+        if self._pid != os.getpid():
+            self._reset()
+        interval = _interval(lease)
+        with self._changed:
+            self._leases[hold] = lease
+            if self._thread is None:
+                self._interval = interval
+                self._thread = threading.Thread(target=self._renew_for_ever, name="semel-keeper", daemon=True)
+                self._thread.start()
+            elif interval < self._interval:
+                self._interval = interval
+                self._changed.notify()
+
+    def discard(self, hold: Hold) -> None:
+        """Leave *hold* to its lease."""
+        with self._changed:
+            self._leases.pop(hold, None)
+
+    def close(self) -> None:
+        """Renew no more."""
+        with self._changed:
+            self._leases.clear()
+            thread, self._thread = self._thread, None
+            self._changed.notify()
+        if thread is not None:
+            thread.join()
+
+    def _reset(self) -> None:
+        # After a fork the thread is the parent's, and so were the leases; the lock may be held by nobody at all.
+        self._pid = os.getpid()
+        self._leases = {}
+        self._interval = 0.0
+        self._changed = threading.Condition()
+        self._thread = None
+
+    def _renew_for_ever(self) -> None:
+        changed, thread = self._changed, threading.current_thread()
+        while True:
+            with changed:
+                woken = changed.wait(self._interval)
+                if self._thread is not thread:
+                    return
+                holds = () if woken else tuple(self._leases.items())
+            if holds:
+                self._renew_once(holds)
+
+    def _renew_once(self, holds: tuple[tuple[Hold, timedelta], ...]) -> None:
+        try:
+            lost = self._renew(Renew(holds))
+        except StoreError:
+            return  # the next round tries again
+        for hold in lost:
+            self.discard(hold)
+
+
+def _interval(lease: timedelta) -> float:
+    return lease.total_seconds() / RENEWALS_PER_LEASE

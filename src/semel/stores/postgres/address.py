@@ -1,0 +1,66 @@
+"""The address of a PostgreSQL server and of Semel's table in it, read off a URL. It connects to nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from semel.errors import ConfigurationError
+from semel.stores.statement import DEFAULT_TABLE, Names
+
+#: How long a server may take to answer before it counts as gone. A half-open connection never answers.
+CONNECT_SECONDS = 5
+STATEMENT_SECONDS = 10
+
+#: What our sessions ask of the server. They send nothing but the statements of ``queries.sql``, each of which is a
+#: handful of look-ups by primary key. A table that was never analysed makes the planner cache a sequential scan for
+#: that, and keep it while the table grows.
+SESSION = {
+    "application_name": "semel",
+    "default_transaction_isolation": "read committed",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_seqscan": "off",
+    "jit": "off",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to connect, and what the table is called."""
+
+    #: For a driver: without the parameters that are ours.
+    url: str
+    names: Names
+
+    @classmethod
+    def of(cls, url: str) -> Self:
+        """Read a ``postgresql://`` URL; ``?table=`` and ``?schema=`` are ours, the rest is the driver's."""
+        parts = urlsplit(url)
+        try:
+            parts.port  # noqa: B018 - it is parsed when it is read
+        except ValueError as error:
+            raise ConfigurationError(f"The port in {_safe(url)} is no number between 0 and 65535.") from error
+        ours = {"table": DEFAULT_TABLE, "schema": None}
+        theirs = []
+        for name, value in parse_qsl(parts.query, keep_blank_values=True):
+            if name in ours:
+                ours[name] = value
+            else:
+                theirs.append((name, value))
+        plain = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(theirs), ""))
+        return cls(plain, Names(ours["table"] or "", ours["schema"]))
+
+    def __str__(self) -> str:
+        """Show the address to people: without the password."""
+        return _safe(self.url)
+
+    __repr__ = __str__
+
+
+def _safe(url: str) -> str:
+    parts = urlsplit(url)
+    credentials, at, host = parts.netloc.rpartition("@")
+    user = credentials.partition(":")[0]
+    return urlunsplit((parts.scheme, f"{user}{at}{host}", parts.path, "", ""))

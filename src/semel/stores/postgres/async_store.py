@@ -1,0 +1,167 @@
+"""The PostgreSQL store for an event loop, on asyncpg. What it says is in ``queries.sql``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from semel.core.commands import Browse, Claim, Command, Complete, Look, Now, Release, Renew, TakeOver
+from semel.errors import ConfigurationError, StoreReadOnly, StoreUnavailable
+from semel.stores.base import AsyncStore
+from semel.stores.lane import AsyncLane
+from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
+from semel.stores.postgres.errors import TRANSIENT, translated, unreachable
+from semel.stores.postgres.statements import Statements
+from semel.stores.statement import Statement
+
+try:
+    import asyncpg
+except ImportError as error:  # pragma: no cover - seen only where the extra is missing
+    raise ImportError("PostgreSQL under an event loop needs asyncpg. Run: pip install 'semel[postgres]'") from error
+
+T = TypeVar("T")
+
+#: How often a statement is sent: a lost connection or a deadlock is not the caller's affair, if it ends there.
+TRIES = 3
+
+
+class AsyncPostgresStore(AsyncStore):
+    """Records in one PostgreSQL table. Claims and answers have a connection each, the rest share a third."""
+
+    def __init__(self, url: str) -> None:
+        """Use the server and the table that *url* names. Connects on first use."""
+        self.address = Address.of(url)
+        self._statements = Statements(self.address.names)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._bind()
+
+    def perform(self, command: Command[T]) -> asyncio.Future[T]:
+        """Start one store command."""
+        if asyncio.get_running_loop() is not self._loop:
+            self._bind()
+        return self._lanes[type(command)].submit(command)
+
+    async def open(self) -> None:
+        """Connect, and see whether the server can serve."""
+        if asyncio.get_running_loop() is not self._loop:
+            self._bind()
+        if await self._links[0].run(self._statements.check()):
+            raise StoreReadOnly(f"{self.address} is a read-only replica. Give the address of the primary.")
+
+    async def close(self) -> None:
+        """Finish what is under way and disconnect."""
+        if asyncio.get_running_loop() is not self._loop:
+            return
+        for lane in set(self._lanes.values()):
+            await lane.idle()
+        for link in self._links:
+            await link.close()
+
+    def _bind(self) -> None:
+        """Start afresh on the running loop: a connection belongs to the loop that made it."""
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._loop = None
+        claims, answers, others = self._links = [_Link(self.address) for _ in range(3)]
+        claim = AsyncLane[Any](lambda batch: claims.run(self._statements.claim(batch)))
+        complete = AsyncLane[Any](lambda batch: self._complete(answers, batch))
+        other = AsyncLane[Any](lambda batch: self._each(others, batch))
+        self._lanes: dict[type[Command[Any]], AsyncLane[Any]] = {
+            Claim: claim,
+            Complete: complete,
+            **dict.fromkeys((TakeOver, Release, Renew, Look, Browse, Now), other),
+        }
+
+    async def _complete(self, link: _Link, batch: list[Complete]) -> list[Any]:
+        verdicts: list[Any] = await link.run(self._statements.complete(batch))
+        return [
+            verdict or await link.run(self._statements.completed(command.hold))
+            for command, verdict in zip(batch, verdicts, strict=True)
+        ]
+
+    async def _each(self, link: _Link, batch: list[Any]) -> list[Any]:
+        return [await self._caught(link.run(self._statements.of(command))) for command in batch]
+
+    async def _caught(self, running: Coroutine[Any, Any, T]) -> T | Exception:
+        try:
+            return await running
+        except Exception as error:  # noqa: BLE001 - these are no batch: each has its own fate
+            return error
+
+
+_FAULTS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+
+
+class _Link:
+    """One connection, opened when it is needed and opened again when it is lost. Used by one task at a time."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._connection: asyncpg.Connection[Any] | None = None
+
+    async def run(self, statement: Statement[T]) -> T:
+        """Run one statement in its own transaction."""
+        was_sent = False
+        for left in reversed(range(TRIES)):
+            try:
+                return await self._run_once(statement)
+            except StoreUnavailable as error:
+                # Sent once is sent, even if the last try got no connection.
+                was_sent = error.was_sent = was_sent or error.was_sent
+                if left == 0 or not was_sent:
+                    raise
+            except asyncpg.PostgresError as error:
+                if left == 0 or error.sqlstate not in TRANSIENT:
+                    raise
+        raise AssertionError  # pragma: no cover - the last round returned or raised
+
+    async def _run_once(self, statement: Statement[T]) -> T:
+        connection = self._connection or await self._connect()
+        try:
+            return statement.read(await connection.fetch(statement.sql, *statement.parameters))
+        except _FAULTS as error:
+            known = translated(error, getattr(error, "sqlstate", None), self._address)
+            if known is None:
+                raise
+            # The next statement is better off with a new connection: to a server that is up again, or to the one
+            # that is the primary now.
+            self._drop()
+            raise known from error
+        except asyncio.CancelledError:
+            # What comes back on this connection next would be somebody else's answer.
+            self._drop()
+            raise
+
+    async def close(self) -> None:
+        """Disconnect."""
+        connection, self._connection = self._connection, None
+        if connection is not None and not connection.is_closed():
+            try:
+                await connection.close(timeout=CONNECT_SECONDS)
+            except _FAULTS:
+                connection.terminate()
+
+    async def _connect(self) -> asyncpg.Connection[Any]:
+        try:
+            try:
+                self._connection = await self._open(SESSION)
+            except asyncpg.ProtocolViolationError:
+                # A pooler that passes no session settings on. The statements work without, only less evenly.
+                self._connection = await self._open({})
+        except ValueError as error:
+            raise ConfigurationError(f"{self._address} is no address of a PostgreSQL server: {error}") from error
+        except _FAULTS as error:
+            raise unreachable(error, self._address) from error
+        return self._connection
+
+    async def _open(self, session: dict[str, str]) -> asyncpg.Connection[Any]:
+        return await asyncpg.connect(
+            self._address.url, timeout=CONNECT_SECONDS, command_timeout=STATEMENT_SECONDS, server_settings=session
+        )
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None

@@ -1,0 +1,200 @@
+"""The PostgreSQL store for threads, on psycopg, and its migrations. What it says is in ``queries.sql``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Self, TypeVar, cast
+
+from semel.core.commands import Claim, Command, Complete
+from semel.errors import ConfigurationError, StoreReadOnly, StoreUnavailable
+from semel.stores.base import Store
+from semel.stores.lane import Lane
+from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
+from semel.stores.postgres.errors import TRANSIENT, translated, unreachable
+from semel.stores.postgres.statements import PACKAGE, Statements
+from semel.stores.statement import DEFAULT_TABLE, Statement, load_migrations
+
+try:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+except ImportError as error:  # pragma: no cover - seen only where the extra is missing
+    raise ImportError("PostgreSQL needs psycopg. Run: pip install 'semel[postgres]'") from error
+
+T = TypeVar("T")
+
+#: How often a statement is sent: a lost connection or a deadlock is not the caller's affair, if it ends there.
+TRIES = 3
+
+#: Any number will do, so long as everybody who migrates takes the same one: "semel" in ASCII.
+MIGRATION_LOCK = 0x73656D656C
+
+
+class PostgresStore(Store):
+    """Records in one PostgreSQL table. Claims and answers have a connection each, the rest share a third."""
+
+    def __init__(self, url: str) -> None:
+        """Use the server and the table that *url* names. Connects on first use."""
+        self.address = Address.of(url)
+        self._statements = Statements(self.address.names)
+        self._bind()
+
+    def perform(self, command: Command[T]) -> T:
+        """Carry out one store command."""
+        if os.getpid() != self._pid:
+            # After a fork the connections are the parent's, and the locks may be held by threads that are not here.
+            self._bind()
+        match command:
+            case Claim():
+                return cast("T", self._claims.submit(command))
+            case Complete():
+                return cast("T", self._answers.submit(command))
+            case _:
+                return cast("T", self._others.submit(command))
+
+    def open(self) -> None:
+        """Connect, and see whether the server can serve."""
+        with _Link(self.address) as link:
+            if link.run(self._statements.check()):
+                raise StoreReadOnly(f"{self.address} is a read-only replica. Give the address of the primary.")
+
+    def migrate(self) -> list[str]:
+        """Apply the migrations that are missing, all in one transaction."""
+        with _Link(self.address) as link:
+            return link.guarded(self._migrate)
+
+    def close(self) -> None:
+        """Disconnect."""
+        if os.getpid() == self._pid:
+            for link in self._links:
+                link.close()
+
+    def _bind(self) -> None:
+        self._pid = os.getpid()
+        claims, answers, others = self._links = [_Link(self.address) for _ in range(3)]
+        self._claims = Lane[Claim](lambda batch: claims.run(self._statements.claim(batch)))
+        self._answers = Lane[Complete](lambda batch: self._complete(answers, batch))
+        self._others = Lane[Any](lambda batch: [self._other(others, command) for command in batch])
+
+    def _complete(self, link: _Link, batch: list[Complete]) -> list[Any]:
+        verdicts = link.run(self._statements.complete(batch))
+        return [
+            verdict or link.run(self._statements.completed(command.hold))
+            for command, verdict in zip(batch, verdicts, strict=True)
+        ]
+
+    def _other(self, link: _Link, command: Command[Any]) -> Any:
+        try:
+            return link.run(self._statements.of(command))
+        except Exception as error:  # noqa: BLE001 - these are no batch: each has its own fate
+            return error
+
+    def _migrate(self, connection: psycopg.Connection[Any]) -> list[str]:
+        names = self.address.names
+        book = names.put_into(DEFAULT_TABLE) + "_migrations"
+        migrations = load_migrations(PACKAGE, names)
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock($1)", [MIGRATION_LOCK])
+            if names.schema:
+                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {names.schema}")
+            if connection.execute("SELECT to_regclass($1) IS NULL", [book]).fetchall()[0][0]:
+                connection.execute(_BOOK.format(book))
+            done = {name for (name,) in connection.execute(f"SELECT name FROM {book}")}  # noqa: S608 - see Names
+            missing = [(name, sql) for name, sql in migrations if name not in done]
+            for name, sql in missing:
+                connection.execute(sql.encode(), prepare=False)  # several statements in one text
+                connection.execute(f"INSERT INTO {book} (name) VALUES ($1)", [name])  # noqa: S608 - see Names
+        return [name for name, _ in missing]
+
+
+_BOOK = "CREATE TABLE {} (name text PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT clock_timestamp())"
+
+
+class _Link:
+    """One connection, opened when it is needed and opened again when it is lost. Used by one thread at a time."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def run(self, statement: Statement[T]) -> T:
+        """Run one statement in its own transaction."""
+        was_sent = False
+        for left in reversed(range(TRIES)):
+            try:
+                return self.guarded(lambda connection: _run(connection, statement))
+            except StoreUnavailable as error:
+                # Sent once is sent, even if the last try got no connection.
+                was_sent = error.was_sent = was_sent or error.was_sent
+                if left == 0 or not was_sent:
+                    raise
+            except psycopg.Error as error:
+                if left == 0 or error.sqlstate not in TRANSIENT:
+                    raise
+        raise AssertionError  # pragma: no cover - the last round returned or raised
+
+    def guarded(self, use: Callable[[psycopg.Connection[Any]], T]) -> T:
+        """Let *use* have the connection, and say in Semel's words what goes wrong with it."""
+        connection = self._connection or self._connect()
+        try:
+            return use(connection)
+        except psycopg.Error as error:
+            known = translated(error, error.sqlstate, self._address)
+            if known is None:
+                raise
+            # The next statement is better off with a new connection: to a server that is up again, or to the one
+            # that is the primary now.
+            self.close()
+            raise known from error
+        except BaseException:
+            # Interrupted in the middle: what comes back on this connection next would be somebody else's answer.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Disconnect."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        try:
+            given = conninfo_to_dict(self._address.url)
+        except psycopg.ProgrammingError as error:
+            raise ConfigurationError(f"{self._address} is no address of a PostgreSQL server: {error}") from error
+        try:
+            try:
+                self._connection = self._open({"options": f"{given.get('options', '')} {_OPTIONS}".strip()})
+            except psycopg.OperationalError as error:
+                if "startup parameter" not in str(error):
+                    raise
+                # A pooler that passes no session settings on. The statements work without, only less evenly.
+                self._connection = self._open({})
+        except psycopg.Error as error:
+            raise unreachable(error, self._address) from error
+        return self._connection
+
+    def _open(self, more: dict[str, Any]) -> psycopg.Connection[Any]:
+        return psycopg.connect(
+            self._address.url,
+            autocommit=True,
+            cursor_factory=psycopg.RawCursor,
+            prepare_threshold=0,
+            connect_timeout=CONNECT_SECONDS,
+            tcp_user_timeout=STATEMENT_SECONDS * 1000,
+            **more,
+        )
+
+
+_OPTIONS = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in SESSION.items())
+
+
+def _run(connection: psycopg.Connection[Any], statement: Statement[T]) -> T:
+    cursor = connection.execute(statement.sql.encode(), statement.parameters, binary=True)
+    return statement.read(cursor.fetchall())

@@ -1,0 +1,97 @@
+"""Statements as values, read from ``.sql`` files that people can read without Python. Nothing here runs one.
+
+A file holds blocks that begin ``-- name: claim``; parameters are spelled ``:scope``. The files name the table
+``semel_keys``, and so do the objects that belong to it (``semel_keys_reap``); another name is put in on loading.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any, Generic, TypeVar
+
+from semel.errors import ConfigurationError
+
+T = TypeVar("T")
+
+DEFAULT_TABLE = "semel_keys"
+MIGRATIONS = "migrations"
+
+_BLOCK = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+# Not the second colon of a cast (::text).
+_PARAMETER = re.compile(r"(?<!:):([a-z_]+)\b")
+_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,47}")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the table is called, and where."""
+
+    table: str = DEFAULT_TABLE
+    schema: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no plain identifier: it goes into SQL as it stands."""
+        for what, name in (("table", self.table), ("schema", self.schema)):
+            if name is not None and not _IDENTIFIER.fullmatch(name):
+                raise ConfigurationError(
+                    f"{name!r} is no {what} name: at most 48 lower-case letters, digits and underscores are."
+                )
+
+    def put_into(self, sql: str) -> str:
+        """Return *sql* with these names in place of the usual ones."""
+        prefix = f"{self.schema}." if self.schema else ""
+        sql = re.sub(rf"\b{DEFAULT_TABLE}(?=_)", self.table, sql)
+        return re.sub(rf"\b{DEFAULT_TABLE}\b", prefix + self.table, sql)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """The text of a statement, its parameters spelled ``:name``."""
+
+    text: str
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The parameters' names, in the order of their first appearance."""
+        return tuple(dict.fromkeys(_PARAMETER.findall(self.text)))
+
+    @property
+    def numbered(self) -> str:
+        """The text with its parameters spelled ``$1``, ``$2``."""
+        numbers = {name: f"${number}" for number, name in enumerate(self.parameters, 1)}
+        return _PARAMETER.sub(lambda match: numbers[match[1]], self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Statement(Generic[T]):
+    """One statement to run: text, parameters in order, and how to read the rows that come back."""
+
+    sql: str
+    parameters: Sequence[Any]
+    read: Callable[[Sequence[Sequence[Any]]], T]
+
+
+def load_queries(package: str, names: Names) -> dict[str, Query]:
+    """Read the queries of a store's package."""
+    parts = _BLOCK.split((files(package) / "queries.sql").read_text("utf-8"))
+    pairs = zip(parts[1::2], parts[2::2], strict=True)
+    return {name: Query(names.put_into(_without_comments(text))) for name, text in pairs}
+
+
+def load_migrations(package: str, names: Names) -> list[tuple[str, str]]:
+    """Read a store's migrations, in order: their names and their SQL."""
+    found = [each for each in (files(package) / MIGRATIONS).iterdir() if each.name.endswith(".sql")]
+    return [(_stem(each), names.put_into(each.read_text("utf-8"))) for each in sorted(found, key=_stem)]
+
+
+def _stem(file: Traversable) -> str:
+    return file.name.removesuffix(".sql")
+
+
+def _without_comments(text: str) -> str:
+    # Comments are for the reader of the file; the server's logs and statistics are clearer without.
+    return "\n".join(line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("--"))
