@@ -1,0 +1,172 @@
+"""What the doors share: which requests are guarded, whose they are, where a body waits. It speaks no protocol."""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import IO, Any
+
+from semel.core.fingerprint import Buffer
+from semel.core.message import Answer, Head, Headers
+from semel.core.policy import Policy
+from semel.errors import ConfigurationError
+
+#: A body larger than this waits on disk: a hundred uploads at once must not fill the memory.
+SPILL_BYTES = 256 * 1024
+CHUNK_BYTES = 64 * 1024
+
+#: RFC 9110: these have no body, and say nothing of its length.
+BODILESS = frozenset({204, 304})
+
+Paths = str | Iterable[str] | Mapping[str, Policy] | Callable[[str], bool] | None
+
+
+class HeaderView(Mapping[str, str]):
+    """Request headers by name, in any case; several of one name are joined with a comma."""
+
+    def __init__(self, headers: Headers) -> None:
+        """View *headers*, whose names are lower case."""
+        self._headers = headers
+
+    def __getitem__(self, name: str) -> str:
+        """Return the value of *name*."""
+        wanted = name.lower().encode("latin-1")
+        values = [value.decode("latin-1") for each, value in self._headers if each == wanted]
+        if not values:
+            raise KeyError(name)
+        return ", ".join(values)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(dict.fromkeys(name.decode("latin-1") for name, _ in self._headers))
+
+    def __len__(self) -> int:
+        """Count the names."""
+        return len({name for name, _ in self._headers})
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """What the application's ``scope`` callable is given to say whose request this is."""
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    #: The ASGI scope, or the WSGI environ: where an outer layer left the user it knows.
+    raw: Any
+
+
+class Routes:
+    """Which requests are guarded, and by which policy."""
+
+    def __init__(self, policy: Policy, paths: Paths) -> None:
+        """Guard the given *paths*: patterns such as ``/orders/*``, each perhaps with its own policy; None is all."""
+        if not isinstance(policy, Policy):
+            raise ConfigurationError(f"policy must be a Policy, such as Policy.ietf(), not {policy!r}.")
+        self._policy = policy
+        self._accepts = paths if callable(paths) else None
+        self._patterns: Mapping[str, Policy] | None = None
+        if paths is not None and self._accepts is None:
+            self._patterns = _patterns(paths, policy)
+
+    def policy_for(self, method: str, path: str) -> Policy | None:
+        """Return the policy of this request, or None when it is not guarded."""
+        policy: Policy | None = self._policy
+        if self._patterns is not None:
+            policy = next((each for pattern, each in self._patterns.items() if fnmatchcase(path, pattern)), None)
+        elif self._accepts is not None and not self._accepts(path):
+            return None
+        return policy if policy is not None and method in policy.methods else None
+
+
+class Body:
+    """A request body: in memory while it is small, on disk when it is not."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._parts: list[bytes] = []
+        self._file: IO[bytes] | None = None
+        self._map: mmap.mmap | None = None
+        self.size = 0
+
+    def add(self, chunk: bytes) -> None:
+        """Append *chunk*."""
+        self.size += len(chunk)
+        if self._file is None:
+            self._parts.append(chunk)
+            if self.size > SPILL_BYTES:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it outlives this call; close() ends it
+                self._file.write(b"".join(self._parts))
+                self._parts = []
+        else:
+            self._file.write(chunk)
+
+    def buffer(self) -> Buffer:
+        """Return the whole body as bytes, or as a map of the file it is in."""
+        if self._file is None:
+            self._parts = [b"".join(self._parts)] if len(self._parts) != 1 else self._parts
+            return self._parts[0]
+        if self._map is None:
+            self._file.flush()
+            self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        return self._map
+
+    def chunks(self) -> Iterator[tuple[bytes, bool]]:
+        """Iterate over the body in pieces, each with whether more follow. An empty body is one empty piece."""
+        whole = self.buffer()
+        if isinstance(whole, bytes):
+            yield whole, False
+            return
+        for start in range(0, self.size, CHUNK_BYTES):
+            yield bytes(whole[start : start + CHUNK_BYTES]), start + CHUNK_BYTES < self.size
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._map is not None:
+            self._map.close()
+        if self._file is not None:
+            self._file.close()
+
+
+def framed(answer: Answer) -> Headers:
+    """Return the headers of an answer of ours, with the length that belongs to its body."""
+    if answer.status in BODILESS:
+        return answer.headers
+    return (*answer.headers, (b"content-length", b"%d" % len(answer.body or b"")))
+
+
+def declared_length(head: Head) -> int:
+    """Return how long the client says its body is; 0 when it does not say."""
+    values = head.values(b"content-length")
+    return int(values[0]) if values and values[0].isdigit() else 0
+
+
+def checked_scope(scope: object) -> Callable[[RequestView], Any]:
+    """Return *scope* if it can be asked, and explain it to whoever left it out."""
+    if callable(scope):
+        return scope
+    raise ConfigurationError(
+        "scope must be a callable that says whose request it is: scope=lambda request: request.headers['x-account']. "
+        "For an API with one user, say so: scope=semel.SINGLE_TENANT."
+    )
+
+
+def _patterns(paths: object, policy: Policy) -> Mapping[str, Policy]:
+    if isinstance(paths, Mapping):
+        patterns = dict(paths)
+    elif isinstance(paths, str):
+        patterns = {paths: policy}
+    elif isinstance(paths, Iterable):
+        patterns = dict.fromkeys(paths, policy)
+    else:
+        raise ConfigurationError(f"paths must be patterns such as '/orders/*' or a callable, not {paths!r}.")
+    for pattern, each in patterns.items():
+        if not isinstance(pattern, str) or not pattern.startswith(("/", "*")):
+            raise ConfigurationError(f"paths: {pattern!r} is no pattern of a path, such as '/orders/*'.")
+        if not isinstance(each, Policy):
+            raise ConfigurationError(f"paths: {pattern!r} needs a Policy, not {each!r}.")
+    return patterns
