@@ -53,8 +53,10 @@ class Address:
         return cls(plain, Names(ours["table"] or "", ours["schema"]))
 
     def __str__(self) -> str:
-        """Show the address to people: without the password."""
-        return _safe(self.url)
+        """Show the address to people: without the password, and without what only a driver cares about."""
+        ours = {"schema": self.names.schema, "table": self.names.table}
+        said = urlencode({name: value for name, value in ours.items() if value not in {None, DEFAULT_TABLE}})
+        return _safe(self.url) + (f"?{said}" if said else "")
 
     __repr__ = __str__
 

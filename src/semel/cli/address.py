@@ -1,0 +1,72 @@
+"""Which store a command is about. It opens none, and never repeats a URL that may hold a password."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from semel.errors import ConfigurationError
+from semel.stores import Store, store
+from semel.stores.sqlite.file import locate
+
+VARIABLE = "SEMEL_STORE"
+#: Where the middleware keeps its keys when it is told nothing else.
+USUAL_FILE = Path("semel.db")
+
+StoreOption = Annotated[
+    str | None, typer.Option("--store", metavar="URL", help=f"The store; else {VARIABLE}, else ./{USUAL_FILE}.")
+]
+
+_STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+def named(url: str | None) -> str | None:
+    """Return the URL that was typed, or else the one in the environment."""
+    found = url or os.environ.get(VARIABLE)
+    return checked(found) if found else None
+
+
+def required(url: str | None) -> str:
+    """Return the URL that was typed or set; there must be one."""
+    if found := named(url):
+        return found
+    raise ConfigurationError(f"Which store? Give its URL, or set {VARIABLE}.")
+
+
+@contextmanager
+def opened(url: str | None) -> Iterator[Store]:
+    """Lend the store to look into: the one that was typed or set, else the usual file. A missing file is not made."""
+    found = named(url)
+    if found is None:
+        if not USUAL_FILE.exists():
+            raise ConfigurationError(f"Which store? Give --store URL or set {VARIABLE}: there is no {USUAL_FILE} here.")
+        found = f"sqlite:///{USUAL_FILE}"
+    if urlsplit(found).scheme == "sqlite" and not (path := locate(found).path).exists():
+        raise ConfigurationError(f"There is no file {path}. A path from the root has four slashes: sqlite:////folder/file.")
+    keys = store(found)
+    try:
+        yield keys
+    finally:
+        keys.close()
+
+
+def checked(url: str) -> str:
+    """Refuse what the libraries would complain of by quoting it, password and all."""
+    try:
+        urlsplit(url)
+    except ValueError:
+        raise _unreadable() from None
+    if _STRAY_PERCENT.search(url):
+        raise _unreadable()
+    return url
+
+
+def _unreadable() -> ConfigurationError:
+    return ConfigurationError("The store's URL can't be read. In a password, write @ : / [ ] % as %40 %3A %2F %5B %5D %25.")

@@ -1,0 +1,26 @@
+"""The list of commands. What each does is in the file of its noun."""
+
+from __future__ import annotations
+
+import typer
+
+from semel import __version__
+from semel.cli import keys, schema
+from semel.cli.demo import command as demo
+
+app = typer.Typer(
+    help="Semel makes HTTP APIs safe to retry. Stores are named by URL, here or in SEMEL_STORE.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # main.py says what went wrong.
+)
+
+app.command("demo")(demo.demo)
+app.command("migrate")(schema.migrate)
+app.add_typer(keys.app, name="keys")
+
+
+@app.command()
+def version() -> None:
+    """Say which Semel this is."""
+    print(f"semel {__version__}")

@@ -1,0 +1,37 @@
+"""The way in: it runs a command, and says in one line what went wrong. What there is to run is in ``app.py``."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from semel.errors import ConfigurationError, SemelError
+
+FAILURE = 1
+#: What was typed, or how this machine is set up, is at fault. typer ends with the same for a wrong option.
+USAGE = 2
+
+
+def main() -> None:
+    """Run the command line that this process was started with."""
+    try:
+        from semel.cli.app import app  # noqa: PLC0415 - needs the extra semel[cli]
+    except ModuleNotFoundError as missing:
+        if missing.name not in {"rich", "typer"}:
+            raise
+        _end("The command line needs typer and rich. Run: pip install 'semel[cli]'", USAGE)
+    try:
+        app(prog_name="semel")
+    except (ConfigurationError, ImportError) as error:
+        _end(error, USAGE)
+    except SemelError as error:
+        _end(error, FAILURE)
+    except Exception as error:
+        if sys.flags.dev_mode:
+            raise
+        _end(f"{type(error).__name__}: {error} (Where: python -X dev -m semel ...)", FAILURE)
+
+
+def _end(what: object, status: int) -> NoReturn:
+    print("semel:", " ".join(str(what).split()), file=sys.stderr)
+    sys.exit(status)

@@ -1,0 +1,72 @@
+"""How things are spelled for people: durations, text of unknown origin, bytes. It reads and decides nothing."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from datetime import timedelta
+
+from rich.console import Console
+
+#: A pipe has no width: a record stays on one line, and grep and awk can be used on it.
+PIPE_WIDTH = 10_000
+
+HEX_BYTES_PER_LINE = 16
+
+_UNITS = ((timedelta(days=1), "d"), (timedelta(hours=1), "h"), (timedelta(minutes=1), "m"), (timedelta(seconds=1), "s"))
+#: What can move a cursor or change what a terminal shows. Keys and bodies come from strangers.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_CONTROL_BUT_BREAKS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def console() -> Console:
+    """Return where to print: as wide as the terminal is, or as wide as it takes."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+
+
+def brief(duration: timedelta) -> str:
+    """Spell the length of *duration*, whichever way it points, in its largest unit: ``23h``."""
+    length = abs(duration)
+    for unit, letter in _UNITS:
+        if length >= unit:
+            return f"{length // unit}{letter}"
+    return "0s"
+
+
+def relative(duration: timedelta) -> str:
+    """Say when: ``in 23h``, ``4m ago``."""
+    return f"in {brief(duration)}" if duration > timedelta(0) else f"{brief(duration)} ago"
+
+
+def safe(text: str) -> str:
+    """Return *text* fit for a terminal, on one line."""
+    return _CONTROL.sub(lambda match: " " if match[0] == "\t" else f"\\x{ord(match[0]):02x}", text)
+
+
+def pasteable(text: str) -> str:
+    """Spell *text* so that a shell reads it back."""
+    if not _CONTROL.search(text):
+        return shlex.quote(text)
+    spelled = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{_CONTROL.sub(lambda match: f'\\u{ord(match[0]):04x}', spelled)}'"
+
+
+def as_text(body: bytes) -> str | None:
+    """Return *body* as text, or None when it is not text or would not leave the terminal as it is."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if _CONTROL_BUT_BREAKS.search(text) else text
+
+
+def hex_dump(data: bytes) -> str:
+    """Spell *data* as ``hexdump -C`` does."""
+    starts = range(0, len(data), HEX_BYTES_PER_LINE)
+    return "\n".join(_hex_line(start, data[start : start + HEX_BYTES_PER_LINE]) for start in starts)
+
+
+def _hex_line(start: int, line: bytes) -> str:
+    shown = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in line)  # noqa: PLR2004 - ASCII
+    return f"{start:08x}  {line.hex(' '):<{3 * HEX_BYTES_PER_LINE - 1}}  |{shown}|"

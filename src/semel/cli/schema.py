@@ -1,0 +1,31 @@
+"""``semel migrate``: brings a store's tables up to date. What they look like is the store's own affair."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from semel.cli.address import VARIABLE, checked, required
+from semel.errors import ConfigurationError
+from semel.stores import store
+
+UrlArgument = Annotated[str | None, typer.Argument(metavar="[URL]", help=f"The store; else {VARIABLE}.")]
+UrlOption = Annotated[str | None, typer.Option("--store", metavar="URL", help="The same, as other commands spell it.")]
+
+
+def migrate(url: UrlArgument = None, also: UrlOption = None) -> None:
+    """Make or update the tables of a store. Safe to repeat, and to run from several places at once."""
+    if url and also and url != also:
+        raise ConfigurationError("Two stores were given. Migrate one at a time.")
+    for name in migrated(required(url or also)) or ["nothing to do"]:
+        print(name)
+
+
+def migrated(url: str) -> list[str]:
+    """Bring the store at *url* up to date; return a line for each thing that was done."""
+    keys = store(checked(url))
+    try:
+        return [f"{name} applied" for name in keys.migrate()]
+    finally:
+        keys.close()

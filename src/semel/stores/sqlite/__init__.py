@@ -1,0 +1,6 @@
+"""Records in a SQLite file: the store to begin with. Durable, for the processes of one machine, not for a network folder."""
+
+from semel.stores.sqlite.async_store import AsyncSQLiteStore
+from semel.stores.sqlite.store import SQLiteStore
+
+__all__ = ["AsyncSQLiteStore", "SQLiteStore"]

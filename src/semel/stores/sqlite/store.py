@@ -1,0 +1,45 @@
+"""The SQLite store for threads: whichever thread finds it free carries a batch for all that wait."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, TypeVar
+
+from semel.core.commands import Command
+from semel.stores.base import Store
+from semel.stores.lane import Lane
+from semel.stores.sqlite.ledger import Ledger
+
+T = TypeVar("T")
+
+
+class SQLiteStore(Store):
+    """Keys in a SQLite file: ``sqlite:///file.db``, ``sqlite:////folder/file.db``, ``sqlite:///file.db?table=name``."""
+
+    def __init__(self, url: str) -> None:
+        """Nothing is opened yet."""
+        self._ledger = Ledger(url)
+        self._start()
+
+    def perform(self, command: Command[T]) -> T:
+        """Carry out one store command."""
+        if self._pid != os.getpid():
+            # In a child, nobody is left to lead those who were waiting in the parent's lane.
+            self._start()
+        return self._lane.submit(command)  # type: ignore[no-any-return]  # by the command's own type
+
+    def open(self) -> None:
+        """Open the file, and make the tables where there are none."""
+        self._ledger.open()
+
+    def migrate(self) -> list[str]:
+        """Bring the schema up to date; return what was applied."""
+        return self._ledger.open()
+
+    def close(self) -> None:
+        """Let go of the file. Using the store again opens it again."""
+        self._ledger.close()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._lane: Lane[Command[Any]] = Lane(self._ledger.execute)

@@ -1,0 +1,28 @@
+"""What every store must pass: one importable suite, for Semel's own stores and for yours. It looks at no store's inside.
+
+    # conftest.py
+    pytest.register_assert_rewrite("semel.testing.conformance")
+
+    # test_my_store.py
+    class TestMyStore(StoreConformance):
+        @pytest.fixture(scope="class")
+        @classmethod
+        def candidate(cls) -> Candidate:
+            return Candidate(open=lambda: MyStore(URL), age=make_every_record_older)
+
+A class shares one database; each test works in a scope of its own. It needs pytest and hypothesis.
+"""
+
+from semel.testing.conformance.answers import Answers
+from semel.testing.conformance.claims import Claims
+from semel.testing.conformance.endings import Endings
+from semel.testing.conformance.handles import AsyncHandle, Candidate, Handle, SyncHandle, handle
+from semel.testing.conformance.likeness import Likeness
+from semel.testing.conformance.reading import Reading
+from semel.testing.conformance.take_overs import TakeOvers
+
+__all__ = ["AsyncHandle", "Candidate", "Handle", "StoreConformance", "SyncHandle", "handle"]
+
+
+class StoreConformance(Claims, TakeOvers, Endings, Answers, Reading, Likeness):
+    """The whole suite. A subclass named ``Test…`` gives the fixture ``candidate``."""

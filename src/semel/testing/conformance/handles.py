@@ -1,0 +1,110 @@
+"""Both colours of store, asked in one way, so that every test is written once. It tests nothing by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from semel.core.commands import Command
+from semel.stores.base import AsyncStore, Store
+
+T = TypeVar("T")
+
+#: Threads that ask at once. More would only queue up behind each other for the interpreter.
+CREW = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A store under test: how to open another handle on the same data, and how to make that data older."""
+
+    open: Callable[[], Store | AsyncStore]
+    #: Moves ``created_at``, ``lease_expires_at``, ``completed_at`` and ``expires_at`` of every record back by this much;
+    #: or moves the store's clock forward.
+    age: Callable[[timedelta], None]
+
+
+class Handle(ABC):
+    """One store object, whatever its colour."""
+
+    @abstractmethod
+    def perform(self, command: Command[T]) -> T:
+        """Carry out one command."""
+
+    @abstractmethod
+    def perform_all(self, commands: Sequence[Command[T]]) -> list[T]:
+        """Carry out *commands* at once: in threads, or as tasks."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the store."""
+
+
+class SyncHandle(Handle):
+    """A store for threads."""
+
+    def __init__(self, store: Store) -> None:
+        """Ask *store*."""
+        self._store = store
+
+    def perform(self, command: Command[T]) -> T:
+        """Carry out one command in this thread."""
+        return self._store.perform(command)
+
+    def perform_all(self, commands: Sequence[Command[T]]) -> list[T]:
+        """Carry out *commands* in as many threads, up to ``CREW``, that start together."""
+        return _at_once([lambda command=command: self._store.perform(command) for command in commands])
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+
+class AsyncHandle(Handle):
+    """A store for an event loop, and the loop."""
+
+    def __init__(self, store: AsyncStore) -> None:
+        """Ask *store* on a loop of its own."""
+        self._store = store
+        self._runner = asyncio.Runner()
+
+    def perform(self, command: Command[T]) -> T:
+        """Carry out one command on the loop."""
+        return self.perform_all([command])[0]
+
+    def perform_all(self, commands: Sequence[Command[T]]) -> list[T]:
+        """Carry out *commands* together on the loop."""
+
+        async def ask() -> list[T]:
+            return await asyncio.gather(*[self._store.perform(command) for command in commands])
+
+        return self._runner.run(ask())
+
+    def close(self) -> None:
+        """Close the store, then the loop."""
+        self._runner.run(self._store.close())
+        self._runner.close()
+
+
+def handle(store: Store | AsyncStore) -> Handle:
+    """Return a handle on *store*."""
+    return SyncHandle(store) if isinstance(store, Store) else AsyncHandle(store)
+
+
+def race(entries: Sequence[tuple[Handle, Command[T]]]) -> list[T]:
+    """Let several handles, as several processes would, carry out one command each at the same time."""
+    return _at_once([lambda entry=entry: entry[0].perform(entry[1]) for entry in entries])
+
+
+def _at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    crew = min(len(calls), CREW)
+    # A thread is started for each call as long as those before it wait here: none begins before all have.
+    start = threading.Barrier(crew)
+    with ThreadPoolExecutor(crew, initializer=start.wait) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]

@@ -1,0 +1,142 @@
+"""Any sequence of commands gets the answers that the reference store gives: a search by Hypothesis for one that does not."""
+# ruff: noqa: S101 - a suite of tests asserts
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
+
+from semel.core.commands import Browse, Claim, Command, Complete, Look, Release, Renew, TakeOver
+from semel.core.message import Answer
+from semel.core.record import Found, Hold, Record
+from semel.core.state import Event
+from semel.stores.memory import MemoryStore
+from semel.testing.conformance.base import Suite
+from semel.testing.conformance.handles import Candidate, Handle
+
+#: Every duration is a multiple of this. The real clock goes on meanwhile, by far less: it can't change an answer.
+TICK = timedelta(minutes=10)
+#: What two clocks may differ by that are never stopped.
+MOMENT = TICK / 2
+
+KEYS = ("a", "b", "c")
+Sight = tuple[Claim, Hold]
+ticks = st.integers(min_value=1, max_value=4).map(lambda count: count * TICK)
+answers = st.builds(
+    Answer,
+    st.integers(min_value=200, max_value=599),
+    st.lists(st.tuples(st.sampled_from([b"link", b"etag"]), st.binary(max_size=3)), max_size=3).map(tuple),
+    st.none() | st.binary(max_size=8),
+)
+
+
+class Twins(RuleBasedStateMachine):
+    """Two stores that are told the same, and must say the same."""
+
+    #: Everything that was ever claimed or taken over, and by what claim: zombies included.
+    sights: Bundle[Sight] = Bundle("sights")
+
+    def __init__(self, store: Handle, candidate: Candidate) -> None:
+        """Compare *store* to a reference whose clock stands still unless it is moved."""
+        super().__init__()
+        self._store = store
+        self._age = candidate.age
+        self._now = datetime(2025, 1, 1, tzinfo=UTC)
+        self._reference = MemoryStore(clock=lambda: self._now)
+        self._scope = f"twins-{uuid4().hex}"
+
+    @rule(target=sights, key=st.sampled_from(KEYS), fingerprint=st.binary(max_size=2), lease=ticks, more=ticks)
+    def claim(self, key: str, fingerprint: bytes, lease: timedelta, more: timedelta) -> Sight:
+        """Claim a key; whoever is found there can be taken over from, or written as."""
+        return self._claim(Claim(self._scope, key, uuid4().bytes, fingerprint, lease, lease + more))
+
+    @rule(target=sights, sight=sights)
+    def claim_again(self, sight: Sight) -> Sight:
+        """Repeat a claim, as after a lost reply."""
+        return self._claim(sight[0])
+
+    @rule(target=sights, by=sights, of=sights, is_fresh=st.booleans())
+    def take_over(self, by: Sight, of: Sight, is_fresh: bool) -> Any:  # noqa: FBT001 - Hypothesis names it
+        """Take a record over, also from one who is long gone, also twice with one claim."""
+        claim, seen = by[0], of[1]
+        claim = replace(claim, key=seen.key, token=uuid4().bytes if is_fresh else claim.token)
+        got = self._both(TakeOver(claim, seen))
+        return (claim, got) if isinstance(got, Hold) else multiple()
+
+    @rule(sight=sights, event=st.sampled_from([Event.COMPLETE, Event.FAIL]), answer=answers)
+    def complete(self, sight: Sight, event: Event, answer: Answer) -> None:
+        """Store an answer under any hold there ever was."""
+        self._both(Complete(sight[1], event, answer))
+
+    @rule(sight=sights, knows=st.booleans())
+    def release(self, sight: Sight, knows: bool) -> None:  # noqa: FBT001 - Hypothesis names it
+        """Free a key under any hold there ever was."""
+        self._both(Release(sight[1] if knows else replace(sight[1], attempt=0)))
+
+    @rule(leases=st.lists(st.tuples(sights, ticks), max_size=4))
+    def renew(self, leases: list[tuple[Sight, timedelta]]) -> None:
+        """Renew any holds there ever were."""
+        # A process holds a record once, so no renewal names one twice.
+        once = {hold.key: (hold, lease) for (_, hold), lease in leases}
+        self._both(Renew(tuple(once.values())))
+
+    @rule(duration=ticks)
+    def age(self, duration: timedelta) -> None:
+        """Let time pass."""
+        self._age(duration)
+        self._now += duration
+
+    @invariant()
+    def look_alike(self) -> None:
+        """Both show the same records."""
+        for key in KEYS:
+            one, other = (each.perform(Look(self._scope, key)) for each in (self._store, self._reference))
+            assert _timeless(one) == _timeless(other)
+            assert _near(one, other)
+        for state in {each.state for each in self._reference.perform(Browse(9))}:
+            browse = Browse(9, scope=self._scope, state=state)
+            one_page, other_page = ({each.key for each in store.perform(browse)} for store in (self._store, self._reference))
+            assert one_page == other_page
+
+    def _both(self, command: Command[Any]) -> Any:
+        said, wanted = self._store.perform(command), self._reference.perform(command)
+        assert said == wanted, f"{command} is answered {said}, and by the reference {wanted}"
+        return wanted
+
+    def _claim(self, claim: Claim) -> Sight:
+        got: Hold | Found = self._both(claim)
+        return claim, Hold(claim.scope, claim.key, got.attempt, got.token)
+
+
+def _timeless(record: Record | None) -> tuple[object, ...]:
+    if record is None:
+        return ()
+    return (record.state, record.attempt, record.token, record.fingerprint, record.answer, record.is_expired, record.is_stuck)
+
+
+def _near(one: Record | None, other: Record | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    pairs = [(one.lease_left, other.lease_left), (one.retention_left, other.retention_left)]
+    return all(
+        mine is theirs if mine is None or theirs is None else abs(mine - theirs) < MOMENT for mine, theirs in pairs
+    )
+
+
+class Likeness(Suite):
+    """Against the reference."""
+
+    def test_likeness_to_the_reference(self, store: Handle, candidate: Candidate) -> None:
+        """No sequence of commands is found whose answers differ from those of the reference store."""
+        run_state_machine_as_test(
+            lambda: Twins(store, candidate),
+            settings=settings(
+                max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+            ),
+        )

@@ -1,0 +1,144 @@
+"""What people see: one record, the newest ones, and the store's clock (guarantee 5)."""
+# ruff: noqa: S101 - a suite of tests asserts
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from semel.core.commands import Browse, Complete, Look, Now
+from semel.core.record import Record
+from semel.core.state import Event, State
+from semel.testing.conformance.base import (
+    CREATED,
+    FINGERPRINT,
+    LEASE,
+    RETENTION,
+    Age,
+    Suite,
+    claim_on,
+    completed,
+    held,
+    record,
+)
+from semel.testing.conformance.handles import Handle
+
+MOMENT = timedelta(minutes=1)
+
+
+class Reading(Suite):
+    """Look, browse and the clock."""
+
+    def test_absent_record(self, store: Handle, scope: str) -> None:
+        """There is nothing to see of a key that nobody sent."""
+        assert store.perform(Look(scope, "key")) is None
+
+    def test_record_in_progress(self, store: Handle, scope: str) -> None:
+        """A record in progress shows who holds it since when and for how long, by the store's clock."""
+        before = store.perform(Now())
+        hold = held(store, claim_on(scope))
+        seen = record(store, scope)
+        assert (seen.scope, seen.key, seen.state, seen.attempt, seen.token) == (
+            scope, "key", State.PROCESSING, 1, hold.token,
+        )  # fmt: skip - two rows to compare
+        assert (seen.fingerprint, seen.answer, seen.completed_at) == (FINGERPRINT, None, None)
+        assert before <= seen.created_at <= store.perform(Now())
+        assert seen.lease_expires_at is not None
+        assert seen.lease_left is not None
+        # A store may read its clock once for each of these.
+        assert abs(seen.lease_expires_at - seen.created_at - LEASE) < MOMENT
+        assert abs(seen.expires_at - seen.created_at - RETENTION) < MOMENT
+        assert LEASE - MOMENT < seen.lease_left <= LEASE
+        assert RETENTION - MOMENT < seen.retention_left <= RETENTION
+
+    def test_every_time_has_a_zone(self, store: Handle, scope: str) -> None:
+        """Times know their zone."""
+        hold = held(store, claim_on(scope))
+        times = [record(store, scope).lease_expires_at]
+        store.perform(Complete(hold, Event.FAIL, CREATED))
+        seen = record(store, scope)
+        times += [seen.created_at, seen.completed_at, seen.expires_at]
+        assert all(isinstance(time, datetime) and time.utcoffset() is not None for time in times)
+
+    def test_stuck_record(self, store: Handle, scope: str, age: Age) -> None:
+        """A record whose lease ran out an hour ago says so."""
+        held(store, claim_on(scope))
+        age(LEASE + timedelta(hours=1))
+        seen = record(store, scope)
+        assert seen.is_stuck
+        assert seen.lease_left is not None
+        assert -timedelta(hours=1) - MOMENT < seen.lease_left <= -timedelta(hours=1)
+
+    def test_ended_record_is_not_stuck(self, store: Handle, scope: str, age: Age) -> None:
+        """A record that has ended has no lease, and expires in its time."""
+        completed(store, claim_on(scope))
+        age(RETENTION - MOMENT)
+        assert (record(store, scope).is_stuck, record(store, scope).is_expired) == (False, False)
+        age(MOMENT)
+        assert (record(store, scope).is_stuck, record(store, scope).is_expired) == (False, True)
+
+    def test_newest_first(self, store: Handle, scope: str, age: Age) -> None:
+        """Browsing shows the newest records first, and no more than asked for."""
+        self._history(store, scope, age)
+        assert self._keys(store, Browse(10, scope=scope)) == ["failed", "ended", "running"]
+        assert self._keys(store, Browse(2, scope=scope)) == ["failed", "ended"]
+        assert self._keys(store, Browse(1)) == ["failed"]
+
+    def test_filters(self, store: Handle, scope: str, age: Age) -> None:
+        """Browsing is narrowed down by scope, by key and by state, and by all of them."""
+        self._history(store, scope, age)
+        completed(store, claim_on(f"{scope} other", "ended"))
+        for state, key in ((State.PROCESSING, "running"), (State.COMPLETE, "ended"), (State.FAILED, "failed")):
+            assert self._keys(store, Browse(10, scope=scope, state=state)) == [key]
+            assert self._keys(store, Browse(10, scope=scope, state=state, key=key)) == [key]
+        assert self._keys(store, Browse(10, scope=scope, state=State.COMPLETE, key="running")) == []
+        assert self._keys(store, Browse(10, scope=scope, state=State.PENDING)) == []
+        assert self._keys(store, Browse(10, scope=f"{scope} other")) == ["ended"]
+        found = store.perform(Browse(2, key="ended"))
+        assert [each.scope for each in found] == [f"{scope} other", scope]
+
+    def test_filters_are_no_patterns(self, store: Handle, scope: str) -> None:
+        """A filter is the text itself: neither % nor _ nor * stands for anything."""
+        held(store, claim_on(scope, "abc"))
+        for key in ("a%", "a_c", "a*", "ABC", "ab"):
+            assert store.perform(Browse(10, scope=scope, key=key)) == ()
+
+    def test_bodies_stay_behind(self, store: Handle, scope: str) -> None:
+        """Browsing shows status and headers of an answer, but does not carry bodies about."""
+        completed(store, claim_on(scope))
+        (seen,) = store.perform(Browse(10, scope=scope))
+        assert seen.answer is not None
+        assert (seen.answer.status, seen.answer.headers) == (CREATED.status, CREATED.headers)
+        assert not seen.answer.body
+
+    def test_browsing_nothing(self, store: Handle, scope: str) -> None:
+        """A scope without records shows none."""
+        assert store.perform(Browse(10, scope=scope)) == ()
+
+    def test_clock(self, store: Handle, rival: Handle) -> None:
+        """The clock knows its zone, never goes back, and is the same for every handle."""
+        times = [each.perform(Now()) for each in (store, rival, store, rival)]
+        assert all(time.utcoffset() is not None for time in times)
+        assert times == sorted(times)
+        assert times[-1] - times[0] < MOMENT
+
+    def test_clock_advances(self, store: Handle, scope: str) -> None:
+        """The clock goes on by itself, and statements read it afresh."""
+        first = store.perform(Now())
+        while (now := store.perform(Now())) == first:
+            pass
+        held(store, claim_on(scope))
+        assert first < now <= record(store, scope).created_at
+
+    @staticmethod
+    def _history(store: Handle, scope: str, age: Age) -> None:
+        held(store, claim_on(scope, "running"))
+        age(timedelta(minutes=1))
+        completed(store, claim_on(scope, "ended"))
+        age(timedelta(minutes=1))
+        store.perform(Complete(held(store, claim_on(scope, "failed")), Event.FAIL, CREATED))
+
+    @staticmethod
+    def _keys(store: Handle, browse: Browse) -> list[str]:
+        found = store.perform(browse)
+        assert all(isinstance(each, Record) for each in found)
+        return [each.key for each in found]

@@ -1,0 +1,337 @@
+"""What is special to PostgreSQL: what a claim costs, how it finds its rows, and what goes wrong with servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from semel.core.commands import Again, Browse, Claim, Complete, Look, Renew, Verdict
+from semel.core.message import Answer
+from semel.core.record import Found, Hold
+from semel.core.state import Event
+from semel.errors import ConfigurationError, StoreNotReady, StoreReadOnly, StoreUnavailable
+from semel.stores import async_store, store
+from semel.stores.postgres.address import SESSION
+from semel.stores.postgres.async_store import AsyncPostgresStore
+from semel.stores.postgres.statements import PACKAGE, Statements
+from semel.stores.postgres.store import PostgresStore
+from semel.stores.statement import Names, load_migrations, load_queries
+from semel.testing import servers
+
+LEASE, RETENTION = timedelta(seconds=30), timedelta(hours=24)
+ANSWER = Answer(201, ((b"content-type", b"application/json"),), b'{"id": 1}')
+
+
+def claim(key: str, scope: str = "alice") -> Claim:
+    return Claim(scope, key, os.urandom(16), b"fingerprint", LEASE, RETENTION)
+
+
+@pytest.fixture
+def postgres(postgres_url: str) -> Iterator[PostgresStore]:
+    made = PostgresStore(postgres_url)
+    made.migrate()
+    with made:
+        yield made
+
+
+def finished(postgres: PostgresStore, key: str) -> None:
+    hold = postgres.perform(claim(key))
+    assert isinstance(hold, Hold)
+    assert postgres.perform(Complete(hold, Event.COMPLETE, ANSWER)) is Verdict.DONE
+
+
+class TestCost:
+    def test_replay_is_one_statement_and_takes_no_transaction_id(
+        self, postgres: PostgresStore, postgres_url: str
+    ) -> None:
+        """A replay is one statement that writes nothing: no row version, no transaction id, no WAL record."""
+        finished(postgres, "k")
+        with psycopg.connect(postgres_url, autocommit=True) as watcher:
+            before = _row_and_next_xid(watcher)
+            for _ in range(50):
+                found = postgres.perform(claim("k"))
+                assert isinstance(found, Found)
+                assert found.answer == ANSWER
+
+            assert _row_and_next_xid(watcher) == before
+
+    async def test_first_execution_is_two_statements_and_replay_is_one(self, postgres_url: str) -> None:
+        """A first execution costs the server two statements, a replay one."""
+        store(postgres_url).migrate()
+        async with AsyncPostgresStore(postgres_url) as postgres:
+            seen = await _watched(postgres)
+            hold = await postgres.perform(claim("k"))
+            assert isinstance(hold, Hold)
+            await postgres.perform(Complete(hold, Event.COMPLETE, ANSWER))
+
+            assert len(seen) == 2
+
+            await postgres.perform(claim("k"))
+
+            assert len(seen) == 3
+
+    async def test_crowd_on_one_key_goes_out_as_few_statements(self, postgres_url: str) -> None:
+        """Sixty-four claims on one new key in one process are two batches at most, and one of them wins."""
+        store(postgres_url).migrate()
+        async with AsyncPostgresStore(postgres_url) as postgres:
+            seen = await _watched(postgres)
+            got = await asyncio.gather(*[postgres.perform(claim("hot")) for _ in range(64)])
+
+            assert len([each for each in got if isinstance(each, Hold)]) == 1
+            assert len([each for each in got if isinstance(each, Found)]) == 63
+            assert len(seen) <= 2
+
+    @pytest.mark.parametrize("rows", [0, 50_000])
+    @pytest.mark.parametrize("name", ["claim", "complete", "renew"])
+    def test_statements_look_every_key_up_by_the_primary_key(self, postgres_url: str, rows: int, name: str) -> None:
+        """On a table that was never analysed, empty or large, no statement reads the table from end to end."""
+        store(postgres_url).migrate()
+        with psycopg.connect(postgres_url, autocommit=True, cursor_factory=psycopg.RawCursor) as connection:
+            for setting, value in SESSION.items():
+                connection.execute("SELECT set_config($1, $2, false)", [setting, value])
+            connection.execute("ALTER TABLE semel_keys SET (autovacuum_enabled = off)")
+            _fill(connection, rows)
+            plan = _generic_plan(connection, name)
+
+            assert "Seq Scan" not in plan
+            assert "semel_keys_pkey" in plan
+
+
+class TestRivals:
+    def test_overlapping_batches_never_deadlock(self, postgres_url: str) -> None:
+        """Processes that claim the same keys in different orders at the same time neither deadlock nor fail."""
+        store(postgres_url).migrate()
+
+        async def storm() -> list[Any]:
+            rivals = [AsyncPostgresStore(postgres_url) for _ in range(4)]
+            keys = [f"k{number}" for number in range(40)]
+            asked = [
+                rival.perform(claim(key))
+                for rounds in range(10)
+                for number, rival in enumerate(rivals)
+                for key in (keys if (number + rounds) % 2 else reversed(keys))
+            ]
+            got = await asyncio.gather(*asked)
+            for rival in rivals:
+                await rival.close()
+            return got
+
+        got = asyncio.run(storm())
+
+        assert sum(isinstance(each, Hold) for each in got) == 40
+        assert all(isinstance(each, Hold | Found | Again) for each in got)
+
+    def test_poisoned_row_fails_alone(self, postgres: PostgresStore) -> None:
+        """A row that the database refuses fails its own request and none of its neighbours in the batch."""
+        good, bad = claim("good"), Claim("alice", "bad", b"too short", b"", LEASE, RETENTION)
+        outcomes = postgres._claims._outcomes([good, bad])
+
+        assert isinstance(outcomes[0], Hold | Found)
+        assert isinstance(outcomes[1], psycopg.errors.CheckViolation)
+
+    def test_stores_on_both_drivers_share_one_table(self, postgres: PostgresStore, postgres_url: str) -> None:
+        """What one process stored through psycopg another replays through asyncpg."""
+        finished(postgres, "k")
+
+        async def look() -> object:
+            async with AsyncPostgresStore(postgres_url) as other:
+                return await other.perform(claim("k"))
+
+        found = asyncio.run(look())
+
+        assert isinstance(found, Found)
+        assert found.answer == ANSWER
+
+
+class TestTrouble:
+    @pytest.mark.parametrize("open_store", [store, async_store])
+    @pytest.mark.parametrize(
+        "url, named",
+        [
+            ("postgresql://localhost:99999/db", "port"),
+            ("postgresql://localhost/db?table=drop table", "drop table"),
+            ("postgresql://localhost/db?schema=a;b", "a;b"),
+            ("postgresql://localhost/db?table=", "table"),
+            ("mysql://localhost/db", "mysql"),
+            ("semel.db", "scheme"),
+        ],
+    )
+    def test_wrong_url_is_an_error_that_says_what_is_wrong(self, open_store: Any, url: str, named: str) -> None:
+        """A URL that can't be right is refused when the store is made, and the error names the fault."""
+        with pytest.raises(ConfigurationError, match=named):
+            open_store(url)
+
+    async def test_no_server_is_an_error_that_names_the_address(self) -> None:
+        """Where no server listens, the error names the address, without the password, and says nothing was sent."""
+        url = "postgresql://semel:secret@127.0.0.1:1/db"
+        with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1") as sync_error:
+            store(url).perform(claim("k"))
+        with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1") as async_error:
+            await async_store(url).perform(claim("k"))
+        for error in (sync_error.value, async_error.value):
+            assert "secret" not in str(error)
+            assert not error.was_sent
+
+    async def test_no_table_is_an_error_that_names_the_command(self, postgres_url: str) -> None:
+        """Where the table is missing, the error says which command makes it."""
+        with pytest.raises(StoreNotReady, match="semel migrate postgresql://"):
+            store(postgres_url).perform(claim("k"))
+        with pytest.raises(StoreNotReady, match="semel migrate postgresql://"):
+            await async_store(postgres_url).open()
+
+    async def test_replica_is_an_error_that_says_so(self, postgres_url: str) -> None:
+        """A server that takes no writes is told apart from one that is down."""
+        store(postgres_url).migrate()
+        database = urlsplit(postgres_url).path[1:]
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute(f"ALTER DATABASE {database} SET default_transaction_read_only = on".encode())
+        with pytest.raises(StoreReadOnly, match="primary"):
+            store(postgres_url).perform(claim("k"))
+        with pytest.raises(StoreReadOnly, match="primary"):
+            store(postgres_url).open()
+        with pytest.raises(StoreReadOnly, match="primary"):
+            await async_store(postgres_url).perform(claim("k"))
+
+    def test_server_that_comes_back_is_used_again(self) -> None:
+        """A store survives its server's crash: it fails while the server is down, and works when it is up again."""
+        with servers.postgres() as server:
+            postgres = PostgresStore(server.url)
+            postgres.migrate()
+            finished(postgres, "before")
+            server.kill()
+            with pytest.raises(StoreUnavailable):
+                postgres.perform(claim("while"))
+            server.start()
+
+            assert isinstance(postgres.perform(claim("before")), Found)
+            assert isinstance(postgres.perform(claim("after")), Hold)
+
+            postgres.close()
+
+    def test_connections_are_not_shared_with_a_forked_child(self, postgres: PostgresStore) -> None:
+        """A forked child opens connections of its own, and its parent's go on working."""
+        finished(postgres, "parent")
+        child = os.fork()
+        if child == 0:
+            got = postgres.perform(claim("child"))
+            os._exit(0 if isinstance(got, Hold) else 1)
+        _, status = os.waitpid(child, 0)
+
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert isinstance(postgres.perform(claim("parent")), Found)
+        assert isinstance(postgres.perform(claim("child")), Found)
+
+
+class TestSchema:
+    def test_migrations_in_order_equal_the_schema(self, postgres_server: servers.PostgresServer) -> None:
+        """A database that was migrated step by step is the same as one made from schema.sql."""
+        schema = (files(PACKAGE) / "schema.sql").read_text()
+        with psycopg.connect(postgres_server.url) as connection:
+            fresh = _described(connection, [schema], "fresh")
+            migrated = _described(connection, [sql for _, sql in load_migrations(PACKAGE, Names())], "migrated")
+            connection.rollback()
+
+        assert migrated == fresh
+
+    def test_migrating_again_does_nothing(self, postgres_url: str) -> None:
+        """``migrate`` says what it applied, and a second time there is nothing to apply."""
+        assert store(postgres_url).migrate() == [name for name, _ in load_migrations(PACKAGE, Names())]
+        assert store(postgres_url).migrate() == []
+
+    def test_every_query_can_be_prepared(self, postgres_url: str) -> None:
+        """The database accepts every statement in queries.sql as it stands."""
+        store(postgres_url).migrate()
+        with psycopg.connect(postgres_url) as connection:
+            for name, query in load_queries(PACKAGE, Names()).items():
+                connection.execute(f"PREPARE the_{name} AS {query.numbered}".encode())
+            prepared = {name for (name,) in connection.execute("SELECT name FROM pg_prepared_statements")}
+
+        assert prepared == {f"the_{name}" for name in load_queries(PACKAGE, Names())}
+
+    def test_table_and_schema_can_have_names_of_their_own(self, postgres_url: str) -> None:
+        """``?schema=`` and ``?table=`` put the records elsewhere, and nothing of Semel's stands outside of that."""
+        elsewhere = f"{postgres_url}?schema=billing&table=idem"
+        store(elsewhere).migrate()
+        with PostgresStore(elsewhere) as postgres:
+            finished(postgres, "k")
+            record = postgres.perform(Look("alice", "k"))
+            assert record is not None
+            assert record.answer == ANSWER
+            assert len(postgres.perform(Browse(10))) == 1
+        with psycopg.connect(postgres_url) as connection:
+            made = connection.execute(
+                "SELECT schemaname || '.' || tablename FROM pg_tables WHERE schemaname NOT LIKE 'pg_%' "
+                "AND schemaname <> 'information_schema' ORDER BY 1"
+            ).fetchall()
+
+        assert made == [("billing.idem",), ("billing.idem_migrations",)]
+
+
+async def _watched(postgres: AsyncPostgresStore) -> list[str]:
+    """The statements that go out from now on; asyncpg's own, sent once per connection, are behind us."""
+    hold = await postgres.perform(claim("warm"))
+    assert isinstance(hold, Hold)
+    await postgres.perform(Complete(hold, Event.COMPLETE, ANSWER))
+    seen: list[str] = []
+    for link in postgres._links:
+        if link._connection is not None:
+            link._connection.add_query_logger(lambda record: seen.append(record.query))
+    return seen
+
+
+def _row_and_next_xid(connection: psycopg.Connection[Any]) -> Any:
+    return connection.execute(
+        "SELECT ctid, xmin, xmax, pg_snapshot_xmax(pg_current_snapshot()) FROM semel_keys"
+    ).fetchall()
+
+
+def _fill(connection: psycopg.Connection[Any], rows: int) -> None:
+    connection.execute(
+        "INSERT INTO semel_keys "
+        "(scope, key, state, attempt, token, fingerprint, created_at, lease_expires_at, expires_at) "
+        "SELECT 'alice', 'k' || n, 'processing', 1, decode(md5(n::text), 'hex'), '', now(), now(), now() "
+        "FROM generate_series(1, $1::int) AS n",
+        [rows],
+    )
+
+
+def _generic_plan(connection: psycopg.Connection[Any], name: str) -> str:
+    connection.execute("SET plan_cache_mode = force_generic_plan")
+    hold = Hold("alice", "k1", 1, b"x" * 16)
+    statements = Statements(Names())
+    statement: Any = {
+        "claim": statements.claim([claim("k1")]),
+        "complete": statements.complete([Complete(hold, Event.COMPLETE, ANSWER)]),
+        "renew": statements.renew(Renew(((hold, LEASE),))),
+    }[name]
+    plan = connection.execute(f"EXPLAIN {statement.sql}".encode(), statement.parameters)
+    return "\n".join(line for (line,) in plan)
+
+
+def _described(connection: psycopg.Connection[Any], script: list[str], schema: str) -> list[Any]:
+    connection.execute(f"CREATE SCHEMA {schema}".encode())
+    connection.execute(f"SET search_path = {schema}".encode())
+    for sql in script:
+        connection.execute(sql.encode())
+    columns = connection.execute(
+        "SELECT table_name, ordinal_position, column_name, data_type, is_nullable, collation_name, column_default "
+        "FROM information_schema.columns WHERE table_schema = %s ORDER BY 1, 2",
+        [schema],
+    ).fetchall()
+    constraints = connection.execute(
+        "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = %s::regnamespace ORDER BY 1",
+        [schema],
+    ).fetchall()
+    indexes = connection.execute(
+        "SELECT indexname, replace(indexdef, %s || '.', '') FROM pg_indexes WHERE schemaname = %s ORDER BY 1",
+        [schema, schema],
+    ).fetchall()
+    return [columns, constraints, indexes]
