@@ -42,8 +42,9 @@ def run(flow: Flow[T], perform: Perform) -> T:
 async def arun(flow: Flow[T], perform: AsyncPerform) -> T:
     """Run *flow* to its end on this loop. A cancelled caller leaves at once; the flow ends in order behind it.
 
-    ``perform`` answers with a value, a coroutine, or a future. A coroutine is ours and is cancelled with us. A future
-    is under way without us (a statement in a batch, a handler), so it is waited for, whoever has gone.
+    ``perform`` answers with a value, a coroutine, or a future. A coroutine is ours and is cancelled with us, so it must
+    be one that can be begun again. A future is under way without us (a statement in a batch, a handler), so it is
+    waited for, whoever has gone.
     """
     try:
         command = next(flow)

@@ -19,6 +19,26 @@ from semel.errors import ConfigurationError, UnknownField
 #: RFC 9110: these are safe, so a retry needs no key; a key on them is ignored.
 NEVER_GUARDED = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "CONNECT"})
 
+#: What belongs to one response, one connection or one session, and must not be repeated to another.
+NEVER_REPLAYED = frozenset(
+    {
+        "age",
+        "connection",
+        "content-length",
+        "date",
+        "keep-alive",
+        "proxy-authenticate",
+        "server",
+        "set-cookie",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "via",
+        "www-authenticate",
+    }
+)  # fmt: skip - one word a line would fill the screen
+
 #: The handler's final answers. Left out are those that say "not now" or "not you" rather than what became of the
 #: operation (401, 407, 408, 421, 425, 429), those that are given before a handler runs (405, 413, 415), and those that
 #: make no sense for an unsafe method (206, 304, 416).
@@ -131,7 +151,10 @@ class Policy:
             _wrong("header", self.header, "a header name, or several in a tuple")
         self._set("_header_names", tuple(name.lower().encode() for name in names))
         extra = _words("replay_headers", self.replay_headers)
-        self._set("replay_headers", frozenset(name.lower() for name in extra))
+        wanted = frozenset(name.lower() for name in extra)
+        if never := wanted & NEVER_REPLAYED:
+            _wrong("replay_headers", sorted(never), "headers of the answer itself: these are one response's own")
+        self._set("replay_headers", wanted)
 
     def _check_methods(self) -> None:
         methods = frozenset(method.upper() for method in _words("methods", self.methods))

@@ -29,24 +29,6 @@ REPLAYED_HEADERS = frozenset(
     }
 )
 
-#: Asking for one of these would repeat what belongs to one response, one connection or one session.
-NEVER_REPLAYED = frozenset(
-    {
-        b"connection",
-        b"content-length",
-        b"date",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"server",
-        b"set-cookie",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"www-authenticate",
-    }
-)  # fmt: skip - one word a line would fill the screen
-
 #: Stripe's name, which others have taken up; the IETF draft has none.
 MARKER = (b"idempotent-replayed", b"true")
 
@@ -90,7 +72,7 @@ def judge(ending: Answered | Streaming | Raised, policy: Policy) -> Keep | Free:
 
 def kept(headers: Headers, policy: Policy) -> Headers:
     """Return those of *headers* that a replay repeats, in order, repeats and all."""
-    extra = {name.encode() for name in policy.replay_headers} - NEVER_REPLAYED
+    extra = {name.encode() for name in policy.replay_headers}
     return tuple((name, value) for name, value in _lower(headers) if name in REPLAYED_HEADERS or name in extra)
 
 

@@ -176,6 +176,8 @@ def _run(key: Key, hold: Hold, policy: Policy) -> Flow[Reply]:
                 # Whoever took over runs the operation now, or has; a retry will get that answer.
                 yield from Tell(Fenced(key.short(), hold.attempt))
                 raise InProgress(retry_after=RETRY_AFTER_SECONDS)
+        case unheard:  # pragma: no cover - mypy proves that nothing is left
+            assert_never(unheard)
     match ending:
         case Answered(answer):
             return Send(answer)

@@ -6,19 +6,22 @@ A lost hold is remembered, not acted upon: that its worker can store nothing is 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from weakref import WeakSet
 
 from semel.core.commands import Renew
 from semel.core.record import Hold
-from semel.errors import StoreError
 
 #: Two renewals may fail before a live worker loses its lease.
 RENEWALS_PER_LEASE = 3
 
 Leases = dict[Hold, timedelta]
+
+_logger = logging.getLogger("semel")
 
 
 class AsyncKeeper:
@@ -71,8 +74,9 @@ class AsyncKeeper:
     async def _renew_all(self, holds: tuple[tuple[Hold, timedelta], ...]) -> None:
         try:
             lost = await self._renew(Renew(holds))
-        except StoreError:
-            return  # the timer is wound already; the next round tries again
+        except Exception as error:  # noqa: BLE001 - whatever it was, the timer is wound and the next round tries again
+            _tell(error)
+            return
         for hold in lost:
             self.discard(hold)
 
@@ -87,12 +91,11 @@ class Keeper:
     def __init__(self, renew: Callable[[Renew], frozenset[Hold]]) -> None:
         """Renew through *renew*."""
         self._renew = renew
-        self._reset()
+        self.reset()
+        _keepers.add(self)
 
     def add(self, hold: Hold, lease: timedelta) -> None:
         """Keep *hold* alive from now on."""
-        if self._pid != os.getpid():
-            self._reset()
         interval = _interval(lease)
         with self._changed:
             self._leases[hold] = lease
@@ -118,9 +121,8 @@ class Keeper:
         if thread is not None:
             thread.join()
 
-    def _reset(self) -> None:
-        # After a fork the thread is the parent's, and so were the leases; the lock may be held by nobody at all.
-        self._pid = os.getpid()
+    def reset(self) -> None:
+        """Start afresh: in a forked child thread and leases are the parent's, and the lock may be nobody's."""
         self._leases = {}
         self._interval = 0.0
         self._changed = threading.Condition()
@@ -140,10 +142,27 @@ class Keeper:
     def _renew_once(self, holds: tuple[tuple[Hold, timedelta], ...]) -> None:
         try:
             lost = self._renew(Renew(holds))
-        except StoreError:
-            return  # the next round tries again
+        except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live to try again
+            _tell(error)
+            return
         for hold in lost:
             self.discard(hold)
+
+
+_keepers: WeakSet[Keeper] = WeakSet()
+
+
+def _reset_all() -> None:
+    for keeper in tuple(_keepers):
+        keeper.reset()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_reset_all)
+
+
+def _tell(error: Exception) -> None:
+    _logger.warning("Leases could not be renewed; the next round tries again: %s", error)
 
 
 def _interval(lease: timedelta) -> float:

@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
+from copy import copy
 from typing import Any, Generic, TypeVar
 
 from semel.core.commands import Command
@@ -66,7 +67,7 @@ class AsyncLane(Generic[C]):
         try:
             return await self._execute(commands)
         except StoreError as error:
-            return [error] * len(commands)
+            return _one_each(error, len(commands))
         except Exception as error:  # noqa: BLE001 - one bad row fails its batch; its neighbours are tried without it
             if len(commands) == 1:
                 return [error]
@@ -134,7 +135,7 @@ class Lane(Generic[C]):
         try:
             return self._execute(commands)
         except StoreError as error:
-            return [error] * len(commands)
+            return _one_each(error, len(commands))
         except Exception as error:  # noqa: BLE001 - one bad row fails its batch; its neighbours are tried without it
             if len(commands) == 1:
                 return [error]
@@ -163,6 +164,14 @@ class _Ticket(Generic[C]):
         self.outcome = outcome
         self.is_done = True
         self.wake()
+
+
+def _one_each(error: StoreError, count: int) -> list[StoreError]:
+    # An exception that is raised in several threads gathers all of their tracebacks.
+    errors = [copy(error) for _ in range(count)]
+    for each in errors:
+        each.__cause__ = error.__cause__
+    return errors
 
 
 def _settle(answer: asyncio.Future[Any], outcome: object) -> None:

@@ -1,10 +1,10 @@
 """Plays a flow against a script: what it asks for, in order, and what the world answers. Nothing is carried out.
 
-    >>> from semel.core.commands import Flow, NameScope
-    >>> def greet() -> Flow[str]:
-    ...     return f"Hello, {yield from NameScope()}"
-    >>> play(greet(), [(NameScope, "Ada")]).result
-    'Hello, Ada'
+>>> from semel.core.commands import Flow, NameScope
+>>> def greet() -> Flow[str]:
+...     return f"Hello, {yield from NameScope()}"
+>>> play(greet(), [(NameScope, "Ada")]).result
+'Hello, Ada'
 """
 
 from __future__ import annotations

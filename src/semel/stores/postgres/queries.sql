@@ -73,7 +73,7 @@ UPDATE semel_keys
     AS asked (scope, key, attempt, token, state, status, headers, body)
  WHERE semel_keys.scope = asked.scope AND semel_keys.key = asked.key
    AND semel_keys.attempt = asked.attempt AND semel_keys.token = asked.token AND semel_keys.state = 'processing'
-RETURNING semel_keys.scope, semel_keys.key
+RETURNING semel_keys.scope, semel_keys.key, semel_keys.attempt, semel_keys.token
 
 
 -- name: completed

@@ -19,7 +19,6 @@ T = TypeVar("T")
 PACKAGE = "semel.stores.postgres"
 
 Row = Sequence[Any]
-Place = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +93,9 @@ class Statements:
         """Store the answers of *commands*; None stands for one that was not stored now, and must be asked about."""
 
         def read(rows: Sequence[Row]) -> list[Verdict | None]:
-            done = {(row[0], row[1]) for row in rows}
-            return [Verdict.DONE if _place(command.hold) in done else None for command in commands]
+            # By the whole hold: a zombie and its heir may end in one batch, and one of them is fenced.
+            done = {Hold(*row) for row in rows}
+            return [Verdict.DONE if command.hold in done else None for command in commands]
 
         parameters = (
             [command.hold.scope for command in commands],
@@ -218,10 +218,6 @@ def _record(row: Row) -> Record:
         lease_left=left,
         retention_left=expires_at - now,
     )
-
-
-def _place(hold: Hold) -> Place:
-    return hold.scope, hold.key
 
 
 def _hold(hold: Hold) -> dict[str, Any]:

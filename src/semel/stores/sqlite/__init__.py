@@ -1,4 +1,4 @@
-"""Records in a SQLite file: the store to begin with. Durable, for the processes of one machine, not for a network folder."""
+"""Records in a SQLite file: the store to begin with. For the processes of one machine, not for a network folder."""
 
 from semel.stores.sqlite.async_store import AsyncSQLiteStore
 from semel.stores.sqlite.store import SQLiteStore

@@ -1,8 +1,8 @@
 """A batch of commands on one connection: what is there is read first, and the rest is written in one transaction.
 
-Reads take no write lock. Of the writes, one that the table refuses fails alone, and its neighbours go on; trouble with the
-file fails them all, and nothing of the transaction stays. Every cursor is read to its end: one that is not keeps its
-statement running, and with it a transaction that others believe to be committed.
+Reads take no write lock. Of the writes, one that the table refuses fails alone, and its neighbours go on; trouble with
+the file fails them all, and nothing of the transaction stays. Every cursor is read to its end: one that is not keeps
+its statement running, and with it a transaction that others believe to be committed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ Items = Sequence[Item]
 class Batch:
     """One batch, carried out once."""
 
-    def __init__(self, connection: sqlite3.Connection, statements: Statements, commands: Sequence[Command[Any]]) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, statements: Statements, commands: Sequence[Command[Any]]
+    ) -> None:
         """Nothing happens yet."""
         self.outcomes: list[Any] = [None] * len(commands)
         #: Whether the end of the transaction is under way: if that fails, it may have been carried out all the same.

@@ -14,7 +14,7 @@ from semel.errors import ConfigurationError, StoreError, StoreNotReady, StoreRea
 from semel.stores.sqlite.statements import PACKAGE, Statements
 from semel.stores.statement import Names, load_migrations
 
-#: STRICT tables; UPDATE FROM and RETURNING came before. Python's own installers have brought more since 3.10.
+#: STRICT tables. Whatever else is used is older.
 OLDEST_SQLITE = (3, 37, 0)
 
 #: Writers take turns, each for milliseconds. Who waits this long waits for a hanging process, and says so instead.
@@ -31,6 +31,8 @@ _TROUBLES = {
     sqlite3.SQLITE_FULL: "can't grow: the disk is full",
     sqlite3.SQLITE_NOTADB: "is not a SQLite database",
 }
+#: The rest of an extended error code only narrows it down.
+_PRIMARY = 0xFF
 _READ_ONLY = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM})
 
 
@@ -70,9 +72,7 @@ def connect(path: Path) -> sqlite3.Connection:
         path, timeout=BUSY_TIMEOUT.total_seconds(), isolation_level=None, check_same_thread=False
     )
     try:
-        journal = _log_ahead(connection)
-        if journal != "wal":
-            raise StoreUnavailable(f"{path} can't be shared safely: its folder allows no write-ahead log ({journal}).")
+        _log_ahead(connection, path)
         # NORMAL lost 20 of 20 acknowledged commits in a simulated power cut. In a batch, FULL costs next to nothing.
         connection.execute("PRAGMA synchronous = FULL").close()
     except BaseException:
@@ -82,10 +82,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def migrate(connection: sqlite3.Connection, place: Place, statements: Statements) -> list[str]:
-    """Bring the schema up to date, under the write lock, so that of several processes one does it; return what was done.
-
-    Taking the lock is also what tells a file that can only be read.
-    """
+    """Bring the schema up to date under the write lock, so that of several processes one does; return what was done."""
     connection.execute("BEGIN IMMEDIATE").close()
     try:
         applied = _applied(connection, place, statements)
@@ -94,6 +91,7 @@ def migrate(connection: sqlite3.Connection, place: Place, statements: Statements
             for statement in _statements(script):
                 connection.execute(statement).close()
             connection.execute(statements.apply, (name,)).close()
+        connection.execute(statements.write_nothing).close()
         connection.execute("COMMIT").close()
     except BaseException:
         if connection.in_transaction:
@@ -104,25 +102,27 @@ def migrate(connection: sqlite3.Connection, place: Place, statements: Statements
 
 def explained(error: sqlite3.Error, path: Path, *, was_sent: bool = False) -> StoreError:
     """Say in words what SQLite says in a code."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of an extended code only narrows it down
+    code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
     is_shut = code == sqlite3.SQLITE_CANTOPEN and not os.access(path.parent, os.W_OK)
     if code in _READ_ONLY or is_shut:
-        return StoreReadOnly(f"{path} can't be written: it or its folder is read-only, or it was moved ({error}).")
+        return StoreReadOnly(f"{path} can't be written: it or its folder is read-only for this user ({error}).")
     return StoreUnavailable(f"{path} {_TROUBLES.get(code, 'can’t be used')} ({error}).", was_sent=was_sent)
 
 
-def _log_ahead(connection: sqlite3.Connection) -> str:
-    """Turn on write-ahead logging; return the journal mode that came of it."""
-    for _ in range(_WAL_TRIES):
+def _log_ahead(connection: sqlite3.Connection, path: Path) -> None:
+    for tries_left in reversed(range(_WAL_TRIES)):
         try:
-            return str(connection.execute("PRAGMA journal_mode = WAL").fetchall()[0][0])
+            ((mode,),) = connection.execute("PRAGMA journal_mode = WAL").fetchall()
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+            if error.sqlite_errorcode & _PRIMARY != sqlite3.SQLITE_BUSY or not tries_left:
                 raise
             # The one statement that SQLite does not wait with, lest two wait for each other. To begin is to wait.
             connection.execute("BEGIN IMMEDIATE").close()
             connection.execute("ROLLBACK").close()
-    raise StoreUnavailable("Others kept the file locked, so it could not be switched to write-ahead logging.")
+        else:
+            if mode != "wal":
+                raise StoreUnavailable(f"{path} can't be shared: its folder allows no write-ahead log, but {mode}.")
+            return
 
 
 def _applied(connection: sqlite3.Connection, place: Place, statements: Statements) -> set[str]:
@@ -131,7 +131,9 @@ def _applied(connection: sqlite3.Connection, place: Place, statements: Statement
     if f"{table}_migrations" in objects:
         return {name for (name,) in connection.execute(statements.applied).fetchall()}
     if table in objects:
-        raise StoreNotReady(f"{place.path} has a table {table} that is not Semel's. Add ?table=another_name to the URL.")
+        raise StoreNotReady(
+            f"{place.path} has a table {table} that is not Semel's. Add ?table=another_name to the URL."
+        )
     return set()
 
 

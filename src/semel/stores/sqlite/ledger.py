@@ -1,8 +1,8 @@
-"""One connection to the file, used by one thread at a time and by one process only. Who may use it when is for the lanes.
+"""One connection to the file, for one thread at a time and one process only. Whose turn it is, is for the lanes to say.
 
-A connection must not live through a fork. SQLite would take the parent's locks for the child's, which has none; when the
-parent then closes the file, the log goes, and what the child commits afterwards is lost without an error (measured). So
-every ledger lets go of its file before a fork, and opens it again when it is next asked.
+A connection must not live through a fork. SQLite would take the parent's locks for the child's, which has none; when
+the parent then closes the file, the log goes, and what the child commits afterwards is lost without an error. That was
+measured. So every ledger lets go of its file before a fork, and opens it again when it is next asked.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Ledger:
     def open(self) -> list[str]:
         """Open the file, make or update its tables; return the migrations that were applied."""
         with self._lock:
-            return self._open() if self._connection is None else []
+            return self._open()[1] if self._connection is None else []
 
     def close(self) -> None:
         """Let go of the file, once whoever uses it is through."""
@@ -82,28 +82,27 @@ class Ledger:
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._open()
-        elif self._opened_by != os.getpid():
+            return self._open()[0]
+        if self._opened_by != os.getpid():
+            # Forked by something that is not Python and tells it nothing.
             raise StoreUnavailable(
-                f"{self.place.path} was open while this process was forked, so it can't be used safely here. "
+                f"{self.place.path} was open while this process was forked, and can't be used safely in it. "
                 "Close the store before the fork."
             )
-        assert self._connection is not None  # noqa: S101 - for mypy
         return self._connection
 
-    def _open(self) -> list[str]:
-        connection = None
+    def _open(self) -> tuple[sqlite3.Connection, list[str]]:
         try:
             connection = connect(self.place.path)
-            applied = migrate(connection, self.place, self._statements)
-        except BaseException as error:
-            if connection is not None:
+            try:
+                applied = migrate(connection, self.place, self._statements)
+            except BaseException:
                 connection.close()
-            if isinstance(error, sqlite3.Error):
-                raise explained(error, self.place.path) from error
-            raise
+                raise
+        except sqlite3.Error as error:
+            raise explained(error, self.place.path) from error
         self._connection, self._opened_by = connection, os.getpid()
-        return applied
+        return connection, applied
 
     def _close(self) -> None:
         # Another process's is left as it is: closing it would undo what that process is doing.

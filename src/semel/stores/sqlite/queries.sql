@@ -110,5 +110,9 @@ SELECT now FROM semel_keys_clock
 -- name: applied
 SELECT name FROM semel_keys_migrations
 
+-- name: write_nothing
+-- Fails where the file can only be read. BEGIN IMMEDIATE does not: there it only begins to read.
+DELETE FROM semel_keys_migrations WHERE false
+
 -- name: apply
 INSERT INTO semel_keys_migrations (name, applied_at) SELECT :name, now FROM semel_keys_clock

@@ -1,4 +1,4 @@
-"""What every store must pass: one importable suite, for Semel's own stores and for yours. It looks at no store's inside.
+"""What every store must pass: one importable suite, for our stores and for yours. It looks inside none of them.
 
     # conftest.py
     pytest.register_assert_rewrite("semel.testing.conformance")

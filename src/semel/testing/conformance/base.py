@@ -101,5 +101,3 @@ def record(store: Handle, scope: str, key: str = "key") -> Record:
 def _of(kind: type[T], value: object) -> T:
     assert isinstance(value, kind), f"{kind.__name__} expected, not {value!r}"  # noqa: S101 - a suite of tests
     return value
-
-

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from operator import attrgetter
 from uuid import uuid4
 
 import pytest
@@ -197,9 +198,8 @@ class Endings(Suite):
         after = record(store, scope)
         assert after.lease_left is not None
         assert 2 * LEASE - timedelta(minutes=1) < after.lease_left <= 2 * LEASE
-        assert (after.attempt, after.token, after.created_at, after.expires_at) == (
-            before.attempt, before.token, before.created_at, before.expires_at,
-        )  # fmt: skip - two rows to compare
+        rest = attrgetter("attempt", "token", "created_at", "expires_at")
+        assert rest(after) == rest(before)
 
     def test_late_renewal(self, store: Handle, scope: str, age: Age) -> None:
         """A lease that ran out, and that nobody took, can still be renewed."""
@@ -211,7 +211,7 @@ class Endings(Suite):
         assert not found.lease_is_over
 
     def test_renewal_reports_only_the_lost(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
-        """One renewal for many: the taken, the freed and the ended are lost, the rest live on, each by its own lease."""
+        """One renewal for many: the taken, the freed and the ended are lost, the rest live on, by their own leases."""
         taken, freed, ended, *live = [held(store, claim_on(scope, f"key {number}")) for number in range(MANY)]
         age(LEASE)
         taken_over(rival, claim_on(scope, taken.key), taken)
@@ -252,9 +252,9 @@ class Endings(Suite):
     def test_crowd_is_freed_together(self, store: Handle, scope: str) -> None:
         """Many releases at once free their own keys, and fenced ones none."""
         holds = [held(store, claim_on(scope, f"key {number}")) for number in range(MANY)]
-        got = store.perform_all([
-            Release(_other_token(hold) if number % 10 == 0 else hold) for number, hold in enumerate(holds)
-        ])
+        got = store.perform_all(
+            [Release(_other_token(hold) if number % 10 == 0 else hold) for number, hold in enumerate(holds)]
+        )
         assert got == [Verdict.FENCED if number % 10 == 0 else Verdict.DONE for number in range(MANY)]
         left = [number for number in range(MANY) if store.perform(Look(scope, f"key {number}")) is not None]
         assert left == list(range(0, MANY, 10))

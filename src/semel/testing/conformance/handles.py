@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from semel.core.commands import Command
@@ -25,8 +26,8 @@ class Candidate:
     """A store under test: how to open another handle on the same data, and how to make that data older."""
 
     open: Callable[[], Store | AsyncStore]
-    #: Moves ``created_at``, ``lease_expires_at``, ``completed_at`` and ``expires_at`` of every record back by this much;
-    #: or moves the store's clock forward.
+    #: Moves ``created_at``, ``lease_expires_at``, ``completed_at`` and ``expires_at`` of every record back by this
+    #: much; or moves the store's clock forward.
     age: Callable[[timedelta], None]
 
 
@@ -59,7 +60,7 @@ class SyncHandle(Handle):
 
     def perform_all(self, commands: Sequence[Command[T]]) -> list[T]:
         """Carry out *commands* in as many threads, up to ``CREW``, that start together."""
-        return _at_once([lambda command=command: self._store.perform(command) for command in commands])
+        return _at_once([partial(self._store.perform, command) for command in commands])
 
     def close(self) -> None:
         """Close the store."""
@@ -97,9 +98,9 @@ def handle(store: Store | AsyncStore) -> Handle:
     return SyncHandle(store) if isinstance(store, Store) else AsyncHandle(store)
 
 
-def race(entries: Sequence[tuple[Handle, Command[T]]]) -> list[T]:
+def race(entries: Sequence[tuple[Handle, Command[Any]]]) -> list[Any]:
     """Let several handles, as several processes would, carry out one command each at the same time."""
-    return _at_once([lambda entry=entry: entry[0].perform(entry[1]) for entry in entries])
+    return _at_once([partial(each.perform, command) for each, command in entries])
 
 
 def _at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:

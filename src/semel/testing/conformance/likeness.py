@@ -1,4 +1,4 @@
-"""Any sequence of commands gets the answers that the reference store gives: a search by Hypothesis for one that does not."""
+"""Any sequence of commands gets the reference store's answers: a search by Hypothesis for one that does not."""
 # ruff: noqa: S101 - a suite of tests asserts
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ class Twins(RuleBasedStateMachine):
             assert _near(one, other)
         for state in {each.state for each in self._reference.perform(Browse(9))}:
             browse = Browse(9, scope=self._scope, state=state)
-            one_page, other_page = ({each.key for each in store.perform(browse)} for store in (self._store, self._reference))
+            one_page, other_page = (
+                {each.key for each in store.perform(browse)} for store in (self._store, self._reference)
+            )
             assert one_page == other_page
 
     def _both(self, command: Command[Any]) -> Any:
@@ -117,7 +119,15 @@ class Twins(RuleBasedStateMachine):
 def _timeless(record: Record | None) -> tuple[object, ...]:
     if record is None:
         return ()
-    return (record.state, record.attempt, record.token, record.fingerprint, record.answer, record.is_expired, record.is_stuck)
+    return (
+        record.state,
+        record.attempt,
+        record.token,
+        record.fingerprint,
+        record.answer,
+        record.is_expired,
+        record.is_stuck,
+    )
 
 
 def _near(one: Record | None, other: Record | None) -> bool:
@@ -135,7 +145,7 @@ class Likeness(Suite):
     def test_likeness_to_the_reference(self, store: Handle, candidate: Candidate) -> None:
         """No sequence of commands is found whose answers differ from those of the reference store."""
         run_state_machine_as_test(
-            lambda: Twins(store, candidate),
+            lambda: Twins(store, candidate),  # type: ignore[arg-type]  # it is documented to take a factory
             settings=settings(
                 max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
             ),

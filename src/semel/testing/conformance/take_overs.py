@@ -1,5 +1,5 @@
 """Guarantees 2, 4 and 5: who may take a record over, when by the store's clock, and what of it stays."""
-# ruff: noqa: S101 - a suite of tests asserts
+# ruff: noqa: PLR2004, S101 - a suite of tests asserts, and what it expects is a bare number
 
 from __future__ import annotations
 
@@ -55,9 +55,8 @@ class TakeOvers(Suite):
         before = record(store, scope)
         taken_over(store, claim_on(scope, fingerprint=b"another", lease=2 * LEASE, retention=9 * RETENTION), hold)
         after = record(store, scope)
-        assert (after.created_at, after.expires_at, after.fingerprint) == (
-            before.created_at, before.expires_at, FINGERPRINT,
-        )  # fmt: skip - two rows to compare
+        assert (after.created_at, after.expires_at) == (before.created_at, before.expires_at)
+        assert after.fingerprint == FINGERPRINT
         assert (after.state, after.attempt, after.answer) == (State.PROCESSING, 2, None)
         assert after.lease_left is not None
         assert 2 * LEASE - MOMENT < after.lease_left <= 2 * LEASE
@@ -70,9 +69,8 @@ class TakeOvers(Suite):
         new = taken_over(store, claim_on(scope, fingerprint=b"another"), hold)
         after = record(store, scope)
         assert new.attempt == 2
-        assert (after.state, after.fingerprint, after.answer, after.completed_at) == (
-            State.PROCESSING, b"another", None, None,
-        )  # fmt: skip - two rows to compare
+        assert (after.state, after.fingerprint) == (State.PROCESSING, b"another")
+        assert (after.answer, after.completed_at) == (None, None)
         assert after.created_at - before.created_at >= RETENTION
         assert RETENTION - MOMENT < after.retention_left <= RETENTION
         assert after.lease_left is not None
@@ -141,10 +139,12 @@ class TakeOvers(Suite):
         holds = [held(store, claim_on(scope, f"key {number}")) for number in range(10)]
         age(LEASE)
         for hold in holds:
-            done, got = race([
-                (store, Complete(hold, Event.COMPLETE, CREATED)),
-                (rival, TakeOver(claim_on(scope, hold.key), hold)),
-            ])  # type: ignore[misc]  # two commands, two kinds of answer
+            done, got = race(
+                [
+                    (store, Complete(hold, Event.COMPLETE, CREATED)),
+                    (rival, TakeOver(claim_on(scope, hold.key), hold)),
+                ]
+            )
             assert (done, isinstance(got, Hold)) in {(Verdict.DONE, False), (Verdict.FENCED, True)}
             state = State.COMPLETE if done is Verdict.DONE else State.PROCESSING
             assert record(store, scope, hold.key).state is state

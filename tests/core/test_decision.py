@@ -1,0 +1,96 @@
+"""What to do about a key that is already there: every case, against a table written out by hand."""
+
+from itertools import product
+
+import pytest
+
+from semel.core.decision import RETRY_AFTER_SECONDS, Decision, Refuse, Replay, Run, decide
+from semel.core.message import Answer
+from semel.core.policy import Late, OnCrash, Policy
+from semel.core.record import Found
+from semel.core.state import TERMINAL, State
+from semel.errors import InProgress, KeyExpired, KeyReused, OutcomeUnknown, Refusal
+
+ANSWER = Answer(201, ((b"location", b"/charges/1"),), b"{}")
+
+RUN, REPLAY, REUSED, BUSY = "run", "replay", "reused", "busy"
+LATE = {"rerun": RUN, "refuse": "expired"}
+CRASH = {"rerun": RUN, "refuse": "unknown"}
+
+IN_PROGRESS, ENDED = "in progress", "ended"
+
+#: (where, lease is over, expired, same request): what comes of it. LATE and CRASH leave it to the policy.
+TABLE: dict[tuple[str, bool, bool, bool], str | dict[str, str]] = {
+    (IN_PROGRESS, False, False, True): BUSY,
+    (IN_PROGRESS, False, False, False): REUSED,
+    (IN_PROGRESS, False, True, True): BUSY,  # a worker that renews is alive, whatever the retention
+    (IN_PROGRESS, False, True, False): REUSED,
+    (IN_PROGRESS, True, False, True): CRASH,
+    (IN_PROGRESS, True, False, False): REUSED,
+    (IN_PROGRESS, True, True, True): LATE,
+    (IN_PROGRESS, True, True, False): LATE,  # past retention the fingerprint is forgotten too
+    (ENDED, True, False, True): REPLAY,
+    (ENDED, True, False, False): REUSED,
+    (ENDED, True, True, True): LATE,
+    (ENDED, True, True, False): LATE,
+    # No store says that an ended record has a lease. If one did, its answer would still be the answer.
+    (ENDED, False, False, True): REPLAY,
+    (ENDED, False, False, False): REUSED,
+    (ENDED, False, True, True): REPLAY,
+    (ENDED, False, True, False): REUSED,
+}
+
+YES_OR_NO = (False, True)
+
+
+@pytest.mark.parametrize("late", ["rerun", "refuse"])
+@pytest.mark.parametrize("on_crash", ["rerun", "refuse"])
+@pytest.mark.parametrize(
+    "state, lease_is_over, is_expired, is_same", list(product(State, YES_OR_NO, YES_OR_NO, YES_OR_NO))
+)
+def test_every_case(
+    *, state: State, lease_is_over: bool, is_expired: bool, is_same: bool, on_crash: OnCrash, late: Late
+) -> None:
+    """Every case is decided as the table says."""
+    found = seen(state, lease_is_over=lease_is_over, is_expired=is_expired)
+    wanted = TABLE[ENDED if state in TERMINAL else IN_PROGRESS, lease_is_over, is_expired, is_same]
+    if isinstance(wanted, dict):
+        wanted = wanted[late if wanted is LATE else on_crash]
+    decision = decide(found, Policy(on_crash=on_crash, late=late), is_same_request=is_same)
+    assert named(decision) == wanted
+
+
+def test_busy_says_when_to_come_back() -> None:
+    """A client that is told to wait is told how long."""
+    decision = decide(seen(State.PROCESSING), Policy(), is_same_request=True)
+    assert isinstance(decision, Refuse)
+    assert decision.refusal.retry_after == RETRY_AFTER_SECONDS
+
+
+@pytest.mark.parametrize("state", State)
+def test_mismatch_is_checked_in_every_state(state: State) -> None:
+    """Another request under the same key is refused in every state, before "in progress": 409 would mean wait."""
+    decision = decide(seen(state, lease_is_over=state in TERMINAL), Policy(), is_same_request=False)
+    assert named(decision) == REUSED
+
+
+def seen(state: State, *, lease_is_over: bool = False, is_expired: bool = False) -> Found:
+    answer = ANSWER if state in TERMINAL else None
+    return Found(state, 1, b"t" * 16, b"", answer, lease_is_over=lease_is_over, is_expired=is_expired)
+
+
+def named(decision: Decision) -> str:
+    match decision:
+        case Run():
+            return RUN
+        case Replay(answer):
+            assert answer is ANSWER
+            return REPLAY
+        case Refuse(refusal):
+            refusals: dict[type[Refusal], str] = {
+                KeyReused: REUSED,
+                InProgress: BUSY,
+                KeyExpired: "expired",
+                OutcomeUnknown: "unknown",
+            }
+            return refusals[type(refusal)]

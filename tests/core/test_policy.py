@@ -1,0 +1,136 @@
+"""A policy is checked when it is made, and a mistake names its field."""
+
+from dataclasses import FrozenInstanceError, fields, replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from semel.core.fingerprint import Fingerprinter
+from semel.core.policy import FINAL_STATUSES, NEVER_GUARDED, Policy
+from semel.errors import ConfigurationError, UnknownField
+
+SECOND = timedelta(seconds=1)
+
+
+def test_careful_by_default() -> None:
+    """The defaults are those of the IETF preset."""
+    policy = Policy()
+    assert policy == Policy.ietf()
+    assert policy.methods == {"POST", "PATCH"}
+    assert (policy.dialect, policy.server_errors, policy.on_crash, policy.late) == ("ietf", "auto", "rerun", "rerun")
+    assert policy.lease <= timedelta(seconds=90)
+    assert policy.retention == timedelta(hours=24)
+
+
+def test_stripe() -> None:
+    """The Stripe preset guards POST only, keeps server errors and speaks Stripe's dialect; overrides win."""
+    policy = Policy.stripe(lease=SECOND)
+    assert (policy.methods, policy.server_errors, policy.dialect, policy.lease) == ({"POST"}, "keep", "stripe", SECOND)
+    assert Policy.stripe(server_errors="auto").server_errors == "auto"
+
+
+def test_frozen() -> None:
+    """A policy is a value: it can't be changed, only replaced, and equal ones are equal."""
+    policy = Policy()
+    with pytest.raises(FrozenInstanceError):
+        policy.required = True  # type: ignore[misc]  # on purpose
+    assert replace(policy, header="X-Key").header_names == (b"x-key",)
+    assert replace(policy) == policy
+
+
+@pytest.mark.parametrize(
+    "name, hint", [("leese", "Did you mean 'lease'"), ("zzz", "There are: header, methods")], ids=["close", "far"]
+)
+@pytest.mark.parametrize("preset", [Policy.ietf, Policy.stripe])
+def test_unknown_fields_are_errors(preset: Any, name: str, hint: str) -> None:
+    """A setting that does not exist is refused, with the nearest that does."""
+    with pytest.raises(UnknownField, match=hint):
+        preset(**{name: 1})
+    with pytest.raises(TypeError):
+        Policy(**{name: 1})  # type: ignore[arg-type]  # on purpose
+
+
+def test_collections_take_one_form() -> None:
+    """Methods, statuses and headers may come in any collection and any case."""
+    policy = Policy(methods=["post", "Put"], keep=range(200, 300), replay_headers=("X-Ride", "x-ride"))
+    assert policy.methods == frozenset({"POST", "PUT"})
+    assert policy.keep == frozenset(range(200, 300))
+    assert policy.replay_headers == frozenset({"x-ride"})
+
+
+def test_several_headers() -> None:
+    """A policy may accept several names; the first is the one to recommend."""
+    assert Policy(header=("Idempotency-Key", "X-Request-Key")).header_names == (b"idempotency-key", b"x-request-key")
+
+
+def test_no_fingerprint() -> None:
+    """A policy may compare nothing but the key."""
+    assert Policy(fingerprint=None).fingerprint is None
+    secret = Fingerprinter(secret=b"s" * 32)
+    assert Policy(fingerprint=secret).fingerprint is secret
+
+
+def test_final_statuses() -> None:
+    """Kept are final answers; "not now" and "not you" are not, nor what a handler never gave."""
+    assert {200, 201, 204, 303, 400, 404, 409, 422} <= FINAL_STATUSES
+    assert not {401, 407, 408, 421, 425, 429, 500, 503, 206, 304, 405, 413, 415} & FINAL_STATUSES
+
+
+WRONG: list[tuple[str, Any]] = [
+    ("header", ""),
+    ("header", "bad header"),
+    ("header", ()),
+    ("header", ("Idempotency-Key", "")),
+    ("header", (b"key",)),
+    ("header", None),
+    ("methods", ()),
+    ("methods", "POST"),
+    ("methods", None),
+    ("methods", [1]),
+    *[("methods", [method]) for method in sorted(NEVER_GUARDED)],
+    ("required", None),
+    ("strict", 1),
+    ("max_key_length", 0),
+    ("max_key_length", 1025),
+    ("max_key_length", True),
+    ("max_key_length", "255"),
+    ("scope_by", "tenant"),
+    ("fingerprint", "body"),
+    ("mode", "fast"),
+    ("in_progress", None),
+    ("lease", 30),
+    ("lease", timedelta(0)),
+    ("lease", timedelta(days=2)),
+    ("retention", None),
+    ("retention", -SECOND),
+    ("keep", "2xx"),
+    ("keep", 200),
+    ("keep", [199]),
+    ("keep", [500]),
+    ("keep", ["200"]),
+    ("keep", [True]),
+    ("server_errors", "drop"),
+    ("on_crash", ""),
+    ("late", "never"),
+    ("max_request_body", -1),
+    ("max_response_body", 1.5),
+    ("replay_headers", "X-Ride"),
+    ("replay_headers", ["Set-Cookie"]),
+    ("enforcement", "off"),
+    ("dialect", "paypal"),
+    ("problem_base", "/problems/"),
+    ("problem_base", None),
+]
+
+
+@pytest.mark.parametrize("field, value", WRONG)
+def test_mistakes_name_their_field(field: str, value: Any) -> None:
+    """A wrong value is refused at start-up, and the message says which field and what it must be."""
+    with pytest.raises(ConfigurationError, match=rf"Policy\.{field} can't be .*: it must be "):
+        Policy(**{field: value})
+
+
+def test_every_field_is_checked() -> None:
+    """There is no field whose mistakes go unseen."""
+    assert {field for field, _ in WRONG} == {each.name for each in fields(Policy)}

@@ -1,0 +1,66 @@
+"""A record can't be built wrong, and tells its own age."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from semel.core.message import Answer
+from semel.core.record import Record
+from semel.core.state import State
+
+NOW = datetime(2025, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+PROCESSING = Record(
+    scope="alice",
+    key="key",
+    state=State.PROCESSING,
+    attempt=1,
+    token=b"t" * 16,
+    fingerprint=b"",
+    recovery_point=None,
+    answer=None,
+    created_at=NOW,
+    lease_expires_at=NOW + HOUR,
+    completed_at=None,
+    expires_at=NOW + 24 * HOUR,
+    lease_left=HOUR,
+    retention_left=24 * HOUR,
+)
+COMPLETE = replace(
+    PROCESSING, state=State.COMPLETE, answer=Answer(200), lease_expires_at=None, lease_left=None, completed_at=NOW
+)
+
+
+@pytest.mark.parametrize(
+    "record, change, rule",
+    [
+        (PROCESSING, {"attempt": 0}, "attempt counts from 1"),
+        (PROCESSING, {"answer": Answer(200)}, "has an answer"),
+        (COMPLETE, {"answer": None}, "has an answer"),
+        (PROCESSING, {"completed_at": NOW}, "says when it ended"),
+        (COMPLETE, {"completed_at": None}, "says when it ended"),
+        (PROCESSING, {"lease_expires_at": None}, "has a lease"),
+        (COMPLETE, {"lease_expires_at": NOW}, "has a lease"),
+        (PROCESSING, {"state": State.PENDING}, "has a lease"),
+    ],
+)
+def test_impossible_records_are_refused(record: Record, change: dict[str, object], rule: str) -> None:
+    """A record that no store may hold can't be built."""
+    with pytest.raises(ValueError, match=rule):
+        replace(record, **change)  # type: ignore[arg-type]  # the wrong ones on purpose
+
+
+def test_pending_record_has_no_lease() -> None:
+    """A pending record has neither lease nor answer."""
+    pending = replace(PROCESSING, state=State.PENDING, lease_expires_at=None, lease_left=None)
+    assert not pending.is_stuck
+
+
+@pytest.mark.parametrize("left, is_over", [(HOUR, False), (timedelta(0), True), (-HOUR, True)])
+def test_stuck_and_expired(left: timedelta, is_over: bool) -> None:
+    """A lease or a retention with nothing left is over: at the very instant, not after it."""
+    assert replace(PROCESSING, lease_left=left).is_stuck is is_over
+    assert replace(COMPLETE, retention_left=left).is_expired is is_over
+    assert not COMPLETE.is_stuck

@@ -1,0 +1,135 @@
+"""Which answers are kept, what of them, and how a repeated one is marked."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.core.commands import Answered, Raised, Streaming
+from semel.core.message import Answer, Headers
+from semel.core.policy import FINAL_STATUSES, NEVER_REPLAYED, Policy, ServerErrors
+from semel.core.replay import MARKER, REPLAYED_HEADERS, Free, Keep, is_endless, judge, kept, replayed
+from semel.core.state import Event
+
+POLICY = Policy()
+OK = Answer(201, ((b"Content-Type", b"text/plain"), (b"Set-Cookie", b"s=1")), b"\x00\xff")
+
+NEVER = {name.encode() for name in NEVER_REPLAYED}
+
+header_names = st.sampled_from(sorted(REPLAYED_HEADERS | NEVER | {b"x-ride", b"x-trace"}))
+headers = st.lists(st.tuples(header_names, st.binary(max_size=4)), max_size=8).map(tuple)
+
+
+def test_final_answer_is_kept() -> None:
+    """A final answer is kept with its body as it is, its header names in lower case and no cookie."""
+    assert judge(Answered(OK), POLICY) == Keep(
+        Event.COMPLETE, Answer(201, ((b"content-type", b"text/plain"),), b"\x00\xff")
+    )
+
+
+def test_answer_from_before_the_handler_frees_the_key() -> None:
+    """What the router refused has run nothing, whatever its status."""
+    assert judge(Answered(OK, reached_handler=False), POLICY) == Free()
+
+
+@pytest.mark.parametrize("status", range(200, 500))
+def test_each_status_below_500(status: int) -> None:
+    """Below 500 the policy's list alone decides, for whole answers and for streams."""
+    verdicts = [judge(Answered(Answer(status)), POLICY), judge(Streaming(status, ()), POLICY)]
+    assert [isinstance(each, Keep) for each in verdicts] == [status in FINAL_STATUSES] * 2
+
+
+@pytest.mark.parametrize(
+    "server_errors, no_effect, is_kept",
+    [
+        ("auto", False, True),
+        ("auto", True, False),
+        ("keep", False, True),
+        ("keep", True, True),
+        ("release", False, False),
+        ("release", True, False),
+    ],
+)
+def test_server_errors(server_errors: ServerErrors, no_effect: bool, is_kept: bool) -> None:
+    """5xx and exceptions: "auto" frees the key only where no effect is proven, "keep" never, "release" always."""
+    policy = Policy(server_errors=server_errors)
+    answered = judge(Answered(Answer(502, (), b"oops"), no_effect=no_effect), policy)
+    raised = judge(Raised(OSError(), no_effect=no_effect), policy)
+    if is_kept:
+        assert answered == Keep(Event.FAIL, Answer(502, (), b"oops"))
+        assert isinstance(raised, Keep)
+        assert (raised.event, raised.answer.status) == (Event.FAIL, 500)
+        assert json.loads(raised.answer.body or b"")["code"] == "operation-failed"
+    else:
+        assert answered == raised == Free()
+
+
+def test_stream_leaves_a_tombstone() -> None:
+    """A stream that took effect is remembered without its body; one that failed is remembered as failed."""
+    head: Headers = ((b"Content-Type", b"text/event-stream"), (b"date", b"today"))
+    assert judge(Streaming(200, head), POLICY) == Keep(
+        Event.COMPLETE, Answer(200, ((b"content-type", b"text/event-stream"),), None)
+    )
+    assert judge(Streaming(500, ()), POLICY) == Keep(Event.FAIL, Answer(500, (), None))
+
+
+def test_replay_is_marked() -> None:
+    """A replay is the stored answer and a marker, nothing else."""
+    assert replayed(OK, POLICY) == Answer(201, (*OK.headers, MARKER), OK.body)
+
+
+def test_tombstone_is_told() -> None:
+    """A tombstone's replay is a refusal: it took effect, its answer is gone, and where to look if that was said."""
+    answer = replayed(Answer(201, ((b"location", b"/rides/1"), (b"etag", b"1")), None), POLICY)
+    assert answer.status == 409
+    assert json.loads(answer.body or b"")["code"] == "response-not-replayable"
+    assert answer.headers[-1] == (b"location", b"/rides/1")
+    assert b"etag" not in dict(answer.headers)
+    assert MARKER not in answer.headers
+
+
+def test_more_headers_on_request() -> None:
+    """A policy may have more headers repeated."""
+    policy = Policy(replay_headers=["X-Ride"])
+    assert kept(((b"X-RIDE", b"7"), (b"set-cookie", b"s"), (b"date", b"today")), policy) == ((b"x-ride", b"7"),)
+
+
+@given(headers, st.sets(header_names))
+def test_kept_headers(given_headers: Headers, extra: set[bytes]) -> None:
+    """What is kept is a part of what was sent, in the same order, and never a cookie or a connection's own."""
+    policy = Policy(replay_headers=[name.decode() for name in extra - NEVER])
+    left = kept(given_headers, policy)
+    rest = iter(given_headers)
+    assert all(pair in rest for pair in left)
+    assert not {name for name, _ in left} & NEVER
+    wanted = (REPLAYED_HEADERS | extra) - NEVER
+    assert left == tuple(pair for pair in given_headers if pair[0] in wanted)
+
+
+@given(st.sampled_from(sorted(FINAL_STATUSES)), headers, st.binary())
+def test_replay_of_what_was_kept(status: int, given_headers: Headers, body: bytes) -> None:
+    """A kept answer comes back byte for byte, but for the headers that are never repeated and the marker."""
+    verdict = judge(Answered(Answer(status, given_headers, body)), POLICY)
+    assert isinstance(verdict, Keep)
+    again = replayed(verdict.answer, POLICY)
+    assert (again.status, again.body) == (status, body)
+    assert again.headers == (*kept(given_headers, POLICY), MARKER)
+    assert replayed(verdict.answer, POLICY) == again
+
+
+@pytest.mark.parametrize(
+    "head, endless",
+    [
+        (((b"content-type", b"text/event-stream"),), True),
+        (((b"x", b"y"), (b"content-type", b"Text/Event-Stream; charset=utf-8")), True),
+        (((b"content-type", b"multipart/x-mixed-replace;boundary=x"),), True),
+        (((b"content-type", b"application/grpc+proto"),), True),
+        (((b"content-type", b"application/json"),), False),
+        (((b"accept", b"text/event-stream"),), False),
+        ((), False),
+    ],
+)
+def test_endless_answers(head: Headers, endless: bool) -> None:
+    """Some media types say of themselves that they have no end."""
+    assert is_endless(head) is endless

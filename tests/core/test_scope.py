@@ -1,0 +1,80 @@
+"""Whose key it is."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.core.message import Head
+from semel.core.policy import Policy
+from semel.core.scope import MAX_PRINCIPAL_LENGTH, MAX_SCOPE_LENGTH, SEPARATOR, SINGLE_TENANT, scoped
+from semel.errors import ConfigurationError, ScopeMissing
+
+BY_PRINCIPAL = Policy()
+BY_OPERATION = Policy(scope_by="operation")
+
+principals = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=MAX_PRINCIPAL_LENGTH)
+heads = st.builds(
+    Head,
+    st.sampled_from(["POST", "PATCH"]),
+    st.text("abc/\t", max_size=1200).map("/".__add__),
+    st.just(b""),
+    st.just(()),
+)
+
+
+def head(path: str = "/charges", method: str = "POST") -> Head:
+    return Head(method, path, b"", ())
+
+
+def test_principal_alone() -> None:
+    """By default a scope is the principal, whatever the endpoint."""
+    assert scoped("alice", head(), BY_PRINCIPAL) == scoped("alice", head("/refunds"), BY_PRINCIPAL) == "alice"
+
+
+def test_principal_and_operation() -> None:
+    """By operation, one key on two endpoints or methods is two operations."""
+    assert scoped("alice", head(), BY_OPERATION) == "alice\tPOST /charges"
+    scopes = {scoped("alice", each, BY_OPERATION) for each in (head(), head("/refunds"), head(method="PATCH"))}
+    assert len(scopes) == 3
+
+
+@pytest.mark.parametrize("nobody", [None, ""])
+def test_nobody(nobody: str | None) -> None:
+    """A request that is nobody's is refused: a shared scope would let strangers meet."""
+    with pytest.raises(ScopeMissing):
+        scoped(nobody, head(), BY_PRINCIPAL)
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [(7, "not int"), (b"alice", "not bytes"), ("a\tb", "control"), ("a\0", "control"), ("a" * 256, "255")],
+)
+def test_wrong_principals(wrong: object, said: str) -> None:
+    """A scope function that returns what can't be stored is the developer's mistake, and says which."""
+    with pytest.raises(ConfigurationError, match=said):
+        scoped(wrong, head(), BY_PRINCIPAL)
+
+
+def test_long_paths_are_hashed() -> None:
+    """A path too long for an index is put in as its digest, and two of them stay two."""
+    one, other = (scoped("alice", head("/" + "a" * 2000 + end), BY_OPERATION) for end in "xy")
+    assert one.startswith("alice\tPOST sha256:")
+    assert one != other
+    longest = scoped("alice", head("/" * (MAX_SCOPE_LENGTH - len("alice\tPOST "))), BY_OPERATION)
+    assert len(longest) == MAX_SCOPE_LENGTH
+
+
+@given(principals, principals, heads, heads)
+def test_two_principals_never_meet(one: str, other: str, here: Head, there: Head) -> None:
+    """Whatever they ask for, two principals have two scopes; and every scope fits."""
+    for policy in (BY_PRINCIPAL, BY_OPERATION):
+        mine, theirs = scoped(one, here, policy), scoped(other, there, policy)
+        assert len(mine) <= MAX_SCOPE_LENGTH
+        assert mine.split(SEPARATOR)[0] == one
+        assert one == other or mine != theirs
+
+
+def test_single_tenant_is_said_aloud() -> None:
+    """An API with one user says so, and every request is that user's."""
+    assert SINGLE_TENANT(object()) == SINGLE_TENANT(None) == "single-tenant"
+    assert repr(SINGLE_TENANT) == "semel.SINGLE_TENANT"

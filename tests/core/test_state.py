@@ -1,0 +1,79 @@
+"""The state machine, and that its table holds what is said of it."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.core.state import TERMINAL, TRANSITIONS, Event, State, after
+
+PLACES: tuple[State | None, ...] = (None, *State)
+
+#: Written out once more, by hand: a change of the machine has to be made twice.
+ALLOWED: dict[tuple[State | None, Event], State | None] = {
+    (None, Event.ACCEPT): State.PENDING,
+    (None, Event.CLAIM): State.PROCESSING,
+    (State.PENDING, Event.CLAIM): State.PROCESSING,
+    (State.PENDING, Event.ABANDON): State.FAILED,
+    (State.PROCESSING, Event.RENEW): State.PROCESSING,
+    (State.PROCESSING, Event.TAKE_OVER): State.PROCESSING,
+    (State.PROCESSING, Event.COMPLETE): State.COMPLETE,
+    (State.PROCESSING, Event.FAIL): State.FAILED,
+    (State.PROCESSING, Event.RELEASE): None,
+    (State.COMPLETE, Event.TAKE_OVER): State.PROCESSING,
+    (State.COMPLETE, Event.REAP): None,
+    (State.FAILED, Event.TAKE_OVER): State.PROCESSING,
+    (State.FAILED, Event.REAP): None,
+}
+
+
+@pytest.mark.parametrize("state, event", list(product(PLACES, Event)))
+def test_every_event_in_every_state(state: State | None, event: Event) -> None:
+    """An event leads where the table says, and anywhere else it can't happen."""
+    if (state, event) in ALLOWED:
+        assert after(state, event) is ALLOWED[state, event]
+    else:
+        with pytest.raises(LookupError, match=f"{event} can't happen to a record that is {state or 'absent'}"):
+            after(state, event)
+
+
+def test_every_state_has_an_exit() -> None:
+    """Nothing is stuck for ever: from every state a record can come to an end, and from its end be gone."""
+    for state in State:
+        reached: set[State | None] = {state}
+        while more := {then for each in reached for then in TRANSITIONS[each].values()} - reached:
+            reached |= more
+        assert None in reached
+        assert reached & TERMINAL
+
+
+def test_every_event_can_happen() -> None:
+    """No event is without a use."""
+    assert {event for events in TRANSITIONS.values() for event in events} == set(Event)
+
+
+def test_only_what_has_ended_is_reaped() -> None:
+    """Nothing in flight is reaped."""
+    assert {state for state, events in TRANSITIONS.items() if Event.REAP in events} == TERMINAL
+
+
+def test_an_ending_is_left_only_by_expiry() -> None:
+    """A stored answer never changes until it expires: only take-over and reaping, which need that, touch it."""
+    for state in TERMINAL:
+        assert set(TRANSITIONS[state]) == {Event.TAKE_OVER, Event.REAP}
+
+
+@given(st.lists(st.sampled_from(Event), max_size=20))
+def test_no_claim_no_run(events: list[Event]) -> None:
+    """Whatever happens in whatever order, nothing ends that was not claimed, or accepted and abandoned."""
+    state: State | None = None
+    lived: set[Event] = set()
+    for event in events:
+        try:
+            state = after(state, event)
+        except LookupError:
+            continue
+        lived = (lived | {event}) if state is not None else set()
+        if state in TERMINAL:
+            assert lived & {Event.CLAIM, Event.TAKE_OVER} or lived == {Event.ACCEPT, Event.ABANDON}

@@ -1,0 +1,296 @@
+"""What is special to SQLite: its file, its locks, its forks. What every store does is in test_conformance.py."""
+
+import os
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import timedelta
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.core.commands import Browse, Claim, Command, Complete, Look, Now, Release, Renew, Verdict
+from semel.core.message import Answer
+from semel.core.record import Found, Hold
+from semel.core.state import Event
+from semel.errors import ConfigurationError, StoreError, StoreNotReady, StoreReadOnly, StoreUnavailable
+from semel.stores.sqlite import AsyncSQLiteStore, SQLiteStore, file
+from semel.stores.sqlite.ledger import Ledger
+from semel.stores.sqlite.statements import Bulk, Statements, chunks
+from semel.stores.statement import Names
+
+LEASE = timedelta(seconds=30)
+RETENTION = timedelta(hours=24)
+ANSWER = Answer(201, ((b"content-type", b"text/plain"), (b"x-name", b"\xe9")), b"made")
+NOBODY = 65534
+
+
+def a_claim(key: str = "key", token: bytes | None = None) -> Claim:
+    return Claim("scope", key, token or os.urandom(16), b"print", LEASE, RETENTION)
+
+
+def done(store: SQLiteStore, key: str = "key") -> Hold:
+    hold = store.perform(a_claim(key))
+    assert isinstance(hold, Hold)
+    assert store.perform(Complete(hold, Event.COMPLETE, ANSWER)) is Verdict.DONE
+    return hold
+
+
+@pytest.fixture
+def path(sqlite_url: str) -> Path:
+    return Path(sqlite_url.removeprefix("sqlite:///"))
+
+
+@pytest.fixture
+def store(sqlite_url: str) -> Iterator[SQLiteStore]:
+    with SQLiteStore(sqlite_url) as store:
+        yield store
+
+
+class TestSchema:
+    def test_the_migrations_lead_to_the_schema(self, store: SQLiteStore, path: Path) -> None:
+        """A file that went through every migration looks like a fresh install, to the last constraint."""
+        schema = (files("semel.stores.sqlite") / "schema.sql").read_text()
+        objects = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
+        with closing(sqlite3.connect(":memory:")) as fresh, closing(sqlite3.connect(path)) as migrated:
+            fresh.executescript(schema)
+            assert migrated.execute(objects).fetchall() == fresh.execute(objects).fetchall()
+
+    def test_migrating_again_does_nothing(self, sqlite_url: str) -> None:
+        """`migrate` says what it applied: everything at first, nothing afterwards."""
+        for expected in (["0001_pre_keys"], []):
+            store = SQLiteStore(sqlite_url)
+            assert store.migrate() == expected
+            store.close()
+
+    def test_two_tables_live_in_one_file(self, store: SQLiteStore, sqlite_url: str) -> None:
+        """`?table=` names another table, with everything that belongs to it; the two know nothing of each other."""
+        done(store)
+        with SQLiteStore(f"{sqlite_url}?table=others") as other:
+            assert other.migrate() == []
+            assert isinstance(other.perform(a_claim()), Hold)
+
+    def test_a_strange_table_is_left_alone(self, sqlite_url: str, path: Path) -> None:
+        """A table of the same name that Semel did not make is not touched, and the error says what to do."""
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE semel_keys (mine)")
+        with pytest.raises(StoreNotReady, match=r"not Semel's. Add \?table="):
+            SQLiteStore(sqlite_url).open()
+
+    def test_every_commit_is_on_the_disk(self, store: SQLiteStore) -> None:
+        """Write-ahead logging, and synchronous is FULL (2): an acknowledged commit outlives a power cut."""
+        done(store)
+        connection = store._ledger._connection
+        assert connection is not None
+        assert connection.execute("PRAGMA journal_mode").fetchall() == [("wal",)]
+        assert connection.execute("PRAGMA synchronous").fetchall() == [(2,)]
+
+    @pytest.mark.parametrize("name", ["find", "claim", "complete", "renew", "take_over", "release", "exists", "look"])
+    def test_requests_go_by_the_primary_key(self, store: SQLiteStore, path: Path, name: str) -> None:
+        """No statement that serves a request reads through the table."""
+        statement = getattr(Statements(Names()), name)
+        sql = statement.of(4) if isinstance(statement, Bulk) else statement
+        with closing(sqlite3.connect(path)) as connection:
+            plan = connection.execute(f"EXPLAIN QUERY PLAN {sql}", [None] * sql.count("?")).fetchall()
+        steps = [step for *_, step in plan]
+        assert "SCAN semel_keys" not in steps
+        assert name == "claim" or any("(scope=? AND key=?)" in step for step in steps)
+
+
+class TestBatches:
+    def test_many_claims_on_one_key_have_one_winner(self, store: SQLiteStore) -> None:
+        """Of the claims of many threads on one key one wins, and the others are told who."""
+        with ThreadPoolExecutor(16) as threads:
+            got = list(threads.map(lambda _: store.perform(a_claim()), range(200)))
+        (winner,) = [each for each in got if isinstance(each, Hold)]
+        assert {each.token for each in got if isinstance(each, Found)} == {winner.token}
+
+    def test_a_key_twice_in_a_batch_has_one_winner(self, sqlite_url: str) -> None:
+        """Claims to one key in one statement are no different: one wins."""
+        ledger = Ledger(sqlite_url)
+        got = ledger.execute([a_claim(f"key-{number % 50}") for number in range(100)])
+        ledger.close()
+        assert [type(each) for each in got] == [Hold] * 50 + [Found] * 50
+
+    def test_a_refused_row_fails_alone(self, sqlite_url: str) -> None:
+        """A row that the table refuses, or that can't even be bound, fails by itself; its neighbours are stored."""
+        ledger = Ledger(sqlite_url)
+        good = [a_claim(f"key-{number}") for number in range(5)]
+        got = ledger.execute([good[0], a_claim("short", b"token"), good[1], a_claim("\ud800"), *good[2:]])
+        holds = [each for each in got if isinstance(each, Hold)]
+        assert [hold.key for hold in holds] == [claim.key for claim in good]
+        assert isinstance(got[1], sqlite3.IntegrityError)
+        assert isinstance(got[3], UnicodeEncodeError)
+
+        endings = [Complete(hold, Event.COMPLETE, ANSWER) for hold in holds]
+        endings[2] = Complete(holds[2], Event.COMPLETE, Answer(42))
+        verdicts = ledger.execute(endings)
+        assert [each for each in verdicts if each is Verdict.DONE] == [Verdict.DONE] * 4
+        assert isinstance(verdicts[2], sqlite3.IntegrityError)
+        ledger.close()
+
+    def test_commands_of_every_kind_share_a_batch(self, sqlite_url: str) -> None:
+        """Outcomes come in the order of the commands, whatever the order in which they were carried out."""
+        ledger = Ledger(sqlite_url)
+        one, two, three = (Hold("scope", f"key-{number}", 1, bytes([number]) * 16) for number in range(3))
+        ledger.execute([a_claim(hold.key, hold.token) for hold in (one, two, three)])
+        commands: list[Command[Any]] = [
+            Now(),
+            Release(two),
+            a_claim("new"),
+            Renew(((three, LEASE), (Hold("scope", "gone", 1, b"x" * 16), LEASE))),
+            Complete(one, Event.COMPLETE, ANSWER),
+            a_claim(one.key),
+            Look("scope", "nobody's"),
+        ]
+        now, released, claimed, lost, completed, found, looked = ledger.execute(commands)
+        ledger.close()
+        assert now.tzinfo is not None
+        assert released is completed is Verdict.DONE
+        assert isinstance(claimed, Hold)
+        assert {hold.key for hold in lost} == {"gone"}
+        assert isinstance(found, Found)
+        assert looked is None
+
+    @pytest.mark.parametrize("count", [0, 1, 3, 100, 128, 300])
+    def test_batches_are_cut_into_powers_of_two(self, count: int) -> None:
+        """Nothing is left out, and the sizes are few, so that all their statements stay prepared."""
+        sizes = [len(chunk) for chunk in chunks(range(count))]
+        assert sum(sizes) == count
+        assert set(sizes) <= {1, 2, 4, 8, 16, 32, 64, 128}
+
+    def test_a_replay_writes_nothing(self, store: SQLiteStore, path: Path) -> None:
+        """A replay changes no page, adds nothing to the log, and needs no write lock."""
+        done(store)
+        with closing(sqlite3.connect(path, isolation_level=None)) as witness:
+            witness.execute("BEGIN IMMEDIATE")
+            log = Path(f"{path}-wal")
+            before = (witness.execute("PRAGMA data_version").fetchone(), log.read_bytes(), path.read_bytes())
+            for _ in range(10):
+                found = store.perform(a_claim())
+                assert isinstance(found, Found)
+                assert found.answer == ANSWER
+            assert before == (witness.execute("PRAGMA data_version").fetchone(), log.read_bytes(), path.read_bytes())
+
+    def test_browsing_leaves_bodies_behind(self, store: SQLiteStore) -> None:
+        """A list of records has their statuses and headers but no bodies; a tombstone is still told from an answer."""
+        done(store, "kept")
+        hold = store.perform(a_claim("tombstone"))
+        assert isinstance(hold, Hold)
+        store.perform(Complete(hold, Event.COMPLETE, Answer(200, (), None)))
+        bodies = {record.key: record.answer and record.answer.body for record in store.perform(Browse(limit=9))}
+        assert bodies == {"kept": b"", "tombstone": None}
+
+
+class TestTrouble:
+    def test_a_locked_file_fails_the_writes_only(
+        self, sqlite_url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """While another process keeps the file locked nothing is claimed and nothing sent, but replays are given."""
+        monkeypatch.setattr(file, "BUSY_TIMEOUT", timedelta(milliseconds=1))
+        ledger = Ledger(sqlite_url)
+        (hold,) = ledger.execute([a_claim("old")])
+        with closing(sqlite3.connect(path, isolation_level=None)) as rival:
+            rival.execute("BEGIN IMMEDIATE")
+            refused, found = ledger.execute([a_claim("new"), a_claim("old")])
+        assert isinstance(refused, StoreUnavailable)
+        assert "locked by another process" in str(refused)
+        assert refused.was_sent is False
+        assert found.token == hold.token
+        assert isinstance(ledger.execute([a_claim("new")])[0], Hold)
+        ledger.close()
+
+    def test_a_commit_that_fails_counts_as_sent(self, sqlite_url: str) -> None:
+        """Trouble at the very end of a transaction leaves open whether it was carried out; here it was not."""
+        ledger = Ledger(sqlite_url)
+        ledger.open()
+        connection = ledger._connection
+        assert connection is not None
+        # The one way to fail a COMMIT without breaking a disk.
+        connection.set_authorizer(lambda _, what, *__: sqlite3.SQLITE_DENY if what == "COMMIT" else sqlite3.SQLITE_OK)
+        (refused,) = ledger.execute([a_claim()])
+        assert isinstance(refused, StoreUnavailable)
+        assert refused.was_sent is True
+        assert isinstance(ledger.execute([a_claim()])[0], Hold)
+        ledger.close()
+
+    @pytest.mark.parametrize(
+        "url, says",
+        [
+            ("sqlite://", "Use memory://"),
+            ("sqlite:///", "Use memory://"),
+            ("sqlite:///:memory:", "Use memory://"),
+            (":memory:", "no SQLite URL"),
+            ("sqlite://semel.db", "names a host, 'semel.db'"),
+            ("sqlite:///semel.db?tables=x", "tables. The only one is table"),
+            ("sqlite:///semel.db?table=x;drop", "no table name"),
+        ],
+    )
+    @pytest.mark.parametrize("kind", [SQLiteStore, AsyncSQLiteStore])
+    def test_a_wrong_url_is_refused(self, kind: Callable[[str], object], url: str, says: str) -> None:
+        """A URL that can't be meant is refused when the store is made, and the error says what to write."""
+        with pytest.raises(ConfigurationError) as refused:
+            kind(url)
+        assert says in str(refused.value)
+
+    def test_a_relative_path_is_fixed_at_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A process that changes its folder afterwards keeps its file; and %20 is a space."""
+        monkeypatch.chdir(tmp_path)
+        store = SQLiteStore("sqlite:///my%20keys.db")
+        monkeypatch.chdir("/")
+        done(store)
+        store.close()
+        assert (tmp_path / "my keys.db").exists()
+
+    def test_a_missing_folder_is_named(self, tmp_path: Path) -> None:
+        """No folder is made up: the error names the one that is missing."""
+        with pytest.raises(StoreUnavailable, match=f"no folder {tmp_path}/absent to keep semel.db in"):
+            SQLiteStore(f"sqlite:///{tmp_path}/absent/semel.db").perform(a_claim())
+
+    def test_another_file_is_no_database(self, sqlite_url: str, path: Path) -> None:
+        """A file of another kind is named and left as it is."""
+        path.write_text("Dear diary, " * 100)
+        with pytest.raises(StoreUnavailable, match=r"semel.db is not a SQLite database"):
+            SQLiteStore(sqlite_url).open()
+        assert path.read_text().startswith("Dear diary")
+
+    def test_a_folder_is_no_database(self, tmp_path: Path) -> None:
+        """A folder can't be opened as a file."""
+        with pytest.raises(StoreUnavailable, match="can’t be used"):
+            SQLiteStore(f"sqlite:///{tmp_path}").open()
+
+    @pytest.mark.parametrize("what", ["file", "folder of a new file", "folder of an old file"])
+    def test_what_can_only_be_read_is_told_at_once(self, what: str) -> None:
+        """A file or folder that this user may not write is reported on opening, as read-only."""
+        with tempfile.TemporaryDirectory() as folder:  # not tmp_path, which is shut to other users
+            path = Path(folder) / "semel.db"
+            if what != "folder of a new file":
+                SQLiteStore(f"sqlite:///{path}").migrate()
+                path.chmod(0o444 if what == "file" else 0o666)
+            path.parent.chmod(0o777 if what == "file" else 0o555)
+            assert as_nobody(SQLiteStore(f"sqlite:///{path}").open) is StoreReadOnly
+            path.parent.chmod(0o700)
+
+
+def as_nobody(act: Callable[[], None]) -> type[StoreError] | None:
+    """The error that *act* ends with for somebody who is not root."""
+    kinds: list[type[StoreError] | None] = [None, StoreReadOnly, StoreUnavailable]
+    child = os.fork()
+    if not child:
+        code = len(kinds)
+        try:
+            if not os.geteuid():
+                os.setgroups([])
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+            act()
+            code = 0
+        except StoreError as error:
+            code = kinds.index(type(error))
+        finally:
+            os._exit(code)
+    return kinds[os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]

@@ -1,0 +1,262 @@
+"""Who runs a flow, in a thread and on a loop, and what becomes of it when its caller goes away."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from semel import drivers
+from semel.core.commands import Answered, Command, Flow, NameScope, ReadBody, Release, Verdict
+from semel.core.message import Answer, Head
+from semel.core.policy import Policy
+from semel.core.record import Hold
+from semel.drivers import arun, run
+from semel.errors import StoreUnavailable
+from semel.flows.serve import Reply, Send, serve
+
+TOKEN = b"t" * 16
+HOLD = Hold("alice", "key", 1, TOKEN)
+ANSWERED = Answered(Answer(200, (), b"done"))
+BY_TOKEN = Release(Hold("alice", "key", 0, TOKEN))
+
+
+def request() -> Flow[Reply]:
+    return serve(Head("POST", "/", b"", ((b"idempotency-key", b"key"),)), Policy(), TOKEN)
+
+
+class World:
+    """Answers every command of a request; some of them in another way."""
+
+    def __init__(self, **answers: Callable[[], Any]) -> None:
+        self.answers: dict[str, Callable[[], Any]] = {
+            "NameScope": lambda: "alice",
+            "ReadBody": lambda: b"{}",
+            "Claim": lambda: HOLD,
+            "RunHandler": lambda: ANSWERED,
+            "Complete": lambda: Verdict.DONE,
+            "Release": lambda: Verdict.DONE,
+            "Pause": lambda: None,
+            "Tell": lambda: None,
+        } | answers
+        self.commands: list[Command[Any]] = []
+
+    def perform(self, command: Command[Any]) -> Any:
+        self.commands.append(command)
+        return self.answers[type(command).__name__]()
+
+    @property
+    def names(self) -> list[str]:
+        return [type(command).__name__ for command in self.commands]
+
+
+def raising(error: BaseException) -> Callable[[], Any]:
+    def answer() -> Any:
+        raise error
+
+    return answer
+
+
+def in_turn(*answers: Callable[[], Any]) -> Callable[[], Any]:
+    left = iter(answers)
+    return lambda: next(left)()  # noqa: PLW0108 - not the same: `next(left)` is for later
+
+
+def talk() -> Flow[list[Any]]:
+    """Ask twice; say what came of it."""
+    said: list[Any] = []
+    for command in (NameScope(), ReadBody(1)):
+        try:
+            said.append((yield from command))
+        except OSError as error:
+            said.append(error)
+    return said
+
+
+def idle() -> Flow[str]:
+    """Ask for nothing."""
+    yield from ()
+    return "nothing"
+
+
+# In a thread
+
+
+def test_run_answers() -> None:
+    """Every answer comes back where it was asked for, and the flow's own is returned."""
+    assert run(talk(), World().perform) == ["alice", b"{}"]
+    assert run(idle(), World().perform) == "nothing"
+
+
+def test_run_raises_into_the_flow() -> None:
+    """What goes wrong is raised where it was asked for; what the flow does not catch, out of it."""
+    error = OSError()
+    assert run(talk(), World(NameScope=raising(error)).perform) == [error, b"{}"]
+    with pytest.raises(ZeroDivisionError):
+        run(talk(), World(NameScope=raising(ZeroDivisionError())).perform)
+
+
+@pytest.mark.parametrize("kill", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize(
+    "at, after", [("NameScope", []), ("ReadBody", []), ("Claim", ["Release"]), ("RunHandler", []), ("Complete", [])]
+)
+def test_run_is_killed(kill: type[BaseException], at: str, after: list[str]) -> None:
+    """A thread that is killed frees the key it was claiming. One that ran a handler leaves the key to its lease."""
+    world = World(**{at: raising(kill())})
+    with pytest.raises(kill):
+        run(request(), world.perform)
+    assert world.names[-1 - len(after) :] == [at, *after]
+    if after:
+        assert world.commands[-1] == BY_TOKEN
+
+
+def test_run_is_killed_and_the_store_is_gone() -> None:
+    """If freeing the key fails, it is still the killing that is raised."""
+    world = World(Claim=raising(KeyboardInterrupt()), Release=raising(StoreUnavailable()))
+    with pytest.raises(KeyboardInterrupt):
+        run(request(), world.perform)
+    assert world.commands[-1] == BY_TOKEN
+
+
+# On a loop
+
+
+def resolved(value: Any) -> "asyncio.Future[Any]":
+    future = asyncio.get_running_loop().create_future()
+    future.set_result(value)
+    return future
+
+
+async def coroutine(value: Any) -> Any:
+    if isinstance(value, BaseException):
+        raise value
+    return value
+
+
+async def the_rest() -> None:
+    """Wait for flows whose callers have gone."""
+    while drivers._behind:
+        await asyncio.wait(drivers._behind)
+
+
+async def leave_at(world: World, at: str, step: "asyncio.Future[Any] | None" = None) -> "asyncio.Task[Reply]":
+    """Begin a request, and cancel its caller in the middle of *at*, which does not end by itself."""
+    entered = asyncio.Event()
+    usual = world.answers[at]
+
+    def answer() -> Any:
+        entered.set()
+        world.answers[at] = usual
+        return asyncio.Event().wait() if step is None else step
+
+    world.answers[at] = answer
+    task = asyncio.ensure_future(arun(request(), world.perform))
+    await entered.wait()
+    await asyncio.sleep(0)  # it is set while the caller still runs; now it waits
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    return task
+
+
+async def test_arun_answers() -> None:
+    """An answer may be a value, a coroutine or a future."""
+    world = World(NameScope=lambda: coroutine("alice"), ReadBody=lambda: resolved(b"{}"))
+    assert await arun(talk(), world.perform) == ["alice", b"{}"]
+    assert await arun(talk(), World().perform) == ["alice", b"{}"]
+    assert await arun(idle(), World().perform) == "nothing"
+
+
+async def test_arun_raises_into_the_flow() -> None:
+    """What goes wrong, at once or later, is raised where it was asked for."""
+    error = OSError()
+    failed = asyncio.get_running_loop().create_future()
+    failed.set_exception(error)
+    assert await arun(talk(), World(NameScope=raising(error), ReadBody=lambda: failed).perform) == [error, error]
+    assert await arun(talk(), World(NameScope=lambda: coroutine(error)).perform) == [error, b"{}"]
+    with pytest.raises(ZeroDivisionError):
+        await arun(talk(), World(NameScope=raising(ZeroDivisionError())).perform)
+
+
+@pytest.mark.parametrize("at", ["NameScope", "ReadBody"])
+async def test_arun_leaves_before_the_claim(at: str) -> None:
+    """A caller that goes before the claim leaves nothing behind."""
+    world = World()
+    await leave_at(world, at)
+    await the_rest()
+    assert world.names[-1] == at
+
+
+@pytest.mark.parametrize("outcome", [HOLD, StoreUnavailable(was_sent=True)], ids=["claimed", "failed"])
+async def test_arun_leaves_while_claiming(outcome: Any) -> None:
+    """A caller that goes while the key is claimed leaves at once; when that is through, the key is freed behind."""
+    world = World()
+    step = asyncio.get_running_loop().create_future()
+    await leave_at(world, "Claim", step)
+    assert world.names[-1] == "Claim"
+    if isinstance(outcome, Exception):
+        step.set_exception(outcome)
+    else:
+        step.set_result(outcome)
+    await the_rest()
+    assert world.commands[-1] == BY_TOKEN
+
+
+async def test_arun_leaves_while_claiming_and_the_store_is_gone() -> None:
+    """If freeing the key fails behind, that is the end of it: the lease will free it."""
+    world = World(Release=raising(StoreUnavailable()))
+    step = asyncio.get_running_loop().create_future()
+    await leave_at(world, "Claim", step)
+    step.set_result(HOLD)
+    await the_rest()
+    assert world.names[-1] == "Release"
+
+
+async def test_arun_leaves_while_the_handler_runs() -> None:
+    """A caller that goes while the handler runs leaves at once; the handler carries on, and its answer is stored."""
+    world = World(Complete=lambda: resolved(Verdict.DONE))
+    step = asyncio.get_running_loop().create_future()
+    await leave_at(world, "RunHandler", step)
+    assert world.names[-1] == "RunHandler"
+    step.set_result(ANSWERED)
+    await the_rest()
+    assert world.names[-2:] == ["RunHandler", "Complete"]
+    assert world.names.count("RunHandler") == 1
+
+
+async def test_arun_leaves_while_the_answer_is_stored() -> None:
+    """A caller that goes while the answer is stored does not stop it, nor the patience it takes."""
+    world = World(Pause=lambda: coroutine(None))
+    step = asyncio.get_running_loop().create_future()
+    await leave_at(world, "Complete", step)
+    step.set_exception(StoreUnavailable())
+    await the_rest()
+    assert world.names[-3:] == ["Complete", "Pause", "Complete"]
+
+
+async def test_arun_leaves_during_a_pause() -> None:
+    """A pause that is cut short by its caller's going is made again behind, and the answer is stored."""
+    world = World(Complete=in_turn(raising(StoreUnavailable()), lambda: resolved(Verdict.DONE)))
+    await leave_at(world, "Pause")
+    await the_rest()
+    assert world.names[-4:] == ["Complete", "Pause", "Pause", "Complete"]
+
+
+async def test_arun_step_is_cancelled() -> None:
+    """When the step itself is cancelled, as when the loop ends, nothing more is asked for."""
+    world = World()
+    step = asyncio.get_running_loop().create_future()
+    world.answers["RunHandler"] = lambda: step
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await arun(request(), world.perform)
+    await the_rest()
+    assert world.names[-1] == "RunHandler"
+
+
+async def test_arun_lets_nobody_wait_for_those_behind() -> None:
+    """A request that is not disturbed leaves nothing behind."""
+    world = World()
+    assert await arun(request(), world.perform) == Send(ANSWERED.answer)
+    assert world.names == ["NameScope", "ReadBody", "Claim", "RunHandler", "Complete"]
+    assert not drivers._behind

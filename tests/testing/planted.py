@@ -1,0 +1,197 @@
+"""Stores that are broken on purpose, each in one of the ways stores are broken in the wild. See test_planted.py."""
+
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from semel.core.commands import Again, Claim, Command, Complete, Release, Renew, TakeOver, Verdict
+from semel.core.message import Answer
+from semel.core.record import Found, Hold
+from semel.core.state import TERMINAL, State
+from semel.stores.memory import MemoryStore
+from semel.testing.conformance import Candidate, StoreConformance
+
+
+class Broken(MemoryStore):
+    def row(self, hold: Hold | Claim) -> Any:
+        return self._rows.get((hold.scope, hold.key))
+
+    def perform(self, command: Command[Any]) -> Any:
+        return super().perform(self.spoil(command))
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        return command
+
+
+class NoFence(Broken):
+    """Whoever completes, completes."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        if isinstance(command, Complete) and (row := self.row(command.hold)):
+            return replace(command, hold=replace(command.hold, attempt=row.attempt, token=row.token))
+        return command
+
+
+class NoToken(Broken):
+    """The attempt number alone is compared."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        if isinstance(command, (Complete, Release)) and (row := self.row(command.hold)):
+            return replace(command, hold=replace(command.hold, token=row.token))
+        return command
+
+
+class NoAttempt(Broken):
+    """The token alone is compared."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        if isinstance(command, Complete) and (row := self.row(command.hold)):
+            return replace(command, hold=replace(command.hold, attempt=row.attempt))
+        return command
+
+
+class ReadThenWrite(Broken):
+    """The claim looks first and takes the key afterwards."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        if isinstance(command, Claim):
+            known = self.row(command)
+            if known is None:
+                time.sleep(0.002)  # whoever is broken may sleep
+                self._rows.pop((command.scope, command.key), None)
+        return super().perform(command)
+
+
+class TakesTheLiving(Broken):
+    """A take-over does not look at the lease."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        if isinstance(command, TakeOver) and (row := self.row(command.claim)) and row.lease_expires_at:
+            self._rows[command.claim.scope, command.claim.key] = replace(row, lease_expires_at=row.created_at)
+        return command
+
+
+class ExpiryEndsLeases(Broken):
+    """Past its retention a record is free for all, though its worker renews."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        if isinstance(command, TakeOver) and (row := self.row(command.claim)) and row.expires_at <= self._clock():
+            self._rows[command.claim.scope, command.claim.key] = replace(row, lease_expires_at=row.created_at)
+        return command
+
+
+class NewFingerprint(Broken):
+    """A take-over from the dead replaces the fingerprint."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        got = super().perform(command)
+        if isinstance(command, TakeOver) and isinstance(got, Hold):
+            self._update(got, fingerprint=command.claim.fingerprint)
+        return got
+
+
+class LastAnswerWins(Broken):
+    """A second completion replaces the first."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        got = super().perform(command)
+        if isinstance(command, Complete) and got is Verdict.DONE:
+            self._update(command.hold, answer=command.answer)
+        return got
+
+
+class FreesTheEnded(Broken):
+    """A release deletes an answer."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        row = self.row(command.hold) if isinstance(command, Release) else None
+        if row and isinstance(command, Release) and row.state in TERMINAL and row.token == command.hold.token:
+            del self._rows[command.hold.scope, command.hold.key]
+            return Verdict.DONE
+        return super().perform(command)
+
+
+class AnswersAsText(Broken):
+    """Bodies are kept as text."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        if isinstance(command, Complete) and command.answer.body is not None:
+            body = command.answer.body.decode("utf-8", "replace").encode()
+            return replace(command, answer=replace(command.answer, body=body))
+        return command
+
+
+class HeadersAsDictionary(Broken):
+    """Of repeated headers the last is kept."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        if isinstance(command, Complete):
+            headers = tuple(dict(command.answer.headers).items())
+            return replace(command, answer=replace(command.answer, headers=headers))
+        return command
+
+
+class EmptyIsNothing(Broken):
+    """An empty body is taken for none."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        if isinstance(command, Complete):
+            return replace(
+                command, answer=Answer(command.answer.status, command.answer.headers, command.answer.body or None)
+            )
+        return command
+
+
+class ScopelessKeys(Broken):
+    """Two principals meet."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        return replace(command, scope="everybody") if isinstance(command, Claim) else command
+
+
+class RenewsForZombies(Broken):
+    """A renewal compares nothing."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        got = super().perform(command)
+        return frozenset() if isinstance(command, Renew) else got
+
+
+class SaysBusyOfTheDead(Broken):
+    """A claim does not look at the lease, so that a dead worker's key is stuck for ever."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        got = super().perform(command)
+        if isinstance(got, Found) and got.state is State.PROCESSING:
+            return replace(got, lease_is_over=False)
+        return got
+
+
+class StuckForEver(Broken):
+    """Nothing is ever taken over."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        return Again.AGAIN if isinstance(command, TakeOver) else super().perform(command)
+
+
+class Planted(StoreConformance):
+    broken: type[Broken]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def candidate(cls) -> Candidate:
+        ahead = [timedelta(0)]
+        store = cls.broken(clock=lambda: datetime.now(UTC) + ahead[0])  # noqa: TID251 - the memory store has no other
+
+        def age(duration: timedelta) -> None:
+            ahead[0] += duration
+
+        return Candidate(open=lambda: store, age=age)
+
+
+KINDS: list[type[Broken]] = [Broken, *Broken.__subclasses__()]
+for bug in KINDS:
+    globals()[f"Test{bug.__name__}"] = type(f"Test{bug.__name__}", (Planted,), {"broken": bug})
