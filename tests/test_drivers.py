@@ -14,6 +14,7 @@ from semel.core.record import Hold
 from semel.drivers import arun, run
 from semel.errors import StoreUnavailable
 from semel.flows.serve import Reply, Send, serve
+from semel.stores.step import Step
 
 TOKEN = b"t" * 16
 HOLD = Hold("alice", "key", 1, TOKEN)
@@ -121,10 +122,10 @@ def test_run_is_killed_and_the_store_is_gone() -> None:
 # On a loop
 
 
-def resolved(value: Any) -> "asyncio.Future[Any]":
-    future = asyncio.get_running_loop().create_future()
-    future.set_result(value)
-    return future
+def resolved(value: Any) -> Step[Any]:
+    step = Step[Any]()
+    step.settle(value)
+    return step
 
 
 async def coroutine(value: Any) -> Any:
@@ -139,7 +140,7 @@ async def the_rest() -> None:
         await asyncio.wait(drivers._behind)
 
 
-async def leave_at(world: World, at: str, step: "asyncio.Future[Any] | None" = None) -> "asyncio.Task[Reply]":
+async def leave_at(world: World, at: str, step: Step[Any] | None = None) -> "asyncio.Task[Reply]":
     """Begin a request, and cancel its caller in the middle of *at*, which does not end by itself."""
     entered = asyncio.Event()
     usual = world.answers[at]
@@ -170,8 +171,7 @@ async def test_arun_answers() -> None:
 async def test_arun_raises_into_the_flow() -> None:
     """What goes wrong, at once or later, is raised where it was asked for."""
     error = OSError()
-    failed = asyncio.get_running_loop().create_future()
-    failed.set_exception(error)
+    failed = resolved(error)
     assert await arun(talk(), World(NameScope=raising(error), ReadBody=lambda: failed).perform) == [error, error]
     assert await arun(talk(), World(NameScope=lambda: coroutine(error)).perform) == [error, b"{}"]
     with pytest.raises(ZeroDivisionError):
@@ -191,13 +191,10 @@ async def test_arun_leaves_before_the_claim(at: str) -> None:
 async def test_arun_leaves_while_claiming(outcome: Any) -> None:
     """A caller that goes while the key is claimed leaves at once; when that is through, the key is freed behind."""
     world = World()
-    step = asyncio.get_running_loop().create_future()
+    step = Step[Any]()
     await leave_at(world, "Claim", step)
     assert world.names[-1] == "Claim"
-    if isinstance(outcome, Exception):
-        step.set_exception(outcome)
-    else:
-        step.set_result(outcome)
+    step.settle(outcome)
     await the_rest()
     assert world.commands[-1] == BY_TOKEN
 
@@ -205,9 +202,9 @@ async def test_arun_leaves_while_claiming(outcome: Any) -> None:
 async def test_arun_leaves_while_claiming_and_the_store_is_gone() -> None:
     """If freeing the key fails behind, that is the end of it: the lease will free it."""
     world = World(Release=raising(StoreUnavailable()))
-    step = asyncio.get_running_loop().create_future()
+    step = Step[Any]()
     await leave_at(world, "Claim", step)
-    step.set_result(HOLD)
+    step.settle(HOLD)
     await the_rest()
     assert world.names[-1] == "Release"
 
@@ -215,10 +212,10 @@ async def test_arun_leaves_while_claiming_and_the_store_is_gone() -> None:
 async def test_arun_leaves_while_the_handler_runs() -> None:
     """A caller that goes while the handler runs leaves at once; the handler carries on, and its answer is stored."""
     world = World(Complete=lambda: resolved(Verdict.DONE))
-    step = asyncio.get_running_loop().create_future()
+    step = Step[Any]()
     await leave_at(world, "RunHandler", step)
     assert world.names[-1] == "RunHandler"
-    step.set_result(ANSWERED)
+    step.settle(ANSWERED)
     await the_rest()
     assert world.names[-2:] == ["RunHandler", "Complete"]
     assert world.names.count("RunHandler") == 1
@@ -227,9 +224,9 @@ async def test_arun_leaves_while_the_handler_runs() -> None:
 async def test_arun_leaves_while_the_answer_is_stored() -> None:
     """A caller that goes while the answer is stored does not stop it, nor the patience it takes."""
     world = World(Pause=lambda: coroutine(None))
-    step = asyncio.get_running_loop().create_future()
+    step = Step[Any]()
     await leave_at(world, "Complete", step)
-    step.set_exception(StoreUnavailable())
+    step.settle(StoreUnavailable())
     await the_rest()
     assert world.names[-3:] == ["Complete", "Pause", "Complete"]
 
@@ -242,12 +239,12 @@ async def test_arun_leaves_during_a_pause() -> None:
     assert world.names[-4:] == ["Complete", "Pause", "Pause", "Complete"]
 
 
-async def test_arun_step_is_cancelled() -> None:
-    """When the step itself is cancelled, as when the loop ends, nothing more is asked for."""
+async def test_arun_step_is_abandoned() -> None:
+    """When the step itself is given up, as when the loop ends, nothing more is asked for."""
     world = World()
-    step = asyncio.get_running_loop().create_future()
+    step = Step[Any]()
     world.answers["RunHandler"] = lambda: step
-    step.cancel()
+    step.abandon()
     with pytest.raises(asyncio.CancelledError):
         await arun(request(), world.perform)
     await the_rest()

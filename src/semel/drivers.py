@@ -7,16 +7,18 @@ caller goes away in the middle.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from semel.core.commands import Command, Flow
 from semel.errors import Interrupted
+from semel.stores.step import Step
 
 T = TypeVar("T")
 Perform = Callable[[Command[Any]], Any]
 AsyncPerform = Callable[[Command[Any]], Any]
-Step = asyncio.Future[Any] | None
+#: Of a step whose waiter was cancelled, where there was one.
+Outcome = asyncio.Future[Any] | None
 
 
 def run(flow: Flow[T], perform: Perform) -> T:
@@ -42,9 +44,9 @@ def run(flow: Flow[T], perform: Perform) -> T:
 async def arun(flow: Flow[T], perform: AsyncPerform) -> T:
     """Run *flow* to its end on this loop. A cancelled caller leaves at once; the flow ends in order behind it.
 
-    ``perform`` answers with a value, a coroutine, or a future. A coroutine is ours and is cancelled with us, so it must
-    be one that can be begun again. A future is under way without us (a statement in a batch, a handler), so it is
-    waited for, whoever has gone.
+    ``perform`` answers with a value, a step, or a coroutine. A step is under way without us (a statement in a batch, a
+    handler), so it is waited for, whoever has gone. A coroutine is ours and is cancelled with us, so it must be one
+    that can be begun again.
     """
     try:
         command = next(flow)
@@ -52,15 +54,15 @@ async def arun(flow: Flow[T], perform: AsyncPerform) -> T:
             step = None
             try:
                 answer = perform(command)
-                if asyncio.isfuture(answer):
+                if isinstance(answer, Step):
                     step = answer
-                    answer = await asyncio.shield(step)
-                elif asyncio.iscoroutine(answer):
+                    answer = await step
+                elif isinstance(answer, Awaitable):
                     answer = await answer
             except asyncio.CancelledError:
-                if step is None or not step.cancelled():
-                    _finish_behind(flow, command, step, perform)
-                # Else the step itself was cancelled, as happens when the loop ends: nothing can be done any more.
+                if step is None or step.heir is not None:
+                    _finish_behind(flow, command, step and step.heir, perform)
+                # Else the step was abandoned, as happens when the loop ends: nothing can be done any more.
                 raise
             except Exception as error:  # noqa: BLE001 - it is the flow's to judge
                 command = flow.throw(error)
@@ -88,26 +90,26 @@ def _last_words(flow: Flow[Any], perform: Perform) -> None:
 _behind: set[asyncio.Task[None]] = set()
 
 
-def _finish_behind(flow: Flow[Any], command: Command[Any], step: Step, perform: AsyncPerform) -> None:
-    task = asyncio.get_running_loop().create_task(_finish(flow, command, step, perform))
+def _finish_behind(flow: Flow[Any], command: Command[Any], outcome: Outcome, perform: AsyncPerform) -> None:
+    task = asyncio.get_running_loop().create_task(_finish(flow, command, outcome, perform))
     _behind.add(task)
     task.add_done_callback(_behind.discard)
 
 
-async def _finish(flow: Flow[Any], command: Command[Any], step: Step, perform: AsyncPerform) -> None:
+async def _finish(flow: Flow[Any], command: Command[Any], outcome: Outcome, perform: AsyncPerform) -> None:
     """Wait for the step that was under way, then end the flow: by its last words, or once a handler runs, as usual."""
     answer: Any
     try:
         if command.interruptible:
-            if step is not None:
-                await asyncio.wait([step])
+            if outcome is not None:
+                await asyncio.wait([outcome])
             command = flow.throw(Interrupted())
-            step = None
+            outcome = None
         while True:
             try:
-                answer = perform(command) if step is None else step
-                step = None
-                if asyncio.isfuture(answer) or asyncio.iscoroutine(answer):
+                answer = perform(command) if outcome is None else outcome
+                outcome = None
+                if isinstance(answer, Awaitable):
                     answer = await answer
             except Exception as error:  # noqa: BLE001 - it is the flow's to judge
                 command = flow.throw(error)

@@ -24,7 +24,7 @@ from semel.core.commands import (
     Verdict,
 )
 from semel.core.decision import RETRY_AFTER_SECONDS
-from semel.core.events import Fenced, NotKept, NotStored, PersonalKey, TookOver
+from semel.core.events import Fenced, NotKept, NotStored, PersonalKey, StoreFailed, TookOver
 from semel.core.fingerprint import Subject
 from semel.core.key import Key
 from semel.core.message import Answer, Head, Headers
@@ -231,6 +231,18 @@ def test_no_effect() -> None:
     assert b"card network" in (sent(result.result).body or b"")
 
 
+def test_no_effect_where_errors_are_kept() -> None:
+    """Where every error is kept, NoEffect is one: the first answer is the one that is stored, and no other."""
+    raised = Raised(NoEffect(), no_effect=True)
+    result = played(
+        [*BEGIN, (Claim, HOLD), (RunHandler, raised), (Complete, Verdict.DONE)], Policy(server_errors="keep")
+    )
+    assert isinstance(result.result, Reraise)
+    stored = result.commands[-1]
+    assert isinstance(stored, Complete)
+    assert result.result.answer == stored.answer
+
+
 # A key that is there
 
 
@@ -355,21 +367,24 @@ def test_key_of_no_age_runs() -> None:
 @pytest.mark.parametrize("error", [UNREACHABLE, StoreNotReady()], ids=["unreachable", "not ready"])
 def test_unreachable_store_runs_nothing(error: StoreError) -> None:
     """Without the store nothing runs: 503, and when to come back."""
-    result = played([*BEGIN, (Claim, error)])
+    result = played([*BEGIN, (Claim, error), (Tell, None)])
+    assert result.commands[-1] == Tell(StoreFailed(SHORT, str(error)))
     assert refusal(result.result) == (503, "store-unavailable", b"%d" % STORE_RETRY_AFTER_SECONDS)
 
 
 @pytest.mark.parametrize("answer", [Verdict.DONE, Verdict.FENCED, UNREACHABLE], ids=["done", "fenced", "failed"])
 def test_claim_that_may_have_got_through(answer: object) -> None:
     """A claim that was sent and not answered is freed by its token, as well as that can be done."""
-    result = played([*BEGIN, (Claim, CUT_OFF), (Release, answer)])
+    result = played([*BEGIN, (Claim, CUT_OFF), (Tell, None), (Release, answer)])
     assert result.commands[-1] == Release(BY_TOKEN)
     assert refusal(result.result)[:2] == (503, "store-unavailable")
 
 
 def test_take_over_that_may_have_got_through() -> None:
     """The same for a take-over."""
-    result = played([*BEGIN, (Claim, found(lease_is_over=True)), (TakeOver, CUT_OFF), (Release, Verdict.DONE)])
+    result = played(
+        [*BEGIN, (Claim, found(lease_is_over=True)), (TakeOver, CUT_OFF), (Tell, None), (Release, Verdict.DONE)]
+    )
     assert result.commands[-1] == Release(BY_TOKEN)
 
 

@@ -48,4 +48,12 @@ class NotKept:
     status: int
 
 
-Happening = PersonalKey | TookOver | Fenced | NotStored | NotKept
+@dataclass(frozen=True, slots=True)
+class StoreFailed:
+    """A request was refused with 503, because the store could not do its part."""
+
+    key: str
+    reason: str
+
+
+Happening = PersonalKey | TookOver | Fenced | NotStored | NotKept | StoreFailed

@@ -80,17 +80,21 @@ class Policy:
 
     #: The request header, or several accepted names: sent together, they must agree.
     header: str | tuple[str, ...] = "Idempotency-Key"
+    #: The methods that are guarded. GET, HEAD, OPTIONS and TRACE never are.
     methods: Collection[str] = frozenset({"POST", "PATCH"})
     #: Whether a request without a key is refused (400) or passes through unguarded.
     required: bool = False
     #: Whether only the letter of RFC 9651 is read: a quoted string. Otherwise ``abc`` and ``"abc"`` are one key.
     strict: bool = False
+    #: Longer keys are refused (400), never cut: cutting would make one key of two.
     max_key_length: int = MAX_KEY_LENGTH
     #: Whether one key on two endpoints is a mistake ("principal") or two operations ("operation").
     scope_by: ScopeBy = "principal"
     #: What must be the same on a retry. None compares nothing but the key: weaker, and a mistake goes unseen.
     fingerprint: Fingerprinter | None = EVERYTHING
+    #: Which rung of the ladder: "guard" is one run at a time, and one answer.
     mode: Mode = "guard"
+    #: What a duplicate gets while the first still runs: "conflict" is 409 with ``Retry-After``.
     in_progress: WhileInProgress = "conflict"
     #: How long a worker may be silent before its key is taken over. A live one renews.
     lease: timedelta = LEASE
@@ -104,10 +108,13 @@ class Policy:
     on_crash: OnCrash = "rerun"
     #: A retry after retention: a new operation, or 410.
     late: Late = "rerun"
+    #: Bytes; a larger request is refused (413) and nothing is stored.
     max_request_body: int = MAX_REQUEST_BODY
+    #: Bytes; a larger answer is sent, but not kept: a retry is told that the operation is done (409).
     max_response_body: int = MAX_RESPONSE_BODY
     #: Further response headers to repeat on a replay, beside the usual ones.
     replay_headers: Collection[str] = frozenset()
+    #: "enforce": what this policy says is done.
     enforcement: Enforcement = "enforce"
     #: The shape of refusals: RFC 9457 problems, or Stripe's errors.
     dialect: Dialect = "ietf"

@@ -28,7 +28,7 @@ from semel.core.commands import (
     Verdict,
 )
 from semel.core.decision import RETRY_AFTER_SECONDS, Refuse, Replay, Run, decide
-from semel.core.events import Fenced, NotKept, NotStored, PersonalKey, TookOver
+from semel.core.events import Fenced, NotKept, NotStored, PersonalKey, StoreFailed, TookOver
 from semel.core.fingerprint import Subject
 from semel.core.key import Key, find
 from semel.core.message import Answer, Head
@@ -123,8 +123,9 @@ def _claim(key: Key, scope: str, subject: Subject, policy: Policy, token: bytes)
         # Nothing has run: let the next request have the key at once, whether or not the claim got through.
         yield from _release(Hold(scope, key.value, 0, token))
         raise
-    except StoreUnavailable as error:
-        if error.was_sent:
+    except StoreError as error:
+        yield from Tell(StoreFailed(key.short(), str(error)))
+        if isinstance(error, StoreUnavailable) and error.was_sent:
             yield from _release(Hold(scope, key.value, 0, token))
         raise
     raise InProgress(retry_after=RETRY_AFTER_SECONDS)
@@ -184,7 +185,7 @@ def _run(key: Key, hold: Hold, policy: Policy) -> Flow[Reply]:
         case Streaming():
             return PassOn()
         case Raised(error):
-            if isinstance(error, NoEffect):
+            if isinstance(error, NoEffect) and isinstance(verdict, Free):
                 return Send(refused(NoEffect(error.detail, retry_after=RETRY_AFTER_SECONDS), policy))
             return Reraise(error, verdict.answer if isinstance(verdict, Keep) else None)
         case never:  # pragma: no cover - mypy proves that nothing is left

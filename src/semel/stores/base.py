@@ -16,12 +16,12 @@ A store carries out the store commands of ``core/commands.py``: ``Claim``, ``Tak
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self, TypeVar
 
 from semel.core.commands import Command
+from semel.stores.step import Step
 
 T = TypeVar("T")
 
@@ -61,8 +61,8 @@ class AsyncStore(ABC):
     """A store for one event loop at a time. It opens itself on first use."""
 
     @abstractmethod
-    def perform(self, command: Command[T]) -> asyncio.Future[T]:
-        """Start one store command. It is carried out whether or not anybody waits for the future."""
+    def perform(self, command: Command[T]) -> Step[T]:
+        """Start one store command. It is carried out whether or not anybody waits for it."""
 
     @abstractmethod
     async def open(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from semel.core.commands import Command
 from semel.errors import StoreError, StoreUnavailable
+from semel.stores.step import Step
 
 C = TypeVar("C", bound=Command[Any])
 
@@ -29,13 +30,13 @@ class AsyncLane(Generic[C]):
     def __init__(self, execute: Callable[[list[C]], Awaitable[list[Any]]]) -> None:
         """Send batches through *execute*."""
         self._execute = execute
-        self._queue: deque[tuple[C, asyncio.Future[Any]]] = deque()
+        self._queue: deque[tuple[C, Step[Any]]] = deque()
         self._drain: asyncio.Task[None] | None = None
 
-    def submit(self, command: C) -> asyncio.Future[Any]:
+    def submit(self, command: C) -> Step[Any]:
         """Queue *command*. It goes out even if the caller goes away."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
+        answer = Step[Any](loop=loop)
         self._queue.append((command, answer))
         if self._drain is None:
             self._drain = loop.create_task(self._run())
@@ -47,17 +48,17 @@ class AsyncLane(Generic[C]):
             await asyncio.wait([self._drain])
 
     async def _run(self) -> None:
-        batch: list[tuple[C, asyncio.Future[Any]]] = []
+        batch: list[tuple[C, Step[Any]]] = []
         try:
             while self._queue:
                 batch = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
                 outcomes = await self._outcomes([command for command, _ in batch])
                 for (_, answer), outcome in zip(batch, outcomes, strict=True):
-                    _settle(answer, outcome)
+                    answer.settle(outcome)
         except BaseException:
             # Only the end of the loop cancels a lane. Those who wait for it must not wait for ever.
             for _, answer in (*batch, *self._queue):
-                _settle(answer, StoreUnavailable("The event loop ended before the store answered.", was_sent=True))
+                answer.settle(StoreUnavailable("The event loop ended before the store answered.", was_sent=True))
             self._queue.clear()
             raise
         finally:
@@ -172,12 +173,3 @@ def _one_each(error: StoreError, count: int) -> list[StoreError]:
     for each in errors:
         each.__cause__ = error.__cause__
     return errors
-
-
-def _settle(answer: asyncio.Future[Any], outcome: object) -> None:
-    if answer.done():
-        return
-    if isinstance(outcome, Exception):
-        answer.set_exception(outcome)
-    else:
-        answer.set_result(outcome)

@@ -29,6 +29,7 @@ from semel.core.message import Answer
 from semel.core.record import Found, Hold, Record
 from semel.core.state import TERMINAL, Event, State, after
 from semel.stores.base import AsyncStore, Store
+from semel.stores.step import Step
 
 T = TypeVar("T")
 Clock = Callable[[], datetime]
@@ -182,10 +183,10 @@ class AsyncMemoryStore(AsyncStore):
         """Use the records of *memory*, or start empty."""
         self._memory = memory or MemoryStore()
 
-    def perform(self, command: Command[T]) -> asyncio.Future[T]:
+    def perform(self, command: Command[T]) -> Step[T]:
         """Carry out one store command."""
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        answer.set_result(self._memory.perform(command))
+        answer = Step[T](loop=asyncio.get_running_loop())
+        answer.settle(self._memory.perform(command))
         return answer
 
     async def open(self) -> None:

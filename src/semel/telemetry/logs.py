@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 
-from semel.core.events import Fenced, Happening, NotKept, NotStored, PersonalKey, TookOver
+from semel.core.events import Fenced, Happening, NotKept, NotStored, PersonalKey, StoreFailed, TookOver
 
 logger = logging.getLogger("semel")
 
@@ -15,6 +15,7 @@ _LEVELS: dict[type[Happening], int] = {
     Fenced: logging.WARNING,
     NotStored: logging.ERROR,
     NotKept: logging.INFO,
+    StoreFailed: logging.ERROR,
 }
 
 

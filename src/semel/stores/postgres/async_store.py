@@ -14,6 +14,7 @@ from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SE
 from semel.stores.postgres.errors import TRANSIENT, translated, unreachable
 from semel.stores.postgres.statements import Statements
 from semel.stores.statement import Statement
+from semel.stores.step import Step
 
 try:
     import asyncpg
@@ -36,7 +37,7 @@ class AsyncPostgresStore(AsyncStore):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._bind()
 
-    def perform(self, command: Command[T]) -> asyncio.Future[T]:
+    def perform(self, command: Command[T]) -> Step[T]:
         """Start one store command."""
         if asyncio.get_running_loop() is not self._loop:
             self._bind()

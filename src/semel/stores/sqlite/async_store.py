@@ -10,6 +10,7 @@ from semel.core.commands import Command
 from semel.stores.base import AsyncStore
 from semel.stores.lane import AsyncLane
 from semel.stores.sqlite.ledger import Ledger
+from semel.stores.step import Step
 
 T = TypeVar("T")
 
@@ -22,8 +23,8 @@ class AsyncSQLiteStore(AsyncStore):
         self._ledger = Ledger(url)
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def perform(self, command: Command[T]) -> asyncio.Future[T]:
-        """Start one store command. It is carried out whether or not anybody waits for the future."""
+    def perform(self, command: Command[T]) -> Step[T]:
+        """Start one store command. It is carried out whether or not anybody waits for it."""
         if asyncio.get_running_loop() is not self._loop:
             self._start()
         return self._lane.submit(command)
