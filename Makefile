@@ -29,7 +29,7 @@ fix: .venv/.ready ## Format the code and mend what ruff can mend.
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
-bench: .venv/.ready ## Measure Semel against the naive ways, on this machine.
+bench: .venv/.ready ## Measure what Semel costs, against the same app without it.
 	@$(BIN)/python -m bench
 
 clean: ## Remove what make and the tools made.

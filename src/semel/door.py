@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import mmap
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import IO, Any
+from typing import IO, Any, Self
 
+from semel.core.commands import Raised
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer, Head, Headers
 from semel.core.policy import Policy
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, NoEffect
+from semel.operation import Operation
 
 #: A body larger than this waits on disk: a hundred uploads at once must not fill the memory.
 SPILL_BYTES = 256 * 1024
@@ -20,6 +23,9 @@ CHUNK_BYTES = 64 * 1024
 
 #: RFC 9110: these have no body, and say nothing of its length.
 BODILESS = frozenset({204, 304})
+
+#: What a router answers by itself, before any handler: no such path, or the same path spelled otherwise.
+ROUTERS_STATUSES = frozenset({307, 308, 404})
 
 Paths = str | Iterable[str] | Mapping[str, Policy] | Callable[[str], bool] | None
 
@@ -59,12 +65,18 @@ class RequestView:
     #: The ASGI scope, or the WSGI environ: where an outer layer left the user it knows.
     raw: Any
 
+    @classmethod
+    def of(cls, head: Head, path: str, raw: object) -> Self:
+        """Show *head*, whose decoded path is *path*."""
+        return cls(head.method, path, head.query.decode("latin-1"), HeaderView(head.headers), raw)
+
 
 class Routes:
     """Which requests are guarded, and by which policy."""
 
-    def __init__(self, policy: Policy, paths: Paths) -> None:
+    def __init__(self, policy: Policy | None, paths: Paths) -> None:
         """Guard the given *paths*: patterns such as ``/orders/*``, each perhaps with its own policy; None is all."""
+        policy = Policy.ietf() if policy is None else policy
         if not isinstance(policy, Policy):
             raise ConfigurationError(f"policy must be a Policy, such as Policy.ietf(), not {policy!r}.")
         self._policy = policy
@@ -84,10 +96,11 @@ class Routes:
 
 
 class Body:
-    """A request body: in memory while it is small, on disk when it is not."""
+    """A body: in memory while it is small, on disk when it is not."""
 
-    def __init__(self) -> None:
-        """Start empty."""
+    def __init__(self, spill: int = SPILL_BYTES) -> None:
+        """Start empty, and move to disk at more than *spill* bytes."""
+        self._spill = spill
         self._parts: list[bytes] = []
         self._file: IO[bytes] | None = None
         self._map: mmap.mmap | None = None
@@ -98,7 +111,7 @@ class Body:
         self.size += len(chunk)
         if self._file is None:
             self._parts.append(chunk)
-            if self.size > SPILL_BYTES:
+            if self.size > self._spill:
                 self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it outlives this call; close() ends it
                 self._file.write(b"".join(self._parts))
                 self._parts = []
@@ -114,6 +127,13 @@ class Body:
             self._file.flush()
             self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         return self._map
+
+    def stream(self) -> IO[bytes]:
+        """Return the whole body as a file, at its beginning."""
+        if self._file is None:
+            return io.BytesIO(self.buffer())
+        self._file.seek(0)
+        return self._file
 
     def chunks(self) -> Iterator[tuple[bytes, bool]]:
         """Iterate over the body in pieces, each with whether more follow. An empty body is one empty piece."""
@@ -143,6 +163,11 @@ def declared_length(head: Head) -> int:
     """Return how long the client says its body is; 0 when it does not say."""
     values = head.values(b"content-length")
     return int(values[0]) if values and values[0].isdigit() else 0
+
+
+def raised(error: Exception, operation: Operation) -> Raised:
+    """Return the ending of a handler that raised *error*."""
+    return Raised(error, isinstance(error, NoEffect) or operation.has_no_effect)
 
 
 def checked_scope(scope: object) -> Callable[[RequestView], Any]:

@@ -6,6 +6,7 @@
     │   │   ├── KeyMissing         400
     │   │   ├── KeyInvalid         400
     │   │   ├── ScopeMissing       400
+    │   │   ├── BodyIncomplete     400
     │   │   ├── InProgress         409
     │   │   ├── NotReplayable      409
     │   │   ├── OutcomeUnknown     409
@@ -90,6 +91,14 @@ class ScopeMissing(RequestRefused):
 
     slug = "idempotency-scope-missing"
     title = "No owner for the idempotency key"
+
+
+class BodyIncomplete(RequestRefused):
+    """The request body ended before its declared length. Nothing was run; send the whole request again."""
+
+    slug = "request-body-incomplete"
+    title = "Request body incomplete"
+    retryable = True
 
 
 class InProgress(RequestRefused):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -57,6 +59,16 @@ def current() -> Operation:
         raise NotGuarded from None
 
 
-def enter(operation: Operation) -> None:
-    """Make *operation* the current one in this context. For doors, not for handlers."""
+def begin(operation: Operation) -> None:
+    """Make *operation* the current one in this context, for good. For doors that run each request in its own."""
     _current.set(operation)
+
+
+@contextmanager
+def enter(operation: Operation) -> Iterator[None]:
+    """Make *operation* the current one inside the block, and not for what this thread does next. For doors."""
+    token = _current.set(operation)
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -49,7 +49,9 @@ def opened(url: str | None) -> Iterator[Store]:
             raise ConfigurationError(f"Which store? Give --store URL or set {VARIABLE}: there is no {USUAL_FILE} here.")
         found = f"sqlite:///{USUAL_FILE}"
     if urlsplit(found).scheme == "sqlite" and not (path := locate(found).path).exists():
-        raise ConfigurationError(f"There is no file {path}. A path from the root has four slashes: sqlite:////folder/file.")
+        raise ConfigurationError(
+            f"There is no file {path}. A path from the root has four slashes: sqlite:////folder/file."
+        )
     keys = store(found)
     try:
         yield keys
@@ -69,4 +71,6 @@ def checked(url: str) -> str:
 
 
 def _unreadable() -> ConfigurationError:
-    return ConfigurationError("The store's URL can't be read. In a password, write @ : / [ ] % as %40 %3A %2F %5B %5D %25.")
+    return ConfigurationError(
+        "The store's URL can't be read. In a password, write @ : / [ ] % as %40 %3A %2F %5B %5D %25."
+    )

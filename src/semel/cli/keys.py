@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from semel.cli.address import StoreOption, opened
-from semel.cli.output import as_text, brief, console, hex_dump, pasteable, relative, safe
+from semel.cli.output import as_text, brief, hex_dump, pasteable, put, relative, safe, width
 from semel.core.commands import Browse, Look
 from semel.core.record import Record
 from semel.core.state import State
@@ -22,6 +22,8 @@ from semel.errors import ConfigurationError, SemelError
 #: As many owners of one key as are listed before a person is asked to choose.
 SCOPES_SHOWN = 20
 HEX_DUMP_BYTES = 256
+#: What a scope leaves to the other columns: in 80, a UUID then takes two lines.
+NOT_SCOPE_WIDTH = 66
 
 STYLES = {State.PENDING: "yellow", State.PROCESSING: "cyan", State.COMPLETE: "green", State.FAILED: "red"}
 STUCK_STYLE = "bold red"
@@ -49,7 +51,7 @@ def list_keys(
     if as_json:
         print(json.dumps([_facts(record) for record in records], indent=2))
     elif records:
-        console().print(_table(records))
+        put(_table(records))
     else:
         print("No keys.")
 
@@ -73,7 +75,7 @@ def show(
     if as_json:
         print(json.dumps(_all_facts(record, with_body=body), indent=2))
     else:
-        console().print(_sheet(record, with_body=body))
+        put(_sheet(record, with_body=body))
         if body:
             _print_body(record)
 
@@ -87,8 +89,8 @@ def _table(records: tuple[Record, ...]) -> Table:
         table.caption = Text(f"scope: {safe(scopes.pop())}")
     table.add_column("key", overflow="fold")
     if not has_one_scope:
-        table.add_column("scope", overflow="fold")
-    for name in ("state", "try", "status", "age", "lease / kept"):
+        table.add_column("scope", overflow="ellipsis", no_wrap=True, max_width=width() - NOT_SCOPE_WIDTH)
+    for name in ("state", "try", "status", "age", "ends"):
         table.add_column(name, no_wrap=True, justify="right" if name in {"try", "status", "age"} else "left")
     for record in records:
         whose = [] if has_one_scope else [Text(safe(record.scope))]
@@ -141,9 +143,8 @@ def _lines(record: Record, *, with_body: bool) -> Iterator[tuple[str, Text]]:
     if record.answer is None:
         return
     yield "status", Text(_status(record))
-    for number, (name, value) in enumerate(record.answer.headers):
-        header = f"{name.decode('latin-1')}: {value.decode('latin-1')}"
-        yield "" if number else "headers", Text(safe(header))
+    for number, pair in enumerate(record.answer.headers):
+        yield "" if number else "headers", Text(safe(b": ".join(pair).decode("latin-1")))
     if record.answer.body is None:
         yield "body", Text("not kept: it was too large, or a stream")
     else:

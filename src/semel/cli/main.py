@@ -17,7 +17,7 @@ def main() -> None:
     try:
         from semel.cli.app import app  # noqa: PLC0415 - needs the extra semel[cli]
     except ModuleNotFoundError as missing:
-        if missing.name not in {"rich", "typer"}:
+        if not is_of(missing, "rich", "typer"):
             raise
         _end("The command line needs typer and rich. Run: pip install 'semel[cli]'", USAGE)
     try:
@@ -30,6 +30,11 @@ def main() -> None:
         if sys.flags.dev_mode:
             raise
         _end(f"{type(error).__name__}: {error} (Where: python -X dev -m semel ...)", FAILURE)
+
+
+def is_of(missing: ModuleNotFoundError, *packages: str) -> bool:
+    """Whether the *missing* module belongs to one of *packages*, which an extra installs."""
+    return (missing.name or "").partition(".")[0] in packages
 
 
 def _end(what: object, status: int) -> NoReturn:

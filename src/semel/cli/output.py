@@ -8,6 +8,7 @@ import sys
 from datetime import timedelta
 
 from rich.console import Console
+from rich.table import Table
 
 #: A pipe has no width: a record stays on one line, and grep and awk can be used on it.
 PIPE_WIDTH = 10_000
@@ -20,9 +21,21 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u206
 _CONTROL_BUT_BREAKS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
-def console() -> Console:
-    """Return where to print: as wide as the terminal is, or as wide as it takes."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+def width() -> int:
+    """Say how many columns there are to fill."""
+    return Console().width if sys.stdout.isatty() else PIPE_WIDTH
+
+
+def put(table: Table) -> None:
+    """Print *table*: in a terminal as wide as that is, in a pipe as wide as it takes."""
+    console = Console(width=width(), highlight=False)
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as capture:
+        console.print(table)
+    # Cells are filled up with blanks, which are of no use to a program.
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def brief(duration: timedelta) -> str:
@@ -49,7 +62,7 @@ def pasteable(text: str) -> str:
     if not _CONTROL.search(text):
         return shlex.quote(text)
     spelled = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"$'{_CONTROL.sub(lambda match: f'\\u{ord(match[0]):04x}', spelled)}'"
+    return "$'" + _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", spelled) + "'"
 
 
 def as_text(body: bytes) -> str | None:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from decimal import Decimal
+from functools import lru_cache
 from hashlib import sha256
 from mmap import mmap
 from typing import NamedTuple, NoReturn, TypeAlias
@@ -53,6 +54,7 @@ class MediaType(NamedTuple):
     boundary: str | None
 
 
+@lru_cache(maxsize=64)  # A client sends the same few over and over; a boundary is in the way for a while only.
 def media_type(content_type: str) -> MediaType:
     """Read a Content-Type; one that can't be read counts as it is."""
     match = _MEDIA_TYPE.fullmatch(content_type)

@@ -26,7 +26,10 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response: status, ordered header pairs, bytes. ``body=None`` is a tombstone: it was sent, but not kept."""
+    """A response: status, ordered header pairs, bytes. ``body=None`` is a tombstone: it was sent, but not kept.
+
+    Header names are lower case.
+    """
 
     status: int
     headers: Headers = field(default=())

@@ -72,8 +72,8 @@ def judge(ending: Answered | Streaming | Raised, policy: Policy) -> Keep | Free:
 
 def kept(headers: Headers, policy: Policy) -> Headers:
     """Return those of *headers* that a replay repeats, in order, repeats and all."""
-    extra = {name.encode() for name in policy.replay_headers}
-    return tuple((name, value) for name, value in _lower(headers) if name in REPLAYED_HEADERS or name in extra)
+    wanted = REPLAYED_HEADERS | {name.encode() for name in policy.replay_headers}
+    return tuple([pair for pair in headers if pair[0] in wanted])
 
 
 def replayed(answer: Answer, policy: Policy) -> Answer:
@@ -100,7 +100,3 @@ def _is_kept(status: int, policy: Policy, *, no_effect: bool = False) -> bool:
 
 def _event(status: int) -> Event:
     return Event.COMPLETE if status < FIRST_SERVER_ERROR else Event.FAIL
-
-
-def _lower(headers: Headers) -> Headers:
-    return tuple((name.lower(), value) for name, value in headers)

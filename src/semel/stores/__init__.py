@@ -43,7 +43,12 @@ def async_store(url: str) -> AsyncStore:
 def _find(stores: dict[str, tuple[str, str]], url: str) -> Any:
     if not isinstance(url, str):
         raise ConfigurationError(f"store must be a URL or a Store, not {type(url).__name__}.")
-    scheme = urlsplit(url).scheme
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError:
+        # Python's own words may quote the password, so they go no further.
+        message = "The store's URL can't be read. Write odd characters in it as %XX, as in p%40ss for p@ss."
+        raise ConfigurationError(message) from None
     if scheme not in stores:
         what = f"{scheme}://" if scheme else "a name without a scheme"
         raise ConfigurationError(f"No store is known for {what}. Stores are given as {_SCHEMES}.")

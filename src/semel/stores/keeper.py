@@ -33,6 +33,7 @@ class AsyncKeeper:
         self._leases: Leases = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._wound_for = timedelta.max
         self._round: asyncio.Task[None] | None = None
 
     def add(self, hold: Hold, lease: timedelta) -> None:
@@ -43,7 +44,8 @@ class AsyncKeeper:
             self._loop, self._timer = loop, None
             self._leases.clear()
         self._leases[hold] = lease
-        self._wind(loop, lease)
+        if self._timer is None or lease < self._wound_for:
+            self._wind(loop, lease)
 
     def discard(self, hold: Hold) -> None:
         """Leave *hold* to its lease."""
@@ -57,12 +59,10 @@ class AsyncKeeper:
             self._timer = None
 
     def _wind(self, loop: asyncio.AbstractEventLoop, lease: timedelta) -> None:
-        due = loop.time() + _interval(lease)
         if self._timer is not None:
-            if self._timer.when() <= due:
-                return
             self._timer.cancel()
-        self._timer = loop.call_at(due, self._start_round)
+        self._timer = loop.call_later(_interval(lease), self._start_round)
+        self._wound_for = lease
 
     def _start_round(self) -> None:
         self._timer = None

@@ -151,8 +151,9 @@ class _Link:
             except asyncpg.ProtocolViolationError:
                 # A pooler that passes no session settings on. The statements work without, only less evenly.
                 self._connection = await self._open({})
-        except ValueError as error:
-            raise ConfigurationError(f"{self._address} is no address of a PostgreSQL server: {error}") from error
+        except ValueError:
+            # The driver's own words may quote the password, so they go no further.
+            raise ConfigurationError(f"{self._address} can't be read as the address of a PostgreSQL server.") from None
         except _FAULTS as error:
             raise unreachable(error, self._address) from error
         return self._connection

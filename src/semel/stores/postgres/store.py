@@ -166,8 +166,9 @@ class _Link:
     def _connect(self) -> psycopg.Connection[Any]:
         try:
             given = conninfo_to_dict(self._address.url)
-        except psycopg.ProgrammingError as error:
-            raise ConfigurationError(f"{self._address} is no address of a PostgreSQL server: {error}") from error
+        except psycopg.ProgrammingError:
+            # The driver's own words may quote the password, so they go no further.
+            raise ConfigurationError(f"{self._address} can't be read as the address of a PostgreSQL server.") from None
         try:
             try:
                 self._connection = self._open({"options": f"{given.get('options', '')} {_OPTIONS}".strip()})

@@ -1,0 +1,86 @@
+"""A WSGI environ as the core wants a request: what CGI made of it is undone here. Nothing is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import quote, urlsplit
+from wsgiref.types import WSGIEnvironment
+
+from semel.core.message import Head, Headers
+from semel.door import CHUNK_BYTES, ROUTERS_STATUSES, Body, declared_length
+from semel.errors import BodyIncomplete
+
+_PREFIX = "HTTP_"
+
+
+def head_of(environ: WSGIEnvironment) -> Head:
+    """Return all of the request but its body."""
+    headers = {name.removeprefix(_PREFIX): environ[name] for name in environ if name.startswith(_PREFIX)}
+    # These two have no prefix. Where a server gives them in both spellings, the one without is the standard's.
+    headers |= {name: environ[name] for name in ("CONTENT_TYPE", "CONTENT_LENGTH") if environ.get(name)}
+    fields = lowered((name.replace("_", "-"), value) for name, value in headers.items())
+    query = environ.get("QUERY_STRING", "").encode("latin-1")
+    return Head(environ["REQUEST_METHOD"], _raw_path(environ), query, fields)
+
+
+def path_of(environ: WSGIEnvironment) -> str:
+    """Return the whole path, decoded."""
+    path: str = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+    # PEP 3333 hands bytes over as Latin-1, whatever they are.
+    return path.encode("latin-1").decode("utf-8", "replace")
+
+
+def read_body(environ: WSGIEnvironment, head: Head, body: Body, limit: int) -> bool:
+    """Read the request's body into *body*; say whether it is within *limit*."""
+    length = _length(environ, head)
+    if length is not None and length > limit:
+        return False
+    while length is None or body.size < length:
+        # Never a byte more than was declared: behind it a raw socket has nothing, and waits for it for ever.
+        wanted = CHUNK_BYTES if length is None else min(CHUNK_BYTES, length - body.size)
+        chunk = environ["wsgi.input"].read(wanted)
+        if not chunk:
+            break
+        body.add(chunk)
+        if body.size > limit:
+            return False
+    if length is not None and body.size < length:
+        raise BodyIncomplete
+    return True
+
+
+def put_body(environ: WSGIEnvironment, body: Body) -> None:
+    """Give the handler the very body that was fingerprinted, of a known length, whichever way it came."""
+    environ["wsgi.input"] = body.stream()
+    environ["wsgi.input_terminated"] = True
+    environ["CONTENT_LENGTH"] = str(body.size)
+    environ.pop("HTTP_TRANSFER_ENCODING", None)
+
+
+def reached_handler(environ: WSGIEnvironment, status: int) -> bool:
+    """Whether a handler saw the request. Flask's request says so; without a word, suppose that one did."""
+    request = environ.get("werkzeug.request")
+    return getattr(request, "routing_exception", None) is None or status not in ROUTERS_STATUSES
+
+
+def lowered(fields: Iterable[tuple[str, str]]) -> Headers:
+    """Return header *fields* as the core has them."""
+    return tuple((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in fields)
+
+
+def _raw_path(environ: WSGIEnvironment) -> str:
+    """Return the path as the client sent it, where the server still knows, or else as it might have been sent."""
+    target: str = environ.get("RAW_URI") or environ.get("REQUEST_URI") or ""
+    if target.startswith("/"):
+        return target.partition("?")[0]
+    if "://" in target:
+        return urlsplit(target).path
+    return quote(path_of(environ))
+
+
+def _length(environ: WSGIEnvironment, head: Head) -> int | None:
+    """Return how many bytes of body may be read; None is *to the end*, where the server says that there is one."""
+    is_declared = environ.get("CONTENT_LENGTH") and not environ.get("HTTP_TRANSFER_ENCODING")
+    if environ.get("wsgi.input_terminated") and not is_declared:
+        return None
+    return declared_length(head)

@@ -1,0 +1,133 @@
+"""A WSGI app's answer: held back until it is stored, or let through as it comes when it can't be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+from semel.core.commands import Answered, Raised, Streaming
+from semel.core.message import Answer
+from semel.core.replay import is_endless
+from semel.door import Body, raised
+from semel.operation import Operation, enter
+from semel.wsgi.environ import lowered, reached_handler
+
+Fields = list[tuple[str, str]]
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
+
+
+class Response:
+    """What the app answers, from its ``start_response`` to the end of its iterable."""
+
+    def __init__(self, environ: WSGIEnvironment, operation: Operation, limit: int) -> None:
+        """Hold up to *limit* bytes in memory, the app running as *operation*."""
+        self._environ = environ
+        self._operation = operation
+        self._limit = limit
+        # Only write(), which can't be made to wait, goes past the limit: to disk.
+        self._held = Body(spill=limit)
+        self._iterable: Iterable[bytes] = ()
+        self._chunks: Iterator[bytes] = iter(())
+        self._server: StartResponse | None = None
+        self._server_write: Callable[[bytes], object] = self._held.add
+        #: As the app gave them.
+        self.status = ""
+        self.fields: Fields = []
+        self._reached_handler = True
+        self.answer: Answer | None = None
+
+    def take(self, app: WSGIApplication) -> Answered | Streaming | Raised:
+        """Run the app until its answer is whole, or known to be one that can't be kept."""
+        try:
+            with enter(self._operation):
+                self._iterable = app(self._environ, self._start)
+                self._chunks = iter(self._iterable)
+                while self._can_be_kept():
+                    try:
+                        chunk = next(self._chunks)
+                    except StopIteration:
+                        return self._answered()
+                    self._held.add(chunk)
+            return Streaming(self._code(), lowered(self.fields))
+        except Exception as error:  # noqa: BLE001 - it is the flow's to judge
+            return raised(error, self._operation)
+
+    def flow_on(self, start_response: StartResponse) -> Iterator[bytes]:
+        """Let the answer through as it comes: its tombstone is stored."""
+        self._server = start_response
+        self._server_write = start_response(self.status, self.fields)
+        return self._flow()
+
+    def close(self) -> None:
+        """Close what the app returned, once."""
+        close = getattr(self._iterable, "close", None)
+        self._iterable = ()
+        try:
+            if close is not None:
+                with enter(self._operation):
+                    close()
+        finally:
+            self._held.close()
+
+    def _flow(self) -> Iterator[bytes]:
+        for chunk, _ in self._held.chunks():
+            yield chunk
+        while True:
+            with enter(self._operation):
+                try:
+                    chunk = next(self._chunks)
+                except StopIteration:
+                    return
+            yield chunk
+
+    def _start(self, status: str, fields: Fields, exc_info: ExcInfo | None = None, /) -> Callable[[bytes], object]:
+        """The app's ``start_response``."""
+        if self._server is not None:
+            return self._server(status, fields, exc_info)
+        if self.status:
+            if exc_info is None:
+                raise AssertionError("start_response was called again, and not for an error (without exc_info).")
+            # Nothing has been sent, so the error's answer takes the place of all that was held.
+            self._held.close()
+            self._held = Body(spill=self._limit)
+            self._server_write = self._held.add
+        self.status, self.fields = status, fields
+        # Asked now, since Flask takes its word back when the app returns.
+        self._reached_handler = reached_handler(self._environ, self._code())
+        return self._write
+
+    def _write(self, data: bytes) -> None:
+        """The app's ``write``: the old way to answer, by pushing."""
+        self._server_write(data)
+
+    def _can_be_kept(self) -> bool:
+        return self._held.size <= self._limit and not is_endless(lowered(self.fields))
+
+    def _answered(self) -> Answered:
+        self.answer = Answer(self._code(), lowered(self.fields), bytes(self._held.buffer()))
+        return Answered(self.answer, self._reached_handler, self._operation.has_no_effect)
+
+    def _code(self) -> int:
+        if not self.status:
+            raise RuntimeError("The app returned without calling start_response.")
+        return int(self.status.split(" ", 1)[0])
+
+
+class Leaving:
+    """What the server is given: an answer to send, and to close when it has left."""
+
+    def __init__(self, chunks: Iterable[bytes], close: Callable[[], None]) -> None:
+        """Send *chunks*, then *close*. Not a list: granian closes none."""
+        self._chunks = chunks
+        self.close = close
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Iterate over the answer's body."""
+        return iter(self._chunks)
+
+
+def then_raise(body: bytes, error: Exception) -> Iterator[bytes]:
+    """Send *body*, then let *error* through."""
+    yield body
+    raise error
