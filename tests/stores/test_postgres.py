@@ -162,6 +162,7 @@ class TestTrouble:
             ("postgresql://localhost/db?table=", "table"),
             ("mysql://localhost/db", "mysql"),
             ("semel.db", "scheme"),
+            ("postgresql://me:pa[ss@localhost/db", "%XX"),
         ],
     )
     def test_wrong_url_is_an_error_that_says_what_is_wrong(self, open_store: Any, url: str, named: str) -> None:

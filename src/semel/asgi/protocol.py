@@ -39,8 +39,13 @@ def lowered(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     return tuple([(bytes(name).lower(), bytes(value)) for name, value in headers])
 
 
-def reached_handler(scope: ASGIScope, status: int) -> bool:
-    """Whether a handler saw the request. Starlette's router says which one; without a word, suppose that it did."""
+def reached_handler(scope: ASGIScope, status: int, error: BaseException | None) -> bool:
+    """Whether a handler saw the request. Without a word from the framework, suppose that one did.
+
+    Starlette's router says which handler it chose. FastAPI answers for the *error* by which it refused the parameters.
+    """
+    if type(error).__name__ == "RequestValidationError":
+        return False
     return status not in ROUTERS_STATUSES or "router" not in scope or "endpoint" in scope
 
 

@@ -141,7 +141,7 @@ class Response:
             # The framework answers for it as for any error it doesn't know, and is about to raise it on.
             return raised(error, self._operation)
         no_effect = isinstance(error, NoEffect) or self._operation.has_no_effect
-        return Answered(answer, reached_handler(self._scope, answer.status), no_effect)
+        return Answered(answer, reached_handler(self._scope, answer.status, error), no_effect)
 
     async def _app_end(self) -> None:
         self.release()

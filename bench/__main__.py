@@ -1,0 +1,60 @@
+"""The command line: ``python -m bench`` measures; ``python -m bench profile CASE`` shows where the time goes."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+from bench.cases import BARE, CASES, QUICK, Case, Plan
+from bench.measure import measure
+from bench.profiling import profile
+from bench.report import as_json, table
+
+NAMES = {case.name: case for case in CASES}
+
+
+def main() -> None:
+    """Do what was typed."""
+    asked = _parser().parse_args()
+    if asked.what == "profile":
+        print(profile(NAMES[asked.case], seconds=asked.seconds))
+        return
+    report = measure(_plan(asked))
+    print(as_json(report) if asked.json else table(report))
+
+
+def _plan(asked: argparse.Namespace) -> Plan:
+    plan = QUICK if asked.quick else Plan()
+    given = {name: getattr(asked, name) for name in ("rounds", "seconds", "sender") if getattr(asked, name) is not None}
+    return dataclasses.replace(plan, cases=_cases(asked.only), **given)
+
+
+def _cases(only: str | None) -> tuple[Case, ...]:
+    """Choose the cases; the bare app is always one, since the rest are ratios to it."""
+    if only is None:
+        return CASES
+    wanted = {BARE.name, *only.split(",")}
+    if strange := wanted - NAMES.keys():
+        raise SystemExit(f"No such case: {', '.join(sorted(strange))}. There are: {', '.join(NAMES)}.")
+    return tuple(case for case in CASES if case.name in wanted)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure what Semel costs, on this machine.")
+    parser.set_defaults(what="measure")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, for a first look")
+    parser.add_argument("--seconds", type=float, help="how long each case runs in each round")
+    parser.add_argument("--rounds", type=int, help="how often all cases are gone through")
+    parser.add_argument("--only", metavar="CASES", help=f"some of {','.join(NAMES)}")
+    parser.add_argument("--load", dest="sender", choices=["auto", "wrk", "own"], help="who sends the requests")
+    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    commands = parser.add_subparsers(title="instead of measuring")
+    profiling = commands.add_parser("profile", help="show in which functions a server spends its time")
+    profiling.set_defaults(what="profile")
+    profiling.add_argument("case", choices=NAMES)
+    profiling.add_argument("--seconds", type=float, default=10.0)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""What is measured, and what is hoped for. The figures are targets of the project, not promises to anybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+StoreKind = Literal["PostgreSQL", "SQLite"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One server under one kind of load."""
+
+    #: As it is typed after ``--only``.
+    name: str
+    title: str
+    store: StoreKind | None = None
+    #: Whether its keys are used already, and go round.
+    replays: bool = False
+    #: The least part of the bare app's throughput that is left.
+    target: float | None = None
+
+
+BARE = Case("bare", "bare")
+CASES = (
+    BARE,
+    Case("postgres-first", "PostgreSQL, first", "PostgreSQL", target=0.55),
+    Case("postgres-replay", "PostgreSQL, replay", "PostgreSQL", replays=True, target=0.75),
+    Case("sqlite-first", "SQLite, first", "SQLite", target=0.50),
+    Case("sqlite-replay", "SQLite, replay", "SQLite", replays=True, target=0.75),
+)
+
+WAL_TARGET_BYTES = 0.0
+GROWTH_TARGET_MB = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured."""
+
+    cases: tuple[Case, ...] = CASES
+    connections: int = 64
+    rounds: int = 5
+    #: Of each case, in each round.
+    seconds: float = 3.0
+    #: Over how many keys replays go round.
+    replayed_keys: int = 10_000
+    #: How many new keys a server is given while its memory is watched.
+    growth_keys: int = 100_000
+    #: Before anything is counted: connections are opened, statements prepared, code is warm.
+    warm_up_requests: int = 1_000
+    #: How many lone requests their statements are counted over.
+    counted_requests: int = 200
+    #: "auto" is wrk if it is there.
+    sender: Literal["auto", "wrk", "own"] = "auto"
+
+
+#: Enough to see whether something is badly wrong, in a minute.
+QUICK = Plan(rounds=2, seconds=1.0, replayed_keys=2_000, growth_keys=10_000)

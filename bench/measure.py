@@ -1,0 +1,161 @@
+"""The measurements, in the order they are made. What they look like on a screen is for ``report``."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import load, wrk
+from bench.cases import BARE, Case, Plan
+from bench.databases import Databases, databases, wait_for_reports
+from bench.load import KEY_DIGITS, Load, LoadFailed, Outcome, Sender
+from bench.report import Growth, Latency, Machine, Report, Throughput
+from bench.web import WebServer
+
+#: More than one, and all count: a pass may tidy pages after a write, or meet what a server logs of its own accord.
+WAL_PASSES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """One case with its server up and its keys prepared."""
+
+    case: Case
+    server: WebServer
+    store: str | None
+    keys: str | None
+
+    def load(self, connections: int, *, seconds: float | None = None, requests: int | None = None) -> Load:
+        """Say what to send to this server."""
+        return Load(self.server.port, connections, seconds, requests, self.keys)
+
+    def run(self, send: Sender, what: Load) -> tuple[Outcome, float]:
+        """Send a load; return what came of it, and the seconds of CPU that the server spent on it."""
+        before = self.server.facts()
+        outcome = send(what)
+        after = self.server.facts()
+        ran = after.ran - before.ran
+        # wrk leaves at the end of its time, and up to one request on each connection is not counted.
+        expected = range(1) if self.keys else range(outcome.requests, outcome.requests + what.connections + 1)
+        if ran not in expected:
+            raise LoadFailed(f"{self.case.title}: the handler ran {ran} times for {outcome.requests} requests.")
+        return outcome, after.cpu_seconds - before.cpu_seconds
+
+
+def measure(plan: Plan) -> Report:
+    """Measure everything that *plan* names."""
+    version = wrk.version() if plan.sender != "own" else None
+    if plan.sender == "wrk" and version is None:
+        raise LoadFailed("wrk is not installed.")
+    load_average = os.getloadavg()[0]
+    with databases() as bases, _stands(plan, bases) as stands:
+        return Report(
+            plan=plan,
+            machine=Machine.this(bases.postgres_version, load_average),
+            sender=version or "our own client",
+            throughput=_throughput(plan, stands, wrk.send if version else load.send),
+            latency=_latency(plan, stands, bases),
+            wal_bytes_per_replay=_wal(plan, stands, bases),
+            growth=_growth(plan, bases),
+        )
+
+
+@contextmanager
+def _stands(plan: Plan, bases: Databases) -> Iterator[list[Stand]]:
+    """Start a server for every case. One that is idle costs nothing."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="semel-bench-")))
+        stands = []
+        for case in plan.cases:
+            _say(f"{case.title}: starting")
+            url = bases.new(case.store) if case.store else None
+            server = stack.enter_context(WebServer(url))
+            stands.append(Stand(case, server, url, used_keys(folder, plan, server) if case.replays else None))
+            load.send(stands[-1].load(plan.connections, requests=plan.warm_up_requests))
+        yield stands
+
+
+def used_keys(folder: Path, plan: Plan, server: WebServer) -> str:
+    """Make keys, use each of them once, and return the file that they are in."""
+    file = folder / f"{server.port}.keys"
+    file.write_text("".join(f"{secrets.token_hex(KEY_DIGITS // 2)}\n" for _ in range(plan.replayed_keys)))
+    load.send(Load(server.port, plan.connections, requests=plan.replayed_keys, keys=str(file)))
+    return str(file)
+
+
+def _throughput(plan: Plan, stands: list[Stand], send: Sender) -> tuple[Throughput, ...]:
+    """Load each server in turn, several times over, so that a slow minute of the machine is everybody's."""
+    rates: dict[Case, list[float]] = {case: [] for case in plan.cases}
+    spent: dict[Case, list[float]] = {case: [] for case in plan.cases}
+    for number in range(1, plan.rounds + 1):
+        for stand in stands:
+            outcome, cpu_seconds = stand.run(send, stand.load(plan.connections, seconds=plan.seconds))
+            rates[stand.case].append(outcome.per_second)
+            spent[stand.case].append(cpu_seconds / outcome.requests)
+        _say(f"round {number} of {plan.rounds}: " + ", ".join(f"{case.name} {rates[case][-1]:.0f}/s" for case in rates))
+    return tuple(Throughput(case, tuple(rates[case]), tuple(spent[case]), tuple(rates[BARE])) for case in plan.cases)
+
+
+def _latency(plan: Plan, stands: list[Stand], bases: Databases) -> tuple[Latency, ...]:
+    """Send requests one by one, again in turn, then count the statements that one takes."""
+    took: dict[Case, list[float]] = {case: [] for case in plan.cases}
+    for _ in range(plan.rounds):
+        for stand in stands:
+            outcome, _ = stand.run(load.send, stand.load(1, seconds=plan.seconds))
+            took[stand.case].append(outcome.p50_ms)
+    _say("latency: done")
+    return tuple(Latency(stand.case, tuple(took[stand.case]), _statements(plan, stand, bases)) for stand in stands)
+
+
+def _statements(plan: Plan, stand: Stand, bases: Databases) -> float | None:
+    """Count statements per request by PostgreSQL's own book, in which each of ours is a transaction."""
+    if stand.case.store != "PostgreSQL" or stand.store is None:
+        return None
+    seen: list[int] = []
+    for _ in range(2):
+        if seen:
+            load.send(stand.load(1, requests=plan.counted_requests))
+        wait_for_reports()
+        # A new key goes over every connection that the server has, and makes each report.
+        load.send(Load(stand.server.port, 1, requests=1))
+        seen.append(bases.transactions(stand.store))
+    last_report = 2
+    return (seen[1] - seen[0] - last_report) / plan.counted_requests
+
+
+def _wal(plan: Plan, stands: list[Stand], bases: Databases) -> tuple[float, ...]:
+    """Replay every key on a quiet server, and see how much it has logged."""
+    stand = next((each for each in stands if each.case.store == "PostgreSQL" and each.case.replays), None)
+    if stand is None:
+        return ()
+    logged = []
+    for _ in range(WAL_PASSES):
+        before = bases.wal_bytes()
+        stand.run(load.send, stand.load(plan.connections, requests=plan.replayed_keys))
+        logged.append((bases.wal_bytes() - before) / plan.replayed_keys)
+    return tuple(logged)
+
+
+def _growth(plan: Plan, bases: Databases) -> tuple[Growth, ...]:
+    """Give a new server many keys, and see what it holds on to."""
+    grown = []
+    for case in plan.cases:
+        if case.replays:
+            continue
+        with WebServer(bases.new(case.store) if case.store else None) as server:
+            load.send(Load(server.port, plan.connections, requests=plan.warm_up_requests))
+            before = server.memory_mb()
+            load.send(Load(server.port, plan.connections, requests=plan.growth_keys))
+            grown.append(Growth(case, before, server.memory_mb()))
+        _say(f"growth: {case.title} done")
+    return tuple(grown)
+
+
+def _say(progress: str) -> None:
+    print(progress, file=sys.stderr, flush=True)

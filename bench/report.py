@@ -1,0 +1,177 @@
+"""What was measured, as values, as a table for people and as JSON for programs. Nothing here measures."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sqlite3
+import statistics
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Self
+
+from bench.cases import GROWTH_TARGET_MB, WAL_TARGET_BYTES, Case, Plan
+
+PACKAGES = ("uvicorn", "uvloop", "httptools", "starlette", "asyncpg")
+BELOW = "  <-- MISSED"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where and when it was measured: without that, a figure means nothing."""
+
+    date: str
+    cores: int
+    system: str
+    versions: dict[str, str]
+    #: How many processes wanted to run before we came. Near 0 is a quiet machine.
+    load_before: float
+
+    @classmethod
+    def this(cls, postgres: str | None, load_before: float) -> Self:
+        """Describe this machine."""
+        versions = {"Python": platform.python_version(), "PostgreSQL": postgres or "", "SQLite": sqlite3.sqlite_version}
+        versions |= {name: version(name) for name in PACKAGES}
+        return cls(time.strftime("%Y-%m-%d"), os.cpu_count() or 0, platform.platform(), versions, load_before)
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Requests a second in each round, beside those of the bare app in the same round."""
+
+    case: Case
+    rates: tuple[float, ...]
+    #: Seconds of the server's own CPU for each request. A neighbour on the machine disturbs it less than a rate.
+    cpu: tuple[float, ...]
+    bare: tuple[float, ...]
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """What is left of the bare app's throughput, round by round: a slow round is slow for both."""
+        return tuple(rate / bare for rate, bare in zip(self.rates, self.bare, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long a lone request takes: the median of each round."""
+
+    case: Case
+    p50_ms: tuple[float, ...]
+    statements: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A server's memory before and after many new keys."""
+
+    case: Case
+    before_mb: float
+    after_mb: float
+
+    @property
+    def grown_mb(self) -> float:
+        """How much more it holds."""
+        return self.after_mb - self.before_mb
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that one run measured."""
+
+    plan: Plan
+    machine: Machine
+    sender: str
+    throughput: tuple[Throughput, ...]
+    latency: tuple[Latency, ...]
+    #: In each pass over all replayed keys.
+    wal_bytes_per_replay: tuple[float, ...]
+    growth: tuple[Growth, ...]
+
+
+def table(report: Report) -> str:
+    """Lay the report out for people."""
+    plan = report.plan
+    parts = [
+        _heading(report),
+        f"{plan.connections} connections, {plan.rounds} rounds of {plan.seconds:g} s, median (least-most)",
+        *_throughput_rows(report.throughput),
+        "",
+        "1 connection",
+        *_latency_rows(report.latency),
+        "",
+        *_other_rows(report),
+    ]
+    return "\n".join(parts)
+
+
+def as_json(report: Report) -> str:
+    """Spell the report for programs."""
+    machine = report.machine
+    facts: dict[str, Any] = {
+        "date": machine.date,
+        "cores": machine.cores,
+        "system": machine.system,
+        "versions": machine.versions,
+        "load_before": machine.load_before,
+        "sender": report.sender,
+        "connections": report.plan.connections,
+        "throughput": {
+            each.case.name: {"per_second": each.rates, "of_bare": each.ratios, "cpu_seconds": each.cpu}
+            for each in report.throughput
+        },
+        "latency": {each.case.name: {"p50_ms": each.p50_ms, "statements": each.statements} for each in report.latency},
+        "wal_bytes_per_replay": report.wal_bytes_per_replay,
+        "growth_mb": {each.case.name: each.grown_mb for each in report.growth},
+        "growth_keys": report.plan.growth_keys,
+    }
+    return json.dumps(facts, indent=2)
+
+
+def _heading(report: Report) -> str:
+    machine = report.machine
+    versions = ", ".join(f"{name} {number}" for name, number in machine.versions.items() if number)
+    return (
+        f"{machine.date}, {machine.cores} cores, {machine.system}\n{versions}\n"
+        f"load by {report.sender}; load average before the run {machine.load_before:.2f}\n"
+    )
+
+
+def _throughput_rows(measured: tuple[Throughput, ...]) -> list[str]:
+    rows = [f"{'':20}{'requests/s':>22}{'of bare':>20}{'target':>9}{'server CPU':>13}"]
+    for each in measured:
+        rate, ratio = _spread(each.rates, ".0f"), _spread(each.ratios, ".2f")
+        target = each.case.target
+        hoped = f">= {target:.2f}" if target else ""
+        cpu = f"{statistics.median(each.cpu) * 1e6:.0f} us"
+        missed = target is not None and statistics.median(each.ratios) < target
+        rows.append(f"{each.case.title:20}{rate:>22}{ratio:>20}{hoped:>9}{cpu:>13}{BELOW * missed}")
+    return rows
+
+
+def _latency_rows(measured: tuple[Latency, ...]) -> list[str]:
+    rows = [f"{'':20}{'p50 ms':>22}{'statements':>20}"]
+    for each in measured:
+        statements = "" if each.statements is None else f"{each.statements:.2f}"
+        rows.append(f"{each.case.title:20}{_spread(each.p50_ms, '.2f'):>22}{statements:>20}")
+    return rows
+
+
+def _other_rows(report: Report) -> list[str]:
+    rows = []
+    wal = report.wal_bytes_per_replay
+    if wal:
+        missed = statistics.median(wal) > WAL_TARGET_BYTES
+        rows.append(f"WAL bytes per replay, PostgreSQL, {len(wal)} passes: {_spread(wal, '.2f')}   = 0{BELOW * missed}")
+    for each in report.growth:
+        what = f"memory after {report.plan.growth_keys} keys, {each.case.title.removesuffix(', first')}"
+        missed = each.case.store is not None and each.grown_mb >= GROWTH_TARGET_MB
+        hoped = f"< {GROWTH_TARGET_MB:.0f}" if each.case.store else ""
+        rows.append(f"{what:36}{each.grown_mb:>+6.1f} MB   {hoped:>9}{BELOW * missed}")
+    return rows
+
+
+def _spread(figures: tuple[float, ...], spelled: str) -> str:
+    median = statistics.median(figures)
+    return f"{median:{spelled}} ({min(figures):{spelled}}-{max(figures):{spelled}})"

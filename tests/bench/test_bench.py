@@ -1,0 +1,37 @@
+"""The bench runs. How fast anything is, no test asserts: a machine has neighbours."""
+
+import json
+
+from bench.cases import CASES, Plan
+from bench.measure import measure
+from bench.report import as_json, table
+
+TINY = Plan(
+    connections=4,
+    rounds=1,
+    seconds=0.2,
+    replayed_keys=40,
+    growth_keys=200,
+    warm_up_requests=40,
+    counted_requests=10,
+    sender="own",
+)
+
+
+def test_bench_prints_every_row() -> None:
+    """A very small run ends, and its table and its JSON have every figure."""
+    report = measure(TINY)
+    shown = table(report)
+    for case in CASES:
+        assert sum(line.startswith(case.title) for line in shown.splitlines()) == 2
+    for what in (
+        "WAL bytes per replay",
+        "memory after 200 keys, PostgreSQL",
+        "memory after 200 keys, SQLite",
+        "our own client",
+    ):
+        assert what in shown
+    spelled = json.loads(as_json(report))
+    assert spelled["throughput"].keys() == spelled["latency"].keys() == {case.name for case in CASES}
+    assert spelled["latency"]["postgres-first"]["statements"] == 2
+    assert spelled["latency"]["postgres-replay"]["statements"] == 1

@@ -1,0 +1,224 @@
+"""`semel keys list` and `semel keys show`."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from base64 import b64decode
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from semel.core.commands import Claim, Complete
+from semel.core.message import Answer
+from semel.core.record import Hold
+from semel.core.state import Event
+from semel.stores import Store, store
+
+Semel = Callable[..., subprocess.CompletedProcess[str]]
+
+DAY = timedelta(days=1)
+LONG, OVER = timedelta(hours=1), timedelta(microseconds=1)
+BINARY = bytes(range(256)) * 2
+
+
+@pytest.fixture(params=["sqlite_url", "postgres_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    """A store with a key in each state."""
+    found: str = request.getfixturevalue(request.param)
+    keys = store(found)
+    keys.migrate()
+    headers = ((b"content-type", b"application/json"), (b"link", b"</a>"), (b"link", b"</b>"))
+    finish(keys, claim(keys, "paid"), Event.COMPLETE, Answer(201, headers, b'{"charge": 1}\n'))
+    finish(keys, claim(keys, "broken"), Event.FAIL, Answer(500, (), BINARY))
+    finish(keys, claim(keys, "streamed"), Event.COMPLETE, Answer(200, (), None))
+    claim(keys, "running")
+    claim(keys, "stuck", lease=OVER)
+    claim(keys, "shared", scope="globex")
+    claim(keys, "shared", scope="acme\tPOST /payments")
+    keys.close()
+    return found
+
+
+def claim(keys: Store, key: str, scope: str = "acme", lease: timedelta = LONG) -> Hold:
+    hold = keys.perform(Claim(scope, key, os.urandom(16), b"\x0a" * 32, lease, DAY))
+    assert isinstance(hold, Hold)
+    return hold
+
+
+def finish(keys: Store, hold: Hold, event: Event, answer: Answer) -> None:
+    keys.perform(Complete(hold, event, answer))
+
+
+def cells(line: str) -> list[str]:
+    return re.split(r" {2,}", line.strip())
+
+
+def test_list(semel: Semel, url: str) -> None:
+    """One line a key, the newest first: key, owner, state, attempts, status, age, and when that ends."""
+    lines = semel("keys", "list", "--store", url).stdout.splitlines()
+    assert cells(lines[0]) == ["key", "scope", "state", "try", "status", "age", "ends"]
+    rows = {tuple(cells(line)[:2]): cells(line)[2:5] + cells(line)[6:] for line in lines[1:]}
+    assert next(iter(rows)) == ("shared", "acme POST /payments")
+    assert rows["paid", "acme"] == ["complete", "1", "201", "kept 23h"]
+    assert rows["broken", "acme"] == ["failed", "1", "500", "kept 23h"]
+    assert rows["running", "acme"] == ["processing", "1", "-", "lease 59m"]
+    assert rows["stuck", "acme"][3].startswith("stuck ")
+
+
+def test_list_piped(semel: Semel, url: str) -> None:
+    """In a pipe there are no colours and no blanks at the ends of lines."""
+    shown = semel("keys", "list", "--store", url).stdout
+    assert "\x1b" not in shown
+    assert not re.search(r" $", shown, re.MULTILINE)
+
+
+def test_list_narrowed(semel: Semel, url: str) -> None:
+    """A list can be narrowed down by state, by owner and by number; one owner is said once, below it."""
+    failed = semel("keys", "list", "--store", url, "--state", "failed").stdout.splitlines()
+    assert [cells(line)[0] for line in failed] == ["key", "broken", "scope: acme"]
+    globex = semel("keys", "list", "--store", url, "--scope", "globex").stdout.splitlines()
+    assert [cells(line)[0] for line in globex] == ["key", "shared", "scope: globex"]
+    assert len(semel("keys", "list", "--store", url, "--limit", "2").stdout.splitlines()) == 3
+
+
+def test_list_json(semel: Semel, url: str) -> None:
+    """Machines get every fact that a list has, under stable names, and no claim token."""
+    records = json.loads(semel("keys", "list", "--store", url, "--json").stdout)
+    stuck = next(record for record in records if record["key"] == "stuck")
+    assert len(records) == 7
+    assert stuck["is_stuck"]
+    assert stuck["state"] == "processing"
+    assert stuck["lease_expires_at"] <= stuck["read_at"]
+    assert not any("token" in record for record in records)
+
+
+def test_list_empty(semel: Semel, sqlite_url: str) -> None:
+    """An empty store is said to be empty; as JSON it is an empty list."""
+    semel("migrate", sqlite_url)
+    assert semel("keys", "list", "--store", sqlite_url).stdout == "No keys.\n"
+    assert semel("keys", "list", "--store", sqlite_url, "--json").stdout == "[]\n"
+
+
+def test_list_in_a_terminal(environment: dict[str, str], sqlite_url: str) -> None:
+    """A UUID and all that belongs to it is one line of an 80-column terminal, in colour."""
+    keys = store(sqlite_url)
+    claim(keys, str(UUID(int=1)), lease=OVER)
+    keys.close()
+    lines = in_a_terminal(["keys", "list", "--store", sqlite_url], environment | {"COLUMNS": "80", "TERM": "xterm"})
+    assert "\x1b[1;31mstuck" in lines[1]
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+    assert plain[1].startswith(str(UUID(int=1)))
+    assert max(map(len, plain)) <= 80
+
+
+def in_a_terminal(arguments: list[str], environment: dict[str, str]) -> list[str]:
+    terminal, end = pty.openpty()
+    with subprocess.Popen([sys.executable, "-m", "semel", *arguments], env=environment, stdin=end, stdout=end):
+        os.close(end)
+        shown = b""
+        with suppress(OSError):  # Linux: the last of those who had the terminal open has gone.
+            while chunk := os.read(terminal, 4096):
+                shown += chunk
+    os.close(terminal)
+    return shown.decode().splitlines()
+
+
+def test_control_characters(semel: Semel, sqlite_url: str) -> None:
+    """What came from strangers can't move the cursor."""
+    keys = store(sqlite_url)
+    claim(keys, "a\x1b[2Jb")
+    keys.close()
+    assert "\x1b" not in semel("keys", "list", "--store", sqlite_url).stdout
+    assert "\x1b" not in semel("keys", "show", "a\x1b[2Jb", "--store", sqlite_url).stdout
+
+
+def test_show(semel: Semel, url: str) -> None:
+    """One key is shown with everything but its body, times both absolute and relative."""
+    shown = semel("keys", "show", "paid", "--store", url).stdout
+    for line in (
+        r"key +paid",
+        r"scope +acme",
+        r"state +complete",
+        r"attempt +1",
+        r"fingerprint +(0a){32}",
+        r"created +\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 \(\d+s ago\)",
+        r"ended +.* ago\)",
+        r"kept until +.* \(in 23h\)",
+        r"status +201",
+        r"headers +content-type: application/json",
+        r" +link: </a>",
+        r" +link: </b>",
+        r"body +14 bytes \(to see it: --body\)",
+    ):
+        assert re.search(f"^{line}$", shown, re.MULTILINE), line
+    assert "charge" not in shown
+
+
+def test_show_body(semel: Semel, url: str) -> None:
+    """A text is shown as it is, any other body as the head of a hex dump; one that was not kept is said to be."""
+    assert semel("keys", "show", "paid", "--store", url, "--body").stdout.endswith('\n{"charge": 1}\n\n')
+    binary = semel("keys", "show", "broken", "--store", url, "--body").stdout
+    assert "00000040  40 41 42 43" in binary
+    assert "|@ABCDEFGHIJKLMNO|" in binary
+    assert "... and 256 bytes more" in binary
+    assert "not kept" in semel("keys", "show", "streamed", "--store", url, "--body").stdout
+
+
+def test_show_json(semel: Semel, url: str) -> None:
+    """As JSON a key has its headers in order, repeats and all, and with --body every byte of its body."""
+    paid = json.loads(semel("keys", "show", "paid", "--store", url, "--json").stdout)
+    assert paid["headers"] == [["content-type", "application/json"], ["link", "</a>"], ["link", "</b>"]]
+    assert paid["body_bytes"] == 14
+    assert "body_base64" not in paid
+    broken = json.loads(semel("keys", "show", "broken", "--store", url, "--json", "--body").stdout)
+    assert b64decode(broken["body_base64"]) == BINARY
+
+
+def test_show_stuck(semel: Semel, url: str) -> None:
+    """A key whose worker is gone says since when."""
+    assert re.search(r"^stuck since +.* ago\)$", semel("keys", "show", "stuck", "--store", url).stdout, re.MULTILINE)
+
+
+def test_show_shared(semel: Semel, url: str) -> None:
+    """A key that several owners use is shown for one of them; who they are is said, ready to be pasted."""
+    ended = semel("keys", "show", "shared", "--store", url)
+    assert ended.returncode == 2
+    assert r"$'acme\u0009POST /payments', globex" in ended.stderr
+    chosen = semel("keys", "show", "shared", "--scope", "acme\tPOST /payments", "--store", url)
+    assert re.search(r"^scope +acme POST /payments$", chosen.stdout, re.MULTILINE)
+
+
+def test_show_missing(semel: Semel, url: str) -> None:
+    """A key that is not there is one line and exit code 1."""
+    ended = semel("keys", "show", "nobody's", "--store", url)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("semel: The store has no key ")
+    assert semel("keys", "show", "paid", "--scope", "globex", "--store", url).returncode == 1
+
+
+def test_usual_file(semel: Semel, tmp_path: Path) -> None:
+    """Where nothing is said, the middleware's usual file in this folder is looked into."""
+    semel("migrate", f"sqlite:///{tmp_path}/semel.db")
+    assert semel("keys", "list").stdout == "No keys.\n"
+
+
+def test_missing_file(semel: Semel, tmp_path: Path) -> None:
+    """Looking into a file that is not there does not make it."""
+    ended = semel("keys", "list", "--store", f"sqlite:///{tmp_path}/none.db")
+    assert ended.returncode == 2
+    assert "There is no file" in ended.stderr
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_not_migrated(semel: Semel, postgres_url: str) -> None:
+    """A database without Semel's table is told apart from an empty one, and the way out is named."""
+    ended = semel("keys", "list", "--store", postgres_url)
+    assert ended.returncode == 1
+    assert "semel migrate" in ended.stderr

@@ -1,0 +1,88 @@
+"""What every command has in common."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import semel as package
+
+Semel = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_version(semel: Semel) -> None:
+    """`semel version` says which Semel this is."""
+    assert semel("version").stdout == f"semel {package.__version__}\n"
+
+
+def test_no_command(semel: Semel) -> None:
+    """Without a command, the list of commands is shown."""
+    shown = semel().stdout
+    assert all(command in shown for command in ("demo", "migrate", "keys", "version"))
+
+
+@pytest.mark.parametrize(
+    "command, module, advice",
+    [
+        ("version", "typer", "pip install 'semel[cli]'"),
+        ("version", "rich", "pip install 'semel[cli]'"),
+        ("demo", "uvicorn", "pip install 'semel[demo]'"),
+        ("demo", "httpx", "pip install 'semel[demo]'"),
+    ],
+)
+def test_missing_extra(command: str, module: str, advice: str) -> None:
+    """Where an extra is missing, one line says how to install it."""
+    code = f"import sys; sys.modules[{module!r}] = None; from semel.cli.main import main; main()"
+    ended = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert advice in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("migrate",), ("keys", "list"), ("keys", "show", "a")])
+def test_no_store(semel: Semel, command: tuple[str, ...]) -> None:
+    """A command that is given no store, and finds none, asks which, in one line."""
+    ended = semel(*command)
+    assert ended.returncode == 2
+    assert "Which store?" in ended.stderr
+    assert "SEMEL_STORE" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("keys", "list"), ("demo",)])
+def test_bad_url_everywhere(semel: Semel, command: tuple[str, ...]) -> None:
+    """Every command that takes a store treats its URL alike."""
+    test_bad_url(semel, command, "postgresql://user:hush%zz@localhost/shop", 2)
+
+
+@pytest.mark.parametrize("command", [("migrate",)])
+@pytest.mark.parametrize(
+    "url, status",
+    [
+        ("mysql://user:hush@localhost/shop", 2),
+        ("hush", 2),
+        ("postgresql://user:hush@localhost:99999/shop", 2),
+        ("postgresql://user:hush%zz@localhost/shop", 2),
+        ("postgresql://user:hush[@localhost/shop", 2),
+        ("postgresql://user:hush\u2100@localhost/shop", 2),
+        ("postgresql://user:hush@localhost/shop?nonsense=1", 2),
+        ("postgresql://user:hush@127.0.0.1:1/shop", 1),
+    ],
+)
+def test_bad_url(semel: Semel, command: tuple[str, ...], url: str, status: int) -> None:
+    """A URL that can't be used is one line on standard error, and its password is not in it."""
+    ended = semel(*command, "--store", url)
+    assert ended.returncode == status
+    assert ended.stdout == ""
+    assert ended.stderr.count("\n") == 1
+    assert "hush" not in ended.stderr
+
+
+def test_unexpected(tmp_path: Path) -> None:
+    """Even an error that nobody thought of is one line, and says how to see more."""
+    code = "import semel.cli.app as a, semel.cli.main as m; a.app = lambda **_: 1 / 0; m.main()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert ended.returncode == 1
+    assert ended.stderr == "semel: ZeroDivisionError: division by zero (Where: python -X dev -m semel ...)\n"

@@ -1,0 +1,259 @@
+"""Every program in docs/examples runs, and does what the page that shows it says."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.docs.served import EXAMPLES, ROOT, asgi, load, wsgi
+
+KEY = {"Idempotency-Key": '"order-17"'}
+PROBLEM = "application/problem+json"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Examples keep semel.db where they are started."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def is_replay(response: httpx.Response) -> bool:
+    return "idempotent-replayed" in response.headers
+
+
+def test_every_example_is_short_and_tested() -> None:
+    """An example is under 60 lines, and this file runs it."""
+    tested = Path(__file__).read_text()
+    for example in EXAMPLES.rglob("*.py"):
+        assert len(example.read_text().splitlines()) < 60
+        assert f'"{example.relative_to(EXAMPLES).with_suffix("")}"' in tested, example
+
+
+async def test_quickstart() -> None:
+    """A retry gets the first answer, another body 422, another key its own run."""
+    example = load("quickstart")
+    async with asgi(example.app) as client:
+        first = await client.post("/payments", json={"amount": 50}, headers=KEY)
+        again = await client.post("/payments", json={"amount": 50}, headers=KEY)
+        other = await client.post("/payments", json={"amount": 60}, headers=KEY)
+        without = await client.post("/payments", json={"amount": 70})
+    assert (first.status_code, again.status_code, other.status_code, without.status_code) == (201, 201, 422, 201)
+    assert first.content == again.content
+    assert (is_replay(first), is_replay(again), is_replay(without)) == (False, True, False)
+    assert other.headers["content-type"] == PROBLEM
+    assert example.payments == [50, 70]
+
+
+async def test_fastapi() -> None:
+    """Two accounts with one key never meet; nobody is refused; what `paths` leaves out is not guarded."""
+    example = load("fastapi_app")
+    alice, bob = ({"Authorization": f"Bearer token-of-{name}"} for name in ("alice", "bob"))
+    async with asgi(example.app) as client:
+        for who in (alice, bob, alice):
+            paid = await client.post("/payments", json={"amount": 5}, headers=KEY | who)
+        nobody = await client.post("/payments", json={"amount": 5}, headers=KEY)
+        note = await client.post("/notes", headers=KEY | alice)
+    assert is_replay(paid)
+    assert paid.json()["account"] == "alice"
+    assert (nobody.status_code, nobody.json()["code"]) == (400, "idempotency-scope-missing")
+    assert note.json() == {"guarded": False}
+    assert example.ledger == [("alice", 5), ("bob", 5)]
+
+
+async def test_starlette() -> None:
+    """The user of the outer layer is the scope; a required key is asked for; Location is replayed."""
+    example = load("starlette_app")
+    alice, bob = {"X-User": "alice"}, {"X-User": "bob"}
+    async with asgi(example.app) as client:
+        await client.post("/orders", json={"item": "tea"}, headers=KEY | alice)
+        again = await client.post("/orders", json={"item": "tea"}, headers=KEY | alice)
+        bobs = await client.post("/orders", json={"item": "cake"}, headers=KEY | bob)
+        missing = await client.post("/orders", json={"item": "tea"}, headers=alice)
+    assert is_replay(again)
+    assert again.headers["location"] == "/orders/1"
+    assert (bobs.status_code, is_replay(bobs)) == (201, False)
+    assert (missing.status_code, missing.json()["code"]) == (400, "idempotency-key-missing")
+    assert example.orders == ["tea", "cake"]
+
+
+def test_flask() -> None:
+    """A Flask app is guarded around its wsgi_app."""
+    example = load("flask_app")
+    with wsgi(example.app, example.app.wsgi_app) as client:
+        answers = [client.post("/payments", json={"amount": 5}, headers=KEY | {"X-Account": "a"}) for _ in range(2)]
+        other = client.post("/payments", json={"amount": 6}, headers=KEY | {"X-Account": "a"})
+    assert [answer.status_code for answer in (*answers, other)] == [201, 201, 422]
+    assert is_replay(answers[1])
+    assert example.payments == [5]
+
+
+DJANGO = """
+from tests.docs.served import load, wsgi
+example = load("django_app")
+with wsgi(example.application, example.application) as client:
+    headers = {"Idempotency-Key": "k", "X-Account": "a"}
+    answers = [client.post("/payments", json={"amount": amount}, headers=headers) for amount in (5, 5, 6)]
+print([answer.status_code for answer in answers], answers[1].headers["idempotent-replayed"], example.payments)
+"""
+
+
+def test_django(folder: Path) -> None:
+    """A Django app is guarded around its WSGI application."""
+    # In a process of its own, since Django can be set up once in each.
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", DJANGO]
+    said = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert said.stderr.replace("Unprocessable Entity: /payments\n", "") == ""
+    assert said.stdout == "[201, 201, 422] true [5]\n"
+
+
+def test_wsgi() -> None:
+    """Any WSGI callable can be wrapped, and a cookie goes to the first client only."""
+    example = load("wsgi_app")
+    with wsgi(example.app, example.app) as client:
+        first, again = (client.post("/", content=b"four", headers=KEY) for _ in range(2))
+    assert first.text == again.text == "run 1 with a body of 4 bytes\n"
+    assert ("set-cookie" in first.headers, "set-cookie" in again.headers) == (True, False)
+    assert example.runs == ["order-17"]
+
+
+async def test_stripe() -> None:
+    """The Stripe preset refuses in Stripe's shape and keeps server errors."""
+    example = load("stripe_app")
+    async with asgi(example.app) as client:
+        await client.post("/v1/charges", json={"amount": 5}, headers=KEY)
+        other = await client.post("/v1/charges", json={"amount": 6}, headers=KEY)
+        failed, again = [
+            await client.post("/v1/charges", json={"amount": 20_000}, headers={"Idempotency-Key": "big"})
+            for _ in range(2)
+        ]
+    assert (other.status_code, other.json()["error"]["type"]) == (400, "idempotency_error")
+    assert other.headers["content-type"] == "application/json"
+    assert (failed.status_code, again.status_code, is_replay(again)) == (503, 503, True)
+    assert example.charges == [5, 20_000]
+
+
+async def test_policies() -> None:
+    """Each path has its policy, and what matches no pattern is not guarded."""
+    example = load("policies_app")
+    async with asgi(example.app) as client:
+        missing = await client.post("/payments", json={"amount": 5})
+        events = [
+            await client.post("/events", json={"kind": "seen", "sent_at": sent_at}, headers=KEY)
+            for sent_at in ("10:00", "10:01")
+        ]
+        cancelled = [await client.delete(f"/orders/{number}", headers=KEY) for number in (7, 8, 7)]
+        searches = [await client.post("/searches", headers=KEY) for _ in range(2)]
+    assert missing.status_code == 400
+    assert is_replay(events[1])
+    assert events[1].json()["sent_at"] == "10:00"
+    assert [is_replay(each) for each in (*cancelled, *searches)] == [False, False, True, False, False]
+    assert example.runs == ["event", "cancel 7", "cancel 8", "search", "search"]
+
+
+async def test_derived_key() -> None:
+    """A provider gets a key that is neither the client's own nor the same for two operations."""
+    example = load("derived_key_app")
+    async with asgi(example.app) as client:
+        for key in ("one", "one", "two"):
+            await client.post("/payments", json={"amount": 5}, headers={"Idempotency-Key": key})
+    assert list(example.provider.charges.values()) == [5, 5]
+    assert not example.provider.charges.keys() & {"one", "two"}
+
+
+async def test_no_effect() -> None:
+    """A handler that says that nothing happened frees the key."""
+    example = load("no_effect_app")
+    async with asgi(example.app) as client:
+        refused = await client.post("/transfers", json={"amount": 5}, headers=KEY)
+        no_quote = await client.post("/quotes", headers={"Idempotency-Key": "quote"})
+        example.bank["is_open"] = True
+        done = await client.post("/transfers", json={"amount": 5}, headers=KEY)
+        quote = await client.post("/quotes", headers={"Idempotency-Key": "quote"})
+    assert (refused.status_code, refused.json()["code"], refused.headers["retry-after"]) == (503, "no-effect", "1")
+    assert no_quote.status_code == 502
+    assert (done.status_code, quote.status_code) == (201, 201)
+    assert not is_replay(done)
+    assert example.transfers == [5]
+
+
+async def test_tutorial_unguarded_charges_twice() -> None:
+    """Without a guard every request is a charge."""
+    example = load_quick("tutorial/unguarded")
+    async with asgi(example.app) as client:
+        for _ in range(2):
+            await client.post("/payments", json={"amount": 50}, headers=KEY)
+    assert charges() == ["50", "50"]
+
+
+async def test_tutorial_guarded_charges_once() -> None:
+    """A retry is replayed, a double click gets 409, another body 422."""
+    example = load_quick("tutorial/guarded")
+    async with asgi(example.app) as client:
+        both = await asyncio.gather(*[client.post("/payments", json={"amount": 50}, headers=KEY) for _ in range(2)])
+        again = await client.post("/payments", json={"amount": 50}, headers=KEY)
+        other = await client.post("/payments", json={"amount": 51}, headers=KEY)
+    assert sorted(each.status_code for each in both) == [201, 409]
+    assert (again.status_code, is_replay(again), other.status_code) == (201, True, 422)
+    assert charges() == ["50"]
+
+
+@pytest.mark.parametrize("name, expected", [("tutorial/guarded", 2), ("tutorial/derived", 1)])
+def test_tutorial_kill(name: str, expected: int, folder: Path) -> None:
+    """After kill -9 in mid-handler the retry runs again: only a key of the provider's own stops the second charge."""
+    program = (EXAMPLES / f"{name}.py").read_text()
+    (folder / "payments.py").write_text(program.replace("seconds=5", "seconds=1").replace("sleep(2)", "sleep(0.5)"))
+    body: dict[str, Any] = {"json": {"amount": 50}, "headers": KEY}
+    with server(folder) as (process, url):
+        killer = f"until [ -s charges.txt ]; do sleep 0.01; done; kill -9 {process.pid}"
+        with subprocess.Popen(["/bin/sh", "-c", killer], cwd=folder), pytest.raises(httpx.HTTPError):
+            httpx.post(url, **body)
+    with server(folder) as (_, url):
+        while (answer := httpx.post(url, **body)).status_code == 409:
+            assert (answer.json()["code"], answer.headers["retry-after"]) == ("idempotency-key-in-progress", "1")
+            threading.Event().wait(0.05)  # what the answer asks for, only more often
+    assert (answer.status_code, is_replay(answer)) == (201, False)
+    assert len(charges()) == expected
+
+
+def load_quick(name: str) -> Any:
+    """Load an example of the tutorial whose card company answers at once."""
+    example: Any = load(name)
+    example.time = type("Time", (), {"sleep": staticmethod(lambda _: time.sleep(0.05))})
+    return example
+
+
+def charges() -> list[str]:
+    return [line.split()[0] for line in Path("charges.txt").read_text().splitlines()]
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A real server of the tutorial's payments.py."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "uvicorn", "payments:app", "--port", str(port), "--log-level", "warning"]
+    with subprocess.Popen(command, cwd=folder) as process:
+        try:
+            while process.poll() is None:
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.02)
+            yield process, f"http://127.0.0.1:{port}/payments"
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)

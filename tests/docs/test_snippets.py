@@ -1,0 +1,159 @@
+"""What the pages show is run: Python as it stands, curl against the app it is about, SQL on the stores."""
+
+import argparse
+import doctest
+import http
+import re
+import shlex
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+
+from semel import Policy, stores
+from semel.core.commands import Claim, Complete
+from semel.core.message import Answer
+from semel.core.problem import refused
+from semel.core.record import Hold
+from semel.core.state import Event
+from semel.stores import Store
+from tests.docs.served import ROOT, asgi, load
+from tools.docs import SITUATIONS, pages
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INCLUDED = re.compile(r"^<!-- include: .*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+PAGES = [page.relative_to(ROOT).as_posix() for page in pages(ROOT)]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The blocks that were typed into the page; an included program has a test of its own."""
+    text = INCLUDED.sub("", (ROOT / page).read_text())
+    return [code for kind, code in BLOCK.findall(text) if kind == language]
+
+
+def run_python(page: str) -> dict[str, Any]:
+    """Run the Python of a page from top to bottom, as its reader would."""
+    names: dict[str, Any] = {"__name__": "snippet"}
+    for code in blocks(page, "python"):
+        if code.startswith(">>>"):
+            test = doctest.DocTestParser().get_doctest(code, names, page, page, 0)
+            assert doctest.DocTestRunner().run(test, clear_globs=False).failed == 0
+        else:
+            exec(compile(code, page, "exec"), names)  # noqa: S102 - it is what the page tells people to do
+    return names
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_python(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python on a page runs."""
+    monkeypatch.chdir(tmp_path)
+    run_python(page)
+
+
+def test_the_clients_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client of the page keeps its key, waits as it is told, and stops at a final answer."""
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    busy = {"code": "idempotency-key-in-progress"}
+    answers: list[httpx.Response | Exception] = [
+        httpx.ReadError(""),
+        httpx.Response(409, json=busy, headers={"Retry-After": "1"}),
+        httpx.Response(201),
+    ]
+    keys: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers["idempotency-key"])
+        given = answers.pop(0)
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    post_once = run_python("docs/how-to/clients.md")["post_once"]
+    with httpx.Client(transport=httpx.MockTransport(answer)) as client:
+        assert post_once(client, "http://here/", {}).status_code == 201
+    assert waits == [0.1, 1.0]
+    assert len(keys) == 3
+    assert len(set(keys)) == 1
+
+
+async def test_readme_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What curl prints in the README is what the program above it answers (`date` and `server` are the server's)."""
+    monkeypatch.chdir(tmp_path)
+    (transcript,) = blocks("README.md", "console")
+    async with asgi(load("quickstart").app) as client:
+        said = await replayed(transcript, client)
+    assert said == transcript
+
+
+async def replayed(transcript: str, client: httpx.AsyncClient) -> str:
+    lines = []
+    for line in transcript.splitlines():
+        if line.startswith("$ "):
+            lines += [line, *await curl(line.removeprefix("$ "), client)]
+    return "\n".join(lines) + "\n"
+
+
+async def curl(command: str, client: httpx.AsyncClient) -> list[str]:
+    """Do as curl would, and return what it would print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("-s", action="store_true")
+    parser.add_argument("-i", action="store_true")
+    parser.add_argument("-o")
+    parser.add_argument("-w", default="")
+    parser.add_argument("-H", action="append", default=[])
+    parser.add_argument("--json")
+    given = parser.parse_args(shlex.split(command)[1:])
+    headers = dict(each.split(": ", 1) for each in given.H) | {"content-type": "application/json"}
+    answer = await client.post(f"http://{given.url}", content=given.json, headers=headers)
+    if given.o == "/dev/null":
+        return [str(given.w).replace("%{http_code}", str(answer.status_code)).removesuffix("\\n")]
+    status = http.HTTPStatus(answer.status_code)
+    head = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{n}: {v}" for n, v in answer.headers.items()), ""]
+    return [*(head if given.i else []), answer.text]
+
+
+def test_problems_are_spelled_as_they_are_sent() -> None:
+    """Every problem that a page shows is one that is sent, to the letter."""
+    sent = {(refused(error(), Policy.ietf()).body or b"").decode() for error in SITUATIONS}
+    shown = [line for page in PAGES for line in (ROOT / page).read_text().splitlines() if line.startswith('{"type"')]
+    assert shown
+    assert set(shown) <= sent
+
+
+@pytest.fixture(params=[0, 1], ids=["postgresql", "sqlite"])
+def cleaning(request: pytest.FixtureRequest) -> Iterator[tuple[Store, Any, str]]:
+    """A store, a connection of a person's own, and the statement that the page gives for it."""
+    statement = blocks("docs/how-to/production.md", "sql")[request.param]
+    url = request.getfixturevalue(["postgres_url", "sqlite_url"][request.param])
+    store = stores.store(url)
+    store.migrate()
+    path = url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path) if request.param else psycopg.connect(url)) as connection:
+        yield store, connection, statement
+    store.close()
+
+
+def test_cleaning_up(cleaning: tuple[Store, Any, str]) -> None:
+    """The statement for cleaning up deletes what is finished and expired, and nothing else."""
+    store, connection, statement = cleaning
+    hour, moment = timedelta(hours=1), timedelta(milliseconds=1)
+    for key, retention, ends in (("old", moment, True), ("new", hour, True), ("running", moment, False)):
+        claim = Claim("me", key, b"0" * 16, b"", moment, retention)
+        hold = store.perform(claim)
+        assert isinstance(hold, Hold)
+        if ends:
+            store.perform(Complete(hold, Event.COMPLETE, Answer(201)))
+    time.sleep(0.01)  # past a millisecond, by a clock that is the database's own
+    with connection:
+        connection.execute(statement)
+        left = connection.execute("SELECT key FROM semel_keys ORDER BY key").fetchall()
+    assert [key for (key,) in left] == ["new", "running"]

@@ -1,0 +1,60 @@
+"""`import semel` needs the standard library only, and what is missing says how to get it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+
+#: -S leaves out site-packages, and -I everything else that is not Python's own.
+BARE = [sys.executable, "-I", "-S", "-c"]
+ONLY_OURS = f"import sys; sys.path.insert(0, {str(SOURCE)!r})\n"
+
+
+def bare(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*BARE, ONLY_OURS + program], capture_output=True, text=True, check=False)
+
+
+def test_standard_library_only() -> None:
+    """Semel and both of its doors can be imported where nothing else is installed, and bring nothing else in."""
+    program = """
+import semel, semel.asgi, semel.wsgi
+known = sys.stdlib_module_names | {"semel", "__main__"}
+print(sorted({name.partition(".")[0] for name in sys.modules} - known))
+"""
+    done = bare(program)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_every_name_is_there() -> None:
+    """`from semel import *` gives what `__all__` says."""
+    done = bare("from semel import *; import semel; print(set(semel.__all__) <= globals().keys())")
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_sqlite_and_memory_need_no_extra(tmp_path: Path) -> None:
+    """The default store works where nothing else is installed."""
+    done = bare(f"""
+from semel.stores import store
+for url in ("memory://", "sqlite:///" + {str(tmp_path / "semel.db")!r}):
+    with store(url) as keys:
+        print(keys.migrate())
+""")
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "program, command",
+    [
+        ("from semel.stores import store; store('postgresql://here/db')", "pip install 'semel[postgres]'"),
+        ("from semel.stores import async_store; async_store('postgresql://here/db')", "pip install 'semel[postgres]'"),
+        ("from semel.cli.main import main; main()", "pip install 'semel[cli]'"),
+    ],
+)
+def test_missing_extra(program: str, command: str) -> None:
+    """Asking for what needs an extra names the command that installs it."""
+    done = bare(program)
+    assert done.returncode != 0
+    assert command in done.stderr.splitlines()[-1]

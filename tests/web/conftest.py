@@ -1,0 +1,63 @@
+"""Both doors on every store. Each is open for the whole session; tests keep apart by tenant."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from semel import Policy, stores
+from semel.testing import servers
+from tests.web.harness import Api, AsgiWorld, WsgiWorld
+
+DOORS = ("asgi", "wsgi")
+STORES = ("memory", "sqlite", "postgres")
+
+
+@pytest.fixture(scope="session")
+def shared_postgres_url(postgres_server: servers.PostgresServer) -> Iterator[str]:
+    """The URL of one database with the table in it, for tests that keep to a tenant of their own."""
+    name = f"semel_web_{uuid4().hex}"
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+        url = urlsplit(postgres_server.url)._replace(path=f"/{name}").geturl()
+        store = stores.store(url)
+        store.migrate()
+        store.close()
+        yield url
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@pytest.fixture
+def migrated_postgres_url(postgres_url: str) -> str:
+    """The URL of a database of this test's own, with the table in it."""
+    store = stores.store(postgres_url)
+    store.migrate()
+    store.close()
+    return postgres_url
+
+
+@pytest.fixture(scope="session", params=[f"{door}-{store}" for door in DOORS for store in STORES])
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsgiWorld | WsgiWorld]:
+    """One door on one store."""
+    door, store = request.param.split("-")
+    url = store_url(request, store, tmp_path_factory.mktemp("web"))
+    opened: AsgiWorld | WsgiWorld
+    opened = AsgiWorld(lambda: stores.async_store(url)) if door == "asgi" else WsgiWorld(lambda: stores.store(url))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def api(world: AsgiWorld | WsgiWorld) -> Api:
+    """A shop of this test's own, under the usual policy."""
+    return Api(world, Policy.ietf())
+
+
+def store_url(request: pytest.FixtureRequest, store: str, folder: Path) -> str:
+    if store == "postgres":
+        url: str = request.getfixturevalue("shared_postgres_url")
+        return url
+    return "memory://" if store == "memory" else f"sqlite:///{folder / 'semel.db'}"

@@ -1,0 +1,153 @@
+"""Bad configuration is an error where the middleware is made, and names what is wrong."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import semel.asgi
+import semel.wsgi
+from semel import SINGLE_TENANT, Policy
+from semel.errors import ConfigurationError, UnknownField
+from semel.stores.memory import AsyncMemoryStore, MemoryStore
+
+SECOND = timedelta(seconds=1)
+
+Make = Callable[..., Any]
+
+
+async def asgi_app(scope: Any, receive: Any, send: Any) -> None: ...
+
+
+def wsgi_app(environ: Any, start_response: Any) -> list[bytes]:
+    return []
+
+
+GOOD: dict[str, Any] = {"store": "memory://", "scope": SINGLE_TENANT}
+
+
+def make_asgi(**settings: Any) -> semel.asgi.IdempotencyMiddleware:
+    return semel.asgi.IdempotencyMiddleware(asgi_app, **GOOD | settings)
+
+
+def make_wsgi(**settings: Any) -> semel.wsgi.IdempotencyMiddleware:
+    return semel.wsgi.IdempotencyMiddleware(wsgi_app, **GOOD | settings)
+
+
+BOTH = pytest.mark.parametrize("make", [make_asgi, make_wsgi], ids=["asgi", "wsgi"])
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("lease", timedelta(0)),
+        ("lease", -SECOND),
+        ("lease", 30),
+        ("retention", -SECOND),
+        ("lease", timedelta(days=2)),
+        ("methods", {"GET"}),
+        ("methods", "POST"),
+        ("methods", ()),
+        ("header", "Idempotency Key"),
+        ("header", ()),
+        ("max_key_length", 0),
+        ("max_key_length", 5000),
+        ("max_request_body", -1),
+        ("max_response_body", "1 MB"),
+        ("keep", {500}),
+        ("keep", "2xx"),
+        ("server_errors", "retry"),
+        ("on_crash", "ignore"),
+        ("late", "maybe"),
+        ("scope_by", "ip"),
+        ("mode", "atomic"),
+        ("in_progress", "wait"),
+        ("strict", "yes"),
+        ("fingerprint", "sha256"),
+        ("problem_base", "problems/"),
+    ],
+)
+def test_a_bad_value_names_its_field(field: str, value: object) -> None:
+    """A policy with a bad value can't be made, and the error names the field."""
+    with pytest.raises(ConfigurationError, match=rf"Policy\.{field} "):
+        Policy.ietf(**{field: value})
+
+
+@pytest.mark.parametrize("preset", [Policy.ietf, Policy.stripe])
+def test_an_unknown_field_names_the_likely_one(preset: Callable[..., Policy]) -> None:
+    """A field that does not exist is an error, and a near miss is pointed out."""
+    with pytest.raises(UnknownField, match=r"'leese'.*'lease'"):
+        preset(leese=SECOND)
+
+
+@BOTH
+@pytest.mark.parametrize("scope", [None, "alice", 5])
+def test_scope_must_be_callable(make: Make, scope: object) -> None:
+    """A scope that can't be asked is an error that says what a scope is."""
+    with pytest.raises(ConfigurationError, match=r"^scope must be a callable.*SINGLE_TENANT"):
+        make(scope=scope)
+
+
+@pytest.mark.parametrize("door", [semel.asgi.IdempotencyMiddleware, semel.wsgi.IdempotencyMiddleware])
+def test_scope_must_be_given(door: Make) -> None:
+    """Nobody shares keys by leaving the scope out."""
+    with pytest.raises(TypeError, match="scope"):
+        door(object(), store="memory://")
+
+
+def test_a_wsgi_scope_is_not_awaited() -> None:
+    """Under WSGI nobody could await a scope."""
+
+    async def scope(request: object) -> str:
+        return "alice"
+
+    with pytest.raises(ConfigurationError, match=r"^scope must be a plain function"):
+        make_wsgi(scope=scope)
+
+
+@BOTH
+@pytest.mark.parametrize("policy", [{}, "ietf", 0, False])
+def test_policy_must_be_a_policy(make: Make, policy: object) -> None:
+    """A policy of another type is an error, even an empty one."""
+    with pytest.raises(ConfigurationError, match=r"^policy must be a Policy"):
+        make(policy=policy)
+
+
+@BOTH
+@pytest.mark.parametrize("url", ["mysql://localhost/db", "semel.db", "", "postgresql://host:port/db"])
+def test_a_wrong_url_is_an_error(make: Make, url: str) -> None:
+    """A URL that names no store of ours is an error at once, not at the first request."""
+    with pytest.raises(ConfigurationError):
+        make(store=url)
+
+
+@BOTH
+@pytest.mark.parametrize("store", [None, 5, object(), [], {"url": "memory://"}])
+def test_store_must_be_a_store(make: Make, store: object) -> None:
+    """A store of another type is an error that names the field."""
+    with pytest.raises(ConfigurationError, match=r"^store must be a URL or"):
+        make(store=store)
+
+
+def test_each_door_takes_stores_of_its_own_colour() -> None:
+    """A blocking store can't serve an event loop, nor the other way round."""
+    with pytest.raises(ConfigurationError, match="AsyncStore, not MemoryStore"):
+        make_asgi(store=MemoryStore())
+    with pytest.raises(ConfigurationError, match="a Store, not AsyncMemoryStore"):
+        make_wsgi(store=AsyncMemoryStore())
+
+
+@BOTH
+@pytest.mark.parametrize("paths", [5, ["orders"], {"/orders": "ietf"}, [b"/orders"], "orders/*"])
+def test_paths_must_be_patterns(make: Make, paths: object) -> None:
+    """A path pattern that can match no path is an error."""
+    with pytest.raises(ConfigurationError, match=r"^paths"):
+        make(paths=paths)
+
+
+@BOTH
+def test_an_unknown_argument_is_an_error(make: Make) -> None:
+    """A misspelt argument of the middleware is an error, as in any function."""
+    with pytest.raises(TypeError, match="polcy"):
+        make(polcy=Policy.ietf())

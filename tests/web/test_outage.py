@@ -1,0 +1,157 @@
+"""When the store can't be reached, nothing runs unprotected; and what has run is not run again."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import pytest
+
+import semel.stores
+from semel.core.commands import Claim, Command, Complete, Release
+from semel.core.state import State
+from semel.errors import StoreUnavailable
+from semel.stores.base import AsyncStore, Store
+from semel.stores.memory import AsyncMemoryStore, MemoryStore
+from semel.stores.step import Step
+from tests.web.conftest import DOORS
+from tests.web.harness import Api, AsgiWorld, Reply, WsgiWorld
+from tests.web.scenarios import assert_problem, assert_replayed
+
+T = TypeVar("T")
+
+NOWHERE = "postgresql://nobody@127.0.0.1:9/nothing"  # port 9 is "discard", and nobody listens there
+
+
+class Weather:
+    """Which commands fail, and how often."""
+
+    def __init__(self) -> None:
+        self.storms: dict[type[Command[Any]], int] = {}
+
+    def blow(self, command: Command[Any]) -> None:
+        left = self.storms.get(type(command), 0)
+        if left:
+            self.storms[type(command)] = left - 1
+            raise StoreUnavailable("a storm", was_sent=False)
+
+
+class FlakyStore(MemoryStore):
+    def __init__(self, weather: Weather) -> None:
+        super().__init__()
+        self._weather = weather
+
+    def perform(self, command: Command[T]) -> T:
+        self._weather.blow(command)
+        return super().perform(command)
+
+
+class AsyncFlakyStore(AsyncMemoryStore):
+    def __init__(self, weather: Weather) -> None:
+        super().__init__()
+        self._weather = weather
+
+    def perform(self, command: Command[T]) -> Step[T]:
+        try:
+            self._weather.blow(command)
+        except StoreUnavailable as error:
+            failed = Step[T](loop=asyncio.get_running_loop())
+            failed.settle(error)
+            return failed
+        return super().perform(command)
+
+
+@pytest.fixture
+def weather() -> Weather:
+    return Weather()
+
+
+@pytest.fixture(params=DOORS)
+def open_world(request: pytest.FixtureRequest) -> Any:
+    """Open a door on a store that is given in both colours; close it in the end."""
+    opened: list[AsgiWorld | WsgiWorld] = []
+
+    def open_it(plain: Callable[[], Store], coloured: Callable[[], AsyncStore]) -> AsgiWorld | WsgiWorld:
+        opened.append(AsgiWorld(coloured) if request.param == "asgi" else WsgiWorld(plain))
+        return opened[-1]
+
+    yield open_it
+    for world in opened:
+        world.close()
+
+
+@pytest.fixture
+def api(open_world: Any, weather: Weather) -> Api:
+    return Api(open_world(lambda: FlakyStore(weather), lambda: AsyncFlakyStore(weather)))
+
+
+@pytest.mark.parametrize("url", [NOWHERE, "sqlite:////no/such/folder/semel.db"])
+def test_store_that_is_not_there(open_world: Any, url: str) -> None:
+    """With nothing at the store's address, a keyed request is 503 with Retry-After, and the handler does not run."""
+    api = Api(open_world(lambda: semel.stores.store(url), lambda: semel.stores.async_store(url)))
+    response = api.send()
+    assert_problem(response, 503, "store-unavailable")
+    assert int(response.header("retry-after") or 0) >= 1
+    assert response.json()["retryable"] is True
+    assert b"folder" not in response.body
+    assert b"127.0.0.1" not in response.body
+    assert api.runs == 0
+    assert api.send(key=None).status == 201, "a request without a key needs no store"
+
+
+def test_table_that_is_not_there(open_world: Any, postgres_url: str) -> None:
+    """A database without the table is 503, and the handler does not run."""
+    api = Api(open_world(lambda: semel.stores.store(postgres_url), lambda: semel.stores.async_store(postgres_url)))
+    assert_problem(api.send(), 503, "store-unavailable")
+    assert api.runs == 0
+
+
+def test_store_that_fails_at_the_claim(api: Api, weather: Weather) -> None:
+    """A claim that fails is 503; when the store is back, the same request runs."""
+    weather.storms[Claim] = 1
+    assert_problem(api.send(), 503, "store-unavailable")
+    assert api.runs == 0
+    assert api.send().status == 201
+
+
+def test_store_that_fails_between_claim_and_complete(api: Api, weather: Weather) -> None:
+    """An answer that can't be stored does not leave: 503 says that it may have taken effect, and the key is kept."""
+    weather.storms[Complete] = 100
+    response = api.send()
+    assert_problem(response, 503, "answer-not-stored")
+    assert int(response.header("retry-after") or 0) >= 1
+    assert b"payment" not in response.body
+    assert [record.state for record in api.records()] == [State.PROCESSING]
+    assert_problem(api.send(), 409, "idempotency-key-in-progress")
+    assert api.runs == 1
+
+
+def test_store_that_is_back_in_time_for_the_answer(api: Api, weather: Weather) -> None:
+    """A short outage between claim and answer is waited out, and nobody notices."""
+    weather.storms[Complete] = 2
+    first = api.send()
+    assert first.status == 201
+    assert_replayed(first, api.send())
+
+
+def test_store_that_fails_at_the_release(api: Api, weather: Weather) -> None:
+    """A key that can't be freed is left to its lease; the answer leaves all the same."""
+    api.answer(Reply(429, b"slow down"))
+    weather.storms[Release] = 1
+    assert api.send().status == 429
+    assert_problem(api.send(), 409, "idempotency-key-in-progress")
+
+
+def test_storm_does_not_touch_what_is_stored(api: Api, weather: Weather) -> None:
+    """A replay needs the claim and nothing else."""
+    first = api.send()
+    weather.storms |= {Complete: 100, Release: 100}
+    assert_replayed(first, api.send())
+
+
+def test_two_requests_and_one_storm(api: Api, weather: Weather) -> None:
+    """One key's misfortune is not another's."""
+    weather.storms[Complete] = 4
+    unlucky: Future[Any] = api.start(key="a")
+    assert_problem(unlucky.result(20), 503, "answer-not-stored")
+    assert api.send(key="b").status == 201

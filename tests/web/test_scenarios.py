@@ -1,0 +1,12 @@
+"""Every scenario, through every door, on every store."""
+
+import pytest
+
+from tests.web.harness import Api, AsgiWorld, WsgiWorld
+from tests.web.scenarios import SCENARIOS, Scenario
+
+
+@pytest.mark.parametrize("scenario", [pytest.param(each, id=each.name) for each in SCENARIOS])
+def test_scenario(world: AsgiWorld | WsgiWorld, scenario: Scenario) -> None:
+    """What a client sees does not depend on the door, nor on the store."""
+    scenario.check(Api(world, scenario.policy))
