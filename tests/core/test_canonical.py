@@ -375,6 +375,11 @@ def test_a_backslash_in_a_file_name_stays() -> None:
 GOOD = multipart([TEXT_PART, FILE_PART])
 
 
+def test_an_empty_line_before_the_first_part_says_nothing() -> None:
+    """Some clients begin a multipart body with an empty line, and the same parts are the same parts."""
+    assert multipart_form(b"\r\n" + GOOD) == multipart_form(GOOD) is not None
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -159,12 +159,14 @@ def _multipart(boundary: bytes, body: Buffer) -> bytes:
 def _spans(view: memoryview, boundary: bytes) -> list[tuple[int, int]]:
     """Find where each part starts and ends, both without the delimiters and their line ends."""
     opening = b"--" + boundary + b"\r\n"
-    if view[: len(opening)] != opening:
-        raise _Unsure  # a preamble: legal, but nobody sends one, and no handler sees it
+    # Some clients begin with an empty line. Any other preamble is legal too, but nobody sends one.
+    first = 2 if bytes(view[:2]) == b"\r\n" else 0
+    if view[first : first + len(opening)] != opening:
+        raise _Unsure
     # Not find(): a memoryview has none.
     delimiter = re.compile(re.escape(b"\r\n--" + boundary))
     spans: list[tuple[int, int]] = []
-    start, after = len(opening), b"\r\n"
+    start, after = first + len(opening), b"\r\n"
     while after == b"\r\n":
         found = delimiter.search(view, start)
         if found is None or len(spans) == MOST_FIELDS:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from weakref import WeakSet
 
 from semel.core.commands import Renew
 from semel.core.record import Hold
+from semel.stores.forks import start_afresh_in_children
 
 #: Two renewals may fail before a live worker loses its lease.
 RENEWALS_PER_LEASE = 3
@@ -91,8 +90,8 @@ class Keeper:
     def __init__(self, renew: Callable[[Renew], frozenset[Hold]]) -> None:
         """Renew through *renew*."""
         self._renew = renew
-        self.reset()
-        _keepers.add(self)
+        self.start_afresh()
+        start_afresh_in_children(self)
 
     def add(self, hold: Hold, lease: timedelta) -> None:
         """Keep *hold* alive from now on."""
@@ -121,8 +120,8 @@ class Keeper:
         if thread is not None:
             thread.join()
 
-    def reset(self) -> None:
-        """Start afresh: in a forked child thread and leases are the parent's, and the lock may be nobody's."""
+    def start_afresh(self) -> None:
+        """Hold nothing, and have no thread."""
         self._leases = {}
         self._interval = 0.0
         self._changed = threading.Condition()
@@ -147,18 +146,6 @@ class Keeper:
             return
         for hold in lost:
             self.discard(hold)
-
-
-_keepers: WeakSet[Keeper] = WeakSet()
-
-
-def _reset_all() -> None:
-    for keeper in tuple(_keepers):
-        keeper.reset()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_reset_all)
 
 
 def _tell(error: Exception) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, Self, TypeVar, cast
 
 from semel.core.commands import Claim, Command, Complete
 from semel.errors import ConfigurationError, StoreReadOnly, StoreUnavailable
 from semel.stores.base import Store
+from semel.stores.forks import start_afresh_in_children
 from semel.stores.lane import Lane
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.errors import TRANSIENT, translated, unreachable
@@ -37,13 +37,11 @@ class PostgresStore(Store):
         """Use the server and the table that *url* names. Connects on first use."""
         self.address = Address.of(url)
         self._statements = Statements(self.address.names)
-        self._bind()
+        self.start_afresh()
+        start_afresh_in_children(self)
 
     def perform(self, command: Command[T]) -> T:
         """Carry out one store command."""
-        if os.getpid() != self._pid:
-            # After a fork the connections are the parent's, and the locks may be held by threads that are not here.
-            self._bind()
         match command:
             case Claim():
                 return cast("T", self._claims.submit(command))
@@ -65,12 +63,11 @@ class PostgresStore(Store):
 
     def close(self) -> None:
         """Disconnect."""
-        if os.getpid() == self._pid:
-            for link in self._links:
-                link.close()
+        for link in self._links:
+            link.close()
 
-    def _bind(self) -> None:
-        self._pid = os.getpid()
+    def start_afresh(self) -> None:
+        """Have no connection."""
         claims, answers, others = self._links = [_Link(self.address) for _ in range(3)]
         self._claims = Lane[Claim](lambda batch: claims.run(self._statements.claim(batch)))
         self._answers = Lane[Complete](lambda batch: self._complete(answers, batch))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, TypeVar
 
 from semel.core.commands import Command
 from semel.stores.base import Store
+from semel.stores.forks import start_afresh_in_children
 from semel.stores.lane import Lane
 from semel.stores.sqlite.ledger import Ledger
 
@@ -19,13 +19,11 @@ class SQLiteStore(Store):
     def __init__(self, url: str) -> None:
         """Nothing is opened yet."""
         self._ledger = Ledger(url)
-        self._start()
+        self.start_afresh()
+        start_afresh_in_children(self)
 
     def perform(self, command: Command[T]) -> T:
         """Carry out one store command."""
-        if self._pid != os.getpid():
-            # In a child, nobody is left to lead those who were waiting in the parent's lane.
-            self._start()
         return self._lane.submit(command)  # type: ignore[no-any-return]  # by the command's own type
 
     def open(self) -> None:
@@ -40,6 +38,6 @@ class SQLiteStore(Store):
         """Let go of the file. Using the store again opens it again."""
         self._ledger.close()
 
-    def _start(self) -> None:
-        self._pid = os.getpid()
+    def start_afresh(self) -> None:
+        """Have nobody waiting: in a child, nobody is left to lead those who were in the parent's lane."""
         self._lane: Lane[Command[Any]] = Lane(self._ledger.execute)
