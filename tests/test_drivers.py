@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from semel import drivers
-from semel.core.commands import Answered, Command, Flow, NameScope, ReadBody, Release, Verdict
+from semel.core.commands import Answered, Command, Flow, NameScope, ReadBody, Release, RunHandler, Verdict
 from semel.core.message import Answer, Head
 from semel.core.policy import Policy
 from semel.core.record import Hold
-from semel.drivers import arun, run
+from semel.drivers import aresume, arun, run
 from semel.errors import StoreUnavailable
 from semel.flows.serve import Reply, Send, serve
 from semel.stores.step import Step
@@ -249,6 +249,24 @@ async def test_arun_step_is_abandoned() -> None:
         await arun(request(), world.perform)
     await the_rest()
     assert world.names[-1] == "RunHandler"
+
+
+async def test_arun_stops_where_it_is_told() -> None:
+    """A flow can be left at a command, unanswered, and taken up again with the answer: by another task, perhaps."""
+    world = World()
+    flow = request()
+    stopped = await arun(flow, world.perform, until=RunHandler)
+    assert isinstance(stopped, RunHandler)
+    assert world.names == ["NameScope", "ReadBody", "Claim"]
+    assert await aresume(flow, ANSWERED, world.perform) == Send(ANSWERED.answer)
+    assert world.names == ["NameScope", "ReadBody", "Claim", "Complete"]
+
+
+async def test_aresume_at_the_last_command() -> None:
+    """A flow that was left at its last command ends with the answer to it."""
+    flow = talk()
+    await arun(flow, World().perform, until=ReadBody)
+    assert await aresume(flow, b"", World().perform) == ["alice", b""]
 
 
 async def test_arun_lets_nobody_wait_for_those_behind() -> None:

@@ -7,7 +7,7 @@ caller goes away in the middle.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from semel.core.commands import Command, Flow
@@ -15,6 +15,7 @@ from semel.errors import Interrupted
 from semel.stores.step import Step
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Command[Any])
 Perform = Callable[[Command[Any]], Any]
 AsyncPerform = Callable[[Command[Any]], Any]
 #: Of a step whose waiter was cancelled, where there was one.
@@ -41,23 +42,41 @@ def run(flow: Flow[T], perform: Perform) -> T:
         return end.value  # type: ignore[no-any-return]  # StopIteration is not generic
 
 
-async def arun(flow: Flow[T], perform: AsyncPerform) -> T:
-    """Run *flow* to its end on this loop. A cancelled caller leaves at once; the flow ends in order behind it.
+async def arun(flow: Flow[T], perform: AsyncPerform, *, until: type[C] | tuple[()] = ()) -> T | C:
+    """Run *flow* on this loop to its end, or until it asks for a certain command, which is returned unanswered.
 
-    ``perform`` answers with a value, a step, or a coroutine. A step is under way without us (a statement in a batch, a
-    handler), so it is waited for, whoever has gone. A coroutine is ours and is cancelled with us, so it must be one
-    that can be begun again.
+    ``perform`` answers with a value, a step, or a coroutine. A step is under way without us (a statement in a batch),
+    so it is waited for, whoever has gone. A coroutine is ours and is cancelled with us, so it must be one that can be
+    begun again. A cancelled caller leaves at once; the flow ends in order behind it.
     """
     try:
         command = next(flow)
-        while True:
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # StopIteration is not generic
+    reached: T | C = await _drive(flow, command, perform, until)
+    return reached
+
+
+async def aresume(flow: Flow[T], answer: object, perform: AsyncPerform) -> T:
+    """Run *flow* on to its end, with the *answer* to the command at which it was left."""
+    try:
+        command = flow.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # as above
+    ended: T = await _drive(flow, command, perform, ())
+    return ended
+
+
+async def _drive(flow: Flow[Any], command: Command[Any], perform: AsyncPerform, until: Any) -> Any:
+    try:
+        while not isinstance(command, until):
             step = None
             try:
                 answer = perform(command)
                 if isinstance(answer, Step):
                     step = answer
                     answer = await step
-                elif isinstance(answer, Awaitable):
+                elif hasattr(answer, "__await__"):
                     answer = await answer
             except asyncio.CancelledError:
                 if step is None or step.heir is not None:
@@ -69,7 +88,8 @@ async def arun(flow: Flow[T], perform: AsyncPerform) -> T:
             else:
                 command = flow.send(answer)
     except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]  # StopIteration is not generic
+        return end.value
+    return command
 
 
 def _last_words(flow: Flow[Any], perform: Perform) -> None:
@@ -109,7 +129,7 @@ async def _finish(flow: Flow[Any], command: Command[Any], outcome: Outcome, perf
             try:
                 answer = perform(command) if outcome is None else outcome
                 outcome = None
-                if isinstance(answer, Awaitable):
+                if hasattr(answer, "__await__"):
                     answer = await answer
             except Exception as error:  # noqa: BLE001 - it is the flow's to judge
                 command = flow.throw(error)

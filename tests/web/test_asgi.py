@@ -1,6 +1,7 @@
 """What is special to the ASGI door: messages, tasks, disconnects, and the other middleware around it."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -222,6 +223,22 @@ class TestNeighbours:
                 for order in ({"amount": "much"}, {"amount": 5})
             ]
         assert (wrong.status_code, right.status_code) == (422, 201)
+
+
+class TestGarbage:
+    async def test_requests_leave_no_cycles_behind(self) -> None:
+        """What a request needed is freed when it ends. Left to the collector, it cost a sixth of a first execution."""
+        door = Door(Counted().app())
+        requests = [Request(lines=(("Idempotency-Key", b"key-%d" % number),), body=b"5") for number in range(20)]
+        gc.collect()
+        gc.disable()
+        try:
+            for request in requests * 2:
+                await call_asgi(door.app, request)
+            left = gc.collect()
+        finally:
+            gc.enable()
+        assert left < len(requests)
 
 
 class TestBackground:

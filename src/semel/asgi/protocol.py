@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import quote
 
-from semel.core.message import Head, Headers
-from semel.door import ROUTERS_STATUSES
+from semel.core.message import Answer, Head, Headers
+from semel.door import ROUTERS_STATUSES, framed
 
 ASGIScope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -36,7 +36,7 @@ def full_path(scope: ASGIScope) -> str:
 
 def lowered(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """Return *headers* as the core has them. ASGI asks for lower-case names, and not every app obliges."""
-    return tuple([(bytes(name).lower(), bytes(value)) for name, value in headers])
+    return tuple([(name.lower(), value) for name, value in headers])
 
 
 def reached_handler(scope: ASGIScope, status: int, error: BaseException | None) -> bool:
@@ -54,3 +54,10 @@ def hide_extensions(scope: ASGIScope) -> None:
     extensions = scope.get("extensions")
     if extensions and not HIDDEN_EXTENSIONS.isdisjoint(extensions):
         scope["extensions"] = {name: each for name, each in extensions.items() if name not in HIDDEN_EXTENSIONS}
+
+
+async def send_answer(send: ASGISend, answer: Answer, *, is_ours: bool) -> None:
+    """Send a whole answer: the app's as it is, one of ours with its length."""
+    headers = framed(answer) if is_ours else answer.headers
+    await send({"type": "http.response.start", "status": answer.status, "headers": list(headers)})
+    await send({"type": "http.response.body", "body": answer.body or b""})

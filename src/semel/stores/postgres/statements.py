@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from semel.core.commands import Again, Browse, Claim, Command, Complete, Look, Now, Release, Renew, TakeOver, Verdict
@@ -58,9 +59,12 @@ class Statements:
 
         def read(rows: Sequence[Row]) -> list[Hold | Found | Again]:
             outcomes = {(row[0], row[1]): _claimed(row, first[row[0], row[1]]) for row in rows}
+            found = [outcomes.get((claim.scope, claim.key), Again.AGAIN) for claim in claims]
+            if len(distinct) == len(claims):
+                return found
             return [
-                _share(outcomes.get((claim.scope, claim.key), Again.AGAIN), claim, first[claim.scope, claim.key])
-                for claim in claims
+                _share(outcome, claim, first[claim.scope, claim.key])
+                for outcome, claim in zip(found, claims, strict=True)
             ]
 
         parameters = (
@@ -170,11 +174,13 @@ _BUILD: dict[type[Command[Any]], Callable[[Statements, Any], Statement[Any]]] = 
 }
 
 
+@lru_cache(maxsize=256)  # An API answers with the same few headers over and over.
 def written(headers: Headers) -> str:
     """Return header pairs as they are stored. Latin-1 gives every byte a character of its own, and takes it back."""
     return json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers])
 
 
+@lru_cache(maxsize=256)  # as above
 def read_back(text: str) -> Headers:
     """Return stored header pairs."""
     return tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in json.loads(text))

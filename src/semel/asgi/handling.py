@@ -1,0 +1,211 @@
+"""One handler's run in an ASGI app, and its answer: held back until it is stored, or let through when it can't be kept.
+
+It has a task of its own. Whoever serves the connection may be cancelled when the client hangs up; a handler that is
+half-way may not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from http import HTTPStatus
+
+from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Message, Receive, lowered, reached_handler, send_answer
+from semel.core.commands import Answered, Flow, Raised, RunHandler, Streaming
+from semel.core.message import Answer, Headers
+from semel.core.replay import is_endless
+from semel.door import Body, raised
+from semel.drivers import AsyncPerform, aresume
+from semel.errors import NoEffect
+from semel.flows.serve import Reply, Reraise, Send
+from semel.operation import Operation, begin
+from semel.stores.keeper import AsyncKeeper
+from semel.stores.step import Step
+
+#: Handlers whose server has gone. A loop holds its tasks weakly, so somebody must hold them.
+_deserted: set[asyncio.Task[None]] = set()
+
+
+class Handling:
+    """What the app does and answers. It is the app's ``send``: the last message of the answer ends the flow."""
+
+    _task: asyncio.Task[None]
+
+    def __init__(
+        self, flow: Flow[Reply], command: RunHandler, perform: AsyncPerform, keeper: AsyncKeeper, scope: ASGIScope
+    ) -> None:
+        """Answer the *command* of *flow*, and see it to its end."""
+        self._flow = flow
+        self._command = command
+        self._perform = perform
+        self._keeper = keeper
+        self._scope = scope
+        self._operation = Operation(command.hold)
+        self._held: list[Message] = []
+        self._size = 0
+        self._status = 0
+        self._headers: Headers = ()
+        self._answer: Answer | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        #: The flow is at its end, or on its way there.
+        self._is_concluded = False
+        #: The answer has left, or never will.
+        self._has_left = False
+        #: Nobody serves the connection any more.
+        self._is_deserted = False
+        #: Another answer was sent in place of the app's.
+        self._is_overruled = False
+        #: Why the server could not send the answer.
+        self._undelivered: OSError | None = None
+        #: The answer goes straight to the client.
+        self.is_flowing = False
+
+    def start(self, app: ASGIApp, body: Body, receive: Receive, send: ASGISend) -> Step[None]:
+        """Run *app*; the step is done when it has returned."""
+        self._send = send
+        self._keeper.add(self._command.hold, self._command.lease)
+        loop = asyncio.get_running_loop()
+        done = Step[None](loop=loop)
+        self._task = loop.create_task(self._run(app, body, receive, done))
+        return done
+
+    def desert(self) -> None:
+        """Say that nobody serves the connection any more."""
+        self._is_deserted = True
+        if self._is_concluded:
+            self._task.cancel()
+        elif not self._task.done():
+            _deserted.add(self._task)
+            self._task.add_done_callback(_deserted.discard)
+
+    async def __call__(self, message: Message) -> None:
+        """Take one message of the app's."""
+        if self.is_flowing:
+            await self._send(message)
+            return
+        if self._is_concluded:
+            # As a server's own send does (ASGI 2.4): an endless stream must learn that it has no listener.
+            raise OSError("The client has gone.")
+        kind = message["type"]
+        if kind == "http.response.start":
+            self._held.append(message)
+            self._status, self._headers = message["status"], lowered(message.get("headers", ()))
+            if is_endless(self._headers):
+                await self._conclude(Streaming(self._status, self._headers))
+        elif kind == "http.response.body":
+            self._held.append(message)
+            self._size += len(message.get("body", b""))
+            if self._size > self._command.limit:
+                await self._conclude(Streaming(self._status, self._headers))
+            elif not message.get("more_body", False):
+                # What an app does after its answer (background tasks) comes after this: the answer is stored and sent.
+                await self._conclude(self._judged())
+        # Interim answers and server extensions are about this connection, and none of them is kept.
+
+    async def is_sent(self) -> None:
+        """Wait until the answer has left or never will."""
+        if not self._has_left:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    async def _run(self, app: ASGIApp, body: Body, receive: Receive, done: Step[None]) -> None:
+        begin(self._operation)
+        try:
+            try:
+                await app(self._scope, Replayed(body, self, receive), self)
+            except Exception as error:
+                if not self._is_concluded:
+                    await self._conclude(raised(error, self._operation))
+                elif not self._is_overruled:
+                    raise
+            if not self._is_concluded:
+                unanswered = RuntimeError("The app returned without completing its response.")
+                await self._conclude(raised(unanswered, self._operation))
+        except Exception as error:  # noqa: BLE001 - it goes on to the server
+            done.settle(error)
+        except BaseException:
+            # What the handler did is not known, and its lease decides: renewed, it would never run out.
+            self._keeper.discard(self._command.hold)
+            done.abandon()
+            raise
+        else:
+            done.settle(self._undelivered)
+        finally:
+            body.close()
+
+    async def _conclude(self, ending: Answered | Streaming | Raised) -> None:
+        """End the flow: the answer is stored, and then it leaves."""
+        self._is_concluded = True
+        try:
+            reply = await aresume(self._flow, ending, self._perform)
+            self._keeper.discard(self._command.hold)
+            await self._give(reply)
+        finally:
+            self._has_left = True
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def _give(self, reply: Reply) -> None:
+        if isinstance(reply, Send):
+            is_the_apps = reply.answer is self._answer
+            self._is_overruled = not is_the_apps
+            await self._send_answer(reply.answer, is_ours=not is_the_apps)
+        elif isinstance(reply, Reraise):
+            # The answer first, so that this client and its retries see the same. Then the error goes on to whoever
+            # reports errors: they look whether a response has begun, and don't begin another.
+            if reply.answer is not None:
+                await self._send_answer(reply.answer, is_ours=True)
+            raise reply.error
+        elif self._is_deserted:
+            raise OSError("The client has gone.")
+        else:
+            self.is_flowing = True
+            for message in self._held:
+                await self._send(message)
+            self._held = []
+
+    async def _send_answer(self, answer: Answer, *, is_ours: bool) -> None:
+        if self._is_deserted:
+            return
+        try:
+            await send_answer(self._send, answer, is_ours=is_ours)
+        except OSError as error:
+            # The client has gone, and the answer is stored: that is for the server to know. The app has answered, and
+            # what it does afterwards (a background task) will not be done by a retry.
+            self._undelivered = error
+
+    def _judged(self) -> Answered | Raised:
+        parts = [message.get("body", b"") for message in self._held[1:]]
+        answer = self._answer = Answer(self._status, self._headers, parts[0] if len(parts) == 1 else b"".join(parts))
+        error = sys.exc_info()[1]
+        if isinstance(error, NoEffect) and answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            # The framework answers for it as for any error it doesn't know, and is about to raise it on.
+            return raised(error, self._operation)
+        no_effect = isinstance(error, NoEffect) or self._operation.has_no_effect
+        return Answered(answer, reached_handler(self._scope, answer.status, error), no_effect)
+
+
+class Replayed:
+    """The app's ``receive``: the body that was read already, then nothing until the answer has left.
+
+    A client that hangs up does not end a guarded request, so the app is not told of it: it would stop half-way.
+    """
+
+    __slots__ = ("_chunks", "_handling", "_receive")
+
+    def __init__(self, body: Body, handling: Handling, receive: Receive) -> None:
+        """Give *body* out again, then what *receive* has once the answer flows."""
+        self._chunks = body.chunks()
+        self._handling = handling
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        """Give the app its next message."""
+        for chunk, more in self._chunks:
+            return {"type": "http.request", "body": chunk, "more_body": more}
+        await self._handling.is_sent()
+        if self._handling.is_flowing:
+            return await self._receive()
+        return {"type": "http.disconnect"}
