@@ -4,11 +4,12 @@ import json
 import os
 import pty
 import re
+import sqlite3
 import subprocess
 import sys
 from base64 import b64decode
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
@@ -215,6 +216,18 @@ def test_missing_file(semel: Semel, tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert "There is no file" in ended.stderr
     assert not (tmp_path / "none.db").exists()
+
+
+def test_foreign_file(semel: Semel, tmp_path: Path) -> None:
+    """Looking for keys in somebody else's database makes no table in it, and says that there is none."""
+    path = tmp_path / "theirs.db"
+    with closing(sqlite3.connect(path)) as theirs:
+        theirs.execute("CREATE TABLE things (name TEXT)")
+    told = semel("keys", "list", "--store", f"sqlite:///{path}")
+    assert told.returncode == 2
+    assert "no table semel_keys" in told.stderr
+    with closing(sqlite3.connect(path)) as theirs:
+        assert theirs.execute("SELECT name FROM sqlite_master").fetchall() == [("things",)]
 
 
 def test_not_migrated(semel: Semel, postgres_url: str) -> None:

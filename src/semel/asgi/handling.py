@@ -70,11 +70,14 @@ class Handling:
         return done
 
     def desert(self) -> None:
-        """Say that nobody serves the connection any more."""
+        """Say that nobody serves the connection any more.
+
+        A stream ends, for it has no listener. All else goes on: a retry will be given the answer, and will do nothing.
+        """
         self._is_deserted = True
-        if self._is_concluded:
+        if self.is_flowing:
             self._task.cancel()
-        elif not self._task.done():
+        else:
             _deserted.add(self._task)
             self._task.add_done_callback(_deserted.discard)
 

@@ -14,7 +14,7 @@ import typer
 
 from semel.errors import ConfigurationError
 from semel.stores import Store, store
-from semel.stores.sqlite.file import locate
+from semel.stores.sqlite.file import Place, has_table, locate
 
 VARIABLE = "SEMEL_STORE"
 #: Where the middleware keeps its keys when it is told nothing else.
@@ -48,15 +48,22 @@ def opened(url: str | None) -> Iterator[Store]:
         if not USUAL_FILE.exists():
             raise ConfigurationError(f"Which store? Give --store URL or set {VARIABLE}: there is no {USUAL_FILE} here.")
         found = f"sqlite:///{USUAL_FILE}"
-    if urlsplit(found).scheme == "sqlite" and not (path := locate(found).path).exists():
-        raise ConfigurationError(
-            f"There is no file {path}. A path from the root has four slashes: sqlite:////folder/file."
-        )
+    if urlsplit(found).scheme == "sqlite":
+        _look_at_file(locate(found))
     keys = store(found)
     try:
         yield keys
     finally:
         keys.close()
+
+
+def _look_at_file(place: Place) -> None:
+    if not place.path.exists():
+        raise ConfigurationError(
+            f"There is no file {place.path}. A path from the root has four slashes: sqlite:////folder/file."
+        )
+    if not has_table(place):
+        raise ConfigurationError(f"{place.path} has no table {place.names.table} of Semel's.")
 
 
 def checked(url: str) -> str:

@@ -92,8 +92,10 @@ class Show:
         self._paragraph(f"{_STORM} {_PROTECTED if stage.is_protected else _UNPROTECTED}")
         what = "the second answer is a replay, to the byte" if stage.is_protected else "the second is one more charge"
         self._paragraph(f"Take part, from another terminal, while it runs. Send it twice: {what}.")
-        self._print(Text(f"  curl -i http://127.0.0.1:{port}/payments -H 'Idempotency-Key: {key}' \\", "cyan"))
-        self._print(Text("""       -d '{"order": "mine", "amount": 4200}'\n""", "cyan"))
+        self._print_curl(port, key, amount=4200)
+        if stage.is_protected:
+            self._paragraph("And another payment with the same key, which is a mistake, and refused (422):")
+            self._print_curl(port, key, amount=9900)
 
     @contextmanager
     def watching(self, stage: Stage) -> Iterator[None]:
@@ -131,6 +133,10 @@ class Show:
             return
         self._paragraph(_HOW.format(f"{stage.referee.repeated_calls:,}"))
         self._print(Text("The same storm without Semel: semel demo --unprotected", QUIET))
+
+    def _print_curl(self, port: int, key: str, *, amount: int) -> None:
+        self._print(Text(f"  curl -i http://127.0.0.1:{port}/payments -H 'Idempotency-Key: {key}' \\", "cyan"))
+        self._print(Text(f"""       -d '{{"order": "mine", "amount": {amount}}}'\n""", "cyan"))
 
     def _paragraph(self, text: str) -> None:
         width = min(self._console.width, TEXT_WIDTH)

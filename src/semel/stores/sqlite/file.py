@@ -81,6 +81,18 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def has_table(place: Place) -> bool:
+    """Look whether the file holds Semel's table, without making one in what may be somebody else's database."""
+    connection = sqlite3.connect(f"{place.path.as_uri()}?mode=ro", uri=True)
+    try:
+        found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (f"{place.names.table}_migrations",))
+        return bool(found.fetchall())
+    except sqlite3.Error as error:
+        raise explained(error, place.path) from error
+    finally:
+        connection.close()
+
+
 def migrate(connection: sqlite3.Connection, place: Place, statements: Statements) -> list[str]:
     """Bring the schema up to date under the write lock, so that of several processes one does; return what was done."""
     connection.execute("BEGIN IMMEDIATE").close()
