@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any, TypeVar
 
 from semel.core.commands import Again, Browse, Claim, Command, Complete, Look, Now, Release, Renew, TakeOver, Verdict
-from semel.core.message import Answer, Headers
+from semel.core.message import Answer
 from semel.core.record import Found, Hold, Record
 from semel.core.state import State, after
+from semel.stores.headers import read_back, written
 from semel.stores.statement import Names, Query, Statement, load_queries
 
 T = TypeVar("T")
@@ -172,18 +171,6 @@ _BUILD: dict[type[Command[Any]], Callable[[Statements, Any], Statement[Any]]] = 
     Browse: Statements.browse,
     Now: Statements.now,
 }
-
-
-@lru_cache(maxsize=256)  # An API answers with the same few headers over and over.
-def written(headers: Headers) -> str:
-    """Return header pairs as they are stored. Latin-1 gives every byte a character of its own, and takes it back."""
-    return json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers])
-
-
-@lru_cache(maxsize=256)  # as above
-def read_back(text: str) -> Headers:
-    """Return stored header pairs."""
-    return tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in json.loads(text))
 
 
 def _claimed(row: Row, claim: Claim) -> Hold | Found:

@@ -5,16 +5,16 @@ Parameters are tuples in the order in which the file names them: on this path a 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from semel.core.commands import Claim, Complete, TakeOver
-from semel.core.message import Answer, Headers
+from semel.core.message import Answer
 from semel.core.record import Found, Hold, Record
 from semel.core.state import TERMINAL, Event, State, after
+from semel.stores.headers import read_back, written
 from semel.stores.lane import MAX_BATCH
 from semel.stores.statement import Names, Query, load_queries
 
@@ -27,7 +27,6 @@ _MILLISECOND = timedelta(milliseconds=1)
 _ROWS = re.compile(r"(?<=VALUES )\(.*?\)", re.DOTALL)
 _STATES = {state.value: state for state in State}
 _ENDINGS = {event: str(after(State.PROCESSING, event)) for event in (Event.COMPLETE, Event.FAIL)}
-_write_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class Statements:
@@ -94,9 +93,8 @@ def take_over_row(command: TakeOver) -> tuple[Any, ...]:
 def complete_row(command: Complete) -> tuple[Any, ...]:
     """Return the parameters of an answer."""
     hold, answer = command.hold, command.answer
-    headers = _write_json([(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers])
     state = _ENDINGS[command.event]
-    return (state, answer.status, headers, answer.body, hold.scope, hold.key, hold.attempt, hold.token)
+    return (state, answer.status, written(answer.headers), answer.body, hold.scope, hold.key, hold.attempt, hold.token)
 
 
 def renew_row(hold: Hold, lease: timedelta) -> tuple[Any, ...]:
@@ -144,11 +142,7 @@ def read_time(milliseconds: int) -> datetime:
 
 
 def _answer(status: int | None, headers: str, body: bytes | None) -> Answer | None:
-    return None if status is None else Answer(status, _headers(headers), body)
-
-
-def _headers(text: str) -> Headers:
-    return tuple([(name.encode("latin-1"), value.encode("latin-1")) for name, value in json.loads(text)])
+    return None if status is None else Answer(status, read_back(headers), body)
 
 
 def _marked(query: Query) -> str:
