@@ -12,7 +12,8 @@ def derive(scope: str, key: str, name: str) -> str:
     Passing the client's own key on would let one tenant's choice of key meet another's at the provider. It is spelled
     as a UUID because some providers take nothing else.
     """
-    parts = [part.encode() for part in (scope, name)]
-    # Each part goes in with its length in front, so that no two lists of parts are the same bytes.
+    parts = [part.encode("utf-8", "surrogatepass") for part in (scope, key, name)]
+    # Each part goes in with its length in front, so that no two lists of parts are the same bytes. The key is among
+    # them because HMAC fills its own key up with zeros, and so makes one of two.
     message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    return str(UUID(bytes=hmac.digest(key.encode(), message, "sha256")[:16], version=5))
+    return str(UUID(bytes=hmac.digest(parts[1], message, "sha256")[:16], version=5))
