@@ -239,6 +239,27 @@ async def test_arun_leaves_during_a_pause() -> None:
     assert world.names[-4:] == ["Complete", "Pause", "Pause", "Complete"]
 
 
+async def test_arun_leaves_in_the_turn_of_the_answer() -> None:
+    """A caller that is cancelled just as the claim is answered still has the key freed behind it."""
+    world = World()
+    step = Step[Any]()
+    asked = asyncio.Event()
+
+    def claim() -> Step[Any]:
+        asked.set()
+        return step
+
+    world.answers["Claim"] = claim
+    task = asyncio.create_task(arun(request(), world.perform))
+    await asked.wait()
+    step.settle(HOLD)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await the_rest()
+    assert world.commands[-1] == BY_TOKEN
+
+
 async def test_arun_step_is_abandoned() -> None:
     """When the step itself is given up, as when the loop ends, nothing more is asked for."""
     world = World()

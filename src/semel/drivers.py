@@ -79,8 +79,10 @@ async def _drive(flow: Flow[Any], command: Command[Any], perform: AsyncPerform, 
                 elif hasattr(answer, "__await__"):
                     answer = await answer
             except asyncio.CancelledError:
-                if step is None or step.heir is not None:
-                    _finish_behind(flow, command, step and step.heir, perform)
+                # A step that was settled in the same turn as its waiter was cancelled has its outcome in itself.
+                outcome = step and (step.heir or (None if step.cancelled() else step))
+                if step is None or outcome is not None:
+                    _finish_behind(flow, command, outcome, perform)
                 # Else the step was abandoned, as happens when the loop ends: nothing can be done any more.
                 raise
             except Exception as error:  # noqa: BLE001 - it is the flow's to judge

@@ -18,6 +18,7 @@
     │   │   └── NoEffect           503   raised by a handler, to say that nothing happened
     │   └── StoreError             the store's
     │       ├── StoreUnavailable   503
+    │       ├── StoreRefused       503   for a reason of its own
     │       ├── StoreNotReady      503   the table is not there, or not ours
     │       ├── StoreReadOnly      503   a replica
     │       └── AnswerNotStored    503
@@ -213,6 +214,10 @@ class AnswerNotStored(StoreError):
     def detail(self) -> str:
         """What the client is told."""
         return "The operation may have taken effect, but its answer could not be stored. Send the same request again."
+
+
+class StoreRefused(StoreError):
+    """The database refused a statement."""
 
 
 class StoreNotReady(StoreError):

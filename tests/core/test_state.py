@@ -21,6 +21,7 @@ ALLOWED: dict[tuple[State | None, Event], State | None] = {
     (State.PROCESSING, Event.COMPLETE): State.COMPLETE,
     (State.PROCESSING, Event.FAIL): State.FAILED,
     (State.PROCESSING, Event.RELEASE): None,
+    (State.PROCESSING, Event.GIVE_UP): State.PROCESSING,
     (State.COMPLETE, Event.TAKE_OVER): State.PROCESSING,
     (State.COMPLETE, Event.REAP): None,
     (State.FAILED, Event.TAKE_OVER): State.PROCESSING,

@@ -327,8 +327,9 @@ def test_lost_take_over_looks_again() -> None:
 
 
 def test_rivals_for_ever() -> None:
-    """A claim that keeps meeting rivals gives up after a few tries: somebody is at work."""
-    result = played([*BEGIN, *[(Claim, Again.AGAIN)] * CLAIM_TRIES])
+    """A claim that keeps meeting rivals gives up after a few tries, and whatever it may have got without knowing."""
+    result = played([*BEGIN, *[(Claim, Again.AGAIN)] * CLAIM_TRIES, (Release, Verdict.FENCED)])
+    assert result.commands[-1] == Release(BY_TOKEN)
     assert refusal(result.result) == (409, "idempotency-key-in-progress", b"1")
 
 
@@ -345,6 +346,14 @@ def test_old_key_is_refused_without_a_record() -> None:
     result = played([*BEGIN, (Claim, hold), (Now, NOW), (Release, Verdict.DONE)], LATE, OLD)
     assert result.commands[-1] == Release(hold)
     assert refusal(result.result)[:2] == (410, "idempotency-key-expired")
+
+
+def test_old_key_and_the_clock_can_not_be_read() -> None:
+    """A claim that was won before the store failed is freed: nothing has run."""
+    hold = Hold("alice", OLD, 1, TOKEN)
+    result = played([*BEGIN, (Claim, hold), (Now, UNREACHABLE), (Tell, None), (Release, Verdict.DONE)], LATE, OLD)
+    assert result.commands[-1] == Release(Hold("alice", OLD, 0, TOKEN))
+    assert refusal(result.result)[:2] == (503, "store-unavailable")
 
 
 def test_young_key_runs() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from semel.core.commands import Look
-from semel.errors import StoreUnavailable
+from semel.errors import StoreRefused, StoreUnavailable
 from semel.stores import lane as lane_module
 from semel.stores.lane import AsyncLane
 
@@ -70,7 +70,7 @@ async def test_batches_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_poisoned_row_fails_alone() -> None:
-    """When a row spoils its batch, the others are tried without it, one by one."""
+    """When a row spoils its batch, the others are tried without it, and its own error tells nothing of its data."""
 
     def answer(names: list[str]) -> list[Any]:
         if "bad" in names:
@@ -81,8 +81,9 @@ async def test_poisoned_row_fails_alone() -> None:
     futures = await desk.busy(["a", "bad", "b"])
     desk.is_open.set()
     assert (await futures["a"], await futures["b"]) == ("a", "b")
-    with pytest.raises(ValueError, match="poison"):
+    with pytest.raises(StoreRefused, match="ValueError") as told:
         await futures["bad"]
+    assert "poison" not in str(told.value)
     assert desk.batches[1:] == [["a", "bad", "b"], ["a"], ["bad"], ["b"]]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from importlib.resources import files
 from typing import Any
@@ -13,11 +14,11 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from semel.core.commands import Again, Browse, Claim, Complete, Look, Renew, Verdict
+from semel.core.commands import Again, Browse, Claim, Complete, Look, Release, Renew, Verdict
 from semel.core.message import Answer
 from semel.core.record import Found, Hold
 from semel.core.state import Event
-from semel.errors import ConfigurationError, StoreNotReady, StoreReadOnly, StoreUnavailable
+from semel.errors import ConfigurationError, StoreNotReady, StoreReadOnly, StoreRefused, StoreUnavailable
 from semel.stores import async_store, store
 from semel.stores.postgres.address import SESSION
 from semel.stores.postgres.async_store import AsyncPostgresStore
@@ -129,13 +130,38 @@ class TestRivals:
         assert sum(isinstance(each, Hold) for each in got) == 40
         assert all(isinstance(each, Hold | Found | Again) for each in got)
 
+    def test_claim_that_waited_for_a_release_wins(self, postgres: PostgresStore, postgres_url: str) -> None:
+        """A claim that wins a key while it is being freed is told so, though its view still shows the old record."""
+        hold = postgres.perform(claim("k"))
+        assert isinstance(hold, Hold)
+        with psycopg.connect(postgres_url) as releasing, ThreadPoolExecutor() as rivals:
+            releasing.execute("DELETE FROM semel_keys")
+            got = rivals.submit(postgres.perform, claim("k"))
+            _until_somebody_waits(postgres_url)
+            releasing.commit()
+
+            assert isinstance(got.result(), Hold)
+
+    @pytest.mark.parametrize("colour", ["sync", "async"])
+    def test_locked_row_does_not_hold_up_renewals(self, postgres_url: str, colour: str) -> None:
+        """While one row is locked by somebody's open transaction, and a release waits for it, all else is renewed."""
+        store(postgres_url).migrate()
+        with psycopg.connect(postgres_url) as operator:
+            if colour == "sync":
+                renewed = _renewed_beside_a_lock(postgres_url, operator)
+            else:
+                renewed = asyncio.run(_renewed_beside_a_lock_on_a_loop(postgres_url, operator))
+
+        assert renewed == frozenset()
+
     def test_poisoned_row_fails_alone(self, postgres: PostgresStore) -> None:
         """A row that the database refuses fails its own request and none of its neighbours in the batch."""
         good, bad = claim("good"), Claim("alice", "bad", b"too short", b"", LEASE, RETENTION)
         outcomes = postgres._claims._outcomes([good, bad])
 
         assert isinstance(outcomes[0], Hold | Found)
-        assert isinstance(outcomes[1], psycopg.errors.CheckViolation)
+        assert isinstance(outcomes[1], StoreRefused)
+        assert "too short" not in str(outcomes[1])
 
     def test_stores_on_both_drivers_share_one_table(self, postgres: PostgresStore, postgres_url: str) -> None:
         """What one process stored through psycopg another replays through asyncpg."""
@@ -274,6 +300,41 @@ class TestSchema:
             ).fetchall()
 
         assert made == [("billing.idem",), ("billing.idem_migrations",)]
+
+
+def _until_somebody_waits(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as watcher:
+        waiting = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"
+        while not watcher.execute(waiting).fetchall()[0][0]:
+            pass
+
+
+def _renewed_beside_a_lock(url: str, operator: psycopg.Connection[Any]) -> frozenset[Hold]:
+    with PostgresStore(url) as postgres, ThreadPoolExecutor() as threads:
+        locked, free = (postgres.perform(claim(key)) for key in ("locked", "free"))
+        assert isinstance(locked, Hold)
+        assert isinstance(free, Hold)
+        operator.execute("SELECT FROM semel_keys WHERE key = 'locked' FOR UPDATE")
+        released = threads.submit(postgres.perform, Release(locked))
+        _until_somebody_waits(url)
+        lost = postgres.perform(Renew(((locked, LEASE), (free, LEASE))))
+        operator.rollback()
+        assert released.result() is Verdict.DONE
+        return lost
+
+
+async def _renewed_beside_a_lock_on_a_loop(url: str, operator: psycopg.Connection[Any]) -> frozenset[Hold]:
+    async with AsyncPostgresStore(url) as postgres:
+        locked, free = [await postgres.perform(claim(key)) for key in ("locked", "free")]
+        assert isinstance(locked, Hold)
+        assert isinstance(free, Hold)
+        operator.execute("SELECT FROM semel_keys WHERE key = 'locked' FOR UPDATE")
+        released = postgres.perform(Release(locked))
+        await asyncio.to_thread(_until_somebody_waits, url)
+        lost = await postgres.perform(Renew(((locked, LEASE), (free, LEASE))))
+        operator.rollback()
+        assert await released is Verdict.DONE
+        return lost
 
 
 async def _watched(postgres: AsyncPostgresStore) -> list[str]:

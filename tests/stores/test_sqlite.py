@@ -17,7 +17,7 @@ from semel.core.commands import Browse, Claim, Command, Complete, Look, Now, Rel
 from semel.core.message import Answer
 from semel.core.record import Found, Hold
 from semel.core.state import Event
-from semel.errors import ConfigurationError, StoreError, StoreNotReady, StoreReadOnly, StoreUnavailable
+from semel.errors import ConfigurationError, StoreError, StoreNotReady, StoreReadOnly, StoreRefused, StoreUnavailable
 from semel.stores.sqlite import AsyncSQLiteStore, SQLiteStore, file
 from semel.stores.sqlite.ledger import Ledger
 from semel.stores.sqlite.statements import Bulk, Statements, chunks
@@ -123,14 +123,14 @@ class TestBatches:
         got = ledger.execute([good[0], a_claim("short", b"token"), good[1], a_claim("\ud800"), *good[2:]])
         holds = [each for each in got if isinstance(each, Hold)]
         assert [hold.key for hold in holds] == [claim.key for claim in good]
-        assert isinstance(got[1], sqlite3.IntegrityError)
-        assert isinstance(got[3], UnicodeEncodeError)
+        assert isinstance(got[1], StoreRefused)
+        assert isinstance(got[3], StoreRefused)
 
         endings = [Complete(hold, Event.COMPLETE, ANSWER) for hold in holds]
         endings[2] = Complete(holds[2], Event.COMPLETE, Answer(42))
         verdicts = ledger.execute(endings)
         assert [each for each in verdicts if each is Verdict.DONE] == [Verdict.DONE] * 4
-        assert isinstance(verdicts[2], sqlite3.IntegrityError)
+        assert isinstance(verdicts[2], StoreRefused)
         ledger.close()
 
     def test_commands_of_every_kind_share_a_batch(self, sqlite_url: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import fastapi
 import httpx
 import pytest
+from fastapi.exceptions import RequestValidationError
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
@@ -21,7 +22,7 @@ from starlette.routing import Mount, Route
 import semel
 from semel import NoEffect, Policy
 from semel.asgi import IdempotencyMiddleware
-from semel.core.commands import Browse, Look
+from semel.core.commands import Browse, Complete, Look
 from semel.core.record import Record
 from semel.core.state import State
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
@@ -223,6 +224,40 @@ class TestNeighbours:
                 for order in ({"amount": "much"}, {"amount": 5})
             ]
         assert (wrong.status_code, right.status_code) == (422, 201)
+
+    async def test_fastapi_error_raised_by_the_handler_is_kept(self) -> None:
+        """A handler may raise FastAPI's own validation error after its effect: that is an answer, and it is kept."""
+        app = fastapi.FastAPI()
+        effects: list[int] = []
+
+        @app.post("/pay")
+        def pay(order: dict[str, int]) -> None:
+            effects.append(order["amount"])
+            raise RequestValidationError([])
+
+        app.add_middleware(IdempotencyMiddleware, store=AsyncMemoryStore(), scope=semel.SINGLE_TENANT)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client:
+            answers = [
+                await client.post("/pay", json={"amount": 5}, headers={"Idempotency-Key": "k"}) for _ in range(2)
+            ]
+        assert [answer.status_code for answer in answers] == [422, 422]
+        assert effects == [5]
+
+
+class TestLeases:
+    async def test_lease_ends_with_the_flow_however_it_ends(self) -> None:
+        """When storing fails in a way that nobody foresaw, the lease is left to run out: renewed, it never would."""
+
+        class Unforeseen(AsyncMemoryStore):
+            def perform(self, command: Any) -> Any:
+                if isinstance(command, Complete):
+                    raise ZeroDivisionError
+                return super().perform(command)
+
+        app = IdempotencyMiddleware(Counted().app(), store=Unforeseen(), scope=lambda _: "alice")
+        answer = await call_asgi(app, KEYED)
+        assert isinstance(answer.error, ZeroDivisionError)
+        assert app.keeper._leases == {}
 
 
 class TestGarbage:

@@ -141,8 +141,11 @@ class Handling:
         """End the flow: the answer is stored, and then it leaves."""
         self._is_concluded = True
         try:
-            reply = await aresume(self._flow, ending, self._perform)
-            self._keeper.discard(self._command.hold)
+            try:
+                reply = await aresume(self._flow, ending, self._perform)
+            finally:
+                # However the flow ends: a lease that is renewed for nobody never runs out.
+                self._keeper.discard(self._command.hold)
             await self._give(reply)
         finally:
             self._has_left = True

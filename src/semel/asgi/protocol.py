@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from traceback import walk_tb
 from typing import Any
 from urllib.parse import quote
 
@@ -42,10 +43,12 @@ def lowered(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 def reached_handler(scope: ASGIScope, status: int, error: BaseException | None) -> bool:
     """Whether a handler saw the request. Without a word from the framework, suppose that one did.
 
-    Starlette's router says which handler it chose. FastAPI answers for the *error* by which it refused the parameters.
+    Starlette's router says which handler it chose. FastAPI answers for the *error* by which it refused the parameters;
+    but a handler may raise that error too, and then its frame is in the traceback.
     """
     if type(error).__name__ == "RequestValidationError":
-        return False
+        frames = walk_tb(error.__traceback__ if error else None)
+        return any(frame.f_code.co_name == "run_endpoint_function" for frame, _ in frames)
     return status not in ROUTERS_STATUSES or "router" not in scope or "endpoint" in scope
 
 

@@ -86,7 +86,11 @@ class Complete(Command[Verdict]):
 
 @dataclass(frozen=True, slots=True)
 class Release(Command[Verdict]):
-    """Free the key: nothing happened. Attempt 0 stands for *whatever number this token was given*."""
+    """Free the key: nothing happened. Attempt 0 stands for *whatever number this token was given*.
+
+    After a take-over something may have happened, in an attempt before this one. Then the record stays, with its
+    fingerprint and its count, and whoever comes next may take it over at once.
+    """
 
     hold: Hold
 

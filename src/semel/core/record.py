@@ -22,6 +22,10 @@ class Hold:
     token: bytes
 
 
+#: Of a record that its holder has given up: no attempt makes this one.
+NOBODYS_TOKEN = bytes(16)
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What a claim came upon: as much of the record as it takes to decide, times already judged by the database."""

@@ -29,6 +29,7 @@ class Event(StrEnum):
     COMPLETE = "complete"  #: the handler gave a final answer
     FAIL = "fail"  #: it ended without one, and may have taken effect
     RELEASE = "release"  #: it ended, and nothing happened
+    GIVE_UP = "give up"  #: this attempt did nothing, but an earlier one may have: the next takes over
     ABANDON = "abandon"  #: accepted, and nobody ever ran it
     REAP = "reap"  #: expired, and deleted
 
@@ -48,6 +49,7 @@ TRANSITIONS: dict[State | None, dict[Event, State | None]] = {
         Event.COMPLETE: State.COMPLETE,
         Event.FAIL: State.FAILED,
         Event.RELEASE: None,
+        Event.GIVE_UP: State.PROCESSING,
     },
     State.COMPLETE: {
         Event.TAKE_OVER: State.PROCESSING,

@@ -111,23 +111,28 @@ def _claim(key: Key, scope: str, subject: Subject, policy: Policy, token: bytes)
     """Get hold of the key, or the answer to give instead."""
     fingerprint = policy.fingerprint.of(subject) if policy.fingerprint else b""
     claim = Claim(scope, key.value, token, fingerprint, policy.lease, policy.retention)
+    by_token = Hold(scope, key.value, 0, token)
+    is_held = False
     try:
         for _ in range(CLAIM_TRIES):
             seen = yield from claim
             got = (yield from _judge(seen, claim, subject, policy)) if isinstance(seen, Found) else seen
             if isinstance(got, Hold):
+                is_held = True
                 yield from _refuse_late(key, got, policy)
             if not isinstance(got, Again):
                 return got
     except Interrupted:
         # Nothing has run: let the next request have the key at once, whether or not the claim got through.
-        yield from _release(Hold(scope, key.value, 0, token))
+        yield from _release(by_token)
         raise
     except StoreError as error:
         yield from Tell(StoreFailed(key.short(), str(error)))
-        if isinstance(error, StoreUnavailable) and error.was_sent:
-            yield from _release(Hold(scope, key.value, 0, token))
+        if is_held or (isinstance(error, StoreUnavailable) and error.was_sent):
+            yield from _release(by_token)
         raise
+    # Rivals were quicker each time; or the replies were lost, and the key is ours without our knowing.
+    yield from _release(by_token)
     raise InProgress(retry_after=RETRY_AFTER_SECONDS)
 
 

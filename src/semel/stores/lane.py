@@ -15,7 +15,7 @@ from copy import copy
 from typing import Any, Generic, TypeVar
 
 from semel.core.commands import Command
-from semel.errors import StoreError, StoreUnavailable
+from semel.errors import StoreError, StoreRefused, StoreUnavailable
 from semel.stores.step import Step
 
 C = TypeVar("C", bound=Command[Any])
@@ -71,7 +71,7 @@ class AsyncLane(Generic[C]):
             return _one_each(error, len(commands))
         except Exception as error:  # noqa: BLE001 - one bad row fails its batch; its neighbours are tried without it
             if len(commands) == 1:
-                return [error]
+                return [refused(error)]
             return [outcome for command in commands for outcome in await self._outcomes([command])]
 
 
@@ -139,7 +139,7 @@ class Lane(Generic[C]):
             return _one_each(error, len(commands))
         except Exception as error:  # noqa: BLE001 - one bad row fails its batch; its neighbours are tried without it
             if len(commands) == 1:
-                return [error]
+                return [refused(error)]
             return [outcome for command in commands for outcome in self._outcomes([command])]
 
 
@@ -165,6 +165,13 @@ class _Ticket(Generic[C]):
         self.outcome = outcome
         self.is_done = True
         self.wake()
+
+
+def refused(error: Exception) -> StoreRefused:
+    """Say that a statement was refused, in words that hold nothing of its data: drivers quote the row."""
+    told = StoreRefused(f"The database refused a statement ({type(error).__name__}).")
+    told.__cause__ = error
+    return told
 
 
 def _one_each(error: StoreError, count: int) -> list[StoreError]:

@@ -26,7 +26,7 @@ from semel.core.commands import (
     Verdict,
 )
 from semel.core.message import Answer
-from semel.core.record import Found, Hold, Record
+from semel.core.record import NOBODYS_TOKEN, Found, Hold, Record
 from semel.core.state import TERMINAL, Event, State, after
 from semel.stores.base import AsyncStore, Store
 from semel.stores.step import Step
@@ -122,7 +122,8 @@ class MemoryStore(Store):
         is_free = is_expired if row.state in TERMINAL else _must(row.lease_expires_at) <= now
         if not is_free:
             return Again.AGAIN
-        hold = self._begin(claim, attempt=row.attempt + 1, event=Event.TAKE_OVER, state=row.state, now=now)
+        attempt = 1 if is_expired else row.attempt + 1
+        hold = self._begin(claim, attempt=attempt, event=Event.TAKE_OVER, state=row.state, now=now)
         if not is_expired:
             # It is still the same operation: it keeps its first sight and what it was a claim to.
             self._update(hold, created_at=row.created_at, expires_at=row.expires_at, fingerprint=row.fingerprint)
@@ -138,15 +139,18 @@ class MemoryStore(Store):
             self._update(hold, state=state, answer=command.answer, completed_at=now, lease_expires_at=None)
         return Verdict.DONE
 
-    def _release(self, command: Release, _now: datetime) -> Verdict:
+    def _release(self, command: Release, now: datetime) -> Verdict:
         hold = command.hold
         row = self._rows.get((hold.scope, hold.key))
         if row is None:
             return Verdict.DONE
         if row.token != hold.token or hold.attempt not in {0, row.attempt} or row.state in TERMINAL:
             return Verdict.FENCED
-        after(row.state, Event.RELEASE)
-        del self._rows[hold.scope, hold.key]
+        if row.attempt > 1:
+            state = after(row.state, Event.GIVE_UP)
+            self._update(hold, state=state, token=NOBODYS_TOKEN, lease_expires_at=now)
+        elif after(row.state, Event.RELEASE) is None:
+            del self._rows[hold.scope, hold.key]
         return Verdict.DONE
 
     def _renew(self, command: Renew, now: datetime) -> frozenset[Hold]:

@@ -12,6 +12,9 @@ from semel.stores.statement import DEFAULT_TABLE, Names
 #: How long a server may take to answer before it counts as gone. A half-open connection never answers.
 CONNECT_SECONDS = 5
 STATEMENT_SECONDS = 10
+#: How long to wait for a row that somebody has locked: an operator with an open transaction, most likely. With all
+#: tries together it must stay well below a lease.
+LOCK_SECONDS = 2
 
 #: What our sessions ask of the server. They send nothing but the statements of ``queries.sql``, each of which is a
 #: handful of look-ups by primary key. A table that was never analysed makes the planner cache a sequential scan for
@@ -23,6 +26,8 @@ SESSION = {
     "enable_mergejoin": "off",
     "enable_seqscan": "off",
     "jit": "off",
+    "lock_timeout": f"{LOCK_SECONDS}s",
+    "statement_timeout": f"{STATEMENT_SECONDS}s",
 }
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from semel.core.commands import Browse, Claim, Command, Complete, Look, Now, Release, Renew, TakeOver
-from semel.errors import ConfigurationError, StoreReadOnly, StoreUnavailable
+from semel.errors import ConfigurationError, StoreError, StoreReadOnly, StoreUnavailable
 from semel.stores.base import AsyncStore
-from semel.stores.lane import AsyncLane
+from semel.stores.lane import AsyncLane, refused
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.errors import TRANSIENT, translated, unreachable
 from semel.stores.postgres.statements import Statements
@@ -28,13 +29,14 @@ TRIES = 3
 
 
 class AsyncPostgresStore(AsyncStore):
-    """Records in one PostgreSQL table. Claims and answers have a connection each, the rest share a third."""
+    """Records in one PostgreSQL table. Claims, answers and leases have a connection each, the rest share one."""
 
     def __init__(self, url: str) -> None:
         """Use the server and the table that *url* names. Connects on first use."""
         self.address = Address.of(url)
         self._statements = Statements(self.address.names)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._links: list[_Link] = []
         self._bind()
 
     def perform(self, command: Command[T]) -> Step[T]:
@@ -65,14 +67,19 @@ class AsyncPostgresStore(AsyncStore):
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
             self._loop = None
-        claims, answers, others = self._links = [_Link(self.address) for _ in range(3)]
+        for link in self._links:
+            link.drop()
+        claims, answers, leases, others = self._links = [_Link(self.address) for _ in range(4)]
         claim = AsyncLane[Any](lambda batch: claims.run(self._statements.claim(batch)))
         complete = AsyncLane[Any](lambda batch: self._complete(answers, batch))
+        # Renewals skip locked rows, and must not wait behind those who don't.
+        renew = AsyncLane[Any](lambda batch: self._each(leases, batch))
         other = AsyncLane[Any](lambda batch: self._each(others, batch))
         self._lanes: dict[type[Command[Any]], AsyncLane[Any]] = {
             Claim: claim,
             Complete: complete,
-            **dict.fromkeys((TakeOver, Release, Renew, Look, Browse, Now), other),
+            Renew: renew,
+            **dict.fromkeys((TakeOver, Release, Look, Browse, Now), other),
         }
 
     async def _complete(self, link: _Link, batch: list[Complete]) -> list[Any]:
@@ -88,8 +95,10 @@ class AsyncPostgresStore(AsyncStore):
     async def _caught(self, running: Coroutine[Any, Any, T]) -> T | Exception:
         try:
             return await running
-        except Exception as error:  # noqa: BLE001 - these are no batch: each has its own fate
+        except StoreError as error:
             return error
+        except Exception as error:  # noqa: BLE001 - these are no batch: each has its own fate
+            return refused(error)
 
 
 _FAULTS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
@@ -128,11 +137,11 @@ class _Link:
                 raise
             # The next statement is better off with a new connection: to a server that is up again, or to the one
             # that is the primary now.
-            self._drop()
+            self.drop()
             raise known from error
         except asyncio.CancelledError:
             # What comes back on this connection next would be somebody else's answer.
-            self._drop()
+            self.drop()
             raise
 
     async def close(self) -> None:
@@ -163,7 +172,9 @@ class _Link:
             self._address.url, timeout=CONNECT_SECONDS, command_timeout=STATEMENT_SECONDS, server_settings=session
         )
 
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.terminate()
-            self._connection = None
+    def drop(self) -> None:
+        """Give the connection up at once."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(RuntimeError):  # the loop that it was opened on may be closed
+                connection.terminate()

@@ -44,7 +44,7 @@ SELECT found.*
 -- A record that expired starts anew. One that did not stays the same operation: it keeps its age and its fingerprint.
 UPDATE semel_keys
    SET state            = 'processing',
-       attempt          = attempt + 1,
+       attempt          = CASE WHEN expires_at <= clock.now THEN 1 ELSE attempt + 1 END,
        token            = :token,
        lease_expires_at = clock.now + :lease * interval '1 second',
        status           = NULL,
@@ -85,13 +85,22 @@ SELECT true
 
 -- name: release
 -- Free the key, if this attempt still holds it; attempt 0 stands for whatever number its token was given.
+-- An earlier attempt may have had its effect. Then the record stays: nobody's, and to be taken over at once.
 -- Returns whether somebody else's record is in the way.
 WITH freed AS (
     DELETE FROM semel_keys
      WHERE scope = :scope AND key = :key AND token = :token AND :attempt::int IN (0, attempt) AND state = 'processing'
+       AND attempt = 1
+ RETURNING 1
+), given_up AS (
+    UPDATE semel_keys
+       SET token = :nobodys_token, lease_expires_at = clock_timestamp()
+     WHERE scope = :scope AND key = :key AND token = :token AND :attempt::int IN (0, attempt) AND state = 'processing'
+       AND attempt > 1
  RETURNING 1
 )
-SELECT EXISTS (SELECT FROM semel_keys WHERE scope = :scope AND key = :key) AND NOT EXISTS (SELECT FROM freed)
+SELECT EXISTS (SELECT FROM semel_keys WHERE scope = :scope AND key = :key)
+       AND NOT EXISTS (SELECT FROM freed) AND NOT EXISTS (SELECT FROM given_up)
 
 
 -- name: renew

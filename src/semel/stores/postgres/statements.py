@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from semel.core.commands import Again, Browse, Claim, Command, Complete, Look, Now, Release, Renew, TakeOver, Verdict
 from semel.core.message import Answer
-from semel.core.record import Found, Hold, Record
+from semel.core.record import NOBODYS_TOKEN, Found, Hold, Record
 from semel.core.state import State, after
 from semel.stores.headers import read_back, written
 from semel.stores.statement import Names, Query, Statement, load_queries
@@ -57,7 +57,13 @@ class Statements:
         distinct = list(first.values())
 
         def read(rows: Sequence[Row]) -> list[Hold | Found | Again]:
-            outcomes = {(row[0], row[1]): _claimed(row, first[row[0], row[1]]) for row in rows}
+            outcomes: dict[tuple[str, str], Hold | Found | Again] = {}
+            for row in rows:
+                place = row[0], row[1]
+                outcome = _claimed(row, first[place])
+                # A record that was freed after the statement's view of the table is still read, though its key was won.
+                if not isinstance(outcomes.get(place), Hold):
+                    outcomes[place] = outcome
             found = [outcomes.get((claim.scope, claim.key), Again.AGAIN) for claim in claims]
             if len(distinct) == len(claims):
                 return found
@@ -119,7 +125,10 @@ class Statements:
     def release(self, command: Release) -> Statement[Verdict]:
         """Free a key."""
         return self._statement(
-            "release", lambda rows: Verdict.FENCED if rows[0][0] else Verdict.DONE, **_hold(command.hold)
+            "release",
+            lambda rows: Verdict.FENCED if rows[0][0] else Verdict.DONE,
+            nobodys_token=NOBODYS_TOKEN,
+            **_hold(command.hold),
         )
 
     def renew(self, command: Renew) -> Statement[frozenset[Hold]]:

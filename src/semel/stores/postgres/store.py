@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self, TypeVar, cast
 
-from semel.core.commands import Claim, Command, Complete
-from semel.errors import ConfigurationError, StoreReadOnly, StoreUnavailable
+from semel.core.commands import Claim, Command, Complete, Renew
+from semel.errors import ConfigurationError, StoreError, StoreReadOnly, StoreUnavailable
 from semel.stores.base import Store
 from semel.stores.forks import start_afresh_in_children
-from semel.stores.lane import Lane
+from semel.stores.lane import Lane, refused
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.errors import TRANSIENT, translated, unreachable
 from semel.stores.postgres.statements import PACKAGE, Statements
@@ -31,7 +31,7 @@ MIGRATION_LOCK = 0x73656D656C
 
 
 class PostgresStore(Store):
-    """Records in one PostgreSQL table. Claims and answers have a connection each, the rest share a third."""
+    """Records in one PostgreSQL table. Claims, answers and leases have a connection each, the rest share one."""
 
     def __init__(self, url: str) -> None:
         """Use the server and the table that *url* names. Connects on first use."""
@@ -47,6 +47,8 @@ class PostgresStore(Store):
                 return cast("T", self._claims.submit(command))
             case Complete():
                 return cast("T", self._answers.submit(command))
+            case Renew():
+                return cast("T", self._leases.submit(command))
             case _:
                 return cast("T", self._others.submit(command))
 
@@ -68,9 +70,11 @@ class PostgresStore(Store):
 
     def start_afresh(self) -> None:
         """Have no connection."""
-        claims, answers, others = self._links = [_Link(self.address) for _ in range(3)]
+        claims, answers, leases, others = self._links = [_Link(self.address) for _ in range(4)]
         self._claims = Lane[Claim](lambda batch: claims.run(self._statements.claim(batch)))
         self._answers = Lane[Complete](lambda batch: self._complete(answers, batch))
+        # Renewals skip locked rows, and must not wait behind those who don't.
+        self._leases = Lane[Any](lambda batch: [self._other(leases, command) for command in batch])
         self._others = Lane[Any](lambda batch: [self._other(others, command) for command in batch])
 
     def _complete(self, link: _Link, batch: list[Complete]) -> list[Any]:
@@ -83,8 +87,10 @@ class PostgresStore(Store):
     def _other(self, link: _Link, command: Command[Any]) -> Any:
         try:
             return link.run(self._statements.of(command))
-        except Exception as error:  # noqa: BLE001 - these are no batch: each has its own fate
+        except StoreError as error:
             return error
+        except Exception as error:  # noqa: BLE001 - these are no batch: each has its own fate
+            return refused(error)
 
     def _migrate(self, connection: psycopg.Connection[Any]) -> list[str]:
         names = self.address.names

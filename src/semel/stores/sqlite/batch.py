@@ -27,6 +27,7 @@ from semel.core.commands import (
     Verdict,
 )
 from semel.core.record import Found, Hold, Record
+from semel.stores.lane import refused
 from semel.stores.sqlite import statements as by
 from semel.stores.sqlite.statements import Bulk, Statements, chunks
 
@@ -95,7 +96,7 @@ class Batch:
                 carry_out(chunk)
             except _ROW_REFUSED as error:
                 if len(chunk) == 1:
-                    self.outcomes[chunk[0][0]] = error
+                    self.outcomes[chunk[0][0]] = refused(error)
                 else:
                     for item in chunk:
                         self._in_bulk(carry_out, [item])
@@ -106,7 +107,7 @@ class Batch:
                 try:
                     self.outcomes[place] = carry_out(command)
                 except _ROW_REFUSED as error:
-                    self.outcomes[place] = error
+                    self.outcomes[place] = refused(error)
 
     def _find(self, items: Items) -> None:
         for place, found in self._found(items).items():
@@ -140,11 +141,13 @@ class Batch:
         if not self._write(self._statements.take_over, by.take_over_row(command)):
             return Again.AGAIN
         claim = command.claim
-        return Hold(claim.scope, claim.key, command.seen.attempt + 1, claim.token)
+        ((attempt,),) = self._run(self._statements.exists, (claim.scope, claim.key))
+        return Hold(claim.scope, claim.key, attempt, claim.token)
 
     def _release(self, command: Release) -> Verdict:
         hold = command.hold
-        if self._write(self._statements.release, (hold.scope, hold.key, hold.token, hold.attempt)):
+        mine = (hold.scope, hold.key, hold.token, hold.attempt)
+        if self._write(self._statements.release, mine) or self._write(self._statements.give_up, mine):
             return Verdict.DONE
         return Verdict.FENCED if self._run(self._statements.exists, (hold.scope, hold.key)) else Verdict.DONE
 

@@ -25,7 +25,7 @@ ON CONFLICT (scope, key) DO NOTHING
 UPDATE semel_keys
 SET
     state = 'processing',
-    attempt = semel_keys.attempt + 1,
+    attempt = CASE WHEN expires_at <= now THEN 1 ELSE semel_keys.attempt + 1 END,
     token = mine.token,
     fingerprint = CASE WHEN expires_at <= now THEN mine.fingerprint ELSE semel_keys.fingerprint END,
     recovery_point = CASE WHEN expires_at <= now THEN NULL ELSE recovery_point END,
@@ -67,10 +67,21 @@ WHERE
 -- name: release
 -- Free the key: nothing happened. Attempt 0 stands for whatever number this token was given.
 DELETE FROM semel_keys
-WHERE scope = :scope AND key = :key AND token = :token AND :attempt IN (0, attempt) AND state = 'processing'
+WHERE
+    scope = :scope AND key = :key AND token = :token AND :attempt IN (0, attempt) AND state = 'processing'
+    AND attempt = 1
+
+-- name: give_up
+-- The same after a take-over: an earlier attempt may have had its effect. The record stays, nobody's (a token of zeros),
+-- and is to be taken over at once.
+UPDATE semel_keys
+SET token = zeroblob(16), lease_expires_at = (SELECT now FROM semel_keys_clock)
+WHERE
+    scope = :scope AND key = :key AND token = :token AND :attempt IN (0, attempt) AND state = 'processing'
+    AND attempt > 1
 
 -- name: exists
-SELECT 1 FROM semel_keys WHERE scope = :scope AND key = :key
+SELECT attempt FROM semel_keys WHERE scope = :scope AND key = :key
 
 -- name: renew
 -- Prolong these leases. Fewer rows than leases: some are lost, and the caller tries one by one.

@@ -41,6 +41,7 @@ class Statements:
         self.renew = Bulk(queries["renew"])
         self.take_over = _marked(queries["take_over"])
         self.release = _marked(queries["release"])
+        self.give_up = _marked(queries["give_up"])
         self.exists = _marked(queries["exists"])
         self.look = _marked(queries["look"])
         self.browse = _marked(queries["browse"])

@@ -174,7 +174,23 @@ class Endings(Suite):
         second = taken_over(store, claim_on(scope), first)
         assert store.perform(Release(replace(first, attempt=0))) is Verdict.FENCED
         assert store.perform(Release(replace(second, attempt=0))) is Verdict.DONE
-        assert store.perform(Look(scope, "key")) is None
+        assert record(store, scope).is_stuck
+
+    def test_freed_after_a_take_over(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
+        """A later attempt that did nothing frees the key at once, but an earlier one may have done something: its
+        fingerprint and its count stay, and nobody holds it.
+        """
+        first = held(store, claim_on(scope))
+        age(LEASE)
+        second = taken_over(store, claim_on(scope), first)
+        assert store.perform(Release(second)) is Verdict.DONE
+        found = rival.perform(claim_on(scope, fingerprint=b"another"))
+        assert isinstance(found, Found)
+        assert (found.attempt, found.fingerprint, found.lease_is_over) == (2, claim_on(scope).fingerprint, True)
+        self._is_fenced(store, scope, Complete(second, Event.COMPLETE, OTHER))
+        assert store.perform(Renew(((second, LEASE),))) == {second}
+        third = taken_over(rival, claim_on(scope), replace(second, token=found.token))
+        assert third.attempt == second.attempt + 1
 
     def test_attempt_zero_of_a_claim_that_never_came(self, store: Handle, scope: str) -> None:
         """Freeing a claim that may not have arrived is DONE where there is nothing, and fenced where a rival is."""
