@@ -269,7 +269,8 @@ class TestTrouble:
         with tempfile.TemporaryDirectory() as folder:  # not tmp_path, which is shut to other users
             path = Path(folder) / "semel.db"
             if what != "folder of a new file":
-                SQLiteStore(f"sqlite:///{path}").migrate()
+                with SQLiteStore(f"sqlite:///{path}") as made:  # closed again, so that no log is left beside it
+                    made.migrate()
                 path.chmod(0o444 if what == "file" else 0o666)
             path.parent.chmod(0o777 if what == "file" else 0o555)
             assert as_nobody(SQLiteStore(f"sqlite:///{path}").open) is StoreReadOnly
