@@ -35,7 +35,7 @@ class Suite:
     @classmethod
     def candidate(cls) -> Candidate:
         """Give the store under test. Every subclass has its own."""
-        raise NotImplementedError
+        raise NotImplementedError("Override the fixture `candidate`, and return a Candidate(open=..., age=...).")
 
     @pytest.fixture(scope="class")
     @classmethod
