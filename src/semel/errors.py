@@ -23,6 +23,7 @@
     │       ├── StoreReadOnly      503   a replica
     │       └── AnswerNotStored    503
     ├── ConfigurationError         the developer's
+    │   ├── NotGuarded
     │   └── UnknownField
     └── Interrupted                nobody's: the caller of a flow has gone
 
@@ -230,6 +231,10 @@ class StoreReadOnly(StoreError):
 
 class ConfigurationError(SemelError, ValueError):
     """Semel is set up wrongly."""
+
+
+class NotGuarded(ConfigurationError, LookupError):
+    """This code runs for no guarded request: it had no idempotency key, or no middleware of Semel's is around it."""
 
 
 class UnknownField(ConfigurationError, TypeError):

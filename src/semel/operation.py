@@ -9,11 +9,7 @@ from dataclasses import dataclass, field
 
 from semel.core.derive import derive
 from semel.core.record import Hold
-from semel.errors import SemelError
-
-
-class NotGuarded(SemelError, LookupError):
-    """This code runs for no guarded request: it had no idempotency key, or no middleware of Semel's is around it."""
+from semel.errors import NotGuarded
 
 
 @dataclass(slots=True)

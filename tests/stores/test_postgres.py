@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from importlib.resources import files
 from typing import Any
@@ -20,6 +20,7 @@ from semel.core.record import Found, Hold
 from semel.core.state import Event
 from semel.errors import ConfigurationError, StoreNotReady, StoreReadOnly, StoreRefused, StoreUnavailable
 from semel.stores import async_store, store
+from semel.stores.postgres import store as sync_store
 from semel.stores.postgres.address import SESSION
 from semel.stores.postgres.async_store import AsyncPostgresStore
 from semel.stores.postgres.statements import PACKAGE, Statements
@@ -273,6 +274,17 @@ class TestSchema:
         assert store(postgres_url).migrate() == [name for name, _ in load_migrations(PACKAGE, Names())]
         assert store(postgres_url).migrate() == []
 
+    def test_migrating_waits_for_whoever_migrates(self, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The limits that keep a request from waiting do not cut a migration short."""
+        monkeypatch.setattr(sync_store, "_OPTIONS", "-c lock_timeout=10ms")
+        with psycopg.connect(postgres_url) as other, ThreadPoolExecutor() as threads:
+            other.execute("SELECT pg_advisory_xact_lock(%s)", [sync_store.MIGRATION_LOCK])
+            migrated = threads.submit(store(postgres_url).migrate)
+            _until_somebody_waits(postgres_url, longer_than="100 ms", or_done=migrated)
+            other.rollback()
+
+            assert migrated.result() == [name for name, _ in load_migrations(PACKAGE, Names())]
+
     def test_every_query_can_be_prepared(self, postgres_url: str) -> None:
         """The database accepts every statement in queries.sql as it stands."""
         store(postgres_url).migrate()
@@ -302,11 +314,12 @@ class TestSchema:
         assert made == [("billing.idem",), ("billing.idem_migrations",)]
 
 
-def _until_somebody_waits(url: str) -> None:
+def _until_somebody_waits(url: str, *, longer_than: str = "0", or_done: Future[Any] | None = None) -> None:
     with psycopg.connect(url, autocommit=True) as watcher:
-        waiting = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"
-        while not watcher.execute(waiting).fetchall()[0][0]:
-            pass
+        waiting = f"SELECT EXISTS (SELECT FROM pg_locks WHERE clock_timestamp() - waitstart > interval '{longer_than}')"
+        while not watcher.execute(waiting.encode()).fetchall()[0][0]:
+            if or_done is not None and or_done.done():
+                return
 
 
 def _renewed_beside_a_lock(url: str, operator: psycopg.Connection[Any]) -> frozenset[Hold]:

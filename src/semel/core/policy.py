@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any, Literal, NoReturn, get_args
 
 from semel.core.fingerprint import Fingerprinter
+from semel.core.key import DEFAULT_MAX_LENGTH, LONGEST_KEY
 from semel.errors import ConfigurationError, UnknownField
 
 #: RFC 9110: these are safe, so a retry needs no key; a key on them is ignored.
@@ -43,11 +44,6 @@ NEVER_REPLAYED = frozenset(
 #: operation (401, 407, 408, 421, 425, 429), those that are given before a handler runs (405, 413, 415), and those that
 #: make no sense for an unsafe method (206, 304, 416).
 FINAL_STATUSES = frozenset(range(200, 500)) - {206, 304, 401, 405, 407, 408, 413, 415, 416, 421, 425, 429}
-
-#: Stripe's figure, which most of the field has followed.
-MAX_KEY_LENGTH = 255
-#: RFC 9651 obliges a parser to take this many.
-LONGEST_KEY_LENGTH = 1024
 
 #: A live worker renews at a third of this, so only a dead one is ever waited for this long.
 LEASE = timedelta(seconds=30)
@@ -87,7 +83,7 @@ class Policy:
     #: Whether only the letter of RFC 9651 is read: a quoted string. Otherwise ``abc`` and ``"abc"`` are one key.
     strict: bool = False
     #: Longer keys are refused (400), never cut: cutting would make one key of two.
-    max_key_length: int = MAX_KEY_LENGTH
+    max_key_length: int = DEFAULT_MAX_LENGTH
     #: Whether one key on two endpoints is a mistake ("principal") or two operations ("operation").
     scope_by: ScopeBy = "principal"
     #: What must be the same on a retry. None compares nothing but the key: weaker, and a mistake goes unseen.
@@ -195,8 +191,8 @@ class Policy:
             value = getattr(self, name)
             if not _is_count(value) or value < 0:
                 _wrong(name, value, "a number of bytes, 0 or more")
-        if not _is_count(self.max_key_length) or not 1 <= self.max_key_length <= LONGEST_KEY_LENGTH:
-            _wrong("max_key_length", self.max_key_length, f"between 1 and {LONGEST_KEY_LENGTH} characters")
+        if not _is_count(self.max_key_length) or not 1 <= self.max_key_length <= LONGEST_KEY:
+            _wrong("max_key_length", self.max_key_length, f"between 1 and {LONGEST_KEY} characters")
 
     def _check_keep(self) -> None:
         given: Any = self.keep

@@ -97,6 +97,8 @@ class PostgresStore(Store):
         book = names.put_into(DEFAULT_TABLE) + "_migrations"
         migrations = load_migrations(PACKAGE, names)
         with connection.transaction():
+            # Others may be migrating, and an index on a large table takes its time: here it is right to wait.
+            connection.execute("SELECT set_config(name, '0', true) FROM unnest($1::text[]) AS name", [_TIMEOUTS])
             connection.execute("SELECT pg_advisory_xact_lock($1)", [MIGRATION_LOCK])
             if names.schema:
                 connection.execute(f"CREATE SCHEMA IF NOT EXISTS {names.schema}")
@@ -110,6 +112,7 @@ class PostgresStore(Store):
         return [name for name, _ in missing]
 
 
+_TIMEOUTS = ["lock_timeout", "statement_timeout"]
 _BOOK = "CREATE TABLE {} (name text PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT clock_timestamp())"
 
 
