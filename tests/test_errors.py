@@ -1,5 +1,7 @@
 """Every exception says what to do, and by whose fault it is."""
 
+from typing import Any
+
 import pytest
 
 from semel import errors
@@ -7,8 +9,15 @@ from semel.errors import (
     AnswerNotStored,
     ConfigurationError,
     InProgress,
+    RecoveryPointLost,
     Refusal,
+    ResultNotJSON,
     SemelError,
+    StepError,
+    StepInsideStep,
+    StepNameInvalid,
+    StepRepeated,
+    StepUnfinished,
     StoreError,
     StoreUnavailable,
     UnknownField,
@@ -22,7 +31,18 @@ LEAVES = [each for each in REFUSALS if not each.__subclasses__()]
 STORE_FAULTS = {each for each in LEAVES if issubclass(each, StoreError)} - {AnswerNotStored}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+#: These say which step they are about.
+STEP_ERRORS: dict[type[StepError], tuple[Any, ...]] = {
+    StepNameInvalid: ("a step",),
+    StepRepeated: ("charged",),
+    StepInsideStep: ("charged", "ride_created"),
+    StepUnfinished: ("charged",),
+    ResultNotJSON: ("charged", {1, 2}),
+    RecoveryPointLost: (("ride_created", "charged"), ("trip_created",)),
+}
+
+
+@pytest.mark.parametrize("kind", [each for each in KINDS if each not in STEP_ERRORS])
 def test_docstring_is_the_message(kind: type[SemelError]) -> None:
     """An exception without words of its own says its docstring, on one line."""
     message = str(kind())
@@ -30,6 +50,17 @@ def test_docstring_is_the_message(kind: type[SemelError]) -> None:
     assert message.endswith(".")
     assert "\n" not in message
     assert str(kind("Other words.")) == "Other words."
+
+
+@pytest.mark.parametrize("kind", STEP_ERRORS)
+def test_step_errors_name_their_step(kind: type[StepError]) -> None:
+    """An error about a step says which, on one line, and what to do about it."""
+    told = STEP_ERRORS[kind]
+    message = str(kind(*told))
+    assert " ".join((kind.__doc__ or "").split()) in message
+    assert "\n" not in message
+    for name in (name for each in told for name in ([each] if isinstance(each, str) else each)):
+        assert str(name) in message or kind is ResultNotJSON
 
 
 def test_slugs_are_distinct() -> None:

@@ -7,6 +7,7 @@
     │   │   ├── KeyInvalid         400
     │   │   ├── ScopeMissing       400
     │   │   ├── BodyIncomplete     400
+    │   │   ├── Abandoned          408
     │   │   ├── InProgress         409
     │   │   ├── NotReplayable      409
     │   │   ├── OutcomeUnknown     409
@@ -16,15 +17,26 @@
     │   ├── HandlerEnded           the handler's
     │   │   ├── OperationFailed    500
     │   │   └── NoEffect           503   raised by a handler, to say that nothing happened
-    │   └── StoreError             the store's
-    │       ├── StoreUnavailable   503
-    │       ├── StoreRefused       503   for a reason of its own
-    │       ├── StoreNotReady      503   the table is not there, or not ours
-    │       ├── StoreReadOnly      503   a replica
-    │       └── AnswerNotStored    503
+    │   ├── StoreError             the store's
+    │   │   ├── StoreUnavailable   503
+    │   │   │   └── CommitUnknown  503   the reply to a COMMIT was lost
+    │   │   ├── StoreRefused       503   for a reason of its own
+    │   │   ├── StoreNotReady      503   the table is not there, or not ours
+    │   │   ├── StoreReadOnly      503   a replica
+    │   │   └── AnswerNotStored    503
+    │   └── ShuttingDown           503   nobody's: this process is about to end
     ├── ConfigurationError         the developer's
     │   ├── NotGuarded
-    │   └── UnknownField
+    │   ├── UnknownField
+    │   ├── NoConnection
+    │   └── StepError              a phase or an effect that can't be right
+    │       ├── StepNameInvalid
+    │       ├── StepRepeated
+    │       ├── StepInsideStep
+    │       ├── StepUnfinished
+    │       ├── ResultNotJSON
+    │       └── RecoveryPointLost
+    ├── LeaseLost                  nobody's: another worker has the operation now
     └── Interrupted                nobody's: the caller of a flow has gone
 
 An exception's docstring is its message.
@@ -101,6 +113,15 @@ class BodyIncomplete(RequestRefused):
     slug = "request-body-incomplete"
     title = "Request body incomplete"
     retryable = True
+
+
+class Abandoned(RequestRefused):
+    """Nobody finished this operation within its retention, and it may have taken effect in part. It is given up."""
+
+    slug = "operation-abandoned"
+    title = "Operation abandoned"
+    status = 408
+    stripe_type = "api_error"
 
 
 class InProgress(RequestRefused):
@@ -205,6 +226,14 @@ class StoreUnavailable(StoreError):
         self.was_sent = was_sent
 
 
+class CommitUnknown(StoreUnavailable):
+    """The reply to a COMMIT was lost: it was carried out, or it was not."""
+
+    def __init__(self, message: str | None = None) -> None:
+        """A COMMIT that was not sent is no question."""
+        super().__init__(message, was_sent=True)
+
+
 class AnswerNotStored(StoreError):
     """The handler ran and its answer could not be stored."""
 
@@ -229,6 +258,16 @@ class StoreReadOnly(StoreError):
     """This server is a read-only replica. Give the address of the primary."""
 
 
+class ShuttingDown(Refusal):
+    """This server is about to stop and takes on nothing new. Nothing was run; send the same request again."""
+
+    slug = "shutting-down"
+    title = "Shutting down"
+    status = 503
+    retryable = True
+    stripe_type = "api_error"
+
+
 class ConfigurationError(SemelError, ValueError):
     """Semel is set up wrongly."""
 
@@ -239,6 +278,72 @@ class NotGuarded(ConfigurationError, LookupError):
 
 class UnknownField(ConfigurationError, TypeError):
     """There is no setting of this name."""
+
+
+class NoConnection(ConfigurationError):
+    """There is no open transaction here: use policy mode="atomic", or the connection that a phase is given."""
+
+
+class StepError(ConfigurationError):
+    """This phase or effect can't be right."""
+
+
+class StepNameInvalid(StepError):
+    """A step is named by at most 100 letters, digits and _ . : -, such as "charge_created"."""
+
+    def __init__(self, name: object) -> None:
+        """Say which *name* it was."""
+        super().__init__(f"{name!r} can't be the name of a step. {_said(type(self))}")
+
+
+class StepRepeated(StepError):
+    """Two steps of one operation have the same name. Its result is stored by that name, so each needs its own."""
+
+    def __init__(self, name: str) -> None:
+        """Say which *name* it was."""
+        super().__init__(f"{name!r}: {_said(type(self))}")
+
+
+class StepInsideStep(StepError):
+    """A step was begun before the one around it had ended. A call to others inside a phase would hold a transaction
+    open meanwhile, and would be made again if it were rolled back: make it an effect after the phase.
+    """
+
+    def __init__(self, inner: str, outer: str) -> None:
+        """Say which step began inside which."""
+        super().__init__(f"{inner!r} was begun inside {outer!r}. {_said(type(self))}")
+
+
+class StepUnfinished(StepError):
+    """This step failed and nobody knows what it did, so no other step may follow. A failure that is an outcome, such as
+    a declined card, is for the effect's function to catch and to return.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Say which step it was."""
+        super().__init__(f"{name!r}: {_said(type(self))}")
+
+
+class ResultNotJSON(StepError):
+    """A step must return what JSON can hold, since a retry is given it again: dicts, lists, strings, numbers, None."""
+
+    def __init__(self, name: str, result: object) -> None:
+        """Say what kind of *result* it was; not which, for it may be a secret."""
+        super().__init__(f"{name!r} returned {type(result).__name__}. {_said(type(self))}")
+
+
+class RecoveryPointLost(StepError):
+    """The stored steps of this operation are not those that the code takes now. Nothing was run. Put the old steps back
+    until the operations that took them are finished, or free the key by hand.
+    """
+
+    def __init__(self, stored: tuple[str, ...], code: tuple[str, ...]) -> None:
+        """Show both lists."""
+        super().__init__(f"{_said(type(self))} Stored: {', '.join(stored)}. In the code: {', '.join(code) or 'none'}.")
+
+
+class LeaseLost(SemelError):
+    """This worker was silent for longer than its lease, and another has the operation now. Nothing more may be done."""
 
 
 class Interrupted(SemelError):

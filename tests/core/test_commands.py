@@ -34,11 +34,24 @@ def test_failure_comes_in_at_the_command() -> None:
     assert play(flow(), [(Pause, OSError("broken"))]).result == "broken"
 
 
+#: What can be given up when its caller goes: whatever runs before a handler; a step of a handler, which is cancelled
+#: with it; and the end of the handler's own transaction, which leaves all of it or nothing.
+INTERRUPTIBLE = {
+    "before the handler": {"NameScope", "ReadBody", "Claim", "TakeOver", "Now", "Look", "Begin"},
+    "a step": {"Open", "CallInside", "Commit", "Save", "CallOutside", "AskOutside", "Park", "Settle"},
+    "the end of its transaction": {"Finish"},
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_until_the_handler_runs_a_flow_can_be_interrupted(kind: type[Command[object]]) -> None:
-    """Only what comes before the handler can be interrupted; from then on a flow goes to its end."""
-    before = {"Claim", "TakeOver", "Now", "NameScope", "ReadBody"}
-    assert kind.interruptible is (kind.__name__ in before)
+def test_what_can_be_interrupted(kind: type[Command[object]]) -> None:
+    """A handler is never interrupted, nor the storing of its answer, the freeing of its key or a roll-back."""
+    assert kind.interruptible is any(kind.__name__ in names for names in INTERRUPTIBLE.values())
+
+
+def test_every_command_is_exported() -> None:
+    """Whoever carries out commands finds all of them in one place."""
+    assert {kind.__name__ for kind in KINDS} <= set(commands.__all__)
 
 
 def test_commands_are_values() -> None:

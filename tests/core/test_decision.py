@@ -1,13 +1,14 @@
 """What to do about a key that is already there: every case, against a table written out by hand."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
 from semel.core.decision import RETRY_AFTER_SECONDS, Decision, Refuse, Replay, Run, decide
 from semel.core.message import Answer
-from semel.core.policy import Late, OnCrash, Policy
-from semel.core.record import Found
+from semel.core.policy import Late, Policy
+from semel.core.record import Found, OnCrash
 from semel.core.state import TERMINAL, State
 from semel.errors import InProgress, KeyExpired, KeyReused, OutcomeUnknown, Refusal
 
@@ -17,7 +18,8 @@ RUN, REPLAY, REUSED, BUSY = "run", "replay", "reused", "busy"
 LATE = {"rerun": RUN, "refuse": "expired"}
 CRASH = {"rerun": RUN, "refuse": "unknown"}
 
-IN_PROGRESS, ENDED = "in progress", "ended"
+IN_PROGRESS, PARKED, ENDED = "in progress", "parked", "ended"
+WHERE = dict.fromkeys(State, IN_PROGRESS) | {State.UNKNOWN: PARKED} | dict.fromkeys(TERMINAL, ENDED)
 
 #: (where, lease is over, expired, same request): what comes of it. LATE and CRASH leave it to the policy.
 TABLE: dict[tuple[str, bool, bool, bool], str | dict[str, str]] = {
@@ -29,6 +31,15 @@ TABLE: dict[tuple[str, bool, bool, bool], str | dict[str, str]] = {
     (IN_PROGRESS, True, False, False): REUSED,
     (IN_PROGRESS, True, True, True): LATE,
     (IN_PROGRESS, True, True, False): LATE,  # past retention the fingerprint is forgotten too
+    (PARKED, True, False, True): "unknown",  # whatever the policy says of crashes: a step's outcome can't be known
+    (PARKED, True, False, False): REUSED,
+    (PARKED, True, True, True): LATE,
+    (PARKED, True, True, False): LATE,
+    # No store says that a parked record has a lease. If one did, somebody would be at work.
+    (PARKED, False, False, True): BUSY,
+    (PARKED, False, False, False): REUSED,
+    (PARKED, False, True, True): BUSY,
+    (PARKED, False, True, False): REUSED,
     (ENDED, True, False, True): REPLAY,
     (ENDED, True, False, False): REUSED,
     (ENDED, True, True, True): LATE,
@@ -53,11 +64,24 @@ def test_every_case(
 ) -> None:
     """Every case is decided as the table says."""
     found = seen(state, lease_is_over=lease_is_over, is_expired=is_expired)
-    wanted = TABLE[ENDED if state in TERMINAL else IN_PROGRESS, lease_is_over, is_expired, is_same]
+    wanted = TABLE[WHERE[state], lease_is_over, is_expired, is_same]
     if isinstance(wanted, dict):
         wanted = wanted[late if wanted is LATE else on_crash]
     decision = decide(found, Policy(on_crash=on_crash, late=late), is_same_request=is_same)
     assert named(decision) == wanted
+
+
+@pytest.mark.parametrize("on_crash", ["rerun", "refuse"])
+def test_recovery_point_is_always_run_on_from(on_crash: OnCrash) -> None:
+    """With steps it is known what a dead worker did, so the rest is run, whatever the policy says of crashes."""
+    found = replace(seen(State.PROCESSING, lease_is_over=True), steps='[{"phase":"ride_created","result":null}]')
+    assert decide(found, Policy(on_crash=on_crash), is_same_request=True) == Run()
+
+
+def test_steps_of_a_parked_operation() -> None:
+    """Steps don't unpark: of the last one nobody knows."""
+    found = replace(seen(State.UNKNOWN, lease_is_over=True), steps='[{"effect":"charge_created"}]')
+    assert named(decide(found, Policy(), is_same_request=True)) == "unknown"
 
 
 def test_busy_says_when_to_come_back() -> None:

@@ -71,6 +71,13 @@ def test_no_fingerprint() -> None:
     assert Policy(fingerprint=secret).fingerprint is secret
 
 
+def test_rungs_of_the_ladder() -> None:
+    """Guard is the default and needs nothing of the handler; atomic is said aloud, and so is keeping requests."""
+    assert (Policy().mode, Policy().store_request) == ("guard", False)
+    assert Policy.stripe(mode="atomic").mode == "atomic"
+    assert Policy(store_request=True).store_request
+
+
 def test_final_statuses() -> None:
     """Kept are final answers; "not now" and "not you" are not, nor what a handler never gave."""
     assert {200, 201, 204, 303, 400, 404, 409, 422} <= FINAL_STATUSES
@@ -115,6 +122,7 @@ WRONG: list[tuple[str, Any]] = [
     ("late", "never"),
     ("max_request_body", -1),
     ("max_response_body", 1.5),
+    ("store_request", "yes"),
     ("replay_headers", "X-Ride"),
     ("replay_headers", ["Set-Cookie"]),
     ("enforcement", "off"),

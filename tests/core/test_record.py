@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from semel.core.message import Answer
-from semel.core.record import Record
+from semel.core.record import NOBODYS_TOKEN, Hold, Record, Stuck
 from semel.core.state import State
 
 NOW = datetime(2025, 1, 1, tzinfo=UTC)
@@ -20,6 +20,7 @@ PROCESSING = Record(
     token=b"t" * 16,
     fingerprint=b"",
     recovery_point=None,
+    steps=None,
     answer=None,
     created_at=NOW,
     lease_expires_at=NOW + HOUR,
@@ -56,6 +57,23 @@ def test_pending_record_has_no_lease() -> None:
     """A pending record has neither lease nor answer."""
     pending = replace(PROCESSING, state=State.PENDING, lease_expires_at=None, lease_left=None)
     assert not pending.is_stuck
+
+
+def test_parked_record_has_no_lease() -> None:
+    """A parked record has neither lease nor answer: it is not stuck, it waits for an operator."""
+    parked = replace(PROCESSING, state=State.UNKNOWN, lease_expires_at=None, lease_left=None)
+    assert not parked.is_stuck
+    with pytest.raises(ValueError, match="has a lease"):
+        replace(parked, lease_expires_at=NOW)
+    with pytest.raises(ValueError, match="has an answer"):
+        replace(parked, answer=Answer(200))
+
+
+@pytest.mark.parametrize("token, is_nobodys", [(b"t" * 16, False), (NOBODYS_TOKEN, True)])
+def test_freed_records_are_nobodys(token: bytes, is_nobodys: bool) -> None:
+    """Of a stuck record it is told whether its key was freed already."""
+    stuck = Stuck(Hold("alice", "key", 1, token), "rerun", None, has_request=False, silent_for=HOUR)
+    assert stuck.is_nobodys is is_nobodys
 
 
 @pytest.mark.parametrize("left, is_over", [(HOUR, False), (timedelta(0), True), (-HOUR, True)])

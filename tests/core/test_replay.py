@@ -65,6 +65,24 @@ def test_server_errors(server_errors: ServerErrors, no_effect: bool, is_kept: bo
         assert answered == raised == Free()
 
 
+@pytest.mark.parametrize(
+    "server_errors, is_kept", [("auto", False), ("release", False), ("keep", True)], ids=["auto", "release", "keep"]
+)
+def test_server_errors_in_atomic_mode(server_errors: ServerErrors, is_kept: bool) -> None:
+    """In atomic mode a server error is rolled back, which proves that nothing happened; a policy may keep it still."""
+    policy = Policy(mode="atomic", server_errors=server_errors)
+    endings: list[Answered | Streaming | Raised] = [Answered(Answer(502)), Streaming(502, ()), Raised(OSError())]
+    assert [isinstance(judge(ending, policy), Keep) for ending in endings] == [is_kept] * 3
+
+
+def test_other_answers_in_atomic_mode() -> None:
+    """Below 500 atomic mode keeps what guard mode keeps: a refusal of the handler's commits, too."""
+    policy = Policy(mode="atomic")
+    for status in range(200, 500):
+        assert judge(Answered(Answer(status)), policy) == judge(Answered(Answer(status)), POLICY)
+    assert judge(Answered(OK, reached_handler=False), policy) == Free()
+
+
 def test_stream_leaves_a_tombstone() -> None:
     """A stream that took effect is remembered without its body; one that failed is remembered as failed."""
     head: Headers = ((b"content-type", b"text/event-stream"), (b"date", b"today"))

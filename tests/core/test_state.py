@@ -14,14 +14,25 @@ PLACES: tuple[State | None, ...] = (None, *State)
 ALLOWED: dict[tuple[State | None, Event], State | None] = {
     (None, Event.ACCEPT): State.PENDING,
     (None, Event.CLAIM): State.PROCESSING,
+    (None, Event.COMPLETE): State.COMPLETE,
+    (None, Event.FAIL): State.FAILED,
     (State.PENDING, Event.CLAIM): State.PROCESSING,
     (State.PENDING, Event.ABANDON): State.FAILED,
     (State.PROCESSING, Event.RENEW): State.PROCESSING,
     (State.PROCESSING, Event.TAKE_OVER): State.PROCESSING,
+    (State.PROCESSING, Event.SAVE): State.PROCESSING,
     (State.PROCESSING, Event.COMPLETE): State.COMPLETE,
     (State.PROCESSING, Event.FAIL): State.FAILED,
     (State.PROCESSING, Event.RELEASE): None,
     (State.PROCESSING, Event.GIVE_UP): State.PROCESSING,
+    (State.PROCESSING, Event.SWEEP): State.PROCESSING,
+    (State.PROCESSING, Event.PARK): State.UNKNOWN,
+    (State.PROCESSING, Event.DISCARD): None,
+    (State.PROCESSING, Event.ABANDON): State.FAILED,
+    (State.UNKNOWN, Event.TAKE_OVER): State.PROCESSING,
+    (State.UNKNOWN, Event.RESOLVE): State.PROCESSING,
+    (State.UNKNOWN, Event.COMPLETE): State.COMPLETE,
+    (State.UNKNOWN, Event.DISCARD): None,
     (State.COMPLETE, Event.TAKE_OVER): State.PROCESSING,
     (State.COMPLETE, Event.REAP): None,
     (State.FAILED, Event.TAKE_OVER): State.PROCESSING,
@@ -65,16 +76,29 @@ def test_an_ending_is_left_only_by_expiry() -> None:
         assert set(TRANSITIONS[state]) == {Event.TAKE_OVER, Event.REAP}
 
 
+def test_nobody_works_on_what_is_parked() -> None:
+    """A parked operation moves when an operator says so, or when it is past retention: no worker can touch it."""
+    worker = {Event.RENEW, Event.SAVE, Event.RELEASE, Event.GIVE_UP, Event.SWEEP, Event.FAIL, Event.ABANDON, Event.REAP}
+    assert not worker & set(TRANSITIONS[State.UNKNOWN])
+
+
+#: What only happens to an operation that somebody has begun to work on.
+BEGUN = {Event.CLAIM, Event.TAKE_OVER}
+
+
 @given(st.lists(st.sampled_from(Event), max_size=20))
 def test_no_claim_no_run(events: list[Event]) -> None:
-    """Whatever happens in whatever order, nothing ends that was not claimed, or accepted and abandoned."""
+    """Whatever happens in whatever order: what ends was claimed, or accepted and abandoned, or is one commit."""
     state: State | None = None
-    lived: set[Event] = set()
+    lived: list[Event] = []
     for event in events:
         try:
             state = after(state, event)
         except LookupError:
             continue
-        lived = (lived | {event}) if state is not None else set()
+        lived = [*lived, event] if state is not None else []
         if state in TERMINAL:
-            assert lived & {Event.CLAIM, Event.TAKE_OVER} or lived == {Event.ACCEPT, Event.ABANDON}
+            ends = [[Event.ACCEPT, Event.ABANDON], [Event.COMPLETE], [Event.FAIL]]
+            assert BEGUN & set(lived) or lived in ends
+        if event in {Event.SAVE, Event.PARK, Event.RELEASE, Event.GIVE_UP}:
+            assert state is None or BEGUN & set(lived)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.record import Found
-from semel.core.state import TERMINAL
+from semel.core.state import TERMINAL, State
 from semel.errors import InProgress, KeyExpired, KeyReused, OutcomeUnknown, Refusal
 
 #: Most handlers end within a second, and a client that comes back too early is told again.
@@ -49,4 +49,7 @@ def decide(found: Found, policy: Policy, *, is_same_request: bool) -> Decision:
         return Replay(found.answer)
     if not is_over:
         return Refuse(InProgress(retry_after=RETRY_AFTER_SECONDS))
-    return Run() if policy.on_crash == "rerun" else Refuse(OutcomeUnknown())
+    if found.state is State.UNKNOWN:
+        return Refuse(OutcomeUnknown())
+    # With a recovery point it is known what was done, and the rest can be done.
+    return Run() if policy.on_crash == "rerun" or found.steps else Refuse(OutcomeUnknown())

@@ -56,4 +56,68 @@ class StoreFailed:
     reason: str
 
 
-Happening = PersonalKey | TookOver | Fenced | NotStored | NotKept | StoreFailed
+@dataclass(frozen=True, slots=True)
+class LostLease:
+    """This worker was silent for longer than its lease, so its handler was stopped: another may run the operation."""
+
+    key: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedUnknown:
+    """Nobody knows whether an effect happened, so the operation is parked: see semel keys list --state unknown."""
+
+    key: str
+    attempt: int
+    step: str
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """A worker died over this key. It is free again: the next retry goes on."""
+
+    key: str
+    attempt: int
+    silent_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SweptUnknown:
+    """A worker died over this key, and its policy forbids a second run. It is parked for an operator to resolve."""
+
+    key: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedAbandoned:
+    """No client came back for this operation, so it was finished without one."""
+
+    key: str
+    attempt: int
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUpAbandoned:
+    """This operation was run to finish it, too often and to no end. It is parked for an operator to resolve."""
+
+    key: str
+    attempt: int
+
+
+Happening = (
+    PersonalKey
+    | TookOver
+    | Fenced
+    | NotStored
+    | NotKept
+    | StoreFailed
+    | LostLease
+    | ParkedUnknown
+    | Swept
+    | SweptUnknown
+    | FinishedAbandoned
+    | GaveUpAbandoned
+)

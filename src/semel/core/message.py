@@ -25,6 +25,16 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
+class Request:
+    """A whole request, kept so that it can be run again without its client."""
+
+    head: Head
+    body: bytes
+    #: Whose it is, as the application's own login said at the time.
+    principal: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A response: status, ordered header pairs, bytes. ``body=None`` is a tombstone: it was sent, but not kept.
 

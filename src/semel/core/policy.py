@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 from semel.core.fingerprint import Fingerprinter
 from semel.core.key import DEFAULT_MAX_LENGTH, LONGEST_KEY
+from semel.core.record import OnCrash
 from semel.errors import ConfigurationError, UnknownField
 
 #: RFC 9110: these are safe, so a retry needs no key; a key on them is ignored.
@@ -62,10 +63,9 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 Dialect = Literal["ietf", "stripe"]
 ScopeBy = Literal["principal", "operation"]
-Mode = Literal["guard"]
+Mode = Literal["guard", "atomic"]
 WhileInProgress = Literal["conflict"]
 ServerErrors = Literal["auto", "release", "keep"]
-OnCrash = Literal["rerun", "refuse"]
 Late = Literal["rerun", "refuse"]
 Enforcement = Literal["enforce"]
 
@@ -88,7 +88,8 @@ class Policy:
     scope_by: ScopeBy = "principal"
     #: What must be the same on a retry. None compares nothing but the key: weaker, and a mistake goes unseen.
     fingerprint: Fingerprinter | None = EVERYTHING
-    #: Which rung of the ladder: "guard" is one run at a time, and one answer.
+    #: Which rung of the ladder: "guard" is one run at a time, and one answer; "atomic" commits what the handler writes
+    #: and its answer together.
     mode: Mode = "guard"
     #: What a duplicate gets while the first still runs: "conflict" is 409 with ``Retry-After``.
     in_progress: WhileInProgress = "conflict"
@@ -98,9 +99,11 @@ class Policy:
     retention: timedelta = RETENTION
     #: The statuses below 500 that are kept; any other answer frees the key.
     keep: Collection[int] = FINAL_STATUSES
-    #: 5xx and exceptions: "auto" frees the key only when the handler says ``NoEffect``.
+    #: 5xx and exceptions: "auto" frees the key only when no effect is proven: the handler says ``NoEffect``, atomic
+    #: mode has rolled everything back, or what it did is in its phases, and a retry goes on from there.
     server_errors: ServerErrors = "auto"
-    #: After a worker died in mid-handler: run it again, or refuse as *outcome unknown*.
+    #: After a worker died in mid-handler: run it again, or refuse as *outcome unknown*. With a recovery point, it is
+    #: always run on from there.
     on_crash: OnCrash = "rerun"
     #: A retry after retention: a new operation, or 410.
     late: Late = "rerun"
@@ -108,6 +111,8 @@ class Policy:
     max_request_body: int = MAX_REQUEST_BODY
     #: Bytes; a larger answer is sent, but not kept: a retry is told that the operation is done (409).
     max_response_body: int = MAX_RESPONSE_BODY
+    #: Whether the request is kept until it is answered: ``semel work`` can then finish what no client comes back for.
+    store_request: bool = False
     #: Further response headers to repeat on a replay, beside the usual ones.
     replay_headers: Collection[str] = frozenset()
     #: "enforce": what this policy says is done.
@@ -172,7 +177,7 @@ class Policy:
             value = getattr(self, name)
             if value not in get_args(choices):
                 _wrong(name, value, "one of " + ", ".join(repr(choice) for choice in get_args(choices)))
-        for name in ("required", "strict"):
+        for name in ("required", "strict", "store_request"):
             if not isinstance(getattr(self, name), bool):
                 _wrong(name, getattr(self, name), "True or False")
 

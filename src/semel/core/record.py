@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Literal
 
 from semel.core.message import Answer
 from semel.core.state import TERMINAL, State
+
+#: What a retry meets after a worker died in mid-handler.
+OnCrash = Literal["rerun", "refuse"]
+#: What the reaper leaves of a record: nothing; a tombstone without its answer; all of it (it was stripped before).
+AfterRetention = Literal["delete", "strip", "keep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +41,12 @@ class Found:
     token: bytes
     fingerprint: bytes
     answer: Answer | None
-    #: Nobody holds it any more: the lease has run out (or there is none, the record being terminal).
+    #: Nobody holds it any more: the lease has run out (or there is none, the record being terminal or parked).
     lease_is_over: bool
     #: Past its retention.
     is_expired: bool
+    #: How far it has come, as ``recovery`` writes it; None when no step was recorded.
+    steps: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,8 @@ class Record:
     token: bytes
     fingerprint: bytes
     recovery_point: str | None
+    #: How far it has come, as ``recovery`` writes it; None when no step was recorded.
+    steps: str | None
     answer: Answer | None
     created_at: datetime
     lease_expires_at: datetime | None
@@ -78,6 +88,39 @@ class Record:
     def is_stuck(self) -> bool:
         """Whether it is in progress under a lease that has run out."""
         return self.lease_left is not None and self.lease_left <= timedelta(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A record whose worker is silent past its lease: what the sweeper and the completer have to judge."""
+
+    hold: Hold
+    on_crash: OnCrash
+    steps: str | None
+    #: Whether the request was kept, so that it can be run again without its client.
+    has_request: bool
+    #: How long ago the lease ran out, by the database's clock.
+    silent_for: timedelta
+
+    @property
+    def is_nobodys(self) -> bool:
+        """Whether its key was freed already."""
+        return self.hold.token == NOBODYS_TOKEN
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the audit trail."""
+
+    at: datetime
+    scope: str
+    key: str
+    attempt: int
+    #: In the words of ``state.Event``, in the past tense.
+    event: str
+    #: The process, or the operator.
+    actor: str
+    detail: str | None
 
 
 def _require(truth: bool, rule: str) -> None:  # noqa: FBT001 - reads as a sentence at the call

@@ -94,7 +94,8 @@ def _is_kept(status: int, policy: Policy, *, no_effect: bool = False) -> bool:
     if status < FIRST_SERVER_ERROR:
         return status in policy.keep
     if policy.server_errors == "auto":
-        return not no_effect
+        # Atomic mode rolls back what a server error leaves behind.
+        return not no_effect and policy.mode != "atomic"
     return policy.server_errors == "keep"
 
 

@@ -15,6 +15,7 @@ class State(StrEnum):
 
     PENDING = "pending"
     PROCESSING = "processing"
+    UNKNOWN = "unknown"  #: parked: a step's outcome can't be known, and an operator has to say
     COMPLETE = "complete"
     FAILED = "failed"
 
@@ -26,11 +27,16 @@ class Event(StrEnum):
     CLAIM = "claim"  #: a worker starts it
     RENEW = "renew"  #: the worker is still alive
     TAKE_OVER = "take over"  #: the worker's lease ran out; or the record expired, and a late retry starts anew
+    SAVE = "save"  #: a step is recorded: the recovery point moves on
     COMPLETE = "complete"  #: the handler gave a final answer
     FAIL = "fail"  #: it ended without one, and may have taken effect
     RELEASE = "release"  #: it ended, and nothing happened
-    GIVE_UP = "give up"  #: this attempt did nothing, but an earlier one may have: the next takes over
-    ABANDON = "abandon"  #: accepted, and nobody ever ran it
+    GIVE_UP = "give up"  #: this attempt ends, but something may have happened: the next takes over
+    SWEEP = "sweep"  #: a dead worker's key is freed: the next takes over
+    PARK = "park"  #: what a step did can't be known, and doing it again is not allowed
+    RESOLVE = "resolve"  #: an operator has said what it did
+    DISCARD = "discard"  #: an operator has freed the key, whatever it did
+    ABANDON = "abandon"  #: nobody ran it, or nobody ended it, within its retention
     REAP = "reap"  #: expired, and deleted
 
 
@@ -38,6 +44,9 @@ TRANSITIONS: dict[State | None, dict[Event, State | None]] = {
     None: {
         Event.ACCEPT: State.PENDING,
         Event.CLAIM: State.PROCESSING,
+        # In atomic mode the claim and the ending are one commit, so nobody ever sees what is between.
+        Event.COMPLETE: State.COMPLETE,
+        Event.FAIL: State.FAILED,
     },
     State.PENDING: {
         Event.CLAIM: State.PROCESSING,
@@ -46,10 +55,21 @@ TRANSITIONS: dict[State | None, dict[Event, State | None]] = {
     State.PROCESSING: {
         Event.RENEW: State.PROCESSING,
         Event.TAKE_OVER: State.PROCESSING,
+        Event.SAVE: State.PROCESSING,
         Event.COMPLETE: State.COMPLETE,
         Event.FAIL: State.FAILED,
         Event.RELEASE: None,
         Event.GIVE_UP: State.PROCESSING,
+        Event.SWEEP: State.PROCESSING,
+        Event.PARK: State.UNKNOWN,
+        Event.DISCARD: None,
+        Event.ABANDON: State.FAILED,
+    },
+    State.UNKNOWN: {
+        Event.TAKE_OVER: State.PROCESSING,
+        Event.RESOLVE: State.PROCESSING,
+        Event.COMPLETE: State.COMPLETE,
+        Event.DISCARD: None,
     },
     State.COMPLETE: {
         Event.TAKE_OVER: State.PROCESSING,

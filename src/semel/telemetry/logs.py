@@ -5,7 +5,21 @@ from __future__ import annotations
 import dataclasses
 import logging
 
-from semel.core.events import Fenced, Happening, NotKept, NotStored, PersonalKey, StoreFailed, TookOver
+from semel.core.events import (
+    Fenced,
+    FinishedAbandoned,
+    GaveUpAbandoned,
+    Happening,
+    LostLease,
+    NotKept,
+    NotStored,
+    ParkedUnknown,
+    PersonalKey,
+    StoreFailed,
+    Swept,
+    SweptUnknown,
+    TookOver,
+)
 
 logger = logging.getLogger("semel")
 
@@ -16,6 +30,12 @@ _LEVELS: dict[type[Happening], int] = {
     NotStored: logging.ERROR,
     NotKept: logging.INFO,
     StoreFailed: logging.ERROR,
+    LostLease: logging.WARNING,
+    ParkedUnknown: logging.ERROR,
+    Swept: logging.WARNING,
+    SweptUnknown: logging.ERROR,
+    FinishedAbandoned: logging.INFO,
+    GaveUpAbandoned: logging.ERROR,
 }
 
 

@@ -1,0 +1,133 @@
+"""What a store is asked about one key. Each of these is one round trip, or one transaction of the store's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from semel.core.commands.base import Again, Command, Verdict
+from semel.core.message import Answer, Request
+from semel.core.record import AfterRetention, Found, Hold, OnCrash, Record
+from semel.core.recovery import Progress
+from semel.core.state import Event, State
+
+
+@dataclass(frozen=True, slots=True)
+class Claim(Command[Hold | Found | Again]):
+    """Take the key if nobody has it; otherwise say what is there.
+
+    The token is made by the caller: a record that bears it is this claim's, even if the reply was lost.
+    """
+
+    interruptible = True
+
+    scope: str
+    key: str
+    token: bytes
+    fingerprint: bytes
+    lease: timedelta
+    retention: timedelta
+    #: What whoever finds the record stuck, or expired, has to know of its policy.
+    on_crash: OnCrash = "rerun"
+    after_retention: AfterRetention = "delete"
+    #: Kept until the operation ends, so that it can be finished without its client.
+    request: Request | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver(Command[Hold | Again]):
+    """Take the key from a holder whose lease ran out, or from a record that expired, if it is still the one *seen*."""
+
+    interruptible = True
+
+    claim: Claim
+    seen: Hold
+
+
+@dataclass(frozen=True, slots=True)
+class Complete(Command[Verdict]):
+    """Store how it ended, with the answer. Repeating it is safe: an answer stored under this hold is DONE."""
+
+    hold: Hold
+    event: Event
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Release(Command[Verdict]):
+    """Free the key: nothing happened. Attempt 0 stands for *whatever number this token was given*.
+
+    After a take-over something may have happened, in an attempt before this one; and after a step that was saved, it
+    has. Then the record stays, with its fingerprint and its count, and whoever comes next may take it over at once.
+    """
+
+    hold: Hold
+
+
+@dataclass(frozen=True, slots=True)
+class Renew(Command[frozenset[Hold]]):
+    """Prolong every lease in one statement; the answer is the holds that are lost."""
+
+    holds: tuple[tuple[Hold, timedelta], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Save(Command[Verdict]):
+    """Store how far the operation has come, in a transaction of its own. Repeating it is safe."""
+
+    interruptible = True
+
+    hold: Hold
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Park(Command[Verdict]):
+    """Stop the operation until an operator has said what it did. With *if_silent*, only when its lease is over.
+
+    Its worker may ask twice. Of several others that ask at once, one is told ``DONE``.
+    """
+
+    interruptible = True
+
+    hold: Hold
+    if_silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settle(Command[Record | None]):
+    """Wait until no transaction under *hold* is under way any more, then read the record.
+
+    For a COMMIT whose reply was lost: the record bears this hold's token, and its steps or its answer, or it does not.
+    """
+
+    interruptible = True
+
+    hold: Hold
+
+
+@dataclass(frozen=True, slots=True)
+class Look(Command[Record | None]):
+    """Read one record: for people, and for whoever has just taken it over and has to know how far it has come."""
+
+    interruptible = True
+
+    scope: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Browse(Command[tuple[Record, ...]]):
+    """Read the newest records, for people; *key* and *state* narrow it down. Bodies stay behind."""
+
+    limit: int
+    key: str | None = None
+    scope: str | None = None
+    state: State | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Now(Command[datetime]):
+    """Read the store's clock, the only one that decides."""
+
+    interruptible = True

@@ -1,0 +1,105 @@
+"""What happens in the application's own transactions, and in calls to others: atomic mode, phases and effects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from semel.core.commands.base import Command, Verdict
+from semel.core.commands.keys import Claim
+from semel.core.message import Answer
+from semel.core.record import Found, Hold
+from semel.core.recovery import Progress
+from semel.core.state import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Begin(Command[Hold | Found]):
+    """Open the transaction that the handler will write in, take the key's lock and read what is there.
+
+    A lock that another transaction holds is a record in progress, with that one's fingerprint as far as it is known.
+    Whatever the answer, the transaction is open until ``Finish`` or ``Undo``.
+    """
+
+    interruptible = True
+
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Finish(Command[Verdict]):
+    """Write the record with its answer into the handler's transaction, and commit.
+
+    *seen* is the record that it takes the place of, where there was one: expired, or left behind by a dead worker.
+    ``FENCED``: somebody else has written the record, and everything was rolled back.
+    """
+
+    interruptible = True
+
+    claim: Claim
+    hold: Hold
+    seen: Hold | None
+    event: Event
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Open(Command[None]):
+    """Open the transaction of a phase."""
+
+    interruptible = True
+
+
+@dataclass(frozen=True, slots=True)
+class CallInside(Command[Any]):
+    """Call the function of a phase, with the open connection."""
+
+    interruptible = True
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(Command[Verdict]):
+    """Write how far the operation has come into the phase's transaction, and commit. ``FENCED``: rolled back."""
+
+    interruptible = True
+
+    hold: Hold
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Undo(Command[None]):
+    """Roll the open transaction back. Nothing happens where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutside(Command[Any]):
+    """Call the function of an effect, with the key derived for it. No transaction is open meanwhile."""
+
+    interruptible = True
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """It happened, and this is what it returned."""
+
+    result: Any
+
+
+class Doubt(Enum):
+    """What else can be known of an effect that was begun."""
+
+    NOT_APPLIED = "not applied"
+    CANT_TELL = "can't tell"
+
+
+@dataclass(frozen=True, slots=True)
+class AskOutside(Command[Applied | Doubt]):
+    """Ask whoever an effect was meant for whether it happened."""
+
+    interruptible = True
+
+    key: str

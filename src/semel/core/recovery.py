@@ -1,0 +1,150 @@
+"""How far an operation has come: the steps that are done, and the one of which nobody knows. Nothing here runs a step.
+
+Steps are stored as JSON that people can read, in the order in which they were taken::
+
+    [{"phase": "ride_created", "result": {"id": 7}}, {"effect": "charge_created"}]
+
+An effect without a result was begun, and whether it happened is not known.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from semel.errors import RecoveryPointLost, ResultNotJSON, StepNameInvalid, StepRepeated
+
+Kind = Literal["phase", "effect"]
+
+#: Names are read by people and stored with every operation; a column of the table has room for this many characters.
+MAX_NAME_LENGTH = 100
+
+#: Far more than any result needs. How deep JSON can be read depends on the stack at the time, so what was stored just
+#: below that limit could not be read back by the next attempt.
+MAX_DEPTH = 100
+
+_NAME = re.compile(r"[A-Za-z0-9_.:-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that is committed, and what it returned."""
+
+    kind: Kind
+    name: str
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An effect that was to be called: whether it was, nobody knows."""
+
+    name: str
+    kind: Kind = "effect"
+
+
+Step = Done | Begun
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The steps of one operation so far."""
+
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def recovery_point(self) -> str | None:
+        """The last step that is done: where a retry goes on."""
+        return next((step.name for step in reversed(self.steps) if isinstance(step, Done)), None)
+
+    @property
+    def unknown(self) -> Begun | None:
+        """The effect whose outcome is not known, where there is one. It is always the last step."""
+        last = self.steps[-1] if self.steps else None
+        return last if isinstance(last, Begun) else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the steps are called, in order."""
+        return tuple(step.name for step in self.steps)
+
+    def plus(self, step: Step) -> Progress:
+        """Return this progress with *step* added; a result takes the place of what was begun."""
+        return Progress((*self.without_unknown().steps, step))
+
+    def without_unknown(self) -> Progress:
+        """Return this progress as if the effect whose outcome is not known had not been begun."""
+        return Progress(self.steps[:-1]) if self.unknown else self
+
+
+def written(progress: Progress) -> str | None:
+    """Return *progress* as it is stored."""
+    if not progress.steps:
+        return None
+    return json.dumps([_written(step) for step in progress.steps], ensure_ascii=False, separators=(",", ":"))
+
+
+def read_back(text: str | None) -> Progress:
+    """Return stored progress."""
+    return Progress(tuple(_read(step) for step in json.loads(text))) if text else Progress()
+
+
+def next_step(progress: Progress, taken: tuple[str, ...], kind: Kind, name: str) -> Step | None:
+    """Return what is stored of the step *name*, the next after *taken*; None when it is to be taken now.
+
+    The code must go the way that the record went. A step that is stored and that the code takes no more would otherwise
+    be silently forgotten, or silently done again.
+    """
+    _check_name(name)
+    if name in taken:
+        raise StepRepeated(name)
+    if len(taken) == len(progress.steps):
+        return None
+    stored = progress.steps[len(taken)]
+    if (stored.kind, stored.name) != (kind, name):
+        raise RecoveryPointLost(progress.names, (*taken, name))
+    return stored
+
+
+def check_end(progress: Progress, taken: tuple[str, ...]) -> None:
+    """Raise ``RecoveryPointLost`` when the code ended without taking all the steps that are stored."""
+    if len(taken) < len(progress.steps):
+        raise RecoveryPointLost(progress.names, taken)
+
+
+def as_json(name: str, result: object) -> Any:
+    """Return *result* as a resumed operation will get it: written as JSON, and read back."""
+    try:
+        text = json.dumps(result, ensure_ascii=False, allow_nan=False)
+        text.encode()
+        back = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ResultNotJSON(name, result) from error
+    if _depth(back) > MAX_DEPTH:
+        raise ResultNotJSON(name, result)
+    return back
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
+        raise StepNameInvalid(name)
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        nested = [each for each in level if isinstance(each, (dict, list))]
+        level = [inner for each in nested for inner in (each.values() if isinstance(each, dict) else each)]
+    return depth
+
+
+def _written(step: Step) -> dict[str, Any]:
+    return {step.kind: step.name} | ({"result": step.result} if isinstance(step, Done) else {})
+
+
+def _read(step: dict[str, Any]) -> Step:
+    kind: Kind = "phase" if "phase" in step else "effect"
+    return Done(kind, step[kind], step["result"]) if "result" in step else Begun(step[kind])

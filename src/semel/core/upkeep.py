@@ -1,0 +1,87 @@
+"""What to do about records that nobody works on: a few small decisions. What is read and written is in ``flows/``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from semel.core.record import Stuck
+from semel.errors import StoreError, StoreUnavailable
+
+#: Records that one statement of the reaper's touches: few milliseconds of work, and no long transaction.
+MAX_BATCH = 1000
+#: Most clients come back by themselves within this time, and are the better ones to finish their operation.
+FIRST_PAUSE = timedelta(seconds=10)
+#: 10 s becomes 640 s and stays there: whatever was in the way, its end is noticed within eleven minutes.
+MOST_DOUBLINGS = 6
+#: With the pauses above, about twenty minutes of trying; then a person is better than another try.
+MAX_ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Let whoever comes next have the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """Leave it to the completer, which is running and has the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParkIt:
+    """Stop it, and let an operator say what it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Finish it now, without its client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Leave it alone for now."""
+
+    duration: timedelta
+
+
+def sweeping(stuck: Stuck, *, has_completer: bool) -> Free | Hand | ParkIt:
+    """Decide what the sweeper does. *has_completer*: whether somebody finishes operations whose request was kept."""
+    if _may_not_run_again(stuck):
+        return ParkIt()
+    return Hand() if has_completer and stuck.has_request else Free()
+
+
+def finishing(stuck: Stuck, max_attempts: int = MAX_ATTEMPTS) -> Run | Wait | ParkIt:
+    """Decide what the completer does: it waits twice as long after each attempt, and after the last it gives up.
+
+    What an operator has resolved has one attempt more, and is tried as often again.
+    """
+    attempt = stuck.hold.attempt
+    if _may_not_run_again(stuck) or attempt % max_attempts == 0:
+        return ParkIt()
+    left = pause_after(attempt % max_attempts) - stuck.silent_for
+    return Wait(left) if left > timedelta(0) else Run()
+
+
+def pause_after(attempt: int) -> timedelta:
+    """Return how long the lease of *attempt* has to be over before the completer makes the next."""
+    return FIRST_PAUSE * (1 << min(attempt - 1, MOST_DOUBLINGS))
+
+
+def next_batch(size: int, outcome: StoreError | None, largest: int = MAX_BATCH) -> int | None:
+    """Return how many records the reaper tries next after a batch of *size*; None is to give up for this time.
+
+    A statement that was cut short may have been too large, and a smaller one will do. Where none could be sent, or the
+    store has another objection, a smaller one would fare no better.
+    """
+    if outcome is None:
+        # Slower than it shrank: to learn that a batch is too large takes a whole time-out.
+        return min(size + max(size // 4, 1), largest)
+    can_shrink = isinstance(outcome, StoreUnavailable) and outcome.was_sent and size > 1
+    return size // 2 if can_shrink else None
+
+
+def _may_not_run_again(stuck: Stuck) -> bool:
+    # With steps it is known what was done, whatever the policy says of crashes, and the rest can be done.
+    return stuck.on_crash == "refuse" and not stuck.steps

@@ -1,0 +1,123 @@
+"""What becomes of records that nobody works on, case by case."""
+
+from datetime import timedelta
+
+import pytest
+
+from semel.core.record import NOBODYS_TOKEN, Hold, OnCrash, Stuck
+from semel.core.upkeep import (
+    FIRST_PAUSE,
+    MAX_ATTEMPTS,
+    MAX_BATCH,
+    MOST_DOUBLINGS,
+    Free,
+    Hand,
+    ParkIt,
+    Run,
+    Wait,
+    finishing,
+    next_batch,
+    pause_after,
+    sweeping,
+)
+from semel.errors import StoreError, StoreReadOnly, StoreUnavailable
+
+STEPS = '[{"phase":"ride_created","result":1}]'
+MOMENT = timedelta(microseconds=1)
+
+CUT_SHORT = StoreUnavailable("time-out", was_sent=True)
+UNREACHABLE = StoreUnavailable("no route")
+
+
+def stuck(
+    on_crash: OnCrash = "rerun",
+    *,
+    steps: str | None = None,
+    has_request: bool = False,
+    attempt: int = 1,
+    silent_for: timedelta = MOMENT,
+    token: bytes = b"t" * 16,
+) -> Stuck:
+    return Stuck(Hold("alice", "key", attempt, token), on_crash, steps, has_request, silent_for)
+
+
+@pytest.mark.parametrize(
+    "on_crash, steps, has_request, has_completer, decision",
+    [
+        ("rerun", None, False, False, Free()),
+        ("rerun", STEPS, False, False, Free()),
+        ("refuse", STEPS, False, False, Free()),  # what was done is known, and the rest can be done
+        ("refuse", None, False, False, ParkIt()),
+        ("rerun", None, True, False, Free()),  # nobody would come for the request
+        ("rerun", None, True, True, Hand()),
+        ("rerun", STEPS, True, True, Hand()),
+        ("refuse", STEPS, True, True, Hand()),
+        ("refuse", None, True, True, ParkIt()),  # the completer may not run it again either
+        ("rerun", None, False, True, Free()),
+        ("refuse", None, False, True, ParkIt()),
+    ],
+)
+def test_sweeping(
+    on_crash: OnCrash, steps: str | None, has_request: bool, has_completer: bool, decision: Free | Hand | ParkIt
+) -> None:
+    """A dead worker's key is free, unless its policy forbids a second run; a completer is left what it can finish."""
+    found = stuck(on_crash, steps=steps, has_request=has_request)
+    assert sweeping(found, has_completer=has_completer) == decision
+
+
+def test_pauses_double_up_to_a_limit() -> None:
+    """The completer waits twice as long after each attempt, and never longer than the longest pause."""
+    pauses = [pause_after(attempt) for attempt in range(1, 12)]
+    assert pauses[:4] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, 8 * FIRST_PAUSE]
+    assert max(pauses) == pauses[MOST_DOUBLINGS] == pauses[-1] == pause_after(1_000_000)
+
+
+@pytest.mark.parametrize("attempt", range(1, MAX_ATTEMPTS))
+def test_finishing_waits_for_its_time(attempt: int) -> None:
+    """An operation is finished once its worker has been silent for as long as this attempt's pause, and not before."""
+    pause = pause_after(attempt)
+    assert finishing(stuck(attempt=attempt, silent_for=pause - MOMENT)) == Wait(MOMENT)
+    assert finishing(stuck(attempt=attempt, silent_for=pause)) == Run()
+    assert finishing(stuck(attempt=attempt, silent_for=pause, token=NOBODYS_TOKEN)) == Run()
+
+
+def test_finishing_gives_up() -> None:
+    """After the last attempt an operation is parked, however long it was silent."""
+    assert finishing(stuck(attempt=MAX_ATTEMPTS, silent_for=timedelta(0))) == ParkIt()
+    assert finishing(stuck(attempt=2), max_attempts=2) == ParkIt()
+    assert finishing(stuck(attempt=MAX_ATTEMPTS, silent_for=timedelta(days=1)), MAX_ATTEMPTS + 1) == Run()
+
+
+def test_finishing_what_may_not_run_again() -> None:
+    """What its policy forbids to run again is parked at once; with a recovery point it is run on."""
+    late = timedelta(days=1)
+    assert finishing(stuck("refuse", silent_for=late)) == ParkIt()
+    assert finishing(stuck("refuse", steps=STEPS, silent_for=late)) == Run()
+
+
+@pytest.mark.parametrize(
+    "size, outcome, following",
+    [
+        (MAX_BATCH, CUT_SHORT, MAX_BATCH // 2),
+        (3, CUT_SHORT, 1),
+        (1, CUT_SHORT, None),
+        (MAX_BATCH, UNREACHABLE, None),
+        (MAX_BATCH, StoreReadOnly(), None),
+        (1, None, 2),
+        (100, None, 125),
+        (MAX_BATCH - 1, None, MAX_BATCH),
+        (MAX_BATCH, None, MAX_BATCH),
+    ],
+)
+def test_next_batch(size: int, outcome: StoreError | None, following: int | None) -> None:
+    """A batch that was cut short is halved, down to one record, and grows again; where size is no help, it ends."""
+    assert next_batch(size, outcome) == following
+
+
+def test_every_size_is_regained() -> None:
+    """From a single record, a batch grows to the largest and no further."""
+    size, rounds = 1, 0
+    while size < 200:
+        size = next_batch(size, None, 200) or 0
+        rounds += 1
+    assert (size, rounds < 40) == (200, True)
