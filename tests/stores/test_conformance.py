@@ -57,7 +57,9 @@ def sqlite_candidate(path: Path, open_store: Open) -> Candidate:
     def age(duration: timedelta) -> None:
         back = ", ".join(f"{time} = {time} - :milliseconds" for time in TIMES)
         with closing(sqlite3.connect(path, timeout=10)) as connection, connection:
-            connection.execute(f"UPDATE semel_keys SET {back}", {"milliseconds": duration // timedelta(milliseconds=1)})
+            by = {"milliseconds": duration // timedelta(milliseconds=1)}
+            connection.execute(f"UPDATE semel_keys SET {back}", by)
+            connection.execute("UPDATE semel_audit SET at = at - :milliseconds", by)
 
     return Candidate(open=lambda: open_store(f"sqlite:///{path}"), age=age)
 
@@ -84,6 +86,7 @@ def postgres_candidate(server: servers.PostgresServer, open_store: Open) -> Iter
         back = ", ".join(f"{time} = {time} - %(duration)s" for time in TIMES)
         with psycopg.connect(url) as connection:
             connection.execute(f"UPDATE semel_keys SET {back}".encode(), {"duration": duration})
+            connection.execute("UPDATE semel_audit SET at = at - %(duration)s", {"duration": duration})
 
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}".encode())

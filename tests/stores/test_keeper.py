@@ -95,6 +95,42 @@ def test_lost_holds_are_dropped() -> None:
         rounds.until(B)
 
 
+def test_loser_is_told_once() -> None:
+    """Whoever has lost its hold is told, once, though the store goes on to say so; the others are told nothing."""
+    told: list[str] = []
+    with kept(lambda _: frozenset({A})) as rounds:
+        rounds.keeper.add(A, SHORT, lambda: told.append("a"))
+        rounds.keeper.add(B, SHORT, lambda: told.append("b"))
+        rounds.until(B)
+        rounds.until(B)
+    assert told == ["a"]
+
+
+def test_who_has_ended_is_not_told() -> None:
+    """A hold that ends while it is renewed is found ended by its renewal: that is no loss, and nobody is told."""
+    told: list[str] = []
+
+    def ends(_renew: Renew) -> frozenset[Hold]:
+        rounds.keeper.discard(A)
+        return frozenset({A})
+
+    with kept(ends) as rounds:
+        rounds.keeper.add(A, SHORT, lambda: told.append("a"))
+        rounds.keeper.add(B, SHORT)
+        rounds.until(B)
+    assert not told
+
+
+def test_nobody_is_told_of_a_failure() -> None:
+    """A round that fails is no loss: the leases may well be alive."""
+    told: list[str] = []
+    with kept(fails_once()) as rounds:
+        rounds.keeper.add(A, SHORT, lambda: told.append("a"))
+        rounds.until(A)
+        rounds.until(A)
+    assert not told
+
+
 def test_finished_holds_are_dropped() -> None:
     """A hold whose handler has ended is left alone; leaving it twice is no mistake."""
     with kept() as rounds:
@@ -203,6 +239,34 @@ async def test_async_lost_holds_are_dropped() -> None:
     await rounds.until(A, B)
     await rounds.until(B)
     rounds.keeper.close()
+
+
+async def test_async_loser_is_told_once() -> None:
+    """Whoever has lost its hold is told, once; the others are told nothing."""
+    told: list[str] = []
+    rounds = AsyncRounds(lambda _: frozenset({A}))
+    rounds.keeper.add(A, SHORT, lambda: told.append("a"))
+    rounds.keeper.add(B, SHORT, lambda: told.append("b"))
+    await rounds.until(B)
+    await rounds.until(B)
+    rounds.keeper.close()
+    assert told == ["a"]
+
+
+async def test_async_who_has_ended_is_not_told() -> None:
+    """A hold that ends while it is renewed is found ended by its renewal: that is no loss, and nobody is told."""
+    told: list[str] = []
+
+    def ends(_renew: Renew) -> frozenset[Hold]:
+        rounds.keeper.discard(A)
+        return frozenset({A})
+
+    rounds = AsyncRounds(ends)
+    rounds.keeper.add(A, SHORT, lambda: told.append("a"))
+    rounds.keeper.add(B, SHORT)
+    await rounds.until(B)
+    rounds.keeper.close()
+    assert not told
 
 
 async def test_async_finished_holds_are_dropped() -> None:

@@ -311,7 +311,7 @@ class TestSchema:
                 "AND schemaname <> 'information_schema' ORDER BY 1"
             ).fetchall()
 
-        assert made == [("billing.idem",), ("billing.idem_migrations",)]
+        assert made == [("billing.idem",), ("billing.idem_audit",), ("billing.idem_migrations",)]
 
 
 def _until_somebody_waits(url: str, *, longer_than: str = "0", or_done: Future[Any] | None = None) -> None:

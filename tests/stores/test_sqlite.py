@@ -13,7 +13,21 @@ from typing import Any
 
 import pytest
 
-from semel.core.commands import Browse, Claim, Command, Complete, Look, Now, Release, Renew, Verdict
+from semel.core.commands import (
+    Begin,
+    Browse,
+    Claim,
+    Command,
+    Complete,
+    Finish,
+    Look,
+    Note,
+    Now,
+    ReadTrail,
+    Release,
+    Renew,
+    Verdict,
+)
 from semel.core.message import Answer
 from semel.core.record import Found, Hold
 from semel.core.state import Event
@@ -21,12 +35,34 @@ from semel.errors import ConfigurationError, StoreError, StoreNotReady, StoreRea
 from semel.stores.sqlite import AsyncSQLiteStore, SQLiteStore, file
 from semel.stores.sqlite.ledger import Ledger
 from semel.stores.sqlite.statements import Bulk, Statements, chunks
-from semel.stores.statement import Names
+from semel.stores.statement import Names, Query, load_migrations
 
 LEASE = timedelta(seconds=30)
 RETENTION = timedelta(hours=24)
 ANSWER = Answer(201, ((b"content-type", b"text/plain"), (b"x-name", b"\xe9")), b"made")
 NOBODY = 65534
+
+SERVING = (
+    "find",
+    "claim",
+    "complete",
+    "renew",
+    "take_over",
+    "release",
+    "give_up",
+    "exists",
+    "save",
+    "park",
+    "is_parked",
+    "begin",
+    "finish",
+    "look",
+    "read_request",
+    "sweep",
+    "discard",
+    "unpark",
+    "decree",
+)
 
 
 def a_claim(key: str = "key", token: bytes | None = None) -> Claim:
@@ -62,7 +98,7 @@ class TestSchema:
 
     def test_migrating_again_does_nothing(self, sqlite_url: str) -> None:
         """`migrate` says what it applied: everything at first, nothing afterwards."""
-        for expected in (["0001_pre_keys"], []):
+        for expected in (["0001_pre_keys", "0002_pre_steps"], []):
             store = SQLiteStore(sqlite_url)
             assert store.migrate() == expected
             store.close()
@@ -89,16 +125,56 @@ class TestSchema:
         assert connection.execute("PRAGMA journal_mode").fetchall() == [("wal",)]
         assert connection.execute("PRAGMA synchronous").fetchall() == [(2,)]
 
-    @pytest.mark.parametrize("name", ["find", "claim", "complete", "renew", "take_over", "release", "exists", "look"])
+    def test_an_older_file_keeps_its_records(self, sqlite_url: str, path: Path) -> None:
+        """The second migration makes the table anew: records and their order stay, and so do views that name it."""
+        migrations = dict(load_migrations("semel.stores.sqlite", Names()))
+        with closing(sqlite3.connect(path)) as old:
+            old.executescript(migrations["0001_pre_keys"])
+            old.execute("INSERT INTO semel_keys_migrations VALUES ('0001_pre_keys', 0)")
+            for number in range(3):
+                old.execute(
+                    "INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, created_at, completed_at,"
+                    " expires_at, status, headers, body) SELECT 'scope', ?, 'complete', 2, zeroblob(16), x'01', 0, 0,"
+                    " now + 1000000, 201, '[]', x'6f6b' FROM semel_keys_clock",
+                    (f"key-{number}",),
+                )
+            old.execute("CREATE VIEW report AS SELECT count(*) AS keys FROM semel_keys")
+            old.commit()
+        with SQLiteStore(sqlite_url) as store:
+            assert [record.key for record in store.perform(Browse(9))] == ["key-2", "key-1", "key-0"]
+            found = store.perform(a_claim("key-1"))
+            assert isinstance(found, Found)
+            assert (found.answer, found.attempt, found.steps) == (Answer(201, (), b"ok"), 2, None)
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("SELECT keys FROM report").fetchall() == [(3,)]
+
+    def test_a_strange_trail_is_left_alone(self, sqlite_url: str, path: Path) -> None:
+        """A table of the trail's name that Semel did not make is not touched either."""
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE semel_audit (mine)")
+        with pytest.raises(StoreNotReady, match=r"a table semel_audit that is not Semel's. Add \?table="):
+            SQLiteStore(sqlite_url).open()
+
+    @pytest.mark.parametrize("name", SERVING)
     def test_requests_go_by_the_primary_key(self, store: SQLiteStore, path: Path, name: str) -> None:
         """No statement that serves a request reads through the table."""
-        statement = getattr(Statements(Names()), name)
-        sql = statement.of(4) if isinstance(statement, Bulk) else statement
-        with closing(sqlite3.connect(path)) as connection:
-            plan = connection.execute(f"EXPLAIN QUERY PLAN {sql}", [None] * sql.count("?")).fetchall()
-        steps = [step for *_, step in plan]
+        steps = plan(path, name)
         assert "SCAN semel_keys" not in steps
-        assert name == "claim" or any("(scope=? AND key=?)" in step for step in steps)
+        assert name in {"claim", "finish"} or any("(scope=? AND key=?)" in step for step in steps)
+
+    @pytest.mark.parametrize(
+        "name, index",
+        [
+            ("find_due", "semel_keys USING INDEX semel_keys_reap (expires_at<?)"),
+            ("find_due", "semel_keys USING INDEX semel_keys_in_progress"),
+            ("find_stuck", "semel_keys USING INDEX semel_keys_in_progress"),
+            ("read_trail", "semel_audit USING INDEX semel_audit_key (scope=? AND key=?)"),
+            ("reap_trail", "semel_audit USING INTEGER PRIMARY KEY"),
+        ],
+    )
+    def test_upkeep_goes_by_indexes(self, store: SQLiteStore, path: Path, name: str, index: str) -> None:
+        """Upkeep reads what it is about, and not through all that is kept."""
+        assert any(index in step for step in plan(path, name)), plan(path, name)
 
 
 class TestBatches:
@@ -186,6 +262,38 @@ class TestBatches:
         assert bodies == {"kept": b"", "tombstone": None}
 
 
+class TestTrail:
+    def test_it_can_be_turned_off(self, sqlite_url: str, path: Path) -> None:
+        """With audit=off nothing is written down, in transactions neither."""
+        with SQLiteStore(f"{sqlite_url}?audit=off") as store:
+            hold = done(store)
+            store.perform(Note(hold, "replayed"))
+            transaction, claim = store.transaction(), a_claim("atomic")
+            begun = transaction.perform(Begin(claim))
+            assert isinstance(begun, Hold)
+            transaction.perform(Finish(claim, begun, None, Event.COMPLETE, ANSWER))
+            assert store.perform(ReadTrail("scope", "key")) == ()
+            assert store.perform(ReadTrail("scope", "atomic")) == ()
+            assert store.notes_replays is False
+
+    @pytest.mark.parametrize("kind", [SQLiteStore, AsyncSQLiteStore])
+    def test_replays_are_noted_on_request(self, sqlite_url: str, kind: type[SQLiteStore | AsyncSQLiteStore]) -> None:
+        """With audit=replays the store says that it wants to be told of replays."""
+        assert kind(f"{sqlite_url}?audit=replays").notes_replays is True
+        assert kind(f"{sqlite_url}?audit=on").notes_replays is False
+
+    def test_a_line_that_is_refused_fails_alone(self, sqlite_url: str) -> None:
+        """A note that can't be stored, and an actor whose name is no text, stop nothing else."""
+        ledger = Ledger(sqlite_url)
+        (hold,) = ledger.execute([a_claim()])
+        refused, verdict = ledger.execute([Note(hold, "\ud800"), Complete(hold, Event.COMPLETE, ANSWER)], "\ud800")
+        assert isinstance(refused, StoreRefused)
+        assert verdict is Verdict.DONE
+        (_, line), *_ = ledger.execute([ReadTrail("scope", "key")])
+        ledger.close()
+        assert (line.event, line.actor) == ("completed", "?")
+
+
 class TestTrouble:
     def test_a_locked_file_fails_the_writes_only(
         self, sqlite_url: str, path: Path, monkeypatch: pytest.MonkeyPatch
@@ -226,8 +334,9 @@ class TestTrouble:
             ("sqlite:///:memory:", "Use memory://"),
             (":memory:", "no SQLite URL"),
             ("sqlite://semel.db", "names a host, 'semel.db'"),
-            ("sqlite:///semel.db?tables=x", "tables. The only one is table"),
+            ("sqlite:///semel.db?tables=x", "tables. There are audit and table"),
             ("sqlite:///semel.db?table=x;drop", "no table name"),
+            ("sqlite:///semel.db?audit=yes", "audit=yes. It is on, off or replays"),
         ],
     )
     @pytest.mark.parametrize("kind", [SQLiteStore, AsyncSQLiteStore])
@@ -275,6 +384,18 @@ class TestTrouble:
             path.parent.chmod(0o777 if what == "file" else 0o555)
             assert as_nobody(SQLiteStore(f"sqlite:///{path}").open) is StoreReadOnly
             path.parent.chmod(0o700)
+
+
+def plan(path: Path, name: str) -> list[str]:
+    """How SQLite would carry out a statement."""
+    statement = getattr(Statements(Names()), name)
+    if isinstance(statement, Query):
+        sql, parameters = statement.numbered.replace("$", "?"), [None] * len(statement.parameters)
+    else:
+        sql = statement.of(4) if isinstance(statement, Bulk) else statement
+        parameters = [None] * sql.count("?")
+    with closing(sqlite3.connect(path)) as connection:
+        return [step for *_, step in connection.execute(f"EXPLAIN QUERY PLAN {sql}", parameters).fetchall()]
 
 
 def as_nobody(act: Callable[[], None]) -> type[StoreError] | None:

@@ -7,7 +7,22 @@ from typing import Any
 
 import pytest
 
-from semel.core.commands import Again, Claim, Command, Complete, Release, Renew, TakeOver, Verdict
+from semel.core.commands import (
+    Again,
+    Claim,
+    Command,
+    Commit,
+    Complete,
+    Finish,
+    Note,
+    Reap,
+    Release,
+    Renew,
+    Save,
+    Sweep,
+    TakeOver,
+    Verdict,
+)
 from semel.core.message import Answer
 from semel.core.record import Found, Hold
 from semel.core.state import TERMINAL, State
@@ -21,6 +36,11 @@ class Broken(MemoryStore):
 
     def perform(self, command: Command[Any]) -> Any:
         return super().perform(self.spoil(command))
+
+    def act(self, command: Command[Any], actor: str | None) -> Any:
+        # What a transaction writes comes this way, and not by perform().
+        is_inside = isinstance(command, (Commit, Finish))
+        return super().act(self.spoil(command) if is_inside else command, actor)
 
     def spoil(self, command: Command[Any]) -> Command[Any]:
         return command
@@ -175,6 +195,135 @@ class StuckForEver(Broken):
 
     def perform(self, command: Command[Any]) -> Any:
         return Again.AGAIN if isinstance(command, TakeOver) else super().perform(command)
+
+
+class ForgetsSteps(Broken):
+    """A take-over begins from the beginning."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        got = super().perform(command)
+        if isinstance(command, TakeOver) and isinstance(got, Hold):
+            self._update(got, steps=None, recovery_point=None)
+        return got
+
+
+class FreesWhatHasSteps(Broken):
+    """A release deletes what has begun."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        if isinstance(command, Release) and (row := self.row(command.hold)) and row.token == command.hold.token:
+            self._update(command.hold, steps=None, recovery_point=None)
+        return super().perform(command)
+
+
+class SavesForZombies(Broken):
+    """A save compares nothing, by itself or in a phase."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        if isinstance(command, (Save, Commit)) and (row := self.row(command.hold)):
+            return replace(command, hold=replace(command.hold, attempt=row.attempt, token=row.token))
+        return command
+
+
+class SavesInPhasesForZombies(Broken):
+    """The end of a phase compares nothing."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        if isinstance(command, Commit) and (row := self.row(command.hold)):
+            return replace(command, hold=replace(command.hold, attempt=row.attempt, token=row.token))
+        return command
+
+
+class FinishesBlindly(Broken):
+    """The end of a transaction takes the place of whatever is there."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        if isinstance(command, Finish) and (row := self.row(command.hold)):
+            return replace(command, seen=replace(command.hold, attempt=row.attempt, token=row.token))
+        return command
+
+
+class BeginsTwice(Broken):
+    """Two transactions are at one key at the same time."""
+
+    def lock(self, claim: Claim) -> bytes | None:
+        super().lock(claim)
+        return None
+
+
+class ParkedIsFree(Broken):
+    """What is parked is taken over like what is stuck."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        row = self.row(command.claim) if isinstance(command, TakeOver) else None
+        if isinstance(command, TakeOver) and row and row.state is State.UNKNOWN:
+            self._update(command.seen, state=State.PROCESSING, lease_expires_at=row.created_at)
+        return command
+
+
+class SweepsTheLiving(Broken):
+    """The sweeper does not look at the lease once more."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        if isinstance(command, Sweep) and (row := self.row(command.hold)) and row.state is State.PROCESSING:
+            self._update(command.hold, lease_expires_at=row.created_at)
+        return command
+
+
+class ReapsInFlight(Broken):
+    """The reaper looks at the retention alone."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        if isinstance(command, Reap):
+            for place, row in self._rows.items():
+                if row.state is State.PROCESSING and row.expires_at <= self._clock():
+                    self._rows[place] = replace(row, lease_expires_at=row.created_at)
+        return command
+
+
+class ReapsTheParked(Broken):
+    """The reaper deletes what waits for an operator."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        if isinstance(command, Reap):
+            for place, row in tuple(self._rows.items()):
+                if row.state is State.UNKNOWN and row.expires_at <= self._clock():
+                    del self._rows[place]
+        return command
+
+
+class ReapsTooMuch(Broken):
+    """A round of reaping has no end."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        return replace(command, limit=10**9) if isinstance(command, Reap) else command
+
+
+class KeepsNoTrail(Broken):
+    """Nothing is written down."""
+
+    def _write_down(self, *_line: Any, **_more: Any) -> None:
+        pass
+
+
+class TellsOfReplays(Broken):
+    """A replay writes."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        got = super().perform(command)
+        if isinstance(got, Found) and isinstance(command, Claim) and got.state in TERMINAL:
+            super().perform(Note(Hold(command.scope, command.key, got.attempt, got.token), "replayed"))
+        return got
+
+
+class KeepsCredentials(Broken):
+    """A kept request has its client's password in it."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        got = super().perform(command)
+        if isinstance(command, Claim) and isinstance(got, Hold):
+            self._update(got, request=command.request)
+        return got
 
 
 class Planted(StoreConformance):

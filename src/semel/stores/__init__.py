@@ -1,4 +1,9 @@
-"""Where records are kept: one home per database, opened by URL. All of them pass one conformance suite."""
+"""Where records are kept: one home per database, opened by URL. All of them pass one conformance suite.
+
+Instead of a URL, an application may give what it has: an engine or a sessionmaker of SQLAlchemy's, a pool of psycopg's
+or asyncpg's. Its transactions are then those of atomic mode and of phases. Claims and leases go over a few connections
+of the store's own, opened at the same address: a claim must be seen by others before the handler's transaction ends.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,9 @@ from semel.errors import ConfigurationError
 from semel.stores.base import AsyncStore, Store
 
 __all__ = ["AsyncStore", "Store", "async_store", "store"]
+
+_Table = dict[str, tuple[str, str]]
+_Kinds = dict[tuple[str, str], tuple[str, str]]
 
 _SCHEMES = "sqlite:///file.db, postgresql://user@host/database, memory://"
 
@@ -28,21 +36,68 @@ _ASYNC_STORES = {
 }
 
 
-def store(url: str) -> Store:
-    """Return the store at *url*, for threads. It connects on first use."""
-    made: Store = _find(_STORES, url)(url)
+#: What an application may give, by the package and the name of its type (nothing is imported to look at it), and who
+#: takes transactions from it.
+_GIVEN = {
+    ("psycopg_pool", "ConnectionPool"): ("semel.stores.connections.psycopg", "PsycopgConnections"),
+    ("sqlalchemy", "Engine"): ("semel.stores.connections.sqlalchemy", "SQLAlchemyConnections"),
+    ("sqlalchemy", "sessionmaker"): ("semel.stores.connections.sqlalchemy", "SQLAlchemyConnections"),
+}
+_ASYNC_GIVEN = {
+    ("asyncpg", "Pool"): ("semel.stores.connections.asyncpg", "AsyncpgConnections"),
+    ("psycopg_pool", "AsyncConnectionPool"): ("semel.stores.connections.async_psycopg", "AsyncPsycopgConnections"),
+    ("sqlalchemy", "AsyncEngine"): ("semel.stores.connections.sqlalchemy", "AsyncSQLAlchemyConnections"),
+    ("sqlalchemy", "async_sessionmaker"): ("semel.stores.connections.sqlalchemy", "AsyncSQLAlchemyConnections"),
+}
+_WHAT = "a URL or what the application has (an engine, a sessionmaker, a connection pool) or"
+
+
+def store(given: Any, *, url: str | None = None) -> Store:
+    """Return the store at a URL, or where an engine or a pool connects to, for threads. It connects on first use.
+
+    *url* says where, if the engine or the pool does not, or adds settings such as ``?table=``.
+    """
+    if not isinstance(given, str) and _kind(_ASYNC_GIVEN, given):
+        name = type(given).__name__
+        raise ConfigurationError(f"{name} belongs to an event loop. Use it in an ASGI app, or with async_store().")
+    made: Store = _made(_STORES, _GIVEN, given, url)
     return made
 
 
-def async_store(url: str) -> AsyncStore:
-    """Return the store at *url*, for an event loop. It connects on first use."""
-    made: AsyncStore = _find(_ASYNC_STORES, url)(url)
+def async_store(given: Any, *, url: str | None = None) -> AsyncStore:
+    """Return the store at a URL, or where an engine or a pool connects to, for an event loop. It connects on first use.
+
+    *url* says where, if the engine or the pool does not, or adds settings such as ``?table=``.
+    """
+    if not isinstance(given, str) and _kind(_GIVEN, given):
+        name = type(given).__name__
+        raise ConfigurationError(
+            f"{name} would hold up the event loop. Give its async twin; or use it in a WSGI app, or with store()."
+        )
+    made: AsyncStore = _made(_ASYNC_STORES, _ASYNC_GIVEN, given, url)
     return made
 
 
-def _find(stores: dict[str, tuple[str, str]], url: str) -> Any:
-    if not isinstance(url, str):
-        raise ConfigurationError(f"store must be a URL or a Store, not {type(url).__name__}.")
+def _made(stores: _Table, kinds: _Kinds, given: Any, url: str | None) -> Any:
+    if isinstance(given, str):
+        return _find(stores, given)(given)
+    kind = _kind(kinds, given)
+    if kind is None:
+        ours = "an AsyncStore" if kinds is _ASYNC_GIVEN else "a Store"
+        raise ConfigurationError(f"store must be {_WHAT} {ours}, not {type(given).__name__}.")
+    connections = getattr(import_module(kind[0]), kind[1])
+    where = url or connections.url_of(given)
+    if urlsplit(where).scheme == "memory":
+        raise ConfigurationError("memory:// shares no transaction with an engine or a pool.")
+    return _find(stores, where)(where, connections=connections.of(given, where))
+
+
+def _kind(kinds: _Kinds, given: Any) -> tuple[str, str] | None:
+    names = ((each.__module__.partition(".")[0], each.__name__) for each in type(given).__mro__)
+    return next((kinds[name] for name in names if name in kinds), None)
+
+
+def _find(stores: _Table, url: str) -> Any:
     try:
         scheme = urlsplit(url).scheme
     except ValueError:

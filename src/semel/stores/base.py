@@ -1,7 +1,8 @@
 """What every store promises, in both colours. How one keeps its promises is its own affair.
 
-A store carries out the store commands of ``core/commands.py``: ``Claim``, ``TakeOver``, ``Complete``, ``Release``,
-``Renew``, ``Look``, ``Browse`` and ``Now``. It guarantees (``semel.testing.conformance`` holds it to each):
+A store carries out the commands of ``core/commands/keys.py`` and ``upkeep.py``, each in a transaction of its own; and
+it lends transactions of the application's own, in which those of ``steps.py`` are carried out. It guarantees
+(``semel.testing.conformance`` holds it to each):
 
 1. A claim is one atomic step. Of any number of claims on one (scope, key), in any number of processes, one wins.
 2. At most one hold on a record is live; every write after the claim compares attempt *and* token, and a write whose
@@ -10,24 +11,56 @@ A store carries out the store commands of ``core/commands.py``: ``Claim``, ``Tak
 4. The fingerprint is stored with the claim, and stays as it is until the record expires.
 5. Leases and retention are judged by the store's clock alone.
 6. What ``Complete`` stored comes back byte for byte: status, header pairs in order, body; a tombstone stays one.
-7. A ``Complete`` or ``Release`` whose reply was lost may be repeated, and a claim whose reply was lost bears its token.
+7. A ``Complete``, ``Save`` or ``Release`` whose reply was lost may be repeated, and a claim whose reply was lost bears
+   its token.
 8. A store that can't be reached raises ``StoreUnavailable``, and says whether the statement had been sent.
+9. ``Save`` stores steps and recovery point; they stay through every take-over until the record expires, and a record
+   with steps is never deleted by ``Release``.
+10. Nothing in flight is reaped: ``Reap`` touches records that are past retention by the store's clock and that nobody
+    holds, and of the parked ones none. Several may reap and sweep at once.
+11. Every change of a record leaves a line in the audit trail, in the same transaction; a renewal and a replay leave
+    none.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self, TypeVar
 
 from semel.core.commands import Command
+from semel.errors import ConfigurationError
 from semel.stores.step import Step
+from semel.stores.transaction import AsyncTransaction, Transaction
 
 T = TypeVar("T")
 
 
+#: Asked for once: every line of the audit trail has it.
+_HOST = socket.gethostname()
+
+
+def this_process() -> str:
+    """Name this process, for the audit trail."""
+    return f"{_HOST}:{os.getpid()}"
+
+
+_NO_TRANSACTIONS = "{} has no transactions to share: atomic mode and phases need PostgreSQL or SQLite."
+
+
 class Store(ABC):
     """A store for threads. It opens itself on first use; any number of threads may share it."""
+
+    #: Who the audit trail says did it; None is this process.
+    actor: str | None = None
+    #: Whether its audit trail is to have a line for every replay, too.
+    notes_replays: bool = False
+
+    def transaction(self) -> Transaction:
+        """Return a transaction of the application's own, not begun yet, for atomic mode and for phases."""
+        raise ConfigurationError(_NO_TRANSACTIONS.format(type(self).__name__))
 
     @abstractmethod
     def perform(self, command: Command[T]) -> T:
@@ -59,6 +92,15 @@ class Store(ABC):
 
 class AsyncStore(ABC):
     """A store for one event loop at a time. It opens itself on first use."""
+
+    #: Who the audit trail says did it; None is this process.
+    actor: str | None = None
+    #: Whether its audit trail is to have a line for every replay, too.
+    notes_replays: bool = False
+
+    def transaction(self) -> AsyncTransaction:
+        """Return a transaction of the application's own, not begun yet, for atomic mode and for phases."""
+        raise ConfigurationError(_NO_TRANSACTIONS.format(type(self).__name__))
 
     @abstractmethod
     def perform(self, command: Command[T]) -> Step[T]:

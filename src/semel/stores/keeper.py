@@ -1,6 +1,6 @@
 """Keeps leases alive: one batched renewal per process and interval, however many requests are in flight.
 
-A lost hold is remembered, not acted upon: that its worker can store nothing is the fence's doing, not this file's.
+Whoever has lost its hold is told, so that it can stop. That it can store nothing is the fence's doing, not this file's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from semel.stores.forks import start_afresh_in_children
 #: Two renewals may fail before a live worker loses its lease.
 RENEWALS_PER_LEASE = 3
 
-Leases = dict[Hold, timedelta]
+OnLost = Callable[[], None]
+Leases = dict[Hold, tuple[timedelta, OnLost]]
+
+
+def ignore() -> None:
+    """Do nothing about a lost hold: its worker will find out when it wants to store something."""
+
 
 _logger = logging.getLogger("semel")
 
@@ -35,14 +41,14 @@ class AsyncKeeper:
         self._wound_for = timedelta.max
         self._round: asyncio.Task[None] | None = None
 
-    def add(self, hold: Hold, lease: timedelta) -> None:
-        """Keep *hold* alive from now on."""
+    def add(self, hold: Hold, lease: timedelta, on_lost: OnLost = ignore) -> None:
+        """Keep *hold* alive from now on; call *on_lost* when somebody else has it."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             # The loop these were renewed on is gone, and their handlers with it.
             self._loop, self._timer = loop, None
             self._leases.clear()
-        self._leases[hold] = lease
+        self._leases[hold] = lease, on_lost
         if self._timer is None or lease < self._wound_for:
             self._wind(loop, lease)
 
@@ -67,8 +73,8 @@ class AsyncKeeper:
         self._timer = None
         if self._leases:
             # Both now: by the time a task begins, the last lease may be gone.
-            self._wind(asyncio.get_running_loop(), min(self._leases.values()))
-            self._round = asyncio.ensure_future(self._renew_all(tuple(self._leases.items())))
+            self._wind(asyncio.get_running_loop(), min(lease for lease, _ in self._leases.values()))
+            self._round = asyncio.ensure_future(self._renew_all(_held(self._leases)))
 
     async def _renew_all(self, holds: tuple[tuple[Hold, timedelta], ...]) -> None:
         try:
@@ -77,7 +83,9 @@ class AsyncKeeper:
             _tell(error)
             return
         for hold in lost:
-            self.discard(hold)
+            # It may have ended meanwhile, and its renewal found it so.
+            _, on_lost = self._leases.pop(hold, (None, ignore))
+            on_lost()
 
 
 class Keeper:
@@ -93,11 +101,11 @@ class Keeper:
         self.start_afresh()
         start_afresh_in_children(self)
 
-    def add(self, hold: Hold, lease: timedelta) -> None:
-        """Keep *hold* alive from now on."""
+    def add(self, hold: Hold, lease: timedelta, on_lost: OnLost = ignore) -> None:
+        """Keep *hold* alive from now on; call *on_lost*, in the keeper's thread, when somebody else has it."""
         interval = _interval(lease)
         with self._changed:
-            self._leases[hold] = lease
+            self._leases[hold] = lease, on_lost
             if self._thread is None:
                 self._interval = interval
                 self._thread = threading.Thread(target=self._renew_for_ever, name="semel-keeper", daemon=True)
@@ -134,7 +142,7 @@ class Keeper:
                 woken = changed.wait(self._interval)
                 if self._thread is not thread:
                     return
-                holds = () if woken else tuple(self._leases.items())
+                holds = () if woken else _held(self._leases)
             if holds:
                 self._renew_once(holds)
 
@@ -145,7 +153,13 @@ class Keeper:
             _tell(error)
             return
         for hold in lost:
-            self.discard(hold)
+            with self._changed:
+                _, on_lost = self._leases.pop(hold, (None, ignore))
+            on_lost()
+
+
+def _held(leases: Leases) -> tuple[tuple[Hold, timedelta], ...]:
+    return tuple((hold, lease) for hold, (lease, _) in leases.items())
 
 
 def _tell(error: Exception) -> None:

@@ -7,8 +7,9 @@ A file holds blocks that begin ``-- name: claim``; parameters are spelled ``:sco
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, Generic, TypeVar
@@ -18,6 +19,7 @@ from semel.errors import ConfigurationError
 T = TypeVar("T")
 
 DEFAULT_TABLE = "semel_keys"
+DEFAULT_AUDIT = "semel_audit"
 MIGRATIONS = "migrations"
 
 _BLOCK = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
@@ -41,25 +43,33 @@ class Names:
                     f"{name!r} is no {what} name: at most 48 lower-case letters, digits and underscores are."
                 )
 
+    @property
+    def audit(self) -> str:
+        """What the audit trail is called: ``semel_audit`` beside ``semel_keys``."""
+        return DEFAULT_AUDIT if self.table == DEFAULT_TABLE else f"{self.table}_audit"
+
     def put_into(self, sql: str) -> str:
         """Return *sql* with these names in place of the usual ones."""
         prefix = f"{self.schema}." if self.schema else ""
-        sql = re.sub(rf"\b{DEFAULT_TABLE}(?=_)", self.table, sql)
-        return re.sub(rf"\b{DEFAULT_TABLE}\b", prefix + self.table, sql)
+        for usual, name in ((DEFAULT_TABLE, self.table), (DEFAULT_AUDIT, self.audit)):
+            sql = re.sub(rf"\b{usual}(?=_)", name, sql)
+            sql = re.sub(rf"\b{usual}\b", prefix + name, sql)
+        return sql
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Query:
     """The text of a statement, its parameters spelled ``:name``."""
 
     text: str
 
-    @property
+    # Both are asked for with every request, and a search through the text would be felt.
+    @cached_property
     def parameters(self) -> tuple[str, ...]:
         """The parameters' names, in the order of their first appearance."""
         return tuple(dict.fromkeys(_PARAMETER.findall(self.text)))
 
-    @property
+    @cached_property
     def numbered(self) -> str:
         """The text with its parameters spelled ``$1``, ``$2``."""
         numbers = {name: f"${number}" for number, name in enumerate(self.parameters, 1)}
@@ -73,6 +83,27 @@ class Statement(Generic[T]):
     sql: str
     parameters: Sequence[Any]
     read: Callable[[Sequence[Sequence[Any]]], T]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined(Generic[T]):
+    """A statement that joins a transaction of the application's, on whatever driver that runs.
+
+    Each driver spells parameters in its own way, so they keep their names. Casts are spelled ``CAST(:token AS bytea)``:
+    SQLAlchemy would take the colons of ``::`` for a parameter's.
+    """
+
+    query: Query
+    parameters: Mapping[str, Any]
+    read: Callable[[Sequence[Sequence[Any]]], T]
+    #: Run right after this one, where this one brought a row: SQLite can't change one table and write down in another
+    #: that it did in a single statement. It brings a row as well, which nobody needs.
+    also: Joined[Any] | None = None
+
+    @property
+    def in_order(self) -> list[Any]:
+        """The parameters in the order in which ``query.numbered`` counts them."""
+        return [self.parameters[name] for name in self.query.parameters]
 
 
 def load_queries(package: str, names: Names) -> dict[str, Query]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self, cast, get_args
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from semel.errors import ConfigurationError
@@ -15,16 +15,22 @@ STATEMENT_SECONDS = 10
 #: How long to wait for a row that somebody has locked: an operator with an open transaction, most likely. With all
 #: tries together it must stay well below a lease.
 LOCK_SECONDS = 2
+#: How many transactions of the application's may be open at once, unless ``?pool=`` says otherwise.
+POOL_SIZE = 16
+
+#: Whether there is an audit trail: one for every change, and, with ``replays``, for every replay too.
+Audit = Literal["on", "off", "replays"]
 
 #: What our sessions ask of the server. They send nothing but the statements of ``queries.sql``, each of which is a
-#: handful of look-ups by primary key. A table that was never analysed makes the planner cache a sequential scan for
-#: that, and keep it while the table grows.
+#: handful of look-ups by primary key, or a walk along an index. A table that was never analysed makes the planner cache
+#: a sequential scan for that, or sort all that is due to reap some of it, and keep to it while the table grows.
 SESSION = {
     "application_name": "semel",
     "default_transaction_isolation": "read committed",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "enable_seqscan": "off",
+    "enable_sort": "off",
     "jit": "off",
     "lock_timeout": f"{LOCK_SECONDS}s",
     "statement_timeout": f"{STATEMENT_SECONDS}s",
@@ -38,16 +44,19 @@ class Address:
     #: For a driver: without the parameters that are ours.
     url: str
     names: Names
+    audit: Audit = "on"
+    #: How many transactions of the application's may be open at once.
+    pool: int = POOL_SIZE
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """Read a ``postgresql://`` URL; ``?table=`` and ``?schema=`` are ours, the rest is the driver's."""
+        """Read a ``postgresql://`` URL; ``table``, ``schema``, ``audit`` and ``pool`` in it are ours."""
         parts = urlsplit(url)
         try:
             parts.port  # noqa: B018 - it is parsed when it is read
         except ValueError as error:
             raise ConfigurationError(f"The port in {_safe(url)} is no number between 0 and 65535.") from error
-        ours = {"table": DEFAULT_TABLE, "schema": None}
+        ours = {"table": DEFAULT_TABLE, "schema": None, "audit": "on", "pool": str(POOL_SIZE)}
         theirs = []
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
             if name in ours:
@@ -55,7 +64,7 @@ class Address:
             else:
                 theirs.append((name, value))
         plain = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(theirs), ""))
-        return cls(plain, Names(ours["table"] or "", ours["schema"]))
+        return cls(plain, Names(ours["table"] or "", ours["schema"]), _audit(ours["audit"]), _pool(ours["pool"]))
 
     def __str__(self) -> str:
         """Show the address to people: without the password, and without what only a driver cares about."""
@@ -64,6 +73,18 @@ class Address:
         return _safe(self.url) + (f"?{said}" if said else "")
 
     __repr__ = __str__
+
+
+def _audit(value: str | None) -> Audit:
+    if value not in get_args(Audit):
+        raise ConfigurationError(f"?audit={value} is not known: on, off and replays are.")
+    return cast("Audit", value)
+
+
+def _pool(value: str | None) -> int:
+    if value is None or not value.isdecimal() or int(value) < 1:
+        raise ConfigurationError(f"?pool={value} must be a number, 1 or more: of transactions open at once.")
+    return int(value)
 
 
 def _safe(url: str) -> str:

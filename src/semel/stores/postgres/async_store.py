@@ -7,15 +7,17 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from semel.core.commands import Browse, Claim, Command, Complete, Look, Now, Release, Renew, TakeOver
+from semel.core.commands import Claim, Command, Complete, Renew, Settle
 from semel.errors import ConfigurationError, StoreError, StoreReadOnly, StoreUnavailable
-from semel.stores.base import AsyncStore
+from semel.stores.base import AsyncStore, this_process
 from semel.stores.lane import AsyncLane, refused
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
-from semel.stores.postgres.errors import TRANSIENT, translated, unreachable
-from semel.stores.postgres.statements import Statements
+from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, translated, unreachable
+from semel.stores.postgres.joined import JoinedStatements
+from semel.stores.postgres.statements import OTHERS, UPKEEP, Statements
 from semel.stores.statement import Statement
 from semel.stores.step import Step
+from semel.stores.transaction import AsyncConnections, AsyncTransaction
 
 try:
     import asyncpg
@@ -27,14 +29,25 @@ T = TypeVar("T")
 #: How often a statement is sent: a lost connection or a deadlock is not the caller's affair, if it ends there.
 TRIES = 3
 
+#: The server's own limit comes first: it says what it was, and leaves the connection fit for use.
+COMMAND_SECONDS = STATEMENT_SECONDS + 2
+
 
 class AsyncPostgresStore(AsyncStore):
-    """Records in one PostgreSQL table. Claims, answers and leases have a connection each, the rest share one."""
+    """Records in one PostgreSQL table. Claims, answers, leases and upkeep have a connection each."""
 
-    def __init__(self, url: str) -> None:
-        """Use the server and the table that *url* names. Connects on first use."""
+    def __init__(self, url: str, *, connections: AsyncConnections | None = None) -> None:
+        """Use the server and the table that *url* names; *connections* are the application's own, for transactions that
+        the handler writes in. Connects on first use.
+        """
         self.address = Address.of(url)
-        self._statements = Statements(self.address.names)
+        self.notes_replays = self.address.audit == "replays"
+        self._statements = Statements(
+            self.address.names, audit=self.address.audit != "off", actor=lambda: self.actor or this_process()
+        )
+        self._joined = JoinedStatements(self._statements)
+        self._given = connections
+        self._connections: AsyncConnections | None = connections
         self._loop: asyncio.AbstractEventLoop | None = None
         self._links: list[_Link] = []
         self._bind()
@@ -44,6 +57,17 @@ class AsyncPostgresStore(AsyncStore):
         if asyncio.get_running_loop() is not self._loop:
             self._bind()
         return self._lanes[type(command)].submit(command)
+
+    def transaction(self) -> AsyncTransaction:
+        """Return a transaction of the application's own, not begun yet."""
+        if asyncio.get_running_loop() is not self._loop:
+            self._bind()
+        if self._connections is None:
+            # Here, because it imports a pool that most stores never need.
+            from semel.stores.connections.asyncpg import AsyncpgConnections  # noqa: PLC0415
+
+            self._connections = AsyncpgConnections(self.address)
+        return AsyncTransaction(self._connections, self._joined)
 
     async def open(self) -> None:
         """Connect, and see whether the server can serve."""
@@ -58,6 +82,9 @@ class AsyncPostgresStore(AsyncStore):
             return
         for lane in set(self._lanes.values()):
             await lane.idle()
+        connections, self._connections = self._connections, self._given
+        if connections is not None:
+            await connections.close()
         for link in self._links:
             await link.close()
 
@@ -69,7 +96,7 @@ class AsyncPostgresStore(AsyncStore):
             self._loop = None
         for link in self._links:
             link.drop()
-        claims, answers, leases, others = self._links = [_Link(self.address) for _ in range(4)]
+        claims, answers, leases, others, upkeep = self._links = [_Link(self.address) for _ in range(5)]
         claim = AsyncLane[Any](lambda batch: claims.run(self._statements.claim(batch)))
         complete = AsyncLane[Any](lambda batch: self._complete(answers, batch))
         # Renewals skip locked rows, and must not wait behind those who don't.
@@ -79,7 +106,9 @@ class AsyncPostgresStore(AsyncStore):
             Claim: claim,
             Complete: complete,
             Renew: renew,
-            **dict.fromkeys((TakeOver, Release, Look, Browse, Now), other),
+            **dict.fromkeys(OTHERS, other),
+            # Reaping takes its time, and no request waits for it.
+            **dict.fromkeys(UPKEEP, AsyncLane[Any](lambda batch: self._each(upkeep, batch))),
         }
 
     async def _complete(self, link: _Link, batch: list[Complete]) -> list[Any]:
@@ -90,7 +119,12 @@ class AsyncPostgresStore(AsyncStore):
         ]
 
     async def _each(self, link: _Link, batch: list[Any]) -> list[Any]:
-        return [await self._caught(link.run(self._statements.of(command))) for command in batch]
+        return [await self._caught(self._other(link, command)) for command in batch]
+
+    async def _other(self, link: _Link, command: Command[Any]) -> Any:
+        if isinstance(command, Settle):
+            await link.run(self._statements.wait(command))
+        return await link.run(self._statements.of(command))
 
     async def _caught(self, running: Coroutine[Any, Any, T]) -> T | Exception:
         try:
@@ -120,11 +154,13 @@ class _Link:
             except StoreUnavailable as error:
                 # Sent once is sent, even if the last try got no connection.
                 was_sent = error.was_sent = was_sent or error.was_sent
-                if left == 0 or not was_sent:
+                if left == 0 or not was_sent or is_too_slow(error):
                     raise
             except asyncpg.PostgresError as error:
-                if left == 0 or error.sqlstate not in TRANSIENT:
+                if error.sqlstate not in TRANSIENT:
                     raise
+                if left == 0:
+                    raise outlasted(error, self._address, was_sent=was_sent) from error
         raise AssertionError  # pragma: no cover - the last round returned or raised
 
     async def _run_once(self, statement: Statement[T]) -> T:
@@ -169,7 +205,7 @@ class _Link:
 
     async def _open(self, session: dict[str, str]) -> asyncpg.Connection[Any]:
         return await asyncpg.connect(
-            self._address.url, timeout=CONNECT_SECONDS, command_timeout=STATEMENT_SECONDS, server_settings=session
+            self._address.url, timeout=CONNECT_SECONDS, command_timeout=COMMAND_SECONDS, server_settings=session
         )
 
     def drop(self) -> None:

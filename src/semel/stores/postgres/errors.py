@@ -7,6 +7,8 @@ from semel.stores.postgres.address import Address
 
 #: Another transaction was in the way; the same statement succeeds when it is sent again.
 TRANSIENT = frozenset({"40001", "40P01", "55P03"})
+#: The server cut the statement short, and would again.
+TOO_SLOW = frozenset({"57014"})
 
 _NO_TABLE = frozenset({"42P01", "42703", "3F000"})
 _READ_ONLY = frozenset({"25006"})
@@ -26,6 +28,16 @@ def translated(error: Exception, sqlstate: str | None, address: Address) -> Stor
     if sqlstate is None or sqlstate.startswith(_SERVER_CLASSES):
         return StoreUnavailable(f"{address} can't be used: {_line(error)}", was_sent=True)
     return None
+
+
+def outlasted(error: BaseException, address: Address, *, was_sent: bool) -> StoreUnavailable:
+    """Say that others were in the way, each time that the statement was sent."""
+    return StoreUnavailable(f"{address} is busy: {_line(error)}", was_sent=was_sent)
+
+
+def is_too_slow(error: StoreUnavailable) -> bool:
+    """Tell whether the statement took longer than it may: sending it again would only add to the load."""
+    return getattr(error.__cause__, "sqlstate", None) in TOO_SLOW
 
 
 def unreachable(error: BaseException, address: Address) -> StoreUnavailable:

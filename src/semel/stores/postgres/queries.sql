@@ -1,6 +1,9 @@
--- The statements of the PostgreSQL store. Each is one round trip and its own transaction.
+-- The statements of the PostgreSQL store. Each is one round trip and its own transaction, but for those that join the
+-- application's: begin, finish and save. They run on any driver, so their casts are spelled CAST and nothing in them
+-- is a percent sign or a stray colon.
 -- Only the server's clock decides, and it is clock_timestamp(): now() stands still within a transaction.
 -- Plural parameters are arrays: one statement serves everybody who asked meanwhile.
+-- What changes a record writes a line of the audit trail in the same statement; :audit says whether there is one.
 
 
 -- name: claim
@@ -13,26 +16,35 @@
 WITH asked AS (
     SELECT *
       FROM unnest(:scopes::text[], :keys::text[], :tokens::bytea[], :fingerprints::bytea[],
-                  :leases::float8[], :retentions::float8[])
-        AS asked (scope, key, token, fingerprint, lease, retention)
+                  :leases::float8[], :retentions::float8[],
+                  :on_crashes::text[], :after_retentions::text[], :requests::text[], :request_bodies::bytea[])
+        AS asked (scope, key, token, fingerprint, lease, retention, on_crash, after_retention, request, request_body)
 ), won AS (
-    INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, created_at, lease_expires_at, expires_at)
+    INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, created_at, lease_expires_at, expires_at,
+                            on_crash, after_retention, request, request_body)
     SELECT scope, key, 'processing', 1, token, fingerprint, clock_timestamp(),
-           clock_timestamp() + lease * interval '1 second', clock_timestamp() + retention * interval '1 second'
+           clock_timestamp() + lease * interval '1 second', clock_timestamp() + retention * interval '1 second',
+           on_crash, after_retention, request, request_body
       FROM asked
      ORDER BY scope COLLATE "C", key COLLATE "C"
         ON CONFLICT (scope, key) DO NOTHING
  RETURNING scope, key
+), noted AS (
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
+    SELECT clock_timestamp(), scope, key, 1, 'claimed', :actor::text
+      FROM won
+     WHERE :audit::boolean
 )
 SELECT scope, key, NULL AS state, 1 AS attempt, NULL::bytea AS token, NULL::bytea AS fingerprint,
-       NULL::smallint AS status, NULL AS headers, NULL::bytea AS body, false AS lease_is_over, false AS is_expired
+       NULL::smallint AS status, NULL AS headers, NULL::bytea AS body, false AS lease_is_over, false AS is_expired,
+       NULL AS steps
   FROM won
  UNION ALL
 SELECT found.*
   FROM asked
  CROSS JOIN LATERAL (
     SELECT scope, key, state, attempt, token, fingerprint, status, headers, body,
-           coalesce(lease_expires_at <= clock_timestamp(), true), expires_at <= clock_timestamp()
+           coalesce(lease_expires_at <= clock_timestamp(), true), expires_at <= clock_timestamp(), steps
       FROM semel_keys
      WHERE semel_keys.scope = asked.scope AND semel_keys.key = asked.key
     OFFSET 0
@@ -41,39 +53,64 @@ SELECT found.*
 
 -- name: take_over
 -- Take the key from a worker whose lease ran out, or from a record that expired, if it is still the one that was seen.
--- A record that expired starts anew. One that did not stays the same operation: it keeps its age and its fingerprint.
-UPDATE semel_keys
-   SET state            = 'processing',
-       attempt          = CASE WHEN expires_at <= clock.now THEN 1 ELSE attempt + 1 END,
-       token            = :token,
-       lease_expires_at = clock.now + :lease * interval '1 second',
-       status           = NULL,
-       headers          = NULL,
-       body             = NULL,
-       completed_at     = NULL,
-       recovery_point   = CASE WHEN expires_at <= clock.now THEN NULL ELSE recovery_point END,
-       fingerprint      = CASE WHEN expires_at <= clock.now THEN :fingerprint ELSE fingerprint END,
-       created_at       = CASE WHEN expires_at <= clock.now THEN clock.now ELSE created_at END,
-       expires_at       = CASE WHEN expires_at <= clock.now THEN clock.now + :retention * interval '1 second'
-                               ELSE expires_at END
-  FROM (SELECT clock_timestamp() AS now) AS clock
- WHERE scope = :scope AND key = :key AND attempt = :seen_attempt AND token = :seen_token
-   AND CASE WHEN state IN ('complete', 'failed') THEN expires_at <= clock.now
-            ELSE lease_expires_at <= clock.now END
-RETURNING attempt
+-- A record that expired starts anew. One that did not stays the same operation: it keeps its age, its fingerprint,
+-- its steps and its request.
+WITH taken AS (
+    UPDATE semel_keys
+       SET state            = 'processing',
+           attempt          = CASE WHEN expires_at <= clock.now THEN 1 ELSE attempt + 1 END,
+           token            = :token,
+           lease_expires_at = clock.now + :lease * interval '1 second',
+           status           = NULL,
+           headers          = NULL,
+           body             = NULL,
+           completed_at     = NULL,
+           steps            = CASE WHEN expires_at <= clock.now THEN NULL ELSE steps END,
+           recovery_point   = CASE WHEN expires_at <= clock.now THEN NULL ELSE recovery_point END,
+           fingerprint      = CASE WHEN expires_at <= clock.now THEN :fingerprint ELSE fingerprint END,
+           on_crash         = CASE WHEN expires_at <= clock.now THEN :on_crash ELSE on_crash END,
+           after_retention  = CASE WHEN expires_at <= clock.now THEN :after_retention ELSE after_retention END,
+           request          = CASE WHEN expires_at <= clock.now THEN :request ELSE request END,
+           request_body     = CASE WHEN expires_at <= clock.now THEN :request_body ELSE request_body END,
+           created_at       = CASE WHEN expires_at <= clock.now THEN clock.now ELSE created_at END,
+           expires_at       = CASE WHEN expires_at <= clock.now THEN clock.now + :retention * interval '1 second'
+                                   ELSE expires_at END
+      FROM (SELECT clock_timestamp() AS now) AS clock
+     WHERE scope = :scope AND key = :key AND attempt = :seen_attempt AND token = :seen_token
+       AND CASE state WHEN 'pending' THEN false
+                      WHEN 'processing' THEN lease_expires_at <= clock.now
+                      ELSE expires_at <= clock.now END
+ RETURNING scope, key, attempt
+), noted AS (
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
+    SELECT clock_timestamp(), scope, key, attempt, 'taken over', :actor::text
+      FROM taken
+     WHERE :audit::boolean
+)
+SELECT attempt FROM taken
 
 
 -- name: complete
 -- Store how each operation ended. Only the attempt that holds the key may, and it proves it by its token.
-UPDATE semel_keys
-   SET state = asked.state, status = asked.status, headers = asked.headers, body = asked.body,
-       completed_at = clock_timestamp(), lease_expires_at = NULL
-  FROM unnest(:scopes::text[], :keys::text[], :attempts::int[], :tokens::bytea[],
-              :states::text[], :statuses::smallint[], :headers::text[], :bodies::bytea[])
-    AS asked (scope, key, attempt, token, state, status, headers, body)
- WHERE semel_keys.scope = asked.scope AND semel_keys.key = asked.key
-   AND semel_keys.attempt = asked.attempt AND semel_keys.token = asked.token AND semel_keys.state = 'processing'
-RETURNING semel_keys.scope, semel_keys.key, semel_keys.attempt, semel_keys.token
+-- The request is needed no more; the steps stay, for people to look at.
+WITH ended AS (
+    UPDATE semel_keys
+       SET state = asked.state, status = asked.status, headers = asked.headers, body = asked.body,
+           completed_at = clock_timestamp(), lease_expires_at = NULL, request = NULL, request_body = NULL
+      FROM unnest(:scopes::text[], :keys::text[], :attempts::int[], :tokens::bytea[],
+                  :states::text[], :statuses::smallint[], :headers::text[], :bodies::bytea[])
+        AS asked (scope, key, attempt, token, state, status, headers, body)
+     WHERE semel_keys.scope = asked.scope AND semel_keys.key = asked.key
+       AND semel_keys.attempt = asked.attempt AND semel_keys.token = asked.token AND semel_keys.state = 'processing'
+ RETURNING semel_keys.scope, semel_keys.key, semel_keys.attempt, semel_keys.token, semel_keys.state
+), noted AS (
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
+    SELECT clock_timestamp(), scope, key, attempt, CASE state WHEN 'complete' THEN 'completed' ELSE 'failed' END,
+           :actor::text
+      FROM ended
+     WHERE :audit::boolean
+)
+SELECT scope, key, attempt, token FROM ended
 
 
 -- name: completed
@@ -85,22 +122,29 @@ SELECT true
 
 -- name: release
 -- Free the key, if this attempt still holds it; attempt 0 stands for whatever number its token was given.
--- An earlier attempt may have had its effect. Then the record stays: nobody's, and to be taken over at once.
+-- An earlier attempt may have had its effect, and a step that was saved has had its own. Then the record stays:
+-- nobody's, and to be taken over at once.
 -- Returns whether somebody else's record is in the way.
 WITH freed AS (
     DELETE FROM semel_keys
      WHERE scope = :scope AND key = :key AND token = :token AND :attempt::int IN (0, attempt) AND state = 'processing'
-       AND attempt = 1
- RETURNING 1
+       AND attempt = 1 AND steps IS NULL
+ RETURNING scope, key, attempt, 'released' AS event
 ), given_up AS (
     UPDATE semel_keys
        SET token = :nobodys_token, lease_expires_at = clock_timestamp()
      WHERE scope = :scope AND key = :key AND token = :token AND :attempt::int IN (0, attempt) AND state = 'processing'
-       AND attempt > 1
- RETURNING 1
+       AND (attempt > 1 OR steps IS NOT NULL)
+ RETURNING scope, key, attempt, 'given up' AS event
+), ended AS (
+    SELECT * FROM freed UNION ALL SELECT * FROM given_up
+), noted AS (
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
+    SELECT clock_timestamp(), scope, key, attempt, event, :actor::text
+      FROM ended
+     WHERE :audit::boolean
 )
-SELECT EXISTS (SELECT FROM semel_keys WHERE scope = :scope AND key = :key)
-       AND NOT EXISTS (SELECT FROM freed) AND NOT EXISTS (SELECT FROM given_up)
+SELECT EXISTS (SELECT FROM semel_keys WHERE scope = :scope AND key = :key) AND NOT EXISTS (SELECT FROM ended)
 
 
 -- name: renew
@@ -136,9 +180,135 @@ SELECT scope, key, attempt, token
  )
 
 
+-- name: save
+-- Store how far the operation has come. It joins the transaction of a phase, or is its own.
+WITH saved AS (
+    UPDATE semel_keys
+       SET steps = CAST(:steps AS text), recovery_point = CAST(:recovery_point AS text)
+     WHERE scope = CAST(:scope AS text) AND key = CAST(:key AS text)
+       AND attempt = CAST(:attempt AS integer) AND token = CAST(:token AS bytea) AND state = 'processing'
+ RETURNING scope, key, attempt
+), noted AS (
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor, detail)
+    SELECT clock_timestamp(), scope, key, attempt, 'saved', CAST(:actor AS text), CAST(:detail AS text)
+      FROM saved
+     WHERE CAST(:audit AS boolean)
+)
+SELECT 1 FROM saved
+
+
+-- name: begin
+-- Take the locks of a request and of its key until the transaction ends, and read what is there.
+-- The request's own lock comes first, and the key's only with it. So whoever fails at the first knows that the request
+-- which runs is the same, and whoever fails at the second, that it is another.
+-- The lock's numbers come as text, because some drivers take every number for one of 32 bits.
+-- The read sees the table as it was before the locks were taken. A record that was committed in between is met by
+-- finish, and its maker is not overwritten.
+WITH lock AS MATERIALIZED (
+    SELECT CASE WHEN pg_try_advisory_xact_lock(CAST(CAST(:request_lock AS text) AS bigint))
+                THEN CASE WHEN pg_try_advisory_xact_lock(CAST(CAST(:key_lock AS text) AS bigint))
+                          THEN 'mine' ELSE 'other' END
+                ELSE 'same' END AS holder
+)
+SELECT lock.holder, found.*
+  FROM lock
+  LEFT JOIN (
+    SELECT state, attempt, token, fingerprint, status, headers, body,
+           coalesce(lease_expires_at <= clock_timestamp(), true), expires_at <= clock_timestamp(), steps
+      FROM semel_keys
+     WHERE scope = CAST(:scope AS text) AND key = CAST(:key AS text)
+  ) AS found ON lock.holder = 'mine'
+
+
+-- name: finish
+-- Write the finished record into the transaction that did its work, if there is none, or if it is still the one that
+-- was seen and may be taken over. One that did not expire stays the same operation.
+WITH finished AS (
+    INSERT INTO semel_keys AS old (scope, key, state, attempt, token, fingerprint, status, headers, body,
+                                   created_at, completed_at, expires_at, on_crash, after_retention)
+    SELECT CAST(:scope AS text), CAST(:key AS text), CAST(:state AS text), CAST(:attempt AS integer),
+           CAST(:token AS bytea), CAST(:fingerprint AS bytea),
+           CAST(:status AS smallint), CAST(:headers AS text), CAST(:body AS bytea),
+           clock.now, clock.now, clock.now + CAST(:retention AS float8) * interval '1 second',
+           CAST(:on_crash AS text), CAST(:after_retention AS text)
+      FROM (SELECT clock_timestamp() AS now) AS clock
+        ON CONFLICT (scope, key) DO UPDATE
+       SET state            = excluded.state,
+           attempt          = excluded.attempt,
+           token            = excluded.token,
+           status           = excluded.status,
+           headers          = excluded.headers,
+           body             = excluded.body,
+           completed_at     = excluded.completed_at,
+           lease_expires_at = NULL,
+           request          = NULL,
+           request_body     = NULL,
+           steps            = CASE WHEN old.expires_at <= excluded.completed_at THEN NULL ELSE old.steps END,
+           recovery_point   = CASE WHEN old.expires_at <= excluded.completed_at THEN NULL ELSE old.recovery_point END,
+           fingerprint      = CASE WHEN old.expires_at <= excluded.completed_at THEN excluded.fingerprint
+                                   ELSE old.fingerprint END,
+           on_crash         = CASE WHEN old.expires_at <= excluded.completed_at THEN excluded.on_crash
+                                   ELSE old.on_crash END,
+           after_retention  = CASE WHEN old.expires_at <= excluded.completed_at THEN excluded.after_retention
+                                   ELSE old.after_retention END,
+           created_at       = CASE WHEN old.expires_at <= excluded.completed_at THEN excluded.created_at
+                                   ELSE old.created_at END,
+           expires_at       = CASE WHEN old.expires_at <= excluded.completed_at THEN excluded.expires_at
+                                   ELSE old.expires_at END
+     WHERE old.attempt = CAST(:seen_attempt AS integer) AND old.token = CAST(:seen_token AS bytea)
+       AND CASE old.state WHEN 'pending' THEN false
+                          WHEN 'processing' THEN old.lease_expires_at <= excluded.completed_at
+                          ELSE old.expires_at <= excluded.completed_at END
+ RETURNING scope, key, attempt, state
+), noted AS (
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
+    SELECT clock_timestamp(), scope, key, attempt, CASE state WHEN 'complete' THEN 'completed' ELSE 'failed' END,
+           CAST(:actor AS text)
+      FROM finished
+     WHERE CAST(:audit AS boolean)
+)
+SELECT 1 FROM finished
+
+
+-- name: wait
+-- Wait until no transaction of atomic mode has the key's lock. It is let go again at once.
+SELECT pg_advisory_xact_lock(CAST(:key_lock AS text)::bigint)
+
+
+-- name: settle
+-- One record, whole, once no transaction is changing it any more.
+SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body, body IS NULL,
+       created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
+  FROM semel_keys
+ WHERE scope = :scope AND key = :key
+   FOR UPDATE
+
+
+-- name: park
+-- Stop an operation until an operator has said what it did. Its worker may ask for it, and may ask twice; or, once that
+-- is silent, others: of several that ask at once, one is told that it did.
+WITH parked AS (
+    UPDATE semel_keys
+       SET state = 'unknown', lease_expires_at = NULL
+     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
+       AND (NOT :if_silent::boolean OR lease_expires_at <= clock_timestamp())
+ RETURNING scope, key, attempt
+), noted AS (
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
+    SELECT clock_timestamp(), scope, key, attempt, 'parked', :actor::text
+      FROM parked
+     WHERE :audit::boolean
+)
+SELECT 1 FROM parked
+ UNION ALL
+SELECT 1 FROM semel_keys
+ WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
+   AND NOT :if_silent::boolean
+
+
 -- name: look
 -- One record, whole.
-SELECT scope, key, state, attempt, token, fingerprint, recovery_point, status, headers, body, body IS NULL,
+SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body, body IS NULL,
        created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
   FROM semel_keys
  WHERE scope = :scope AND key = :key
@@ -146,13 +316,183 @@ SELECT scope, key, state, attempt, token, fingerprint, recovery_point, status, h
 
 -- name: browse
 -- The newest records, without their bodies.
-SELECT scope, key, state, attempt, token, fingerprint, recovery_point, status, headers, ''::bytea, body IS NULL,
+SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, ''::bytea, body IS NULL,
        created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
   FROM semel_keys
  WHERE (:scope::text IS NULL OR scope = :scope)
    AND (:key::text IS NULL OR key = :key)
    AND (:state::text IS NULL OR state = :state)
  ORDER BY created_at DESC
+ LIMIT :limit
+
+
+-- name: find_stuck
+-- The records whose worker is silent past its lease, the longest silent first. Past its retention it is the reaper's.
+SELECT scope, key, attempt, token, on_crash, steps, request IS NOT NULL, clock.now - lease_expires_at
+  FROM semel_keys, (SELECT clock_timestamp() AS now) AS clock
+ WHERE state = 'processing' AND lease_expires_at <= clock.now AND expires_at > clock.now
+   AND (:with_nobodys::boolean OR token <> :nobodys_token)
+   AND (NOT :with_request::boolean OR request IS NOT NULL)
+ ORDER BY lease_expires_at
+ LIMIT :limit
+
+
+-- name: read_request
+-- The request that was kept with a record.
+SELECT request, request_body
+  FROM semel_keys
+ WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND request IS NOT NULL
+
+
+-- name: sweep
+-- Free the key of a worker that is silent past its lease. The record stays, and whoever comes next takes it over.
+WITH swept AS (
+    UPDATE semel_keys
+       SET token = :nobodys_token
+     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
+       AND lease_expires_at <= clock_timestamp()
+ RETURNING scope, key, attempt
+), noted AS (
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
+    SELECT clock_timestamp(), scope, key, attempt, 'swept', :actor::text
+      FROM swept
+     WHERE :audit::boolean
+)
+SELECT 1 FROM swept
+
+
+-- name: reap
+-- Clear away what is past its retention, the oldest first: delete it; or leave a tombstone where a late retry is to be
+-- refused; or, where nobody ended it and nobody holds it, say that it failed. That one is deleted another time.
+-- (SELECT clock_timestamp()), because a volatile function can't be looked up in an index.
+-- SKIP LOCKED: several may reap at once, and nobody's record is waited for. A row that is locked stays where it is,
+-- so that it is found again by its place (ctid) and not by its key.
+-- Nobody's token: the silent worker, should it wake, must not take the answer for its own.
+WITH ended AS (
+    SELECT ctid AS place, after_retention AS fate, expires_at
+      FROM semel_keys
+     WHERE state IN ('complete', 'failed') AND after_retention <> 'keep'
+       AND expires_at <= (SELECT clock_timestamp())
+     ORDER BY expires_at
+     LIMIT :limit
+       FOR UPDATE SKIP LOCKED
+), left_behind AS (
+    SELECT ctid AS place, 'fail' AS fate, expires_at
+      FROM semel_keys
+     WHERE state IN ('pending', 'processing')
+       AND expires_at <= (SELECT clock_timestamp())
+       AND (state = 'pending' OR lease_expires_at <= (SELECT clock_timestamp()))
+     ORDER BY expires_at
+     LIMIT :limit
+       FOR UPDATE SKIP LOCKED
+), due AS (
+    SELECT * FROM ended UNION ALL SELECT * FROM left_behind ORDER BY expires_at LIMIT :limit
+), deleted AS (
+    DELETE FROM semel_keys
+     WHERE ctid = ANY (ARRAY(SELECT place FROM due WHERE fate = 'delete'))
+ RETURNING scope, key, attempt, 'reaped' AS event
+), stripped AS (
+    UPDATE semel_keys
+       SET headers = '[]', body = NULL, steps = NULL, recovery_point = NULL, after_retention = 'keep'
+     WHERE ctid = ANY (ARRAY(SELECT place FROM due WHERE fate = 'strip'))
+ RETURNING scope, key, attempt, 'stripped' AS event
+), failed AS (
+    UPDATE semel_keys
+       SET state = 'failed', status = :status, headers = :headers, body = :body, completed_at = clock_timestamp(),
+           token = :nobodys_token, lease_expires_at = NULL, request = NULL, request_body = NULL
+     WHERE ctid = ANY (ARRAY(SELECT place FROM due WHERE fate = 'fail'))
+ RETURNING scope, key, attempt, 'abandoned' AS event
+), noted AS (
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
+    SELECT clock_timestamp(), scope, key, attempt, event, :actor::text
+      FROM (SELECT * FROM deleted UNION ALL SELECT * FROM stripped UNION ALL SELECT * FROM failed) AS reaped
+     WHERE :audit::boolean
+)
+SELECT (SELECT count(*) FROM deleted), (SELECT count(*) FROM stripped), (SELECT count(*) FROM failed)
+
+
+-- name: reap_trail
+-- Delete old lines of the audit trail.
+WITH deleted AS (
+    DELETE FROM semel_audit
+     WHERE ctid = ANY (ARRAY(
+        SELECT ctid
+          FROM semel_audit
+         WHERE at <= (SELECT clock_timestamp() - :older_than * interval '1 second')
+         LIMIT :limit
+           FOR UPDATE SKIP LOCKED
+     ))
+ RETURNING 1
+)
+SELECT count(*) FROM deleted
+
+
+-- name: discard
+-- Forget a record that has not ended, because an operator says so.
+WITH discarded AS (
+    DELETE FROM semel_keys
+     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token
+       AND state IN ('processing', 'unknown')
+ RETURNING scope, key, attempt
+), noted AS (
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
+    SELECT clock_timestamp(), scope, key, attempt, 'discarded', :actor::text
+      FROM discarded
+     WHERE :audit::boolean
+)
+SELECT 1 FROM discarded
+
+
+-- name: unpark
+-- Let a parked operation go on: an operator has said what its last effect did. Whoever comes next takes it over.
+-- It counts as an attempt, the operator's, so that the completer, which gives up after so many, begins to count anew.
+WITH resolved AS (
+    UPDATE semel_keys
+       SET state = 'processing', attempt = attempt + 1, token = :nobodys_token, lease_expires_at = clock_timestamp(),
+           steps = :steps, recovery_point = :recovery_point
+     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
+ RETURNING scope, key, attempt
+), noted AS (
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
+    SELECT clock_timestamp(), scope, key, attempt, 'resolved', :actor::text
+      FROM resolved
+     WHERE :audit::boolean
+)
+SELECT 1 FROM resolved
+
+
+-- name: decree
+-- End a parked operation with the answer that an operator gives it. Nobody's token: its worker, should it wake, must not
+-- take that answer for its own.
+WITH resolved AS (
+    UPDATE semel_keys
+       SET state = 'complete', status = :status, headers = :headers, body = :body, completed_at = clock_timestamp(),
+           token = :nobodys_token, request = NULL, request_body = NULL
+     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
+ RETURNING scope, key, attempt
+), noted AS (
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
+    SELECT clock_timestamp(), scope, key, attempt, 'resolved', :actor::text
+      FROM resolved
+     WHERE :audit::boolean
+)
+SELECT 1 FROM resolved
+
+
+-- name: note
+-- A line of the audit trail that no other statement writes.
+INSERT INTO semel_audit (at, scope, key, attempt, event, actor, detail)
+SELECT clock_timestamp(), :scope, :key, :attempt, :event, :actor, :detail
+ WHERE :audit::boolean
+RETURNING 1
+
+
+-- name: read_trail
+-- What the audit trail has of one key, oldest first.
+SELECT at, scope, key, attempt, event, actor, detail
+  FROM semel_audit
+ WHERE scope = :scope AND key = :key
+ ORDER BY id
  LIMIT :limit
 
 

@@ -1,50 +1,45 @@
-"""Commands as PostgreSQL statements, and rows as outcomes: pure, and the same for every driver. It runs nothing."""
+"""Commands on one key as PostgreSQL statements: pure, and the same for every driver. It runs nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from datetime import timedelta
 from typing import Any, TypeVar
 
-from semel.core.commands import Again, Browse, Claim, Command, Complete, Look, Now, Release, Renew, TakeOver, Verdict
-from semel.core.message import Answer
-from semel.core.record import NOBODYS_TOKEN, Found, Hold, Record
+from semel.core.commands import (
+    Again,
+    Browse,
+    Claim,
+    Command,
+    Complete,
+    Look,
+    Note,
+    Now,
+    Park,
+    Release,
+    Renew,
+    Save,
+    Settle,
+    TakeOver,
+    Verdict,
+)
+from semel.core.record import Found, Hold, Record
 from semel.core.state import State, after
-from semel.stores.headers import read_back, written
-from semel.stores.statement import Names, Query, Statement, load_queries
+from semel.stores.headers import written
+from semel.stores.postgres import rows as read_rows
+from semel.stores.postgres.builder import PACKAGE, Builder, of_hold
+from semel.stores.postgres.joined import key_lock, save
+from semel.stores.postgres.rows import Row
+from semel.stores.postgres.upkeep import UPKEEP
+from semel.stores.requests import written as written_request
+from semel.stores.statement import Statement
+
+__all__ = ["OTHERS", "PACKAGE", "UPKEEP", "Statements"]
 
 T = TypeVar("T")
 
-PACKAGE = "semel.stores.postgres"
 
-Row = Sequence[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Queries:
-    """The queries of ``queries.sql``: a name that is in one and not in the other fails at start-up."""
-
-    claim: Query
-    take_over: Query
-    complete: Query
-    completed: Query
-    release: Query
-    renew: Query
-    look: Query
-    browse: Query
-    now: Query
-    check: Query
-
-
-class Statements:
-    """Builds the statements for one table."""
-
-    def __init__(self, names: Names) -> None:
-        """Load the queries with *names* put in."""
-        queries = Queries(**load_queries(PACKAGE, names))
-        self._sql = {each.name: getattr(queries, each.name).numbered for each in fields(Queries)}
-        self._order = {each.name: getattr(queries, each.name).parameters for each in fields(Queries)}
+class Statements(Builder):
+    """Builds the store's own statements for one table."""
 
     def of(self, command: Command[T]) -> Statement[T]:
         """Build the statement of a command that goes out by itself."""
@@ -72,20 +67,25 @@ class Statements:
                 for outcome, claim in zip(found, claims, strict=True)
             ]
 
-        parameters = (
-            [claim.scope for claim in distinct],
-            [claim.key for claim in distinct],
-            [claim.token for claim in distinct],
-            [claim.fingerprint for claim in distinct],
-            [claim.lease.total_seconds() for claim in distinct],
-            [claim.retention.total_seconds() for claim in distinct],
+        return self.statement(
+            "claim",
+            read,
+            scopes=[claim.scope for claim in distinct],
+            keys=[claim.key for claim in distinct],
+            tokens=[claim.token for claim in distinct],
+            fingerprints=[claim.fingerprint for claim in distinct],
+            leases=[claim.lease.total_seconds() for claim in distinct],
+            retentions=[claim.retention.total_seconds() for claim in distinct],
+            on_crashes=[claim.on_crash for claim in distinct],
+            after_retentions=[claim.after_retention for claim in distinct],
+            requests=[claim.request and written_request(claim.request) for claim in distinct],
+            request_bodies=[claim.request and claim.request.body for claim in distinct],
         )
-        return Statement(self._sql["claim"], parameters, read)
 
     def take_over(self, command: TakeOver) -> Statement[Hold | Again]:
         """Take a record over from the hold that was seen."""
         claim, seen = command.claim, command.seen
-        return self._statement(
+        return self.statement(
             "take_over",
             lambda rows: Hold(claim.scope, claim.key, rows[0][0], claim.token) if rows else Again.AGAIN,
             scope=claim.scope,
@@ -94,6 +94,10 @@ class Statements:
             fingerprint=claim.fingerprint,
             lease=claim.lease.total_seconds(),
             retention=claim.retention.total_seconds(),
+            on_crash=claim.on_crash,
+            after_retention=claim.after_retention,
+            request=claim.request and written_request(claim.request),
+            request_body=claim.request and claim.request.body,
             seen_attempt=seen.attempt,
             seen_token=seen.token,
         )
@@ -106,34 +110,32 @@ class Statements:
             done = {Hold(*row) for row in rows}
             return [Verdict.DONE if command.hold in done else None for command in commands]
 
-        parameters = (
-            [command.hold.scope for command in commands],
-            [command.hold.key for command in commands],
-            [command.hold.attempt for command in commands],
-            [command.hold.token for command in commands],
-            [str(after(State.PROCESSING, command.event)) for command in commands],
-            [command.answer.status for command in commands],
-            [written(command.answer.headers) for command in commands],
-            [command.answer.body for command in commands],
+        return self.statement(
+            "complete",
+            read,
+            scopes=[command.hold.scope for command in commands],
+            keys=[command.hold.key for command in commands],
+            attempts=[command.hold.attempt for command in commands],
+            tokens=[command.hold.token for command in commands],
+            states=[str(after(State.PROCESSING, command.event)) for command in commands],
+            statuses=[command.answer.status for command in commands],
+            headers=[written(command.answer.headers) for command in commands],
+            bodies=[command.answer.body for command in commands],
         )
-        return Statement(self._sql["complete"], parameters, read)
 
     def completed(self, hold: Hold) -> Statement[Verdict]:
         """Ask whether *hold* has stored its answer before."""
-        return self._statement("completed", lambda rows: Verdict.DONE if rows else Verdict.FENCED, **_hold(hold))
+        return self.statement("completed", read_rows.verdict, **of_hold(hold))
 
     def release(self, command: Release) -> Statement[Verdict]:
         """Free a key."""
-        return self._statement(
-            "release",
-            lambda rows: Verdict.FENCED if rows[0][0] else Verdict.DONE,
-            nobodys_token=NOBODYS_TOKEN,
-            **_hold(command.hold),
+        return self.statement(
+            "release", lambda rows: Verdict.FENCED if rows[0][0] else Verdict.DONE, **of_hold(command.hold)
         )
 
     def renew(self, command: Renew) -> Statement[frozenset[Hold]]:
         """Prolong leases."""
-        return self._statement(
+        return self.statement(
             "renew",
             lambda rows: frozenset(Hold(*row) for row in rows),
             scopes=[hold.scope for hold, _ in command.holds],
@@ -143,51 +145,72 @@ class Statements:
             leases=[lease.total_seconds() for _, lease in command.holds],
         )
 
+    def park(self, command: Park) -> Statement[Verdict]:
+        """Stop an operation until an operator has spoken."""
+        return self.statement("park", read_rows.verdict, if_silent=command.if_silent, **of_hold(command.hold))
+
+    def wait(self, command: Settle) -> Statement[None]:
+        """Wait out a transaction that has the key's lock. It comes before ``settle``, whose view must be younger."""
+        hold = command.hold
+        return self.statement("wait", lambda _rows: None, key_lock=key_lock(self.names, hold.scope, hold.key))
+
+    def settle(self, command: Settle) -> Statement[Record | None]:
+        """Wait out a transaction that is changing the record, and read it."""
+        return self.statement("settle", read_rows.record_or_none, scope=command.hold.scope, key=command.hold.key)
+
     def look(self, command: Look) -> Statement[Record | None]:
         """Read one record."""
-        return self._statement(
-            "look", lambda rows: _record(rows[0]) if rows else None, scope=command.scope, key=command.key
-        )
+        return self.statement("look", read_rows.record_or_none, scope=command.scope, key=command.key)
 
     def browse(self, command: Browse) -> Statement[tuple[Record, ...]]:
         """Read the newest records."""
-        return self._statement(
+        return self.statement(
             "browse",
-            lambda rows: tuple(_record(row) for row in rows),
+            lambda rows: tuple(read_rows.record(row) for row in rows),
             scope=command.scope,
             key=command.key,
             state=command.state and str(command.state),
             limit=command.limit,
         )
 
+    def note(self, command: Note) -> Statement[None]:
+        """Write a line of the audit trail."""
+        return self.statement(
+            "note", lambda _rows: None, event=command.event, detail=command.detail, **of_hold(command.hold)
+        )
+
     def now(self, _command: Now) -> Statement[Any]:
         """Read the server's clock."""
-        return self._statement("now", lambda rows: rows[0][0])
+        return self.statement("now", lambda rows: rows[0][0])
 
     def check(self) -> Statement[bool]:
         """Ask whether the server takes no writes; fails where there is no table."""
-        return self._statement("check", lambda rows: bool(rows[0][0]))
-
-    def _statement(self, name: str, read: Any, **parameters: Any) -> Statement[Any]:
-        return Statement(self._sql[name], [parameters[each] for each in self._order[name]], read)
+        return self.statement("check", lambda rows: bool(rows[0][0]))
 
 
-_BUILD: dict[type[Command[Any]], Callable[[Statements, Any], Statement[Any]]] = {
+#: What requests wait for, one by one.
+OTHERS: dict[type[Command[Any]], Callable[[Statements, Any], Statement[Any]]] = {
     TakeOver: Statements.take_over,
     Release: Statements.release,
-    Renew: Statements.renew,
+    Save: save,
+    Park: Statements.park,
+    Settle: Statements.settle,
     Look: Statements.look,
     Browse: Statements.browse,
+    Note: Statements.note,
     Now: Statements.now,
+}
+
+_BUILD: dict[type[Command[Any]], Callable[[Statements, Any], Statement[Any]]] = {
+    Renew: Statements.renew,
+    **OTHERS,
+    **UPKEEP,
 }
 
 
 def _claimed(row: Row, claim: Claim) -> Hold | Found:
-    _, _, state, attempt, token, fingerprint, status, headers, body, lease_is_over, is_expired = row
-    if state is None:
-        return Hold(claim.scope, claim.key, attempt, claim.token)
-    answer = None if status is None else Answer(status, read_back(headers), body)
-    return Found(State(state), attempt, token, fingerprint, answer, lease_is_over, is_expired)
+    _, _, state, attempt, *_ = row
+    return Hold(claim.scope, claim.key, attempt, claim.token) if state is None else read_rows.found(row[2:])
 
 
 def _share(outcome: Hold | Found | Again, claim: Claim, first: Claim) -> Hold | Found | Again:
@@ -197,30 +220,3 @@ def _share(outcome: Hold | Found | Again, claim: Claim, first: Claim) -> Hold | 
     return Found(
         State.PROCESSING, outcome.attempt, first.token, first.fingerprint, None, lease_is_over=False, is_expired=False
     )
-
-
-def _record(row: Row) -> Record:
-    scope, key, state, attempt, token, fingerprint, point, status, headers, body, is_tombstone, *times = row
-    created_at, lease_expires_at, completed_at, expires_at, now = times
-    answer = None if status is None else Answer(status, read_back(headers), None if is_tombstone else body)
-    left: timedelta | None = lease_expires_at and lease_expires_at - now
-    return Record(
-        scope=scope,
-        key=key,
-        state=State(state),
-        attempt=attempt,
-        token=token,
-        fingerprint=fingerprint,
-        recovery_point=point,
-        answer=answer,
-        created_at=created_at,
-        lease_expires_at=lease_expires_at,
-        completed_at=completed_at,
-        expires_at=expires_at,
-        lease_left=left,
-        retention_left=expires_at - now,
-    )
-
-
-def _hold(hold: Hold) -> dict[str, Any]:
-    return {"scope": hold.scope, "key": hold.key, "attempt": hold.attempt, "token": hold.token}

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Self, TypeVar, cast
 
-from semel.core.commands import Claim, Command, Complete, Renew
+from semel.core.commands import Claim, Command, Complete, Renew, Settle
 from semel.errors import ConfigurationError, StoreError, StoreReadOnly, StoreUnavailable
-from semel.stores.base import Store
+from semel.stores.base import Store, this_process
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.lane import Lane, refused
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
-from semel.stores.postgres.errors import TRANSIENT, translated, unreachable
-from semel.stores.postgres.statements import PACKAGE, Statements
+from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, translated, unreachable
+from semel.stores.postgres.joined import JoinedStatements
+from semel.stores.postgres.statements import PACKAGE, UPKEEP, Statements
 from semel.stores.statement import DEFAULT_TABLE, Statement, load_migrations
+from semel.stores.transaction import Connections, Transaction
 
 try:
     import psycopg
@@ -31,12 +34,20 @@ MIGRATION_LOCK = 0x73656D656C
 
 
 class PostgresStore(Store):
-    """Records in one PostgreSQL table. Claims, answers and leases have a connection each, the rest share one."""
+    """Records in one PostgreSQL table. Claims, answers, leases and upkeep have a connection each."""
 
-    def __init__(self, url: str) -> None:
-        """Use the server and the table that *url* names. Connects on first use."""
+    def __init__(self, url: str, *, connections: Connections | None = None) -> None:
+        """Use the server and the table that *url* names; *connections* are the application's own, for transactions that
+        the handler writes in. Connects on first use.
+        """
         self.address = Address.of(url)
-        self._statements = Statements(self.address.names)
+        self.notes_replays = self.address.audit == "replays"
+        self._statements = Statements(
+            self.address.names, audit=self.address.audit != "off", actor=lambda: self.actor or this_process()
+        )
+        self._joined = JoinedStatements(self._statements)
+        self._given = connections
+        self._connections: Connections | None = None
         self.start_afresh()
         start_afresh_in_children(self)
 
@@ -50,7 +61,18 @@ class PostgresStore(Store):
             case Renew():
                 return cast("T", self._leases.submit(command))
             case _:
-                return cast("T", self._others.submit(command))
+                lane = self._upkeep if type(command) in UPKEEP else self._others
+                return cast("T", lane.submit(command))
+
+    def transaction(self) -> Transaction:
+        """Return a transaction of the application's own, not begun yet."""
+        with self._mutex:
+            if self._connections is None:
+                # Here, because it imports a pool that most stores never need.
+                from semel.stores.connections.psycopg import PsycopgConnections  # noqa: PLC0415
+
+                self._connections = PsycopgConnections(self.address)
+            return Transaction(self._connections, self._joined)
 
     def open(self) -> None:
         """Connect, and see whether the server can serve."""
@@ -65,17 +87,25 @@ class PostgresStore(Store):
 
     def close(self) -> None:
         """Disconnect."""
+        with self._mutex:
+            connections, self._connections = self._connections, self._given
+        if connections is not None:
+            connections.close()
         for link in self._links:
             link.close()
 
     def start_afresh(self) -> None:
         """Have no connection."""
-        claims, answers, leases, others = self._links = [_Link(self.address) for _ in range(4)]
+        self._mutex = threading.Lock()
+        self._connections = self._given
+        claims, answers, leases, others, upkeep = self._links = [_Link(self.address) for _ in range(5)]
         self._claims = Lane[Claim](lambda batch: claims.run(self._statements.claim(batch)))
         self._answers = Lane[Complete](lambda batch: self._complete(answers, batch))
         # Renewals skip locked rows, and must not wait behind those who don't.
         self._leases = Lane[Any](lambda batch: [self._other(leases, command) for command in batch])
         self._others = Lane[Any](lambda batch: [self._other(others, command) for command in batch])
+        # Reaping takes its time, and no request waits for it.
+        self._upkeep = Lane[Any](lambda batch: [self._other(upkeep, command) for command in batch])
 
     def _complete(self, link: _Link, batch: list[Complete]) -> list[Any]:
         verdicts = link.run(self._statements.complete(batch))
@@ -86,6 +116,8 @@ class PostgresStore(Store):
 
     def _other(self, link: _Link, command: Command[Any]) -> Any:
         try:
+            if isinstance(command, Settle):
+                link.run(self._statements.wait(command))
             return link.run(self._statements.of(command))
         except StoreError as error:
             return error
@@ -102,6 +134,8 @@ class PostgresStore(Store):
             connection.execute("SELECT pg_advisory_xact_lock($1)", [MIGRATION_LOCK])
             if names.schema:
                 connection.execute(f"CREATE SCHEMA IF NOT EXISTS {names.schema}")
+                # What is dropped is named alone, as what is created is.
+                connection.execute("SELECT set_config('search_path', $1, true)", [names.schema])
             if connection.execute("SELECT to_regclass($1) IS NULL", [book]).fetchall()[0][0]:
                 connection.execute(_BOOK.format(book))
             done = {name for (name,) in connection.execute(f"SELECT name FROM {book}")}  # noqa: S608 - see Names
@@ -132,11 +166,13 @@ class _Link:
             except StoreUnavailable as error:
                 # Sent once is sent, even if the last try got no connection.
                 was_sent = error.was_sent = was_sent or error.was_sent
-                if left == 0 or not was_sent:
+                if left == 0 or not was_sent or is_too_slow(error):
                     raise
             except psycopg.Error as error:
-                if left == 0 or error.sqlstate not in TRANSIENT:
+                if error.sqlstate not in TRANSIENT:
                     raise
+                if left == 0:
+                    raise outlasted(error, self._address, was_sent=was_sent) from error
         raise AssertionError  # pragma: no cover - the last round returned or raised
 
     def guarded(self, use: Callable[[psycopg.Connection[Any]], T]) -> T:

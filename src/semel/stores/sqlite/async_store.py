@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 from semel.core.commands import Command
 from semel.stores.base import AsyncStore
 from semel.stores.lane import AsyncLane
+from semel.stores.sqlite.async_units import AsyncSQLiteConnections
 from semel.stores.sqlite.ledger import Ledger
 from semel.stores.step import Step
+from semel.stores.transaction import AsyncConnections, AsyncTransaction
 
 T = TypeVar("T")
 
@@ -18,9 +20,11 @@ T = TypeVar("T")
 class AsyncSQLiteStore(AsyncStore):
     """Keys in a SQLite file: ``sqlite:///file.db``, ``sqlite:////folder/file.db``, ``sqlite:///file.db?table=name``."""
 
-    def __init__(self, url: str) -> None:
-        """Nothing is opened yet."""
+    def __init__(self, url: str, *, connections: AsyncConnections | None = None) -> None:
+        """Nothing is opened yet. *connections* are where transactions come from, if not from the file itself."""
         self._ledger = Ledger(url)
+        self._connections = connections or AsyncSQLiteConnections(self._ledger.place)
+        self.notes_replays = self._ledger.place.audit == "replays"
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def perform(self, command: Command[T]) -> Step[T]:
@@ -28,6 +32,10 @@ class AsyncSQLiteStore(AsyncStore):
         if asyncio.get_running_loop() is not self._loop:
             self._start()
         return self._lane.submit(command)
+
+    def transaction(self) -> AsyncTransaction:
+        """Return a transaction of the application's own, on a ``sqlite3.Connection`` to the same file."""
+        return AsyncTransaction(self._connections, self._ledger.joins(self.actor))
 
     async def open(self) -> None:
         """Open the file, and make the tables where there are none."""
@@ -37,6 +45,7 @@ class AsyncSQLiteStore(AsyncStore):
 
     async def close(self) -> None:
         """Let go of the file once everything asked for is done. Using the store again opens it again."""
+        await self._connections.close()
         if self._loop is not None and self._loop is asyncio.get_running_loop():
             await self._lane.idle()
             await self._loop.run_in_executor(self._thread, self._ledger.close)
@@ -53,4 +62,4 @@ class AsyncSQLiteStore(AsyncStore):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="semel-sqlite")
 
     async def _execute(self, batch: list[Command[Any]]) -> list[Any]:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._ledger.execute, batch)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._ledger.execute, batch, self.actor)

@@ -23,10 +23,18 @@ BUSY_TIMEOUT = timedelta(seconds=5)
 #: How often to ask for write-ahead logging while others, who have just made the file too, ask for the same.
 _WAL_TRIES = 50
 
+#: What the audit trail can be told: to note all but replays, nothing, or replays too.
+AUDITS = ("on", "off", "replays")
+
 _HOW = "Write sqlite:///file.db, or sqlite:////folder/file.db with four slashes for an absolute path."
 
+#: The migrations that make the tables.
+_KEYS_MADE_BY = "0001_pre_keys"
+_AUDIT_MADE_BY = "0002_pre_steps"
+
 _TROUBLES = {
-    sqlite3.SQLITE_BUSY: f"was kept locked by another process for {BUSY_TIMEOUT.total_seconds():.0f} s",
+    sqlite3.SQLITE_BUSY: "was kept locked by another process, or by a transaction of this one, "
+    f"for {BUSY_TIMEOUT.total_seconds():.0f} s",
     sqlite3.SQLITE_CORRUPT: "is damaged",
     sqlite3.SQLITE_FULL: "can't grow: the disk is full",
     sqlite3.SQLITE_NOTADB: "is not a SQLite database",
@@ -42,6 +50,8 @@ class Place:
 
     path: Path
     names: Names
+    #: Whether there is an audit trail, and whether replays are noted in it.
+    audit: str = "on"
 
 
 def locate(url: str) -> Place:
@@ -58,18 +68,21 @@ def locate(url: str) -> Place:
     if parts.netloc:
         raise ConfigurationError(f"{url!r} names a host, {parts.netloc!r}, where a file is wanted. {_HOW}")
     settings = dict(parse_qsl(parts.query, keep_blank_values=True))
+    audit = settings.pop("audit", "on")
+    if audit not in AUDITS:
+        raise ConfigurationError(f"{url!r} says audit={audit}. It is {', '.join(AUDITS[:-1])} or {AUDITS[-1]}.")
     if unknown := settings.keys() - {"table"}:
-        raise ConfigurationError(f"{url!r} has a setting that is not known: {min(unknown)}. The only one is table.")
-    return Place(Path(file).absolute(), Names(**settings))
+        raise ConfigurationError(f"{url!r} has a setting that is not known: {min(unknown)}. There are audit and table.")
+    return Place(Path(file).absolute(), Names(**settings), audit)
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path, kind: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
     """Open the file, or make it; in write-ahead logging and with every commit on the disk before it is reported."""
     if not path.parent.is_dir():
         raise StoreUnavailable(f"There is no folder {path.parent} to keep {path.name} in. Make it, or correct the URL.")
-    # Threads may share it because the ledger lets them in one at a time; transactions are begun and ended by name.
+    # Threads may share it because they are let in one at a time; transactions are begun and ended by name.
     connection = sqlite3.connect(
-        path, timeout=BUSY_TIMEOUT.total_seconds(), isolation_level=None, check_same_thread=False
+        path, timeout=BUSY_TIMEOUT.total_seconds(), isolation_level=None, check_same_thread=False, factory=kind
     )
     try:
         _log_ahead(connection, path)
@@ -112,6 +125,12 @@ def migrate(connection: sqlite3.Connection, place: Place, statements: Statements
     return [name for name, _ in missing]
 
 
+def is_migrated(connection: sqlite3.Connection, place: Place, statements: Statements) -> bool:
+    """Look whether the schema is up to date, without the write lock, for which one may have to wait."""
+    applied = _applied(connection, place, statements)
+    return all(name in applied for name, _ in load_migrations(PACKAGE, place.names))
+
+
 def explained(error: sqlite3.Error, path: Path, *, was_sent: bool = False) -> StoreError:
     """Say in words what SQLite says in a code."""
     code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
@@ -119,6 +138,11 @@ def explained(error: sqlite3.Error, path: Path, *, was_sent: bool = False) -> St
     if code in _READ_ONLY or is_shut:
         return StoreReadOnly(f"{path} can't be written: it or its folder is read-only for this user ({error}).")
     return StoreUnavailable(f"{path} {_TROUBLES.get(code, 'can’t be used')} ({error}).", was_sent=was_sent)
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether somebody else has the file locked, and nothing is wrong with it."""
+    return getattr(error, "sqlite_errorcode", 0) & _PRIMARY == sqlite3.SQLITE_BUSY
 
 
 def _log_ahead(connection: sqlite3.Connection, path: Path) -> None:
@@ -140,13 +164,15 @@ def _log_ahead(connection: sqlite3.Connection, path: Path) -> None:
 def _applied(connection: sqlite3.Connection, place: Place, statements: Statements) -> set[str]:
     table = place.names.table
     objects = {name for (name,) in connection.execute("SELECT name FROM sqlite_master").fetchall()}
+    applied: set[str] = set()
     if f"{table}_migrations" in objects:
-        return {name for (name,) in connection.execute(statements.applied).fetchall()}
-    if table in objects:
-        raise StoreNotReady(
-            f"{place.path} has a table {table} that is not Semel's. Add ?table=another_name to the URL."
-        )
-    return set()
+        applied = {name for (name,) in connection.execute(statements.applied).fetchall()}
+    for name, maker in ((table, _KEYS_MADE_BY), (place.names.audit, _AUDIT_MADE_BY)):
+        if name in objects and maker not in applied:
+            raise StoreNotReady(
+                f"{place.path} has a table {name} that is not Semel's. Add ?table=another_name to the URL."
+            )
+    return applied
 
 
 def _statements(script: str) -> Iterator[str]:

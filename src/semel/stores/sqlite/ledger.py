@@ -17,8 +17,10 @@ from weakref import WeakSet
 
 from semel.core.commands import Command
 from semel.errors import StoreUnavailable
+from semel.stores.base import this_process
 from semel.stores.sqlite.batch import Batch
-from semel.stores.sqlite.file import connect, explained, locate, migrate
+from semel.stores.sqlite.file import connect, explained, is_busy, locate, migrate
+from semel.stores.sqlite.joined import SQLiteJoins
 from semel.stores.sqlite.statements import Statements
 
 #: Longer than a batch can take, even one that waits for a locked file.
@@ -31,27 +33,38 @@ class Ledger:
     def __init__(self, url: str) -> None:
         """Nothing is opened yet."""
         self.place = locate(url)
-        self._statements = Statements(self.place.names)
+        self.statements = Statements(self.place.names)
         self._connection: sqlite3.Connection | None = None
         self._opened_by = 0
         self._lock = threading.Lock()
         self._is_forking = False
         _ledgers.add(self)
 
-    def execute(self, commands: Sequence[Command[Any]]) -> list[Any]:
-        """Carry out *commands*; return one outcome for each, an exception where it failed."""
+    def execute(self, commands: Sequence[Command[Any]], actor: str | None = None) -> list[Any]:
+        """Carry out *commands* in the name of *actor*; return one outcome for each, an exception where it failed.
+
+        A transaction of the application's holds the file's write lock while its handler runs, in this process too.
+        What is to be written waits for it, for ``BUSY_TIMEOUT`` at most; what is only read does not.
+        """
         with self._lock:
-            batch = Batch(self._opened(), self._statements, commands)
+            connection = self._opened()
+            batch = Batch(connection, self.statements, commands, self._author(actor))
             try:
                 batch.carry_out()
             except sqlite3.Error as error:
-                # Closing rolls back, and a fresh connection is the cure for all that has one.
-                self._close()
+                if not is_busy(error) or connection.in_transaction:
+                    # Closing rolls back, and a fresh connection is the cure for all that has one. But to open one takes
+                    # the write lock: those who only read must not wait for it, too.
+                    self._close()
                 batch.fail(explained(error, self.place.path, was_sent=batch.is_committing))
             except BaseException:
                 self._close()
                 raise
             return batch.outcomes
+
+    def joins(self, actor: str | None) -> SQLiteJoins:
+        """Return the statements that join transactions of the application's, in the name of *actor*."""
+        return SQLiteJoins(self.statements, self._author(actor))
 
     def open(self) -> list[str]:
         """Open the file, make or update its tables; return the migrations that were applied."""
@@ -80,6 +93,12 @@ class Ledger:
         self._is_forking = False
         self._lock = threading.Lock()
 
+    def _author(self, actor: str | None) -> str | None:
+        if self.place.audit == "off":
+            return None
+        # A name that can't be written as text must not stop what it is the name of.
+        return (actor or this_process()).encode("utf-8", "replace").decode()
+
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
             return self._open()[0]
@@ -95,7 +114,7 @@ class Ledger:
         try:
             connection = connect(self.place.path)
             try:
-                applied = migrate(connection, self.place, self._statements)
+                applied = migrate(connection, self.place, self.statements)
             except BaseException:
                 connection.close()
                 raise

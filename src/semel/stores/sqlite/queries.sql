@@ -1,5 +1,6 @@
 -- Every statement of the SQLite store. Rows in a VALUES list are repeated, so that one statement serves many requests.
 -- now is read from semel_keys_clock, this database's own clock: no time ever comes from an application.
+-- What upkeep and operators do is at the end, after what serves requests.
 
 -- name: find
 -- What is there under these keys. A replay is this statement and nothing else: it writes nothing and takes no write lock.
@@ -7,21 +8,32 @@
 WITH wanted (position, scope, key) AS (VALUES (:position, :scope, :key))
 SELECT
     position, state, attempt, token, fingerprint, status, headers, body,
-    lease_expires_at IS NULL OR lease_expires_at <= now, expires_at <= now
+    lease_expires_at IS NULL OR lease_expires_at <= now, expires_at <= now, steps
 FROM wanted CROSS JOIN semel_keys USING (scope, key) CROSS JOIN semel_keys_clock
 
 -- name: claim
 -- Take every key that nobody has. Fewer rows than claims: somebody was quicker, and the caller looks who (find).
-INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, created_at, lease_expires_at, expires_at)
-WITH wanted (scope, key, token, fingerprint, lease, retention)
-    AS (VALUES (:scope, :key, :token, :fingerprint, :lease, :retention))
-SELECT scope, key, 'processing', 1, token, fingerprint, now, now + lease, now + retention
+INSERT INTO semel_keys (
+    scope, key, state, attempt, token, fingerprint, created_at, lease_expires_at, expires_at,
+    on_crash, after_retention, request, request_body
+)
+WITH wanted (scope, key, token, fingerprint, lease, retention, on_crash, after_retention, request, request_body)
+    AS (
+        VALUES (
+            :scope, :key, :token, :fingerprint, :lease, :retention,
+            :on_crash, :after_retention, :request, :request_body
+        )
+    )
+SELECT
+    scope, key, 'processing', 1, token, fingerprint, now, now + lease, now + retention,
+    on_crash, after_retention, request, request_body
 FROM wanted CROSS JOIN semel_keys_clock WHERE true -- or else ON would be read as a part of the join
 ON CONFLICT (scope, key) DO NOTHING
 
 -- name: take_over
--- Take the key from a holder whose lease ran out, or from an answer past its retention, if nobody else did meanwhile.
--- Past its retention it starts anew; before, it is still the same operation, and keeps its first sight and fingerprint.
+-- Take the key from a holder whose lease ran out, or from a record past its retention, if nobody else did meanwhile.
+-- Past its retention it starts anew; before, it is still the same operation, and keeps its first sight and fingerprint,
+-- the steps it has taken and the request that it came with.
 UPDATE semel_keys
 SET
     state = 'processing',
@@ -29,6 +41,11 @@ SET
     token = mine.token,
     fingerprint = CASE WHEN expires_at <= now THEN mine.fingerprint ELSE semel_keys.fingerprint END,
     recovery_point = CASE WHEN expires_at <= now THEN NULL ELSE recovery_point END,
+    steps = CASE WHEN expires_at <= now THEN NULL ELSE steps END,
+    on_crash = CASE WHEN expires_at <= now THEN mine.on_crash ELSE semel_keys.on_crash END,
+    after_retention = CASE WHEN expires_at <= now THEN mine.after_retention ELSE semel_keys.after_retention END,
+    request = CASE WHEN expires_at <= now THEN mine.request ELSE semel_keys.request END,
+    request_body = CASE WHEN expires_at <= now THEN mine.request_body ELSE semel_keys.request_body END,
     created_at = CASE WHEN expires_at <= now THEN now ELSE created_at END,
     lease_expires_at = now + mine.lease,
     completed_at = NULL,
@@ -37,15 +54,21 @@ SET
     headers = NULL,
     body = NULL
 FROM
-    (SELECT :token AS token, :fingerprint AS fingerprint, :lease AS lease, :retention AS retention) AS mine,
+    (
+        SELECT
+            :token AS token, :fingerprint AS fingerprint, :lease AS lease, :retention AS retention,
+            :on_crash AS on_crash, :after_retention AS after_retention,
+            :request AS request, :request_body AS request_body
+    ) AS mine,
     semel_keys_clock
 WHERE
     scope = :scope AND key = :key AND attempt = :seen_attempt AND semel_keys.token = :seen_token
     AND CASE state WHEN 'processing' THEN lease_expires_at <= now WHEN 'pending' THEN false ELSE expires_at <= now END
+RETURNING attempt
 
 -- name: complete
 -- Store how it ended, where attempt and token still hold. Fewer rows than answers: some were stored before, or are
--- fenced off, and the caller looks which (find).
+-- fenced off, and the caller looks which (find). The rows that come back are those that were changed.
 UPDATE semel_keys
 SET
     state = ended.state,
@@ -53,7 +76,9 @@ SET
     headers = ended.headers,
     body = ended.body,
     completed_at = (SELECT now FROM semel_keys_clock),
-    lease_expires_at = NULL
+    lease_expires_at = NULL,
+    request = NULL,
+    request_body = NULL
 FROM (
     WITH ended (state, status, headers, body, scope, key, attempt, token)
         AS (VALUES (:state, :status, :headers, :body, :scope, :key, :attempt, :token))
@@ -63,22 +88,25 @@ WHERE
     semel_keys.scope = ended.scope AND semel_keys.key = ended.key
     AND semel_keys.attempt = ended.attempt AND semel_keys.token = ended.token
     AND semel_keys.state = 'processing'
+RETURNING scope, key, attempt, state
 
 -- name: release
 -- Free the key: nothing happened. Attempt 0 stands for whatever number this token was given.
 DELETE FROM semel_keys
 WHERE
     scope = :scope AND key = :key AND token = :token AND :attempt IN (0, attempt) AND state = 'processing'
-    AND attempt = 1
+    AND attempt = 1 AND steps IS NULL
+RETURNING attempt
 
 -- name: give_up
--- The same after a take-over: an earlier attempt may have had its effect. The record stays, nobody's (a token of zeros),
--- and is to be taken over at once.
+-- The same after a take-over, or after a step: something may have happened. The record stays, nobody's (a token of
+-- zeros), and is to be taken over at once.
 UPDATE semel_keys
 SET token = zeroblob(16), lease_expires_at = (SELECT now FROM semel_keys_clock)
 WHERE
     scope = :scope AND key = :key AND token = :token AND :attempt IN (0, attempt) AND state = 'processing'
-    AND attempt > 1
+    AND (attempt > 1 OR steps IS NOT NULL)
+RETURNING attempt
 
 -- name: exists
 SELECT attempt FROM semel_keys WHERE scope = :scope AND key = :key
@@ -96,10 +124,91 @@ WHERE
     AND semel_keys.attempt = held.attempt AND semel_keys.token = held.token
     AND semel_keys.state = 'processing'
 
+-- name: save
+-- Store how far it has come. In a phase, the application's own transaction runs this.
+UPDATE semel_keys
+SET steps = :steps, recovery_point = :recovery_point
+WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
+RETURNING attempt
+
+-- name: park
+-- Stop it until an operator has said what it did. Its worker may ask for it; or, once that is silent, others.
+UPDATE semel_keys
+SET state = 'unknown', lease_expires_at = NULL
+WHERE
+    scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
+    AND (NOT :if_silent OR lease_expires_at <= (SELECT now FROM semel_keys_clock))
+RETURNING attempt
+
+-- name: is_parked
+SELECT attempt FROM semel_keys
+WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
+
+-- name: begin
+-- What is there under one key, for a transaction that will write the record only when it ends.
+SELECT
+    0, state, attempt, token, fingerprint, status, headers, body,
+    lease_expires_at IS NULL OR lease_expires_at <= now, expires_at <= now, steps
+FROM semel_keys, semel_keys_clock
+WHERE scope = :scope AND key = :key
+
+-- name: finish
+-- Write the finished record, in the application's own transaction, where there is none; or in place of the one that was
+-- seen there, if that may still be taken over. What is not past its retention is still the same operation.
+INSERT INTO semel_keys (
+    scope, key, state, attempt, token, fingerprint, on_crash, after_retention,
+    created_at, completed_at, expires_at, status, headers, body
+)
+SELECT
+    :scope, :key, :state, :attempt, :token, :fingerprint, :on_crash, :after_retention,
+    now, now, now + :retention, :status, :headers, :body
+FROM semel_keys_clock WHERE true -- or else ON would be read as a part of a join
+ON CONFLICT (scope, key) DO UPDATE
+SET
+    state = excluded.state,
+    attempt = excluded.attempt,
+    token = excluded.token,
+    fingerprint = CASE WHEN expires_at <= excluded.created_at THEN excluded.fingerprint ELSE fingerprint END,
+    recovery_point = CASE WHEN expires_at <= excluded.created_at THEN NULL ELSE recovery_point END,
+    steps = CASE WHEN expires_at <= excluded.created_at THEN NULL ELSE steps END,
+    on_crash = CASE WHEN expires_at <= excluded.created_at THEN excluded.on_crash ELSE on_crash END,
+    after_retention = CASE
+        WHEN expires_at <= excluded.created_at THEN excluded.after_retention ELSE after_retention
+    END,
+    request = NULL,
+    request_body = NULL,
+    created_at = CASE WHEN expires_at <= excluded.created_at THEN excluded.created_at ELSE created_at END,
+    lease_expires_at = NULL,
+    completed_at = excluded.completed_at,
+    expires_at = CASE WHEN expires_at <= excluded.created_at THEN excluded.expires_at ELSE expires_at END,
+    status = excluded.status,
+    headers = excluded.headers,
+    body = excluded.body
+WHERE
+    attempt = :seen_attempt AND token = :seen_token
+    AND CASE state
+        WHEN 'processing' THEN lease_expires_at <= excluded.created_at
+        WHEN 'pending' THEN false
+        ELSE expires_at <= excluded.created_at
+    END
+RETURNING attempt
+
+-- name: write_down
+-- Lines of the audit trail, in the transaction of what they tell of.
+INSERT INTO semel_audit (at, scope, key, attempt, event, actor, detail)
+WITH line (scope, key, attempt, event, detail) AS (VALUES (:scope, :key, :attempt, :event, :detail))
+SELECT now, scope, key, attempt, event, :actor, detail FROM line CROSS JOIN semel_keys_clock
+
+-- name: write_down_inside
+-- The same in a transaction of the application's. It brings a row, since not every driver likes to be asked for none.
+INSERT INTO semel_audit (at, scope, key, attempt, event, actor, detail)
+SELECT now, :scope, :key, :attempt, :event, :actor, :detail FROM semel_keys_clock
+RETURNING id
+
 -- name: look
 -- One whole record, for people.
 SELECT
-    scope, key, state, attempt, token, fingerprint, recovery_point, status, headers, body,
+    scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body,
     created_at, lease_expires_at, completed_at, expires_at, lease_expires_at - now, expires_at - now
 FROM semel_keys, semel_keys_clock
 WHERE scope = :scope AND key = :key
@@ -107,13 +216,132 @@ WHERE scope = :scope AND key = :key
 -- name: browse
 -- The newest records, for people. Bodies stay behind: typeof() does not read what it names.
 SELECT
-    scope, key, state, attempt, token, fingerprint, recovery_point, status, headers,
+    scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers,
     CASE typeof(body) WHEN 'null' THEN NULL ELSE x'' END,
     created_at, lease_expires_at, completed_at, expires_at, lease_expires_at - now, expires_at - now
 FROM semel_keys, semel_keys_clock
 WHERE key = coalesce(:key, key) AND scope = coalesce(:scope, scope) AND state = coalesce(:state, state)
 ORDER BY created_at DESC, semel_keys.rowid DESC
 LIMIT :limit
+
+-- name: find_stuck
+-- What is in progress under a lease that has run out, the longest silent first; past its retention it is the reaper's.
+-- The list of states is spelled as in the index on what is in progress, which SQLite uses for nothing else.
+SELECT scope, key, attempt, token, on_crash, steps, request IS NOT NULL, now - lease_expires_at
+FROM semel_keys, semel_keys_clock
+WHERE
+    state IN ('pending', 'processing', 'unknown') AND state = 'processing' AND lease_expires_at <= now
+    AND expires_at > now
+    AND (request IS NOT NULL OR NOT :with_request)
+    AND (token <> zeroblob(16) OR :with_nobodys)
+ORDER BY lease_expires_at
+LIMIT :limit
+
+-- name: read_request
+SELECT request, request_body FROM semel_keys
+WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND request IS NOT NULL
+
+-- name: sweep
+-- Free a dead worker's key: nobody's (a token of zeros), so that a worker that is not dead after all is fenced off.
+UPDATE semel_keys
+SET token = zeroblob(16)
+WHERE
+    scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
+    AND lease_expires_at <= (SELECT now FROM semel_keys_clock)
+RETURNING attempt
+
+-- name: find_due
+-- What is past its retention, oldest first, and what is to become of it. Neither what is in flight nor what is parked.
+WITH
+    asked (most) AS (SELECT :limit),
+    ended AS (
+        SELECT semel_keys.rowid AS id, scope, key, attempt, expires_at, after_retention AS fate
+        FROM semel_keys, semel_keys_clock
+        WHERE state IN ('complete', 'failed') AND after_retention <> 'keep' AND expires_at <= now
+        ORDER BY expires_at LIMIT (SELECT most FROM asked)
+    ),
+    left_behind AS (
+        SELECT semel_keys.rowid AS id, scope, key, attempt, expires_at, 'fail' AS fate
+        FROM semel_keys, semel_keys_clock
+        WHERE
+            state IN ('pending', 'processing', 'unknown') AND state <> 'unknown' AND expires_at <= now
+            AND (lease_expires_at IS NULL OR lease_expires_at <= now)
+        ORDER BY expires_at LIMIT (SELECT most FROM asked)
+    )
+SELECT fate, id, scope, key, attempt
+FROM (SELECT * FROM ended UNION ALL SELECT * FROM left_behind)
+ORDER BY expires_at, id LIMIT (SELECT most FROM asked)
+
+-- name: delete_due
+DELETE FROM semel_keys WHERE rowid IN (VALUES (:id))
+
+-- name: strip_due
+-- The answer goes, and a tombstone stays, for a late retry to be refused by.
+UPDATE semel_keys
+SET headers = '[]', body = NULL, steps = NULL, recovery_point = NULL, after_retention = 'keep'
+WHERE rowid IN (VALUES (:id))
+
+-- name: fail_due
+-- Nobody ended it. It becomes nobody's: its worker, awake again, must not believe that its own answer is the one kept.
+UPDATE semel_keys
+SET
+    state = 'failed',
+    token = zeroblob(16),
+    status = :status,
+    headers = :headers,
+    body = :body,
+    completed_at = (SELECT now FROM semel_keys_clock),
+    lease_expires_at = NULL,
+    request = NULL,
+    request_body = NULL
+WHERE rowid IN (VALUES (:id))
+
+-- name: discard
+-- An operator frees the key, whatever it did.
+DELETE FROM semel_keys
+WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state IN ('processing', 'unknown')
+RETURNING attempt
+
+-- name: unpark
+-- An operator has said what the effect did: the next attempt goes on from there. It counts as an attempt, the
+-- operator's, so that the completer, which gives up after so many, begins to count anew.
+UPDATE semel_keys
+SET
+    state = 'processing',
+    attempt = attempt + 1,
+    token = zeroblob(16),
+    lease_expires_at = (SELECT now FROM semel_keys_clock),
+    steps = :steps,
+    recovery_point = :recovery_point
+WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
+RETURNING attempt
+
+-- name: decree
+-- An operator has said that it took effect: this is its answer.
+UPDATE semel_keys
+SET
+    state = 'complete',
+    token = zeroblob(16),
+    status = :status,
+    headers = :headers,
+    body = :body,
+    completed_at = (SELECT now FROM semel_keys_clock),
+    request = NULL,
+    request_body = NULL
+WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
+RETURNING attempt
+
+-- name: read_trail
+SELECT at, scope, key, attempt, event, actor, detail FROM semel_audit
+WHERE scope = :scope AND key = :key
+ORDER BY id LIMIT :limit
+
+-- name: reap_trail
+-- Lines are in the order of their time: of the first ones, those that are old. Nothing beyond them is read.
+DELETE FROM semel_audit
+WHERE
+    id IN (SELECT id FROM semel_audit ORDER BY id LIMIT :limit)
+    AND at <= (SELECT now FROM semel_keys_clock) - :older_than
 
 -- name: now
 SELECT now FROM semel_keys_clock

@@ -10,10 +10,13 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
+from semel.core import recovery
 from semel.core.commands import Claim, Complete, TakeOver
 from semel.core.message import Answer
-from semel.core.record import Found, Hold, Record
+from semel.core.record import Entry, Found, Hold, Record, Stuck
+from semel.core.recovery import Progress
 from semel.core.state import TERMINAL, Event, State, after
+from semel.stores import requests
 from semel.stores.headers import read_back, written
 from semel.stores.lane import MAX_BATCH
 from semel.stores.statement import Names, Query, load_queries
@@ -26,7 +29,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _ROWS = re.compile(r"(?<=VALUES )\(.*?\)", re.DOTALL)
 _STATES = {state.value: state for state in State}
-_ENDINGS = {event: str(after(State.PROCESSING, event)) for event in (Event.COMPLETE, Event.FAIL)}
+#: The state that a record ends in.
+ENDINGS = {event: str(after(State.PROCESSING, event)) for event in (Event.COMPLETE, Event.FAIL)}
 
 
 class Statements:
@@ -39,16 +43,37 @@ class Statements:
         self.claim = Bulk(queries["claim"])
         self.complete = Bulk(queries["complete"])
         self.renew = Bulk(queries["renew"])
+        self.write_down = Bulk(queries["write_down"])
+        self.delete_due = Bulk(queries["delete_due"])
+        self.strip_due = Bulk(queries["strip_due"])
+        self.fail_due = Bulk(queries["fail_due"])
         self.take_over = _marked(queries["take_over"])
         self.release = _marked(queries["release"])
         self.give_up = _marked(queries["give_up"])
         self.exists = _marked(queries["exists"])
+        self.save = _marked(queries["save"])
+        self.park = _marked(queries["park"])
+        self.is_parked = _marked(queries["is_parked"])
         self.look = _marked(queries["look"])
         self.browse = _marked(queries["browse"])
+        self.find_stuck = _marked(queries["find_stuck"])
+        self.read_request = _marked(queries["read_request"])
+        self.sweep = _marked(queries["sweep"])
+        self.find_due = _marked(queries["find_due"])
+        self.discard = _marked(queries["discard"])
+        self.unpark = _marked(queries["unpark"])
+        self.decree = _marked(queries["decree"])
+        self.read_trail = _marked(queries["read_trail"])
+        self.reap_trail = _marked(queries["reap_trail"])
         self.now = _marked(queries["now"])
         self.applied = _marked(queries["applied"])
         self.write_nothing = _marked(queries["write_nothing"])
         self.apply = _marked(queries["apply"])
+        # These join transactions of the application's, and keep the names of their parameters.
+        self.begin = queries["begin"]
+        self.finish = queries["finish"]
+        self.save_inside = queries["save"]
+        self.write_down_inside = queries["write_down_inside"]
 
 
 class Bulk:
@@ -81,8 +106,19 @@ def chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
 
 def claim_row(claim: Claim) -> tuple[Any, ...]:
     """Return the parameters of a claim."""
-    lease, retention = claim.lease // _MILLISECOND, claim.retention // _MILLISECOND
-    return (claim.scope, claim.key, claim.token, claim.fingerprint, lease, retention)
+    request = claim.request
+    return (
+        claim.scope,
+        claim.key,
+        claim.token,
+        claim.fingerprint,
+        milliseconds(claim.lease),
+        milliseconds(claim.retention),
+        claim.on_crash,
+        claim.after_retention,
+        None if request is None else requests.written(request),
+        None if request is None else request.body,
+    )
 
 
 def take_over_row(command: TakeOver) -> tuple[Any, ...]:
@@ -92,22 +128,40 @@ def take_over_row(command: TakeOver) -> tuple[Any, ...]:
 
 
 def complete_row(command: Complete) -> tuple[Any, ...]:
+    """Return the parameters of an ending."""
+    return (ENDINGS[command.event], *answer_row(command.answer), *hold_row(command.hold))
+
+
+def answer_row(answer: Answer) -> tuple[Any, ...]:
     """Return the parameters of an answer."""
-    hold, answer = command.hold, command.answer
-    state = _ENDINGS[command.event]
-    return (state, answer.status, written(answer.headers), answer.body, hold.scope, hold.key, hold.attempt, hold.token)
+    return (answer.status, written(answer.headers), answer.body)
+
+
+def hold_row(hold: Hold) -> tuple[Any, ...]:
+    """Return the parameters of a write that only the holder may make."""
+    return (hold.scope, hold.key, hold.attempt, hold.token)
+
+
+def progress_row(progress: Progress) -> tuple[Any, ...]:
+    """Return the parameters of the steps so far."""
+    return (recovery.written(progress), progress.recovery_point)
+
+
+def last_step(progress: Progress) -> str | None:
+    """Return what the audit trail says of a step that was saved: its name."""
+    return progress.names[-1] if progress.names else None
 
 
 def renew_row(hold: Hold, lease: timedelta) -> tuple[Any, ...]:
     """Return the parameters of a renewal."""
-    return (hold.scope, hold.key, hold.attempt, hold.token, lease // _MILLISECOND)
+    return (*hold_row(hold), milliseconds(lease))
 
 
 def read_found(row: Sequence[Any]) -> Found:
-    """Read a row of ``find``."""
-    _, state, attempt, token, fingerprint, status, headers, body, lease_is_over, is_expired = row
+    """Read a row of ``find`` or ``begin``."""
+    _, state, attempt, token, fingerprint, status, headers, body, lease_is_over, is_expired, steps = row
     answer = _answer(status, headers, body)
-    return Found(_STATES[state], attempt, token, fingerprint, answer, lease_is_over == 1, is_expired == 1)
+    return Found(_STATES[state], attempt, token, fingerprint, answer, lease_is_over == 1, is_expired == 1, steps)
 
 
 def is_answered(found: Found | None, hold: Hold) -> bool:
@@ -117,7 +171,7 @@ def is_answered(found: Found | None, hold: Hold) -> bool:
 
 def read_record(row: Sequence[Any]) -> Record:
     """Read a row of ``look`` or ``browse``."""
-    scope, key, state, attempt, token, fingerprint, recovery_point, status, headers, body, *times = row
+    scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body, *times = row
     created_at, lease_expires_at, completed_at, expires_at, lease_left, retention_left = times
     return Record(
         scope=scope,
@@ -127,6 +181,7 @@ def read_record(row: Sequence[Any]) -> Record:
         token=token,
         fingerprint=fingerprint,
         recovery_point=recovery_point,
+        steps=steps,
         answer=_answer(status, headers, body),
         created_at=read_time(created_at),
         lease_expires_at=None if lease_expires_at is None else read_time(lease_expires_at),
@@ -137,9 +192,26 @@ def read_record(row: Sequence[Any]) -> Record:
     )
 
 
-def read_time(milliseconds: int) -> datetime:
-    """Read a time."""
-    return _EPOCH + milliseconds * _MILLISECOND
+def read_stuck(row: Sequence[Any]) -> Stuck:
+    """Read a row of ``find_stuck``."""
+    *hold, on_crash, steps, has_request, silent_for = row
+    return Stuck(Hold(*hold), on_crash, steps, has_request == 1, silent_for * _MILLISECOND)
+
+
+def read_entry(row: Sequence[Any]) -> Entry:
+    """Read a row of ``read_trail``."""
+    at, *rest = row
+    return Entry(read_time(at), *rest)
+
+
+def read_time(count: int) -> datetime:
+    """Read a time, in milliseconds since 1970."""
+    return _EPOCH + count * _MILLISECOND
+
+
+def milliseconds(duration: timedelta) -> int:
+    """Return a duration as it is stored."""
+    return duration // _MILLISECOND
 
 
 def _answer(status: int | None, headers: str, body: bytes | None) -> Answer | None:

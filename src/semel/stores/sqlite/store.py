@@ -9,6 +9,8 @@ from semel.stores.base import Store
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.lane import Lane
 from semel.stores.sqlite.ledger import Ledger
+from semel.stores.sqlite.units import SQLiteConnections
+from semel.stores.transaction import Connections, Transaction
 
 T = TypeVar("T")
 
@@ -16,15 +18,21 @@ T = TypeVar("T")
 class SQLiteStore(Store):
     """Keys in a SQLite file: ``sqlite:///file.db``, ``sqlite:////folder/file.db``, ``sqlite:///file.db?table=name``."""
 
-    def __init__(self, url: str) -> None:
-        """Nothing is opened yet."""
+    def __init__(self, url: str, *, connections: Connections | None = None) -> None:
+        """Nothing is opened yet. *connections* are where transactions come from, if not from the file itself."""
         self._ledger = Ledger(url)
+        self._connections = connections or SQLiteConnections(self._ledger.place)
+        self.notes_replays = self._ledger.place.audit == "replays"
         self.start_afresh()
         start_afresh_in_children(self)
 
     def perform(self, command: Command[T]) -> T:
         """Carry out one store command."""
         return self._lane.submit(command)  # type: ignore[no-any-return]  # by the command's own type
+
+    def transaction(self) -> Transaction:
+        """Return a transaction of the application's own, on a ``sqlite3.Connection`` to the same file."""
+        return Transaction(self._connections, self._ledger.joins(self.actor))
 
     def open(self) -> None:
         """Open the file, and make the tables where there are none."""
@@ -36,8 +44,12 @@ class SQLiteStore(Store):
 
     def close(self) -> None:
         """Let go of the file. Using the store again opens it again."""
+        self._connections.close()
         self._ledger.close()
 
     def start_afresh(self) -> None:
         """Have nobody waiting: in a child, nobody is left to lead those who were in the parent's lane."""
-        self._lane: Lane[Command[Any]] = Lane(self._ledger.execute)
+        self._lane: Lane[Command[Any]] = Lane(self._execute)
+
+    def _execute(self, batch: list[Command[Any]]) -> list[Any]:
+        return self._ledger.execute(batch, self.actor)

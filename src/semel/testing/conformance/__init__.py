@@ -16,13 +16,17 @@ A class shares one database; each test works in a scope of its own. It needs pyt
 from semel.testing.conformance.answers import Answers
 from semel.testing.conformance.claims import Claims
 from semel.testing.conformance.endings import Endings
-from semel.testing.conformance.handles import AsyncHandle, Candidate, Handle, SyncHandle, handle
+from semel.testing.conformance.handles import AsyncHandle, Candidate, Handle, Lent, SyncHandle, handle
 from semel.testing.conformance.likeness import Likeness
 from semel.testing.conformance.reading import Reading
+from semel.testing.conformance.steps import Steps
 from semel.testing.conformance.take_overs import TakeOvers
+from semel.testing.conformance.trail import Trail
+from semel.testing.conformance.transactions import Transactions
+from semel.testing.conformance.upkeep import Upkeep
 
-__all__ = ["AsyncHandle", "Candidate", "Handle", "StoreConformance", "SyncHandle", "handle"]
+__all__ = ["AsyncHandle", "Candidate", "Handle", "Lent", "StoreConformance", "SyncHandle", "handle"]
 
 
-class StoreConformance(Claims, TakeOvers, Endings, Answers, Reading, Likeness):
+class StoreConformance(Claims, TakeOvers, Endings, Answers, Reading, Steps, Upkeep, Trail, Transactions, Likeness):
     """The whole suite. A subclass named ``Test…`` gives the fixture ``candidate``."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import TypeVar
 from uuid import uuid4
 
 import pytest
 
-from semel.core.commands import Claim, Complete, Look, TakeOver
-from semel.core.message import Answer
-from semel.core.record import Hold, Record
+from semel.core.commands import Claim, Command, Complete, Look, Now, Park, Reap, Save, TakeOver, Verdict
+from semel.core.message import Answer, Head, Request
+from semel.core.record import AfterRetention, Found, Hold, OnCrash, Record
+from semel.core.recovery import Begun, Done, Progress
 from semel.core.state import Event
 from semel.testing.conformance.handles import Candidate, Handle, handle
 
@@ -24,6 +26,21 @@ RETENTION = timedelta(hours=24)
 
 #: As long as the longest fingerprint there is.
 FINGERPRINT = bytes(range(69))
+
+#: The steps of an operation in the middle, with a result of odd text.
+RIDE = Progress((Done("phase", "ride_created", {"id": 7, "name": "Zoë 租 \"'\\"}),))
+#: The same, and an effect of which nobody knows whether it happened.
+IN_DOUBT = RIDE.plus(Begun("charge_created"))
+
+#: A request to be kept, with everything that is hard to keep.
+REQUEST = Request(
+    Head("POST", "/rides/%2F/Zoë", b"a=1&a=2&%ff", ((b"content-type", b"text/plain"), (b"x-odd", b"\xe9\xff"))),
+    b"\x00\xff'\\",
+    "Zoë's account",
+)
+
+#: What the reaper leaves where nobody ended an operation.
+ABANDONED = Answer(408, ((b"content-type", b"application/problem+json"),), b'{"status": 408}')
 
 CREATED = Answer(201, ((b"content-type", b"application/json"), (b"location", b"/charges/1")), b'{"id": 1}')
 
@@ -63,6 +80,13 @@ class Suite:
         """A scope that no other test uses."""
         return f"scope-{uuid4().hex}"
 
+    @staticmethod
+    def _is_fenced(store: Handle, scope: str, command: Command[Verdict], key: str = "key") -> None:
+        before = record(store, scope, key)
+        verdict = store.perform(command)
+        assert verdict is Verdict.FENCED, f"{command} is {verdict}"  # noqa: S101 - a suite of tests
+        assert same_but_for_the_clock(before, record(store, scope, key))  # noqa: S101 - as above
+
 
 def claim_on(
     scope: str,
@@ -71,9 +95,12 @@ def claim_on(
     fingerprint: bytes = FINGERPRINT,
     lease: timedelta = LEASE,
     retention: timedelta = RETENTION,
+    on_crash: OnCrash = "rerun",
+    after_retention: AfterRetention = "delete",
+    request: Request | None = None,
 ) -> Claim:
     """Return a claim with a token of its own."""
-    return Claim(scope, key, uuid4().bytes, fingerprint, lease, retention)
+    return Claim(scope, key, uuid4().bytes, fingerprint, lease, retention, on_crash, after_retention, request)
 
 
 def held(store: Handle, claim: Claim) -> Hold:
@@ -96,6 +123,39 @@ def completed(store: Handle, claim: Claim, answer: Answer = CREATED) -> Hold:
 def record(store: Handle, scope: str, key: str = "key") -> Record:
     """Look at a record that is there."""
     return _of(Record, store.perform(Look(scope, key)))
+
+
+def found(store: Handle, scope: str, key: str = "key") -> Found:
+    """Claim a key that is in use, and return what is found."""
+    return _of(Found, store.perform(claim_on(scope, key)))
+
+
+def saved(store: Handle, hold: Hold, progress: Progress = RIDE) -> Hold:
+    """Store the steps of *hold*, which nothing stands in the way of."""
+    verdict = store.perform(Save(hold, progress))
+    assert verdict is Verdict.DONE  # noqa: S101 - a suite of tests
+    return hold
+
+
+def parked(store: Handle, claim: Claim, progress: Progress = IN_DOUBT) -> Hold:
+    """Make *claim*, and park it at an effect of which nobody knows."""
+    hold = saved(store, held(store, claim), progress)
+    verdict = store.perform(Park(hold))
+    assert verdict is Verdict.DONE  # noqa: S101 - a suite of tests
+    return hold
+
+
+def same_but_for_the_clock(one: Record, other: Record) -> bool:
+    """Whether two looks at a record show the same, though they were taken one after the other."""
+    return one == replace(other, lease_left=one.lease_left, retention_left=one.retention_left)
+
+
+def reap_everything(store: Handle, age: Age) -> None:
+    """Clear away what other tests have left, so that what is reaped can be counted."""
+    store.perform(Now())  # opens it, so that there is something to age
+    age(10 * RETENTION)
+    while store.perform(Reap(1000, ABANDONED)).total:
+        pass
 
 
 def _of(kind: type[T], value: object) -> T:

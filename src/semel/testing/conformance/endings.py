@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from semel.core.commands import Command, Complete, Look, Release, Renew, Verdict
+from semel.core.commands import Complete, Look, Release, Renew, Verdict
 from semel.core.message import Answer
 from semel.core.record import Found, Hold
 from semel.core.state import Event, State
@@ -281,10 +281,3 @@ class Endings(Suite):
         age(RETENTION)
         assert store.perform(Complete(hold, Event.COMPLETE, CREATED)) is Verdict.DONE
         assert record(store, scope).answer == CREATED
-
-    @staticmethod
-    def _is_fenced(store: Handle, scope: str, command: Command[Verdict]) -> None:
-        before = record(store, scope)
-        assert store.perform(command) is Verdict.FENCED
-        after = record(store, scope)
-        assert replace(after, lease_left=before.lease_left, retention_left=before.retention_left) == before

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from semel.core.commands import Command
 from semel.stores.base import AsyncStore, Store
+from semel.stores.transaction import AsyncTransaction, Transaction
 
 T = TypeVar("T")
 
@@ -26,8 +27,8 @@ class Candidate:
     """A store under test: how to open another handle on the same data, and how to make that data older."""
 
     open: Callable[[], Store | AsyncStore]
-    #: Moves ``created_at``, ``lease_expires_at``, ``completed_at`` and ``expires_at`` of every record back by this
-    #: much; or moves the store's clock forward.
+    #: Moves ``created_at``, ``lease_expires_at``, ``completed_at`` and ``expires_at`` of every record, and ``at`` of
+    #: every line of the audit trail, back by this much; or moves the store's clock forward.
     age: Callable[[timedelta], None]
 
 
@@ -43,8 +44,24 @@ class Handle(ABC):
         """Carry out *commands* at once: in threads, or as tasks."""
 
     @abstractmethod
+    def transaction(self) -> Lent:
+        """Return a transaction of the application's own, not begun yet."""
+
+    @abstractmethod
+    def act_as(self, actor: str | None) -> None:
+        """Tell the store who the audit trail is to name."""
+
+    @abstractmethod
     def close(self) -> None:
         """Let go of the store."""
+
+
+class Lent(ABC):
+    """One transaction, whatever its colour."""
+
+    @abstractmethod
+    def perform(self, command: Command[T]) -> T:
+        """Carry out one command in it."""
 
 
 class SyncHandle(Handle):
@@ -60,7 +77,15 @@ class SyncHandle(Handle):
 
     def perform_all(self, commands: Sequence[Command[T]]) -> list[T]:
         """Carry out *commands* in as many threads, up to ``CREW``, that start together."""
-        return _at_once([partial(self._store.perform, command) for command in commands])
+        return at_once([partial(self._store.perform, command) for command in commands])
+
+    def transaction(self) -> Lent:
+        """Return a transaction for this thread."""
+        return _SyncLent(self._store.transaction())
+
+    def act_as(self, actor: str | None) -> None:
+        """Set the store's actor."""
+        self._store.actor = actor
 
     def close(self) -> None:
         """Close the store."""
@@ -87,10 +112,39 @@ class AsyncHandle(Handle):
 
         return self._runner.run(ask())
 
+    def transaction(self) -> Lent:
+        """Return a transaction for the loop."""
+
+        async def lend() -> AsyncTransaction:
+            return self._store.transaction()
+
+        return _AsyncLent(self._runner.run(lend()), self._runner)
+
+    def act_as(self, actor: str | None) -> None:
+        """Set the store's actor."""
+        self._store.actor = actor
+
     def close(self) -> None:
         """Close the store, then the loop."""
         self._runner.run(self._store.close())
         self._runner.close()
+
+
+class _SyncLent(Lent):
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+
+    def perform(self, command: Command[T]) -> T:
+        return self._transaction.perform(command)
+
+
+class _AsyncLent(Lent):
+    def __init__(self, transaction: AsyncTransaction, runner: asyncio.Runner) -> None:
+        self._transaction = transaction
+        self._runner = runner
+
+    def perform(self, command: Command[T]) -> T:
+        return self._runner.run(self._transaction.perform(command))
 
 
 def handle(store: Store | AsyncStore) -> Handle:
@@ -100,10 +154,11 @@ def handle(store: Store | AsyncStore) -> Handle:
 
 def race(entries: Sequence[tuple[Handle, Command[Any]]]) -> list[Any]:
     """Let several handles, as several processes would, carry out one command each at the same time."""
-    return _at_once([partial(each.perform, command) for each, command in entries])
+    return at_once([partial(each.perform, command) for each, command in entries])
 
 
-def _at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Make the calls in as many threads, up to ``CREW``, that start together."""
     crew = min(len(calls), CREW)
     # A thread is started for each call as long as those before it wait here: none begins before all have.
     start = threading.Barrier(crew)

@@ -12,12 +12,33 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
 
-from semel.core.commands import Browse, Claim, Command, Complete, Look, Release, Renew, TakeOver
+from semel.core.commands import (
+    Browse,
+    Claim,
+    Command,
+    Complete,
+    Decree,
+    Discard,
+    FindStuck,
+    Look,
+    Park,
+    ReadRequest,
+    ReadTrail,
+    Reap,
+    Release,
+    Renew,
+    Save,
+    Settle,
+    Sweep,
+    TakeOver,
+    Unpark,
+)
 from semel.core.message import Answer
-from semel.core.record import Found, Hold, Record
+from semel.core.record import AfterRetention, Found, Hold, OnCrash, Record
+from semel.core.recovery import Progress
 from semel.core.state import Event
 from semel.stores.memory import MemoryStore
-from semel.testing.conformance.base import Suite
+from semel.testing.conformance.base import ABANDONED, IN_DOUBT, REQUEST, RIDE, Suite, reap_everything
 from semel.testing.conformance.handles import Candidate, Handle
 
 #: Every duration is a multiple of this. The real clock goes on meanwhile, by far less: it can't change an answer.
@@ -28,6 +49,9 @@ MOMENT = TICK / 2
 KEYS = ("a", "b", "c")
 Sight = tuple[Claim, Hold]
 ticks = st.integers(min_value=1, max_value=4).map(lambda count: count * TICK)
+progress = st.sampled_from([Progress(), RIDE, IN_DOUBT])
+#: More than there ever is.
+ALL = 100_000
 answers = st.builds(
     Answer,
     st.integers(min_value=200, max_value=599),
@@ -50,11 +74,36 @@ class Twins(RuleBasedStateMachine):
         self._now = datetime(2025, 1, 1, tzinfo=UTC)
         self._reference = MemoryStore(clock=lambda: self._now)
         self._scope = f"twins-{uuid4().hex}"
+        # What earlier examples left would be reaped with this one's.
+        reap_everything(store, candidate.age)
 
-    @rule(target=sights, key=st.sampled_from(KEYS), fingerprint=st.binary(max_size=2), lease=ticks, more=ticks)
-    def claim(self, key: str, fingerprint: bytes, lease: timedelta, more: timedelta) -> Sight:
+    @rule(
+        target=sights,
+        key=st.sampled_from(KEYS),
+        fingerprint=st.binary(max_size=2),
+        lease=ticks,
+        more=ticks,
+        on_crash=st.sampled_from(["rerun", "refuse"]),
+        after_retention=st.sampled_from(["delete", "strip"]),
+        has_request=st.booleans(),
+    )
+    def claim(
+        self,
+        *,
+        key: str,
+        fingerprint: bytes,
+        lease: timedelta,
+        more: timedelta,
+        on_crash: OnCrash,
+        after_retention: AfterRetention,
+        has_request: bool,
+    ) -> Sight:
         """Claim a key; whoever is found there can be taken over from, or written as."""
-        return self._claim(Claim(self._scope, key, uuid4().bytes, fingerprint, lease, lease + more))
+        request = REQUEST if has_request else None
+        token = uuid4().bytes
+        return self._claim(
+            Claim(self._scope, key, token, fingerprint, lease, lease + more, on_crash, after_retention, request)
+        )
 
     @rule(target=sights, sight=sights)
     def claim_again(self, sight: Sight) -> Sight:
@@ -79,6 +128,57 @@ class Twins(RuleBasedStateMachine):
         """Free a key under any hold there ever was."""
         self._both(Release(sight[1] if knows else replace(sight[1], attempt=0)))
 
+    @rule(sight=sights, steps=progress)
+    def save(self, sight: Sight, steps: Progress) -> None:
+        """Save steps under any hold there ever was."""
+        self._both(Save(sight[1], steps))
+
+    @rule(sight=sights, if_silent=st.booleans())
+    def park(self, sight: Sight, if_silent: bool) -> None:  # noqa: FBT001 - Hypothesis names it
+        """Park any hold there ever was."""
+        self._both(Park(sight[1], if_silent=if_silent))
+
+    @rule(sight=sights, steps=progress, answer=answers, how=st.sampled_from([Sweep, Discard, Unpark, Decree]))
+    def look_after(self, sight: Sight, steps: Progress, answer: Answer, how: type[Command[Any]]) -> None:
+        """Do what the sweeper or an operator does, to any hold there ever was."""
+        hold = sight[1]
+        commands = (Sweep(hold), Discard(hold), Unpark(hold, steps), Decree(hold, answer))
+        self._both(next(command for command in commands if isinstance(command, how)))
+
+    @rule(target=sights, sight=sights)
+    def follow(self, sight: Sight) -> Any:
+        """See who holds a record by now: nobody, perhaps."""
+        record = self._reference.perform(Look(self._scope, sight[1].key))
+        if record is None:
+            return multiple()
+        return sight[0], Hold(self._scope, record.key, record.attempt, record.token)
+
+    @rule()
+    def reap(self) -> None:
+        """Reap all that is due: which of two that expire together comes first is for each store to say."""
+        self._both(Reap(ALL, ABANDONED))
+
+    @rule(sight=sights)
+    def read(self, sight: Sight) -> None:
+        """Read what is kept of any hold there ever was."""
+        self._both(ReadRequest(sight[1]))
+        one, other = (each.perform(Settle(sight[1])) for each in (self._store, self._reference))
+        assert _timeless(one) == _timeless(other)
+
+    @rule(with_request=st.booleans(), with_nobodys=st.booleans())
+    def find_stuck(self, with_request: bool, with_nobodys: bool) -> None:  # noqa: FBT001 - Hypothesis names them
+        """Find the same stuck records."""
+        command = FindStuck(ALL, with_request=with_request, with_nobodys=with_nobodys)
+        one, other = (
+            {
+                (each.hold, each.on_crash, each.steps, each.has_request)
+                for each in store.perform(command)
+                if each.hold.scope == self._scope
+            }
+            for store in (self._store, self._reference)
+        )
+        assert one == other
+
     @rule(leases=st.lists(st.tuples(sights, ticks), max_size=4))
     def renew(self, leases: list[tuple[Sight, timedelta]]) -> None:
         """Renew any holds there ever were."""
@@ -91,6 +191,15 @@ class Twins(RuleBasedStateMachine):
         """Let time pass."""
         self._age(duration)
         self._now += duration
+
+    def teardown(self) -> None:
+        """Both tell the same story."""
+        for key in KEYS:
+            one, other = (
+                [(line.attempt, line.event, line.detail) for line in each.perform(ReadTrail(self._scope, key))]
+                for each in (self._store, self._reference)
+            )
+            assert one == other
 
     @invariant()
     def look_alike(self) -> None:
@@ -124,6 +233,8 @@ def _timeless(record: Record | None) -> tuple[object, ...]:
         record.attempt,
         record.token,
         record.fingerprint,
+        record.recovery_point,
+        record.steps,
         record.answer,
         record.is_expired,
         record.is_stuck,

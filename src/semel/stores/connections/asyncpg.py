@@ -1,0 +1,261 @@
+"""Transactions on asyncpg: from a pool of the store's own, or from the application's. Which statements join them is
+the stores' affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any, Self, TypeVar
+
+from semel.core.commands import Begin, Open
+from semel.errors import ConfigurationError, StoreError
+from semel.stores.connections.endings import (
+    APPLICATION_NAME,
+    COMMIT_SECONDS,
+    FAILED_INSIDE,
+    ROLLBACK_SECONDS,
+    WAIT_SECONDS,
+    Notices,
+    all_in_use,
+    ended_inside,
+    lost,
+    of_commit,
+    of_statement,
+)
+from semel.stores.connections.urls import postgres_url, unknown_address
+from semel.stores.postgres.address import CONNECT_SECONDS, Address
+from semel.stores.postgres.errors import unreachable
+from semel.stores.statement import Joined
+from semel.stores.transaction import AsyncConnections, AsyncUnit
+
+try:
+    import asyncpg
+except ImportError as error:  # pragma: no cover - seen only where the extra is missing
+    raise ImportError("PostgreSQL under an event loop needs asyncpg. Run: pip install 'semel[postgres]'") from error
+
+T = TypeVar("T")
+
+_MORE = "Add ?pool= with a higher number to the store's URL."
+_MORE_OF_THEIRS = "Raise the max_size of the pool."
+
+_FAULTS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+
+#: What ``asyncpg.connect`` calls the parts of an address, and libpq.
+_PARTS = {"host": "host", "port": "port", "user": "user", "password": "password", "database": "dbname"}
+
+
+class _Connection(asyncpg.Connection):
+    def get_reset_query(self) -> str:
+        # A round trip after each request costs 30 %, and a transaction leaves little behind that it would undo.
+        return ""
+
+
+class AsyncpgConnections(AsyncConnections):
+    """Transactions on an event loop, on asyncpg."""
+
+    def __init__(self, address: Address, pool: asyncpg.Pool[Any] | None = None) -> None:
+        """Open a pool of its own on first use; or take from *pool*, which the application opens and closes."""
+        self._address = address
+        self._given = pool
+        self._own: asyncpg.Pool[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @classmethod
+    def of(cls, pool: asyncpg.Pool[Any], url: str | None = None) -> Self:
+        """Take connections from a pool of the application's."""
+        return cls(Address.of(url or cls.url_of(pool)), pool)
+
+    @staticmethod
+    def url_of(pool: asyncpg.Pool[Any]) -> str:
+        """Return where *pool* connects to."""
+        # asyncpg keeps it for itself. Where a release of it has moved this, the URL has to be given.
+        arguments, named = (getattr(pool, name, None) for name in ("_connect_args", "_connect_kwargs"))
+        if arguments is None or named is None:
+            raise unknown_address("this asyncpg pool")
+        parts = {ours: named[theirs] for theirs, ours in _PARTS.items() if named.get(theirs) is not None}
+        dsn = named.get("dsn") or (arguments[0] if arguments else None)
+        if dsn is None:
+            return postgres_url(parts)
+        if parts:
+            raise unknown_address("this asyncpg pool, which has both a DSN and other parts of an address,")
+        return str(dsn)
+
+    async def begin(self, command: Begin | Open) -> AsyncUnit:  # noqa: ARG002 - the same for both
+        """Begin a transaction."""
+        pool = self._given or await self._opened()
+        for is_last in (False, True):
+            connection = await self._connection(pool)
+            isolation = "read_committed" if self._given is None else None
+            unit = _Unit(connection, connection.transaction(isolation=isolation), pool, self._address)
+            try:
+                await unit.begin()
+            except StoreError:
+                # The server was restarted, or another is the primary now: what is idle in the pool may be as useless.
+                was_broken = unit.is_closed
+                await unit.rollback()
+                if is_last or not was_broken:
+                    raise
+                await pool.expire_connections()
+            except BaseException:
+                unit.drop()
+                raise
+            else:
+                return unit
+        raise AssertionError  # pragma: no cover - the last round returned or raised
+
+    async def close(self) -> None:
+        """Close the pool, if it is the store's own."""
+        pool, self._own = self._own, None
+        if pool is None:
+            return
+        if asyncio.get_running_loop() is self._loop:
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    await pool.close()
+            except _FAULTS:
+                pool.terminate()
+        else:
+            _terminate(pool)
+
+    async def _opened(self) -> asyncpg.Pool[Any]:
+        loop = asyncio.get_running_loop()
+        if self._own is not None and self._loop is not loop:
+            pool, self._own = self._own, None
+            _terminate(pool)
+        if self._own is None:
+            self._loop = loop
+            try:
+                pool = asyncpg.create_pool(
+                    self._address.url,
+                    min_size=0,
+                    max_size=self._address.pool,
+                    connection_class=_Connection,
+                    timeout=CONNECT_SECONDS,
+                    server_settings={"application_name": APPLICATION_NAME},
+                )
+            except ValueError:
+                # The driver's own words may quote the password, so they go no further.
+                message = f"{self._address} can't be read as the address of a PostgreSQL server."
+                raise ConfigurationError(message) from None
+            # With no connection to begin with, this does not wait: nobody can come in between.
+            await pool
+            self._own = pool
+        return self._own
+
+    async def _connection(self, pool: asyncpg.Pool[Any]) -> Any:
+        try:
+            return await pool.acquire(timeout=WAIT_SECONDS)
+        except TimeoutError as error:
+            if pool.get_idle_size() == 0 and pool.get_size() >= pool.get_max_size():
+                how = _MORE if self._given is None else _MORE_OF_THEIRS
+                raise all_in_use(self._address, pool.get_max_size(), how) from error
+            raise unreachable(error, self._address) from error
+        except _FAULTS as error:
+            raise unreachable(error, self._address) from error
+
+
+class _Unit(AsyncUnit):
+    def __init__(self, connection: Any, transaction: Any, pool: asyncpg.Pool[Any], address: Address) -> None:
+        self.connection = connection
+        self._transaction = transaction
+        self._pool = pool
+        self._address = address
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection is gone. One that was lost is taken back by its pool, and can't be asked any more."""
+        try:
+            return bool(self.connection.is_closed())
+        except asyncpg.InterfaceError:
+            return True
+
+    async def begin(self) -> None:
+        try:
+            await self._transaction.start()
+        except _FAULTS as error:
+            self._raise_known(error)
+            raise
+
+    async def run(self, joined: Joined[T]) -> T:
+        self._check_open()
+        try:
+            rows = await self.connection.fetch(joined.query.numbered, *joined.in_order)
+        except _FAULTS as error:
+            self._raise_known(error)
+            raise
+        except BaseException:
+            self.drop()
+            raise
+        return joined.read(rows)
+
+    async def commit(self) -> None:
+        notices = Notices()
+        try:
+            self._check_before_commit()
+            self.connection.add_log_listener(notices.from_asyncpg)
+            # Its own commit() has no time limit and keeps the server's reply to itself.
+            self._transaction._connection._top_xact = None  # noqa: SLF001 - as that one does before it sends
+            tag = await self.connection.execute("COMMIT", timeout=COMMIT_SECONDS)
+            self.connection.remove_log_listener(notices.from_asyncpg)
+        except _FAULTS as error:
+            known = of_commit(error, _sqlstate(error), self._address, is_lost=self.is_closed)
+            if known is None:
+                self.connection.remove_log_listener(notices.from_asyncpg)
+                raise
+            self.drop()
+            raise known from error
+        except BaseException:
+            self.drop()
+            raise
+        finally:
+            await self._let_go()
+        if tag != "COMMIT":
+            raise asyncpg.InFailedSQLTransactionError(FAILED_INSIDE)
+        notices.check(self._address)
+
+    async def rollback(self) -> None:
+        await asyncio.shield(self._rollback())
+
+    def drop(self) -> None:
+        """Close the connection at once; the pool sees to the rest."""
+        with suppress(*_FAULTS):
+            self.connection.terminate()
+
+    async def _rollback(self) -> None:
+        try:
+            async with asyncio.timeout(ROLLBACK_SECONDS):
+                await self._transaction.rollback()
+        except _FAULTS:
+            self.drop()
+        finally:
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        # It is given back whether or not we are cancelled meanwhile: asyncpg sees to that. What goes wrong with a reset
+        # of the application's own closes the connection, and is none of the transaction's.
+        with suppress(*_FAULTS):
+            await self._pool.release(self.connection)
+
+    def _check_open(self) -> None:
+        if not self.is_closed and not self.connection.is_in_transaction():
+            raise ended_inside()
+
+    def _check_before_commit(self) -> None:
+        self._check_open()
+        if self.is_closed:
+            raise lost(self._address)
+
+    def _raise_known(self, error: Exception) -> None:
+        known = of_statement(error, _sqlstate(error), self._address)
+        if known is not None:
+            raise known from error
+
+
+def _sqlstate(error: BaseException) -> str | None:
+    return getattr(error, "sqlstate", None)
+
+
+def _terminate(pool: asyncpg.Pool[Any]) -> None:
+    with suppress(RuntimeError):  # the loop that it was opened on may be closed
+        pool.terminate()

@@ -1,0 +1,91 @@
+"""How a shared transaction on PostgreSQL can go wrong and end, in Semel's words, for every driver. It runs nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semel.errors import AnswerNotStored, CommitUnknown, ConfigurationError, StoreError, StoreUnavailable
+from semel.stores.postgres.address import Address
+from semel.stores.postgres.errors import TRANSIENT, translated
+
+#: How long to wait for a connection while all are in use. A client that waits longer has given up by itself.
+WAIT_SECONDS = 10
+#: How long a COMMIT may take. One that waits for a synchronous replica takes as long as that is away.
+COMMIT_SECONDS = 30
+#: How long a ROLLBACK may take. The connection is closed then, which does the same.
+ROLLBACK_SECONDS = 5
+
+#: What our own sessions are called in ``pg_stat_activity``. The rest of a session's settings is the handler's affair.
+APPLICATION_NAME = "semel"
+
+FAILED_INSIDE = "a statement of this transaction had failed, so COMMIT rolled everything back; nothing was written"
+
+#: A WARNING without a number of its own. Of those that can come with a COMMIT, one says that a synchronous replica
+#: may not have it; what a trigger of the application's says comes from another function of the server's.
+_WARNING = "01000"
+_TRIGGERS_OWN = "exec_stmt_raise"
+
+
+def of_statement(error: Exception, sqlstate: str | None, address: Address) -> StoreError | None:
+    """Return what an *error* of a statement of ours means; None: it is raised as it is."""
+    if sqlstate in TRANSIENT:
+        # Under SERIALIZABLE or REPEATABLE READ. The whole transaction would have to be run again, not the statement.
+        return StoreUnavailable(f"{address}: another transaction was in the way: {' '.join(str(error).split())}")
+    return translated(error, sqlstate, address)
+
+
+def of_commit(error: Exception, sqlstate: str | None, address: Address, *, is_lost: bool) -> StoreError | None:
+    """Return what an *error* of COMMIT means; None: the server has said no, and it is raised as it is."""
+    if is_lost or isinstance(translated(error, sqlstate, address), StoreUnavailable):
+        return unknown(address, error)
+    # What else `translated` knows would be said of a table of ours. At COMMIT it is about a deferred trigger's.
+    return of_statement(error, sqlstate, address) if sqlstate in TRANSIENT else None
+
+
+def unknown(address: Address, error: BaseException) -> CommitUnknown:
+    """Say that the reply to a COMMIT was lost."""
+    why = " ".join(str(error).split()) or type(error).__name__
+    return CommitUnknown(f"{address}: the reply to COMMIT was lost: {why}")
+
+
+def lost(address: Address) -> StoreUnavailable:
+    """Say that the connection was lost before the COMMIT: nothing was written."""
+    return StoreUnavailable(f"{address}: the connection was lost before COMMIT; nothing was written.")
+
+
+def all_in_use(address: Address, count: int, how: str) -> StoreUnavailable:
+    """Say that every connection was busy for too long, and *how* there can be more."""
+    return StoreUnavailable(f"{address}: all {count} connections are in use, for {WAIT_SECONDS} s now. {how}")
+
+
+def ended_inside() -> ConfigurationError:
+    """Say that the handler has ended the transaction that was lent to it."""
+    return ConfigurationError(
+        "The transaction was ended inside the handler, so its record could not be committed with it. "
+        "Don't COMMIT or ROLLBACK on operation.connection: Semel does, when the answer is known."
+    )
+
+
+class Notices:
+    """What the server says beside its reply to one COMMIT."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._is_not_replicated = False
+
+    def from_psycopg(self, said: Any) -> None:
+        """Hear a ``psycopg.errors.Diagnostic``."""
+        self._hear(said.sqlstate, said.source_function)
+
+    def from_asyncpg(self, _connection: Any, said: Any) -> None:
+        """Hear an ``asyncpg.PostgresLogMessage``."""
+        self._hear(said.sqlstate, getattr(said, "server_source_function", None))
+
+    def check(self, address: Address) -> None:
+        """Raise ``AnswerNotStored`` where the commit may not outlive this server."""
+        if self._is_not_replicated:
+            raise AnswerNotStored(f"{address} has committed, but the commit may not have reached the replica.")
+
+    def _hear(self, sqlstate: str | None, function: str | None) -> None:
+        if sqlstate == _WARNING and function != _TRIGGERS_OWN:
+            self._is_not_replicated = True

@@ -1,0 +1,287 @@
+"""Transactions on psycopg: from a pool of the store's own, or from the application's. Which statements join them is
+the stores' affair.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from threading import Lock
+from typing import Any, Self, TypeVar
+
+from semel.core.commands import Begin, Open
+from semel.errors import StoreError
+from semel.stores.connections.endings import (
+    APPLICATION_NAME,
+    FAILED_INSIDE,
+    WAIT_SECONDS,
+    Notices,
+    all_in_use,
+    ended_inside,
+    lost,
+    of_commit,
+    of_statement,
+)
+from semel.stores.connections.urls import postgres_url, unknown_address
+from semel.stores.forks import start_afresh_in_children
+from semel.stores.postgres.address import CONNECT_SECONDS, STATEMENT_SECONDS, Address
+from semel.stores.postgres.errors import unreachable
+from semel.stores.statement import Joined
+from semel.stores.transaction import Connections, Unit
+
+try:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+    from psycopg.pq import TransactionStatus
+    from psycopg.rows import tuple_row
+    from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
+except ImportError as error:  # pragma: no cover - seen only where the extra is missing
+    raise ImportError("PostgreSQL needs psycopg and its pool. Run: pip install 'semel[postgres]'") from error
+
+T = TypeVar("T")
+
+_MORE = "Add ?pool= with a higher number to the store's URL."
+MORE_OF_THEIRS = "Raise the max_size of the pool."
+
+#: Arguments of ``psycopg.connect`` that are no part of an address.
+_NO_ADDRESS = frozenset({"autocommit", "context", "cursor_factory", "prepare_threshold", "row_factory"})
+
+#: Pools of the process that this one was forked from. Even to collect them would be to touch them.
+_parents: list[object] = []
+
+
+class PsycopgConnections(Connections):
+    """Transactions for threads, on psycopg."""
+
+    def __init__(self, address: Address, pool: ConnectionPool[Any] | None = None) -> None:
+        """Open a pool of its own on first use; or take from *pool*, which the application opens and closes."""
+        self._address = address
+        self._given = pool
+        self._own: ConnectionPool[Any] | None = None
+        self._failures = 0
+        self._lock = Lock()
+        start_afresh_in_children(self)
+
+    @classmethod
+    def of(cls, pool: ConnectionPool[Any], url: str | None = None) -> Self:
+        """Take connections from a pool of the application's."""
+        return cls(Address.of(url or cls.url_of(pool)), pool)
+
+    @staticmethod
+    def url_of(pool: ConnectionPool[Any]) -> str:
+        """Return where *pool* connects to."""
+        return pool_url(pool, only_common=False)
+
+    def begin(self, command: Begin | Open) -> Unit:  # noqa: ARG002 - the same for both
+        """Begin a transaction."""
+        pool = self._given or self._opened()
+        for is_last in (False, True):
+            unit = _Unit(self._connection(pool), pool, self._address)
+            try:
+                unit.begin(is_ours=self._given is None)
+            except StoreError:
+                was_broken = unit.connection.closed
+                unit.rollback()
+                if is_last or not was_broken:
+                    raise
+                # The server was restarted, or another is the primary now: what else is idle in the pool is as useless.
+                pool.check()
+            except BaseException:
+                unit.rollback()
+                raise
+            else:
+                return unit
+        raise AssertionError  # pragma: no cover - the last round returned or raised
+
+    def close(self) -> None:
+        """Close the pool, if it is the store's own."""
+        with self._lock:
+            pool, self._own = self._own, None
+        if pool is not None:
+            pool.close()
+
+    def start_afresh(self) -> None:
+        """Have no pool: its threads and connections are the parent's."""
+        _parents.append(self._own)
+        self._own = None
+        self._lock = Lock()
+
+    def _opened(self) -> ConnectionPool[Any]:
+        pool = self._own
+        if pool is None:
+            self._probe()
+            with self._lock:
+                if self._own is None:
+                    self._own = ConnectionPool(
+                        self._address.url,
+                        kwargs=SESSION,
+                        min_size=0,
+                        max_size=self._address.pool,
+                        open=True,
+                        name="semel",
+                    )
+                    self._failures = 0
+                return self._own
+        figures = pool.get_stats()
+        failures = figures.get("connections_errors", 0)
+        if failures != self._failures and not figures.get("pool_available"):
+            # The pool connects behind our back and goes on trying for minutes, while whoever waits is told nothing.
+            self._probe()
+            self._failures = failures
+        return pool
+
+    def _probe(self) -> None:
+        try:
+            psycopg.connect(self._address.url, **SESSION).close()
+        except psycopg.Error as error:
+            raise unreachable(error, self._address) from error
+
+    def _connection(self, pool: ConnectionPool[Any]) -> psycopg.Connection[Any]:
+        try:
+            connection: psycopg.Connection[Any] = pool.getconn(timeout=WAIT_SECONDS)
+            return connection
+        except PoolTimeout as error:
+            self._probe()  # a pool that can't connect has nothing to give either, and says the same
+            raise all_in_use(self._address, pool.max_size, MORE_OF_THEIRS if self._given else _MORE) from error
+        except psycopg.Error as error:  # the pool is closed, or has a limit on those who wait
+            raise unreachable(error, self._address) from error
+
+
+class _Unit(Unit):
+    connection: psycopg.Connection[Any]
+
+    def __init__(self, connection: psycopg.Connection[Any], pool: ConnectionPool[Any], address: Address) -> None:
+        self.connection = connection
+        self._pool = pool
+        self._address = address
+        self._was_autocommit = connection.autocommit
+
+    def begin(self, *, is_ours: bool) -> None:
+        try:
+            # Else psycopg would send a BEGIN of its own, and whether it has can't be seen.
+            self.connection.autocommit = True
+            self._execute(begin_sql(self.connection, is_ours=is_ours))
+        except psycopg.Error as error:
+            raise_known(error, self._address)
+            raise
+
+    def run(self, joined: Joined[T]) -> T:
+        check_open(self.connection)
+        try:
+            cursor = psycopg.RawCursor(self.connection, row_factory=tuple_row)
+            cursor.execute(joined.query.numbered.encode(), joined.in_order, binary=True)
+            rows = cursor.fetchall()
+        except psycopg.Error as error:
+            raise_known(error, self._address)
+            raise
+        except BaseException:
+            self._drop()
+            raise
+        return joined.read(rows)
+
+    def commit(self) -> None:
+        notices = Notices()
+        try:
+            check_before_commit(self.connection, self._address)
+            self.connection.add_notice_handler(notices.from_psycopg)
+            # How long it may take, nobody here limits: TCP ends it when the server is gone (for our own connections
+            # after STATEMENT_SECONDS, by tcp_user_timeout), and the server ends it when its operator says so.
+            tag = self._execute("COMMIT")
+            self.connection.remove_notice_handler(notices.from_psycopg)
+        except psycopg.Error as error:
+            known = of_commit(error, error.sqlstate, self._address, is_lost=self.connection.closed)
+            if known is None:
+                self.connection.remove_notice_handler(notices.from_psycopg)
+                raise
+            self._drop()
+            raise known from error
+        except BaseException:
+            self._drop()
+            raise
+        finally:
+            self._let_go()
+        check_tag(tag)
+        notices.check(self._address)
+
+    def rollback(self) -> None:
+        try:
+            if self.connection.info.transaction_status in IN_TRANSACTION:
+                self._execute("ROLLBACK")
+        except psycopg.Error:
+            self._drop()
+        finally:
+            self._let_go()
+
+    def _execute(self, sql: str) -> str | None:
+        # Not the connection's own cursor: which kind that is, the application has said.
+        return psycopg.Cursor(self.connection).execute(sql.encode(), prepare=False).statusmessage
+
+    def _drop(self) -> None:
+        # Not close(): a pool may have made "give it back" of that.
+        self.connection.pgconn.finish()
+
+    def _let_go(self) -> None:
+        if self.connection.info.transaction_status == TransactionStatus.IDLE:
+            self.connection.autocommit = self._was_autocommit
+        else:
+            self._drop()
+        with suppress(psycopg.Error, ValueError):  # a pool that is closed closes it; one that is gone can't
+            self._pool.putconn(self.connection)
+
+
+#: The handler's own statements run on it, so it has none of the settings that suit ours alone.
+SESSION: dict[str, Any] = {
+    "autocommit": True,
+    "prepare_threshold": 0,
+    "connect_timeout": CONNECT_SECONDS,
+    "tcp_user_timeout": STATEMENT_SECONDS * 1000,
+    "fallback_application_name": APPLICATION_NAME,
+}
+
+IN_TRANSACTION = frozenset({TransactionStatus.INTRANS, TransactionStatus.INERROR})
+
+AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
+AnyPool = ConnectionPool[Any] | AsyncConnectionPool[Any]
+
+
+def begin_sql(connection: AnyConnection, *, is_ours: bool) -> str:
+    """Return how to begin: on a connection of the application's, in the isolation that it has asked for."""
+    level = connection.isolation_level or (psycopg.IsolationLevel.READ_COMMITTED if is_ours else None)
+    return f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}" if level else "BEGIN"
+
+
+def check_open(connection: AnyConnection) -> None:
+    """Raise where the handler has ended the transaction."""
+    if connection.info.transaction_status == TransactionStatus.IDLE:
+        raise ended_inside()
+
+
+def check_before_commit(connection: AnyConnection, address: Address) -> None:
+    """Raise where there is nothing to commit: the handler has ended it, or the connection is gone."""
+    check_open(connection)
+    if connection.closed:
+        raise lost(address)
+
+
+def raise_known(error: psycopg.Error, address: Address) -> None:
+    """Raise what the *error* of a statement means, where it is the store's affair."""
+    known = of_statement(error, error.sqlstate, address)
+    if known is not None:
+        raise known from error
+
+
+def check_tag(tag: str | None) -> None:
+    """Raise where the server's reply to COMMIT is that it has rolled back."""
+    if tag != "COMMIT":
+        raise psycopg.errors.InFailedSqlTransaction(FAILED_INSIDE)
+
+
+def pool_url(pool: AnyPool, *, only_common: bool) -> str:
+    """Return where *pool* connects to."""
+    if not isinstance(pool.conninfo, str) or callable(pool.kwargs):
+        raise unknown_address("this pool")
+    try:
+        given = {name: value for name, value in (pool.kwargs or {}).items() if name not in _NO_ADDRESS}
+        return postgres_url(conninfo_to_dict(pool.conninfo, **given), only_common=only_common)
+    except psycopg.ProgrammingError:
+        # The driver's own words may quote the password, so they go no further.
+        raise unknown_address("this pool") from None

@@ -1,0 +1,148 @@
+"""The records and their audit trail: what is kept, and how it is looked at. What may change it is in ``keys.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, TypeVar
+
+from semel.core.commands import Claim
+from semel.core.message import Answer, Request
+from semel.core.record import AfterRetention, Entry, Found, Hold, OnCrash, Record
+from semel.core.state import State
+from semel.stores.requests import read_back, written
+
+T = TypeVar("T")
+Clock = Callable[[], datetime]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One record."""
+
+    state: State
+    attempt: int
+    token: bytes
+    fingerprint: bytes
+    created_at: datetime
+    expires_at: datetime
+    lease_expires_at: datetime | None
+    on_crash: OnCrash
+    after_retention: AfterRetention
+    request: Request | None
+    steps: str | None = None
+    recovery_point: str | None = None
+    completed_at: datetime | None = None
+    answer: Answer | None = None
+
+    def is_expired(self, now: datetime) -> bool:
+        """Whether it is past its retention."""
+        return self.expires_at <= now
+
+    def lease_is_over(self, now: datetime) -> bool:
+        """Whether nobody holds it any more."""
+        return self.lease_expires_at is None or self.lease_expires_at <= now
+
+    def may_be_taken(self, now: datetime) -> bool:
+        """Whether somebody else may have it: its worker is silent, or it is past its retention."""
+        return self.lease_is_over(now) if self.state is State.PROCESSING else self.is_expired(now)
+
+    def found(self, now: datetime) -> Found:
+        """What a claim sees of it."""
+        return Found(
+            self.state,
+            self.attempt,
+            self.token,
+            self.fingerprint,
+            self.answer,
+            lease_is_over=self.lease_is_over(now),
+            is_expired=self.is_expired(now),
+            steps=self.steps,
+        )
+
+    def record(self, scope: str, key: str, now: datetime) -> Record:
+        """What people see of it."""
+        return Record(
+            scope=scope,
+            key=key,
+            state=self.state,
+            attempt=self.attempt,
+            token=self.token,
+            fingerprint=self.fingerprint,
+            recovery_point=self.recovery_point,
+            steps=self.steps,
+            answer=self.answer,
+            created_at=self.created_at,
+            lease_expires_at=self.lease_expires_at,
+            completed_at=self.completed_at,
+            expires_at=self.expires_at,
+            lease_left=None if self.lease_expires_at is None else self.lease_expires_at - now,
+            retention_left=self.expires_at - now,
+        )
+
+    def without_body(self) -> Row:
+        """The same without what lists don't show."""
+        if self.answer is None or self.answer.is_tombstone:
+            return self
+        return replace(self, answer=replace(self.answer, body=b""))
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a command is carried out, and for whom."""
+
+    now: datetime
+    actor: str
+
+
+class Table:
+    """Records by scope and key, and the lines of their trail. It locks nothing."""
+
+    def __init__(self, *, with_trail: bool) -> None:
+        """Start empty."""
+        self._rows: dict[tuple[str, str], Row] = {}
+        #: The keys of open transactions in atomic mode, whose records are not there yet, and their fingerprints.
+        self._running: dict[tuple[str, str], bytes] = {}
+        self._trail: list[Entry] = []
+        self._with_trail = with_trail
+
+    def _mine(self, hold: Hold, *states: State) -> Row | None:
+        """The record, if it is one that *hold* may write to."""
+        row = self._rows.get((hold.scope, hold.key))
+        if row is None or (row.attempt, row.token) != (hold.attempt, hold.token) or row.state not in states:
+            return None
+        return row
+
+    def _update(self, hold: Hold, **changes: Any) -> None:
+        self._rows[hold.scope, hold.key] = replace(self._rows[hold.scope, hold.key], **changes)
+
+    def _write_down(self, hold: Hold, event: str, moment: Moment, detail: str | None = None) -> None:
+        if self._with_trail:
+            self._trail.append(
+                Entry(moment.now, hold.scope, hold.key, hold.attempt, event, actor=moment.actor, detail=detail)
+            )
+
+
+def new_row(claim: Claim, state: State, attempt: int, now: datetime) -> Row:
+    """Return a record as *claim* makes it."""
+    return Row(
+        state=state,
+        attempt=attempt,
+        token=claim.token,
+        fingerprint=claim.fingerprint,
+        created_at=now,
+        expires_at=now + claim.retention,
+        lease_expires_at=now + claim.lease,
+        on_crash=claim.on_crash,
+        after_retention=claim.after_retention,
+        # As every store does: what is never stored is gone at once.
+        request=claim.request and read_back(written(claim.request), claim.request.body),
+    )
+
+
+def must(value: T | None) -> T:
+    """Return *value*, which the state table and the row's own invariants say is there."""
+    if value is None:  # pragma: no cover - see above
+        raise AssertionError
+    return value

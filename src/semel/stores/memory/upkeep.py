@@ -1,0 +1,158 @@
+"""What those who clean up do to records, and operators: the commands of ``core/commands/upkeep.py``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from semel.core.commands import (
+    Decree,
+    Discard,
+    FindStuck,
+    Note,
+    ReadRequest,
+    ReadTrail,
+    Reap,
+    Reaped,
+    ReapTrail,
+    Sweep,
+    Unpark,
+    Verdict,
+)
+from semel.core.message import Answer, Request
+from semel.core.record import NOBODYS_TOKEN, Entry, Hold, Stuck
+from semel.core.recovery import written
+from semel.core.state import TERMINAL, Event, State, after
+from semel.stores.memory.table import Moment, Row, Table, must
+
+
+class Upkeep(Table):
+    """Sweeping, reaping, resolving, and the trail."""
+
+    def _find_stuck(self, command: FindStuck, moment: Moment) -> tuple[Stuck, ...]:
+        stuck = [
+            Stuck(
+                hold=Hold(scope, key, row.attempt, row.token),
+                on_crash=row.on_crash,
+                steps=row.steps,
+                has_request=row.request is not None,
+                silent_for=moment.now - must(row.lease_expires_at),
+            )
+            for (scope, key), row in self._rows.items()
+            if row.state is State.PROCESSING
+            and row.lease_is_over(moment.now)
+            and not row.is_expired(moment.now)
+            and (row.request is not None or not command.with_request)
+            and (row.token != NOBODYS_TOKEN or command.with_nobodys)
+        ]
+        stuck.sort(key=lambda each: each.silent_for, reverse=True)
+        return tuple(stuck[: command.limit])
+
+    def _read_request(self, command: ReadRequest, _moment: Moment) -> Request | None:
+        row = self._mine(command.hold, *State)
+        return None if row is None else row.request
+
+    def _sweep(self, command: Sweep, moment: Moment) -> Verdict:
+        row = self._mine(command.hold, State.PROCESSING)
+        if row is None or not row.lease_is_over(moment.now):
+            return Verdict.FENCED
+        self._update(command.hold, state=after(row.state, Event.SWEEP), token=NOBODYS_TOKEN)
+        self._write_down(command.hold, "swept", moment)
+        return Verdict.DONE
+
+    def _reap(self, command: Reap, moment: Moment) -> Reaped:
+        due = sorted(
+            ((row.expires_at, place, row) for place, row in self._rows.items() if _is_due(row, moment.now)),
+            key=lambda each: each[0],
+        )
+        deleted = stripped = failed = 0
+        for _, (scope, key), row in due[: command.limit]:
+            hold = Hold(scope, key, row.attempt, row.token)
+            if row.state not in TERMINAL:
+                self._abandon(hold, row, command.abandoned, moment)
+                failed += 1
+            elif row.after_retention == "strip":
+                tombstone = Answer(must(row.answer).status, (), None)
+                self._update(hold, answer=tombstone, steps=None, recovery_point=None, after_retention="keep")
+                self._write_down(hold, "stripped", moment)
+                stripped += 1
+            else:
+                del self._rows[scope, key]
+                self._write_down(hold, "reaped", moment)
+                deleted += 1
+        return Reaped(deleted=deleted, stripped=stripped, failed=failed)
+
+    def _abandon(self, hold: Hold, row: Row, answer: Answer, moment: Moment) -> None:
+        state = after(row.state, Event.ABANDON)
+        # Nobody's: its worker, awake again, must not believe that its own answer is the one that is kept.
+        self._update(
+            hold,
+            state=state,
+            token=NOBODYS_TOKEN,
+            answer=answer,
+            completed_at=moment.now,
+            lease_expires_at=None,
+            request=None,
+        )
+        self._write_down(hold, "abandoned", moment)
+
+    def _discard(self, command: Discard, moment: Moment) -> Verdict:
+        row = self._mine(command.hold, State.PROCESSING, State.UNKNOWN)
+        if row is None:
+            return Verdict.FENCED
+        del self._rows[command.hold.scope, command.hold.key]
+        self._write_down(command.hold, "discarded", moment)
+        return Verdict.DONE
+
+    def _unpark(self, command: Unpark, moment: Moment) -> Verdict:
+        hold, progress = command.hold, command.progress
+        row = self._mine(hold, State.UNKNOWN)
+        if row is None:
+            return Verdict.FENCED
+        self._update(
+            hold,
+            state=after(row.state, Event.RESOLVE),
+            attempt=row.attempt + 1,
+            token=NOBODYS_TOKEN,
+            lease_expires_at=moment.now,
+            steps=written(progress),
+            recovery_point=progress.recovery_point,
+        )
+        self._write_down(replace(hold, attempt=row.attempt + 1), "resolved", moment)
+        return Verdict.DONE
+
+    def _decree(self, command: Decree, moment: Moment) -> Verdict:
+        row = self._mine(command.hold, State.UNKNOWN)
+        if row is None:
+            return Verdict.FENCED
+        state = after(row.state, Event.COMPLETE)
+        self._update(
+            command.hold,
+            state=state,
+            token=NOBODYS_TOKEN,
+            answer=command.answer,
+            completed_at=moment.now,
+            request=None,
+        )
+        self._write_down(command.hold, "resolved", moment)
+        return Verdict.DONE
+
+    def _note(self, command: Note, moment: Moment) -> None:
+        self._write_down(command.hold, command.event, moment, command.detail)
+
+    def _read_trail(self, command: ReadTrail, _moment: Moment) -> tuple[Entry, ...]:
+        lines = [line for line in self._trail if (line.scope, line.key) == (command.scope, command.key)]
+        return tuple(lines[: command.limit])
+
+    def _reap_trail(self, command: ReapTrail, moment: Moment) -> int:
+        old = [line for line in self._trail if line.at <= moment.now - command.older_than][: command.limit]
+        # Lines are in the order of their time, so the old ones are the first ones.
+        del self._trail[: len(old)]
+        return len(old)
+
+
+def _is_due(row: Row, now: datetime) -> bool:
+    """Whether the reaper may touch it. Nothing in flight, nothing parked, and no tombstone that is to stay."""
+    if not row.is_expired(now) or row.state is State.UNKNOWN:
+        return False
+    return row.after_retention != "keep" if row.state in TERMINAL else row.lease_is_over(now)

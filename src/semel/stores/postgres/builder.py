@@ -1,0 +1,84 @@
+"""The queries of ``queries.sql`` with their parameters put in order. Which command asks which, others say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from semel.core.message import Answer
+from semel.core.record import NOBODYS_TOKEN, Hold
+from semel.stores.base import this_process
+from semel.stores.headers import written
+from semel.stores.statement import Joined, Names, Query, Statement, load_queries
+
+PACKAGE = "semel.stores.postgres"
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """The queries of ``queries.sql``: a name that is in one and not in the other fails at start-up."""
+
+    claim: Query
+    take_over: Query
+    complete: Query
+    completed: Query
+    release: Query
+    renew: Query
+    save: Query
+    begin: Query
+    finish: Query
+    wait: Query
+    settle: Query
+    park: Query
+    look: Query
+    browse: Query
+    find_stuck: Query
+    read_request: Query
+    sweep: Query
+    reap: Query
+    reap_trail: Query
+    discard: Query
+    unpark: Query
+    decree: Query
+    note: Query
+    read_trail: Query
+    now: Query
+    check: Query
+
+
+class Builder:
+    """Builds statements for one table."""
+
+    def __init__(self, names: Names, *, audit: bool = True, actor: Callable[[], str] = this_process) -> None:
+        """Load the queries with *names* put in. *actor* says who the audit trail shall name, if there is one."""
+        self.names = names
+        self._audit = audit
+        self._actor = actor
+        queries = Queries(**load_queries(PACKAGE, names))
+        self._queries: dict[str, Query] = {each.name: getattr(queries, each.name) for each in fields(Queries)}
+        self._sql = {name: query.numbered for name, query in self._queries.items()}
+        self._order = {name: query.parameters for name, query in self._queries.items()}
+
+    def statement(self, name: str, read: Any, **parameters: Any) -> Statement[Any]:
+        """Build a statement of the store's own."""
+        values = self._with_usual(parameters)
+        return Statement(self._sql[name], [values[each] for each in self._order[name]], read)
+
+    def joined(self, name: str, read: Any, **parameters: Any) -> Joined[Any]:
+        """Build a statement that joins a transaction of the application's."""
+        values = self._with_usual(parameters)
+        return Joined(self._queries[name], {each: values[each] for each in self._order[name]}, read)
+
+    def _with_usual(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        return parameters | {"audit": self._audit, "actor": self._actor(), "nobodys_token": NOBODYS_TOKEN}
+
+
+def of_hold(hold: Hold) -> dict[str, Any]:
+    """Return the parameters that name a hold."""
+    return {"scope": hold.scope, "key": hold.key, "attempt": hold.attempt, "token": hold.token}
+
+
+def of_answer(answer: Answer) -> dict[str, Any]:
+    """Return the parameters that hold an answer."""
+    return {"status": answer.status, "headers": written(answer.headers), "body": answer.body}

@@ -1,0 +1,104 @@
+"""What those who clean up ask of the table, and operators, as PostgreSQL statements. It runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from semel.core.commands import (
+    Command,
+    Decree,
+    Discard,
+    FindStuck,
+    ReadRequest,
+    ReadTrail,
+    Reap,
+    Reaped,
+    ReapTrail,
+    Sweep,
+    Unpark,
+    Verdict,
+)
+from semel.core.message import Request
+from semel.core.record import Entry, Hold, Stuck
+from semel.core.recovery import written
+from semel.stores.postgres.builder import Builder, of_answer, of_hold
+from semel.stores.postgres.rows import Row, verdict
+from semel.stores.requests import read_back
+from semel.stores.statement import Statement
+
+
+def _find_stuck(builder: Builder, command: FindStuck) -> Statement[tuple[Stuck, ...]]:
+    return builder.statement(
+        "find_stuck",
+        lambda rows: tuple(Stuck(Hold(*row[:4]), *row[4:]) for row in rows),
+        limit=command.limit,
+        with_request=command.with_request,
+        with_nobodys=command.with_nobodys,
+    )
+
+
+def _read_request(builder: Builder, command: ReadRequest) -> Statement[Request | None]:
+    def read(rows: Sequence[Row]) -> Request | None:
+        return read_back(*rows[0]) if rows else None
+
+    return builder.statement("read_request", read, **of_hold(command.hold))
+
+
+def _sweep(builder: Builder, command: Sweep) -> Statement[Verdict]:
+    return builder.statement("sweep", verdict, **of_hold(command.hold))
+
+
+def _reap(builder: Builder, command: Reap) -> Statement[Reaped]:
+    return builder.statement("reap", lambda rows: Reaped(*rows[0]), limit=command.limit, **of_answer(command.abandoned))
+
+
+def _reap_trail(builder: Builder, command: ReapTrail) -> Statement[int]:
+    return builder.statement(
+        "reap_trail",
+        lambda rows: rows[0][0],
+        limit=command.limit,
+        older_than=command.older_than.total_seconds(),
+    )
+
+
+def _discard(builder: Builder, command: Discard) -> Statement[Verdict]:
+    return builder.statement("discard", verdict, **of_hold(command.hold))
+
+
+def _unpark(builder: Builder, command: Unpark) -> Statement[Verdict]:
+    progress = command.progress
+    return builder.statement(
+        "unpark",
+        verdict,
+        steps=written(progress),
+        recovery_point=progress.recovery_point,
+        **of_hold(command.hold),
+    )
+
+
+def _decree(builder: Builder, command: Decree) -> Statement[Verdict]:
+    return builder.statement("decree", verdict, **of_hold(command.hold), **of_answer(command.answer))
+
+
+def _read_trail(builder: Builder, command: ReadTrail) -> Statement[tuple[Entry, ...]]:
+    return builder.statement(
+        "read_trail",
+        lambda rows: tuple(Entry(*row) for row in rows),
+        scope=command.scope,
+        key=command.key,
+        limit=command.limit,
+    )
+
+
+UPKEEP: dict[type[Command[Any]], Callable[[Builder, Any], Statement[Any]]] = {
+    FindStuck: _find_stuck,
+    ReadRequest: _read_request,
+    Sweep: _sweep,
+    Reap: _reap,
+    ReapTrail: _reap_trail,
+    Discard: _discard,
+    Unpark: _unpark,
+    Decree: _decree,
+    ReadTrail: _read_trail,
+}

@@ -1,0 +1,40 @@
+"""A kept request as text that people can read, and back. The body is bytes, and is stored beside it."""
+
+from __future__ import annotations
+
+import json
+
+from semel.core.message import Head, Request
+
+#: Credentials are worth more than the operation that they came with, and are not needed to finish it: the request
+#: keeps its principal. Lower case.
+NEVER_STORED = frozenset({b"authorization", b"cookie", b"proxy-authorization"})
+
+# In ASCII: a path may hold half of a surrogate pair, which no database takes as text.
+_write = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def written(request: Request) -> str:
+    """Return all of *request* but its body as it is stored: a JSON object, bytes spelled as latin-1."""
+    head = request.head
+    return _write(
+        {
+            "method": head.method,
+            "path": head.path,
+            "query": head.query.decode("latin-1"),
+            "headers": [
+                (name.decode("latin-1"), value.decode("latin-1"))
+                for name, value in head.headers
+                if name.lower() not in NEVER_STORED
+            ],
+            "principal": request.principal,
+        }
+    )
+
+
+def read_back(text: str, body: bytes) -> Request:
+    """Return a stored request."""
+    stored = json.loads(text)
+    headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in stored["headers"])
+    head = Head(stored["method"], stored["path"], stored["query"].encode("latin-1"), headers)
+    return Request(head, body, stored["principal"])

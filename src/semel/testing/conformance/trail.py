@@ -1,0 +1,243 @@
+"""Guarantee 11: every change of a record leaves a line in the audit trail; a renewal and a replay leave none."""
+# ruff: noqa: S101 - a suite of tests asserts
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+from semel.core.commands import (
+    Begin,
+    Command,
+    Commit,
+    Complete,
+    Decree,
+    Discard,
+    Finish,
+    Look,
+    Note,
+    Now,
+    Open,
+    Park,
+    ReadTrail,
+    Reap,
+    ReapTrail,
+    Release,
+    Renew,
+    Save,
+    Settle,
+    Sweep,
+    TakeOver,
+    Undo,
+    Unpark,
+    Verdict,
+)
+from semel.core.record import NOBODYS_TOKEN, Entry, Hold
+from semel.core.recovery import Progress
+from semel.core.state import Event
+from semel.stores.base import this_process
+from semel.testing.conformance.base import (
+    ABANDONED,
+    CREATED,
+    IN_DOUBT,
+    LEASE,
+    RETENTION,
+    RIDE,
+    Age,
+    Suite,
+    claim_on,
+    completed,
+    held,
+    parked,
+    reap_everything,
+    saved,
+    taken_over,
+)
+from semel.testing.conformance.handles import Handle
+from semel.testing.conformance.transactions import begun, transaction
+
+MANY = 100
+MOMENT = timedelta(minutes=1)
+
+
+def trail(store: Handle, scope: str, key: str = "key") -> list[tuple[int, str]]:
+    """What the trail has of a key: attempts and events."""
+    return [(line.attempt, line.event) for line in store.perform(ReadTrail(scope, key))]
+
+
+class Trail(Suite):
+    """The audit trail."""
+
+    def test_line(self, store: Handle, rival: Handle, scope: str) -> None:
+        """A line says when it was by the store's clock, to what, in which attempt, and by which process."""
+        before = store.perform(Now())
+        held(store, claim_on(scope))
+        (line,) = rival.perform(ReadTrail(scope, "key"))
+        assert before - MOMENT < line.at <= store.perform(Now())
+        assert line.at.utcoffset() is not None
+        assert line == Entry(line.at, scope, "key", 1, "claimed", this_process(), None)
+
+    def test_actor(self, store: Handle, scope: str) -> None:
+        """A store that acts for an operator says so, in transactions too."""
+        store.act_as("Zoë of the night shift")
+        try:
+            hold = held(store, claim_on(scope))
+            with transaction(store) as lent:
+                lent.perform(Open())
+                assert lent.perform(Commit(hold, RIDE)) is Verdict.DONE
+        finally:
+            store.act_as(None)
+        store.perform(Release(hold))
+        actors = [line.actor for line in store.perform(ReadTrail(scope, "key"))]
+        assert actors == ["Zoë of the night shift"] * 2 + [this_process()]
+
+    def test_life_of_a_key(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
+        """From the claim to the answer, each change is a line, oldest first; a save names its last step."""
+        hold = saved(store, held(store, claim_on(scope)))
+        age(LEASE)
+        rival.perform(Sweep(hold))
+        hold = taken_over(rival, claim_on(scope), replace(hold, token=NOBODYS_TOKEN))
+        saved(rival, hold, IN_DOUBT)
+        rival.perform(Complete(hold, Event.COMPLETE, CREATED))
+        lines = store.perform(ReadTrail(scope, "key"))
+        assert [(line.attempt, line.event, line.detail) for line in lines] == [
+            (1, "claimed", None),
+            (1, "saved", "ride_created"),
+            (1, "swept", None),
+            (2, "taken over", None),
+            (2, "saved", "charge_created"),
+            (2, "completed", None),
+        ]
+        assert [line.at for line in lines] == sorted(line.at for line in lines)
+        assert store.perform(ReadTrail(scope, "key", 2)) == lines[:2]
+
+    def test_other_ends(self, store: Handle, scope: str, age: Age) -> None:
+        """A failure, a release, and what is given up are told apart."""
+        store.perform(Complete(held(store, claim_on(scope, "failed")), Event.FAIL, CREATED))
+        released = held(store, claim_on(scope, "released"))
+        store.perform(Release(replace(released, attempt=0)))
+        given_up = held(store, claim_on(scope, "given up"))
+        age(LEASE)
+        store.perform(Release(taken_over(store, claim_on(scope, "given up"), given_up)))
+        assert trail(store, scope, "failed") == [(1, "claimed"), (1, "failed")]
+        assert trail(store, scope, "released") == [(1, "claimed"), (1, "released")]
+        assert trail(store, scope, "given up") == [(1, "claimed"), (2, "taken over"), (2, "given up")]
+
+    def test_operators(self, store: Handle, scope: str) -> None:
+        """What was parked, and what an operator did about it, is told."""
+        store.perform(Unpark(parked(store, claim_on(scope, "unparked")), RIDE))
+        store.perform(Decree(parked(store, claim_on(scope, "decreed")), CREATED))
+        store.perform(Discard(parked(store, claim_on(scope, "discarded"))))
+        for key, last in (("unparked", (2, "resolved")), ("decreed", (1, "resolved")), ("discarded", (1, "discarded"))):
+            assert trail(store, scope, key) == [(1, "claimed"), (1, "saved"), (1, "parked"), last]
+
+    def test_reaping(self, store: Handle, scope: str, age: Age) -> None:
+        """What was deleted, stripped or abandoned has its line, and the lines outlive the record."""
+        reap_everything(store, age)
+        completed(store, claim_on(scope, "reaped"))
+        completed(store, claim_on(scope, "stripped", after_retention="strip"))
+        held(store, claim_on(scope, "abandoned"))
+        age(RETENTION)
+        store.perform(Reap(10, ABANDONED))
+        for key in ("reaped", "stripped"):
+            assert trail(store, scope, key) == [(1, "claimed"), (1, "completed"), (1, key)]
+        assert trail(store, scope, "abandoned") == [(1, "claimed"), (1, "abandoned")]
+
+    def test_transactions(self, store: Handle, scope: str) -> None:
+        """A transaction's line is there when it commits, and only then."""
+        claim = claim_on(scope)
+        with transaction(store) as lent:
+            hold = begun(lent, claim)
+            assert trail(store, scope) == []
+            assert lent.perform(Finish(claim, hold, None, Event.COMPLETE, CREATED)) is Verdict.DONE
+        assert trail(store, scope) == [(1, "completed")]
+        phase = held(store, claim_on(scope, "phase"))
+        with transaction(store) as lent:
+            lent.perform(Open())
+            lent.perform(Undo())
+            lent.perform(Open())
+            assert lent.perform(Commit(phase, RIDE)) is Verdict.DONE
+        lines = store.perform(ReadTrail(scope, "phase"))
+        assert [(line.event, line.detail) for line in lines] == [("claimed", None), ("saved", "ride_created")]
+
+    def test_nothing_changed_nothing_told(self, store: Handle, rival: Handle, scope: str) -> None:
+        """A renewal, a replay, a fenced write and a repeated one leave no line."""
+        hold = held(store, claim_on(scope))
+        stranger = replace(hold, token=uuid4().bytes)
+        silent: list[Command[Any]] = [
+            Renew(((hold, LEASE),)),
+            claim_on(scope),
+            TakeOver(claim_on(scope), hold),
+            Save(stranger, RIDE),
+            Complete(stranger, Event.COMPLETE, CREATED),
+            Release(stranger),
+            Park(stranger),
+            Park(hold, if_silent=True),
+            Sweep(hold),
+            Discard(stranger),
+            Unpark(hold, RIDE),
+            Decree(hold, CREATED),
+            Settle(hold),
+        ]
+        for command in silent:
+            store.perform(command)
+        assert trail(store, scope) == [(1, "claimed")]
+        store.perform(Complete(hold, Event.COMPLETE, CREATED))
+        for each in (store, rival):
+            each.perform(Complete(hold, Event.COMPLETE, CREATED))
+            each.perform(claim_on(scope))
+            with transaction(each) as lent:
+                lent.perform(Begin(claim_on(scope)))
+        assert trail(store, scope) == [(1, "claimed"), (1, "completed")]
+
+    def test_crowd(self, store: Handle, scope: str) -> None:
+        """Of many claims and completions at once, each that changed something has its line, and no other has."""
+        claims = [claim_on(scope, f"key {number}") for number in range(MANY)]
+        got = store.perform_all([*claims, *[claim_on(scope, claim.key) for claim in claims[:10]]])
+        holds = {each.key: each for each in got if isinstance(each, Hold)}
+        assert len(holds) == MANY
+        endings = [Complete(hold, Event.COMPLETE, CREATED) for hold in holds.values()]
+        strangers = [replace(each, hold=replace(each.hold, attempt=2)) for each in endings[::10]]
+        store.perform_all([*endings, *strangers, *endings[:5]])
+        for number in range(MANY):
+            assert trail(store, scope, f"key {number}") == [(1, "claimed"), (1, "completed")]
+
+    def test_notes(self, store: Handle, scope: str) -> None:
+        """What no statement tells can be noted, with a detail; a note makes no record."""
+        hold = held(store, claim_on(scope))
+        store.perform(Note(hold, "replayed"))
+        store.perform(Note(replace(hold, attempt=7), "fenced", 'it\'s "odd" \\ Zoë'))
+        lines = store.perform(ReadTrail(scope, "key"))[1:]
+        assert [(line.attempt, line.event, line.detail) for line in lines] == [
+            (1, "replayed", None),
+            (7, "fenced", 'it\'s "odd" \\ Zoë'),
+        ]
+        store.perform(Note(replace(hold, key="absent"), "fenced"))
+        assert store.perform(Look(scope, "absent")) is None
+
+    def test_keys_are_told_apart(self, store: Handle, scope: str) -> None:
+        """The trail of a key has lines of no other, and none of the same key in another scope."""
+        held(store, claim_on(scope, "a"))
+        held(store, claim_on(f"{scope} other", "a"))
+        saved(store, held(store, claim_on(scope, "A")), Progress())
+        assert trail(store, scope, "a") == [(1, "claimed")]
+        assert trail(store, scope, "absent") == []
+
+    def test_old_lines_are_reaped(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
+        """Lines older than so much are deleted, so many at a time; the record is not touched by it."""
+        month, year = timedelta(days=30), timedelta(days=365)
+        age(10 * year)
+        while store.perform(ReapTrail(1000, year)):
+            pass
+        for key in ("a", "b", "c"):
+            held(store, claim_on(scope, key))
+        age(month)
+        young = held(store, claim_on(scope, "d"))
+        assert rival.perform(ReapTrail(10, month + MOMENT)) == 0
+        assert rival.perform(ReapTrail(2, month)) == 2  # noqa: PLR2004 - as asked for
+        assert rival.perform(ReapTrail(10, month)) == 1
+        assert trail(store, scope, "d") == [(1, "claimed")]
+        assert store.perform(Complete(young, Event.COMPLETE, CREATED)) is Verdict.DONE
+        assert store.perform(claim_on(scope, "a")) is not None

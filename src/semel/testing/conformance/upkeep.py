@@ -1,0 +1,299 @@
+"""Guarantee 10: the dead are swept, the old are reaped, nothing in flight is touched; and what operators may do."""
+# ruff: noqa: PLR2004, S101 - a suite of tests asserts, and what it expects is a bare number
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+
+from semel.core.commands import (
+    Complete,
+    Decree,
+    Discard,
+    FindStuck,
+    Look,
+    ReadRequest,
+    Reap,
+    Reaped,
+    Release,
+    Renew,
+    Sweep,
+    Unpark,
+    Verdict,
+)
+from semel.core.message import Answer
+from semel.core.record import NOBODYS_TOKEN, Stuck
+from semel.core.recovery import Done, written
+from semel.core.state import Event, State
+from semel.testing.conformance.base import (
+    ABANDONED,
+    CREATED,
+    IN_DOUBT,
+    LEASE,
+    REQUEST,
+    RETENTION,
+    RIDE,
+    Age,
+    Suite,
+    claim_on,
+    completed,
+    found,
+    held,
+    parked,
+    reap_everything,
+    record,
+    same_but_for_the_clock,
+    saved,
+    taken_over,
+)
+from semel.testing.conformance.handles import Handle, race
+
+MANY = 150
+#: More than any suite leaves behind.
+ALL = 100_000
+
+
+class Upkeep(Suite):
+    """Sweeping, reaping and resolving."""
+
+    def test_stuck_records(self, store: Handle, scope: str, age: Age) -> None:
+        """What is in progress under a lease that has run out is found, with all it takes to judge it."""
+        plain = held(store, claim_on(scope, "plain"))
+        age(timedelta(minutes=1))
+        full = saved(store, held(store, claim_on(scope, "full", on_crash="refuse", request=REQUEST)))
+        held(store, claim_on(scope, "alive", lease=9 * LEASE))
+        completed(store, claim_on(scope, "ended"))
+        parked(store, claim_on(scope, "parked"))
+        assert self._stuck(store, scope) == []
+        age(LEASE)
+        first, second = self._stuck(store, scope)
+        assert (first.hold, first.on_crash, first.steps, first.has_request) == (plain, "rerun", None, False)
+        assert (second.hold, second.on_crash, second.steps, second.has_request) == (full, "refuse", written(RIDE), True)
+        assert timedelta(0) <= second.silent_for < first.silent_for < timedelta(minutes=2)
+        assert first.silent_for - second.silent_for >= timedelta(minutes=1) - timedelta(seconds=1)
+
+    def test_stuck_records_are_narrowed_down(self, store: Handle, scope: str, age: Age) -> None:
+        """Those with a request can be asked for alone; those whose key was freed come only if they are wanted."""
+        held(store, claim_on(scope, "plain"))
+        kept = held(store, claim_on(scope, "kept", request=REQUEST))
+        freed = saved(store, held(store, claim_on(scope, "freed", request=REQUEST)))
+        store.perform(Release(freed))
+        age(LEASE)
+        assert {each.hold.key for each in self._stuck(store, scope)} == {"plain", "kept"}
+        assert [each.hold for each in self._stuck(store, scope, with_request=True)] == [kept]
+        everything = self._stuck(store, scope, with_nobodys=True)
+        assert {each.hold.key: each.is_nobodys for each in everything} == {"plain": False, "kept": False, "freed": True}
+        assert {each.hold.key for each in self._stuck(store, scope, with_request=True, with_nobodys=True)} == {
+            "kept",
+            "freed",
+        }
+        assert len(store.perform(FindStuck(1))) == 1
+        age(RETENTION)
+        assert self._stuck(store, scope, with_nobodys=True) == []  # by now they are the reaper's
+
+    def test_kept_request(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
+        """A request that was kept comes back byte for byte, through take-overs, to its holder alone."""
+        hold = held(store, claim_on(scope, request=REQUEST))
+        assert rival.perform(ReadRequest(hold)) == REQUEST
+        age(LEASE)
+        heir = taken_over(rival, claim_on(scope), hold)
+        assert store.perform(ReadRequest(heir)) == REQUEST
+        for stranger in (hold, replace(heir, token=uuid4().bytes), replace(heir, key="absent")):
+            assert store.perform(ReadRequest(stranger)) is None
+
+    def test_request_with_an_empty_body(self, store: Handle, scope: str) -> None:
+        """A request without a body is a request, too."""
+        hold = held(store, claim_on(scope, request=replace(REQUEST, body=b"")))
+        assert store.perform(ReadRequest(hold)) == replace(REQUEST, body=b"")
+        assert store.perform(ReadRequest(held(store, claim_on(scope, "none")))) is None
+
+    def test_credentials_are_not_kept(self, store: Handle, scope: str) -> None:
+        """What a client proves itself with is not kept with its request: whose it is, is."""
+        secret = (b"authorization", b"Bearer secret"), (b"cookie", b"session=secret")
+        head = replace(REQUEST.head, headers=(*secret, *REQUEST.head.headers))
+        hold = held(store, claim_on(scope, request=replace(REQUEST, head=head)))
+        assert store.perform(ReadRequest(hold)) == REQUEST
+
+    def test_request_ends_with_the_operation(self, store: Handle, scope: str, age: Age) -> None:
+        """When the operation has ended its request is gone; when it starts anew, the new one is kept."""
+        hold = held(store, claim_on(scope, request=REQUEST))
+        store.perform(Complete(hold, Event.COMPLETE, CREATED))
+        assert store.perform(ReadRequest(hold)) is None
+        age(RETENTION)
+        other = replace(REQUEST, principal="another")
+        new = taken_over(store, claim_on(scope, request=other, on_crash="refuse"), hold)
+        assert store.perform(ReadRequest(new)) == other
+        age(LEASE)
+        (stuck,) = self._stuck(store, scope)
+        assert stuck.on_crash == "refuse"
+
+    def test_swept_key(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
+        """A swept record is nobody's; it keeps all else, and whoever was thought dead is fenced off."""
+        hold = saved(store, held(store, claim_on(scope)))
+        age(LEASE)
+        before = record(store, scope)
+        assert rival.perform(Sweep(hold)) is Verdict.DONE
+        assert same_but_for_the_clock(replace(before, token=NOBODYS_TOKEN), record(store, scope))
+        self._is_fenced(store, scope, Complete(hold, Event.COMPLETE, CREATED))
+        assert store.perform(Renew(((hold, LEASE),))) == {hold}
+        assert taken_over(store, claim_on(scope), replace(hold, token=NOBODYS_TOKEN)).attempt == 2
+
+    def test_living_are_not_swept(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
+        """A worker that has renewed in the meantime is not swept, nor is its heir, nor what has ended."""
+        hold = held(store, claim_on(scope))
+        self._is_fenced(rival, scope, Sweep(hold))
+        age(LEASE)
+        store.perform(Renew(((hold, LEASE),)))
+        self._is_fenced(rival, scope, Sweep(hold))
+        age(LEASE)
+        heir = taken_over(store, claim_on(scope), hold)
+        age(LEASE)
+        self._is_fenced(rival, scope, Sweep(hold))
+        self._is_fenced(rival, scope, Sweep(replace(heir, token=uuid4().bytes)))
+        store.perform(Complete(heir, Event.COMPLETE, CREATED))
+        self._is_fenced(rival, scope, Sweep(heir))
+        assert rival.perform(Sweep(replace(heir, key="absent"))) is Verdict.FENCED
+
+    def test_ended_records_are_deleted(self, store: Handle, scope: str, age: Age) -> None:
+        """Past its retention an answer is deleted; within it, it stays."""
+        reap_everything(store, age)
+        completed(store, claim_on(scope, "old"))
+        completed(store, claim_on(scope, "young", retention=2 * RETENTION))
+        age(RETENTION - timedelta(minutes=1))
+        assert store.perform(Reap(10, ABANDONED)) == Reaped()
+        age(timedelta(minutes=1))
+        assert store.perform(Reap(10, ABANDONED)) == Reaped(deleted=1)
+        assert store.perform(Look(scope, "old")) is None
+        assert record(store, scope, "young").answer == CREATED
+
+    def test_answers_are_stripped(self, store: Handle, scope: str, age: Age) -> None:
+        """Where a late retry is to be refused, a tombstone stays: the status without headers and body, for ever."""
+        reap_everything(store, age)
+        hold = saved(store, held(store, claim_on(scope, after_retention="strip")))
+        store.perform(Complete(hold, Event.COMPLETE, CREATED))
+        age(RETENTION)
+        assert store.perform(Reap(10, ABANDONED)) == Reaped(stripped=1)
+        after = record(store, scope)
+        assert (after.steps, after.recovery_point) == (None, None)
+        assert (after.state, after.token, after.answer) == (State.COMPLETE, hold.token, Answer(201, (), None))
+        age(10 * RETENTION)
+        assert store.perform(Reap(10, ABANDONED)) == Reaped()
+        assert found(store, scope).is_expired
+
+    def test_abandoned_records_fail(self, store: Handle, scope: str, age: Age) -> None:
+        """What nobody ended within its retention fails with the reaper's answer, and is deleted next time."""
+        reap_everything(store, age)
+        hold = saved(store, held(store, claim_on(scope, request=REQUEST)))
+        age(RETENTION)
+        assert store.perform(Reap(10, ABANDONED)) == Reaped(failed=1)
+        after = record(store, scope)
+        assert (after.state, after.answer) == (State.FAILED, ABANDONED)
+        assert after.completed_at is not None
+        assert store.perform(ReadRequest(hold)) is None
+        # Its worker, awake again, must not believe that its own answer is the one that is kept.
+        self._is_fenced(store, scope, Complete(hold, Event.COMPLETE, CREATED))
+        assert store.perform(Reap(10, ABANDONED)) == Reaped(deleted=1)
+
+    def test_nothing_in_flight_is_reaped(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
+        """A worker that still renews past the retention keeps its record; and what is parked waits for its operator."""
+        reap_everything(store, age)
+        hold = held(store, claim_on(scope))
+        parked(store, claim_on(scope, "parked"))
+        age(RETENTION)
+        store.perform(Renew(((hold, LEASE),)))
+        before = record(store, scope)
+        assert rival.perform(Reap(10, ABANDONED)) == Reaped()
+        assert same_but_for_the_clock(before, record(store, scope))
+        assert record(store, scope, "parked").state is State.UNKNOWN
+        assert store.perform(Complete(hold, Event.COMPLETE, CREATED)) is Verdict.DONE
+
+    def test_oldest_are_reaped_first(self, store: Handle, scope: str, age: Age) -> None:
+        """A round takes so many and no more, of all kinds together, beginning with what expired first."""
+        reap_everything(store, age)
+        for number in range(3):
+            completed(store, claim_on(scope, f"deleted {number}"))
+            age(timedelta(minutes=1))
+            completed(store, claim_on(scope, f"stripped {number}", after_retention="strip"))
+            age(timedelta(minutes=1))
+            held(store, claim_on(scope, f"failed {number}"))
+            age(timedelta(minutes=1))
+        age(RETENTION)
+        assert store.perform(Reap(2, ABANDONED)) == Reaped(deleted=1, stripped=1)
+        assert store.perform(Reap(4, ABANDONED)) == Reaped(deleted=1, stripped=1, failed=2)
+        assert store.perform(Look(scope, "deleted 1")) is None
+        assert record(store, scope, "deleted 2").answer == CREATED
+
+    def test_several_reap_at_once(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
+        """Rounds that meet take each record once, and leave none behind between them."""
+        reap_everything(store, age)
+        store.perform_all([claim_on(scope, f"key {number}") for number in range(MANY)])
+        age(RETENTION)
+        rounds = race([(each, Reap(MANY, ABANDONED)) for each in (store, rival)])
+        assert sum(each.failed for each in rounds) == MANY
+        rounds += race([(each, Reap(MANY, ABANDONED)) for each in (store, rival)])
+        assert sum(each.failed for each in rounds) == MANY
+        assert sum(each.deleted for each in rounds) == MANY
+        assert store.perform(Look(scope, "key 0")) is None
+
+    def test_discarded_record(self, store: Handle, rival: Handle, scope: str) -> None:
+        """An operator frees a key whatever it did: the record is gone, its holder is fenced off, and the key is new."""
+        hold = saved(store, held(store, claim_on(scope)))
+        assert rival.perform(Discard(hold)) is Verdict.DONE
+        assert store.perform(Look(scope, "key")) is None
+        assert store.perform(Complete(hold, Event.COMPLETE, CREATED)) is Verdict.FENCED
+        assert held(store, claim_on(scope, fingerprint=b"another")).attempt == 1
+        assert rival.perform(Discard(parked(store, claim_on(scope, "parked")))) is Verdict.DONE
+        assert store.perform(Look(scope, "parked")) is None
+
+    def test_only_what_was_seen_is_discarded(self, store: Handle, scope: str) -> None:
+        """An answer is not discarded, nor is a record that somebody else holds by now."""
+        hold = held(store, claim_on(scope))
+        self._is_fenced(store, scope, Discard(replace(hold, attempt=2)))
+        self._is_fenced(store, scope, Discard(replace(hold, token=uuid4().bytes)))
+        store.perform(Complete(hold, Event.COMPLETE, CREATED))
+        self._is_fenced(store, scope, Discard(hold))
+        assert store.perform(Discard(replace(hold, key="absent"))) is Verdict.FENCED
+
+    def test_unparked_record(self, store: Handle, rival: Handle, scope: str) -> None:
+        """An operator says what an effect did: the operation is nobody's, and the next attempt goes on from there."""
+        hold = parked(store, claim_on(scope, request=REQUEST))
+        settled = IN_DOUBT.plus(Done("effect", "charge_created", {"id": "ch_1"}))
+        assert rival.perform(Unpark(hold, settled)) is Verdict.DONE
+        after = record(store, scope)
+        assert (after.state, after.token, after.is_stuck) == (State.PROCESSING, NOBODYS_TOKEN, True)
+        assert (after.steps, after.recovery_point) == (written(settled), "charge_created")
+        # It was an attempt, the operator's.
+        heir = taken_over(store, claim_on(scope), replace(hold, attempt=2, token=NOBODYS_TOKEN))
+        assert (heir.attempt, store.perform(ReadRequest(heir))) == (3, REQUEST)
+
+    def test_decreed_answer(self, store: Handle, rival: Handle, scope: str) -> None:
+        """An operator ends a parked operation with an answer, which is then replayed like any other."""
+        hold = parked(store, claim_on(scope, request=REQUEST))
+        assert rival.perform(Decree(hold, CREATED)) is Verdict.DONE
+        after = record(store, scope)
+        assert (after.state, after.answer) == (State.COMPLETE, CREATED)
+        assert after.completed_at is not None
+        assert found(store, scope).answer == CREATED
+        self._is_fenced(store, scope, Complete(hold, Event.COMPLETE, Answer(500)))
+        assert store.perform(ReadRequest(hold)) is None
+
+    @pytest.mark.parametrize("what", ["in progress", "ended", "parked by another"])
+    def test_only_the_parked_are_resolved(self, store: Handle, scope: str, what: str) -> None:
+        """Nothing is resolved but what is parked under the attempt and the token that the operator saw."""
+        if what == "in progress":
+            hold = held(store, claim_on(scope))
+        elif what == "ended":
+            hold = completed(store, claim_on(scope))
+        else:
+            hold = replace(parked(store, claim_on(scope)), token=uuid4().bytes)
+        self._is_fenced(store, scope, Unpark(hold, RIDE))
+        self._is_fenced(store, scope, Decree(hold, Answer(500)))
+
+    @staticmethod
+    def _stuck(store: Handle, scope: str, *, with_request: bool = False, with_nobodys: bool = False) -> list[Stuck]:
+        found = store.perform(FindStuck(ALL, with_request=with_request, with_nobodys=with_nobodys))
+        assert list(found) == sorted(found, key=lambda each: each.silent_for, reverse=True)
+        return [each for each in found if each.hold.scope == scope]
