@@ -13,7 +13,8 @@ from semel.core.policy import Policy
 from semel.core.record import Hold
 from semel.drivers import aresume, arun, run
 from semel.errors import StoreUnavailable
-from semel.flows.serve import Reply, Send, serve
+from semel.flows.reply import Reply, Send
+from semel.flows.serve import serve
 from semel.stores.step import Step
 
 TOKEN = b"t" * 16

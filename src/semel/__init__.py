@@ -1,14 +1,23 @@
 """Semel makes HTTP APIs safe to retry: the operation takes effect once, and every retry gets the same answer."""
 
+from semel.core.commands import Applied, Doubt
 from semel.core.fingerprint import Fingerprinter
 from semel.core.policy import FINAL_STATUSES, Policy
 from semel.core.scope import SINGLE_TENANT
 from semel.errors import NoEffect, SemelError
 from semel.operation import Operation, current
 
+#: What ``verify`` may say of an effect, beside ``Applied(result)``.
+NOT_APPLIED = Doubt.NOT_APPLIED
+CANT_TELL = Doubt.CANT_TELL
+
 __all__ = [
+    "CANT_TELL",
     "FINAL_STATUSES",
+    "NOT_APPLIED",
     "SINGLE_TENANT",
+    "Applied",
+    "Doubt",
     "Fingerprinter",
     "NoEffect",
     "Operation",

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import io
 import mmap
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from types import FrameType
 from typing import IO, Any, Self
 
-from semel.core.commands import Raised
+from semel.core.commands import Answered, Ending, Lost, Parked, Raised, Streaming
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer, Head, Headers
 from semel.core.policy import Policy
-from semel.errors import ConfigurationError, NoEffect
+from semel.errors import ConfigurationError, NoEffect, ShuttingDown
+from semel.flows.handle import SHUTDOWN_RETRY_AFTER_SECONDS
 from semel.operation import Operation
 
 #: A body larger than this waits on disk: a hundred uploads at once must not fill the memory.
@@ -26,6 +30,10 @@ BODILESS = frozenset({204, 304})
 
 #: What a router answers by itself, before any handler: no such path, or the same path spelled otherwise.
 ROUTERS_STATUSES = frozenset({307, 308, 404})
+
+#: Where an app that is run for a stored request finds whose it is (in the ASGI scope, or the WSGI environ): credentials
+#: are not stored, and no server ever sets this.
+PRINCIPAL = "semel.principal"
 
 Paths = str | Iterable[str] | Mapping[str, Policy] | Callable[[str], bool] | None
 
@@ -165,9 +173,66 @@ def declared_length(head: Head) -> int:
     return int(values[0]) if values and values[0].isdigit() else 0
 
 
-def raised(error: Exception, operation: Operation) -> Raised:
+def answered(answer: Answer, operation: Operation, *, reached_handler: bool, no_effect: bool = False) -> Ending:
+    """Return the ending of a handler that gave *answer*."""
+    story = operation.story
+    # What a handler of steps did is recorded, so an error leaves it where a retry can go on.
+    nothing_lost = no_effect or operation.has_no_effect or story.is_used
+    return _standing(Answered(answer, reached_handler, nothing_lost, story.skipped), operation)
+
+
+def streaming(status: int, headers: Headers, operation: Operation) -> Ending:
+    """Return the ending of a handler whose answer can't be kept."""
+    return _standing(Streaming(status, headers, operation.story.skipped), operation)
+
+
+def raised(error: Exception, operation: Operation) -> Ending:
     """Return the ending of a handler that raised *error*."""
-    return Raised(error, isinstance(error, NoEffect) or operation.has_no_effect)
+    nothing_lost = isinstance(error, NoEffect) or operation.has_no_effect or operation.story.is_used
+    return _standing(Raised(error, nothing_lost, operation.story.skipped), operation)
+
+
+def _standing(ending: Ending, operation: Operation) -> Ending:
+    """Return *ending*, unless the operation is no longer this handler's to end."""
+    if operation.story.is_parked:
+        return Parked()
+    return Lost() if operation.story.is_lost else ending
+
+
+class Gate:
+    """Whether this process takes on new operations. A server that is about to stop finishes what it has begun."""
+
+    def __init__(self) -> None:
+        """Open."""
+        self.is_closed = False
+        self._is_listening = False
+
+    def close(self) -> None:
+        """Take on nothing new from now on."""
+        self.is_closed = True
+
+    def check(self) -> None:
+        """Refuse a request that comes too late."""
+        if self.is_closed:
+            raise ShuttingDown(retry_after=SHUTDOWN_RETRY_AFTER_SECONDS)
+
+    def close_on_sigterm(self) -> None:
+        """Close when the server is told to stop, before it does whatever it does about that.
+
+        Only where somebody handles the signal: by default it ends the process at once, and the lease does the rest.
+        """
+        if self._is_listening or threading.current_thread() is not threading.main_thread():
+            return
+        servers = signal.getsignal(signal.SIGTERM)
+        if not callable(servers):
+            return
+        self._is_listening = True
+
+        def on_sigterm(number: int, frame: FrameType | None) -> None:
+            self.close()
+            servers(number, frame)
+
+        signal.signal(signal.SIGTERM, on_sigterm)
 
 
 def checked_scope(scope: object) -> Callable[[RequestView], Any]:

@@ -1,24 +1,41 @@
-"""What a handler can know and say of the operation it is part of. How it is guarded is not a handler's concern."""
+"""What a handler can know, say and do of the operation it is part of. How it is guarded is not a handler's concern."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from typing import Any, get_args
 
 from semel.core.derive import derive
 from semel.core.record import Hold
-from semel.errors import NotGuarded
+from semel.core.recovery import Progress
+from semel.errors import ConfigurationError, NoConnection, NotGuarded
+from semel.flows.steps import OnUnknown, Story, effect, phase
+from semel.stage import AnyStage, Call
+from semel.stores.transaction import AsyncTransaction, Transaction
 
 
-@dataclass(slots=True)
 class Operation:
     """One guarded request, seen from inside its handler."""
 
-    hold: Hold
-    #: Whether the handler said that nothing happened.
-    has_no_effect: bool = field(default=False, init=False)
+    __slots__ = ("_stage", "_transaction", "has_no_effect", "hold", "story")
+
+    def __init__(
+        self,
+        hold: Hold,
+        progress: Progress | None = None,
+        *,
+        stage: AnyStage | None = None,
+        transaction: Transaction | AsyncTransaction | None = None,
+    ) -> None:
+        """The operation that *hold* is held for; its steps are taken on *stage*, or all of it is in *transaction*."""
+        self.hold = hold
+        self.story = Story(hold, progress or Progress())
+        #: Whether the handler said that nothing happened.
+        self.has_no_effect = False
+        self._stage = stage
+        self._transaction = transaction
 
     @property
     def key(self) -> str:
@@ -35,6 +52,51 @@ class Operation:
         """1 the first time; more when an earlier worker died over it."""
         return self.hold.attempt
 
+    @property
+    def recovery_point(self) -> str | None:
+        """The last step that is done, by this attempt or an earlier one; None before the first."""
+        return self.story.progress.recovery_point
+
+    @property
+    def connection(self) -> Any:
+        """The open connection of atomic mode, in its driver's own type: what it writes commits with the answer."""
+        if self._transaction is None:
+            raise NoConnection
+        return self._transaction.connection
+
+    def phase(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call ``function(connection, *args, **kwargs)`` in a transaction that commits its result with it.
+
+        The result must be what JSON can hold. A retry gets it back without calling *function*. In an async handler
+        this is to be awaited.
+        """
+        return self._here("phase", name).take(phase(self.story, name), Call(function, args, kwargs))
+
+    def effect(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        verify: Callable[..., Any] | None = None,
+        on_unknown: OnUnknown | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Call ``function(*args, idempotency_key=derived, **kwargs)``: the outside world, outside any transaction.
+
+        That it is about to be called is stored before, and its result after. When a crash in between leaves nobody who
+        knows, *on_unknown* decides: "retry" calls it again with the same key; "verify" (the default where *verify* is
+        given) asks ``verify(*args, idempotency_key=derived, **kwargs)``, which returns ``Applied(result)``,
+        ``NOT_APPLIED`` or ``CANT_TELL``; "park" waits for an operator. In an async handler this is to be awaited.
+        """
+        choice: OnUnknown = on_unknown or ("verify" if verify else "retry")
+        if choice not in get_args(OnUnknown) or (choice == "verify") != (verify is not None):
+            raise ConfigurationError(
+                f'effect {name!r}: on_unknown is "retry", "park", or "verify" with a function verify=, not {choice!r}.'
+            )
+        call = Call(function, args, kwargs, verify)
+        return self._here("effect", name).take(effect(self.story, name, choice), call)
+
     def derive(self, name: str) -> str:
         """Return the key to send along with the call *name* to a provider: the same on every retry and attempt."""
         return derive(self.scope, self.key, name)
@@ -42,6 +104,14 @@ class Operation:
     def no_effect(self) -> None:
         """Say that nothing happened, so that an error answer (5xx) frees the key. ``raise NoEffect`` says it too."""
         self.has_no_effect = True
+
+    def _here(self, kind: str, name: str) -> AnyStage:
+        if self._stage is None:
+            raise ConfigurationError(
+                f'{kind} {name!r}: in mode="atomic" the whole handler is one transaction, and has no steps. '
+                'Use mode="guard" for a handler with phases and effects.'
+            )
+        return self._stage
 
 
 _current: ContextVar[Operation] = ContextVar("semel.operation")

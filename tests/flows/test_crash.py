@@ -1,89 +1,46 @@
 """The process dies before and after every step of a request. Then the client comes back: effects are counted."""
 
-import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
-import psycopg
 import pytest
 
-from semel import stores
-from semel.core.commands import Answered, Command, Complete, Flow, NameScope, ReadBody, RunHandler, Streaming, Tell
+from semel.core.commands import (
+    Answered,
+    Command,
+    Complete,
+    Flow,
+    NameScope,
+    Note,
+    ReadBody,
+    ReadTrail,
+    RunHandler,
+    Streaming,
+    Tell,
+)
 from semel.core.message import Answer, Head
-from semel.core.policy import OnCrash, Policy
+from semel.core.policy import Policy
+from semel.core.record import OnCrash
 from semel.core.replay import MARKER
 from semel.drivers import run
-from semel.flows.serve import PassOn, Reply, Send, serve
-from semel.stores.base import Store
-from semel.stores.memory import MemoryStore
+from semel.flows.reply import PassOn, Reply, Send
+from semel.flows.serve import serve
 from semel.testing.crash import Crash, every_crash, stop
+from tests.flows.shops import Shop
 
 LEASE = timedelta(seconds=30)
 RETENTION = timedelta(hours=24)
-TIMES = ("created_at", "lease_expires_at", "completed_at", "expires_at")
 
 #: What comes before it is nobody's business but this process's.
 CLAIM_STEP = 2
-
-Age = Callable[[timedelta], None]
-Shop = tuple[Store, Age]
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
-    """A store, and a way to let time pass in it."""
-    make: dict[str, Callable[[pytest.FixtureRequest], Shop]] = {
-        "memory": memory,
-        "sqlite": sqlite,
-        "postgres": postgres,
-    }
-    store, age = make[request.param](request)
-    with closing(store):
-        store.migrate()
-        yield store, age
-
-
-def memory(_request: pytest.FixtureRequest) -> Shop:
-    now = [datetime(2025, 1, 1, tzinfo=UTC)]
-
-    def age(duration: timedelta) -> None:
-        now[0] += duration
-
-    return MemoryStore(clock=lambda: now[0]), age
-
-
-def sqlite(request: pytest.FixtureRequest) -> Shop:
-    url: str = request.getfixturevalue("sqlite_url")
-    path = Path(url.removeprefix("sqlite:///"))
-
-    def age(duration: timedelta) -> None:
-        back = ", ".join(f"{time} = {time} - :milliseconds" for time in TIMES)
-        with closing(sqlite3.connect(path, timeout=10)) as connection, connection:
-            connection.execute(f"UPDATE semel_keys SET {back}", {"milliseconds": duration // timedelta(milliseconds=1)})
-
-    return stores.store(url), age
-
-
-def postgres(request: pytest.FixtureRequest) -> Shop:
-    url: str = request.getfixturevalue("postgres_url")
-
-    def age(duration: timedelta) -> None:
-        back = ", ".join(f"{time} = {time} - %(duration)s" for time in TIMES)
-        with psycopg.connect(url) as connection:
-            connection.execute(f"UPDATE semel_keys SET {back}".encode(), {"duration": duration})
-
-    return stores.store(url), age
 
 
 class World:
     """One client with one key, the store, and a handler whose effects are counted."""
 
     def __init__(self, shop: Shop, policy: Policy, *, streams: bool = False) -> None:
-        self.store, self.age = shop
+        self.shop = shop
         self.policy = policy
         self.streams = streams
         self.effects: list[int] = []
@@ -94,6 +51,10 @@ class World:
         """A request of the client's, in a process that knows nothing of those before."""
         head = Head("POST", "/charges", b"", ((b"idempotency-key", self.key.encode()),))
         return serve(head, self.policy, uuid4().bytes)
+
+    def age(self, duration: timedelta) -> None:
+        """Let time pass."""
+        self.shop.age(self.key, duration)
 
     def request(self) -> Reply:
         return run(self.flow(), self.perform)
@@ -116,7 +77,7 @@ class World:
                 self.is_stored = True
             case _:
                 pass
-        return self.store.perform(command)
+        return self.shop.store.perform(command)
 
     @property
     def is_half_way(self) -> bool:
@@ -234,7 +195,7 @@ def test_crash_during_recovery(shop: Shop) -> None:
             assert len(world.effects) == wanted, (crash, again)
             assert_replayed(world, reply)
             seen += 1
-    assert seen == 4 * 2 * len(["NameScope", "ReadBody", "Claim", "TakeOver", "Tell", "RunHandler", "Complete"])
+    assert seen == 4 * 2 * len(["NameScope", "ReadBody", "Claim", "TakeOver", "Tell", "Look", "RunHandler", "Complete"])
 
 
 def recovering(shop: Shop, policy: Policy, crash: Crash[World]) -> World:
@@ -256,8 +217,12 @@ def test_zombie(shop: Shop) -> None:
     answer = world.request()
     command = zombie.send(world.perform(command))
     assert isinstance(command, Tell)
+    command = zombie.send(None)
+    assert isinstance(command, Note)
     with pytest.raises(StopIteration) as end:
-        zombie.send(None)
+        zombie.send(world.perform(command))
     assert status(end.value.value) == 409
     assert world.effects == [1, 2]
+    trail = [entry.event for entry in shop.store.perform(ReadTrail("alice", world.key))]
+    assert trail == ["claimed", "taken over", "completed", "fenced"]
     assert_replayed(world, answer)

@@ -1,6 +1,7 @@
 """One guarded request: what it asks for, in what order, and what it answers, for every turn it can take."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,8 +12,13 @@ from semel.core.commands import (
     Answered,
     Claim,
     Complete,
+    Look,
+    Lost,
     NameScope,
+    Note,
+    NotStarted,
     Now,
+    Parked,
     Pause,
     Raised,
     ReadBody,
@@ -24,28 +30,31 @@ from semel.core.commands import (
     Verdict,
 )
 from semel.core.decision import RETRY_AFTER_SECONDS
-from semel.core.events import Fenced, NotKept, NotStored, PersonalKey, StoreFailed, TookOver
+from semel.core.events import Fenced, LostLease, NotKept, NotStored, PersonalKey, StoreFailed, TookOver
 from semel.core.fingerprint import Subject
 from semel.core.key import Key
-from semel.core.message import Answer, Head, Headers
+from semel.core.message import Answer, Head, Headers, Request
 from semel.core.policy import Policy
-from semel.core.record import Found, Hold
+from semel.core.record import Found, Hold, Record
+from semel.core.recovery import Begun, Done, Progress, written
 from semel.core.replay import MARKER
 from semel.core.state import Event, State
-from semel.errors import Interrupted, NoEffect, StoreError, StoreNotReady, StoreUnavailable
-from semel.flows.serve import (
-    CLAIM_TRIES,
-    COMPLETE_PAUSES,
-    STORE_RETRY_AFTER_SECONDS,
-    PassOn,
-    Reply,
-    Reraise,
-    Send,
-    serve,
+from semel.errors import (
+    Interrupted,
+    NoEffect,
+    RecoveryPointLost,
+    StepUnfinished,
+    StoreError,
+    StoreNotReady,
+    StoreUnavailable,
 )
+from semel.flows.handle import COMPLETE_PAUSES, SHUTDOWN_RETRY_AFTER_SECONDS
+from semel.flows.reply import PassOn, Reply, Reraise, Send
+from semel.flows.serve import CLAIM_TRIES, STORE_RETRY_AFTER_SECONDS, serve
 from semel.testing.script import Line, Played, play
 
 POLICY = Policy()
+NOW = datetime(2025, 1, 1, tzinfo=UTC)
 TOKEN = b"t" * 16
 OTHER_TOKEN = b"o" * 16
 BODY = b'{"amount": 5}'
@@ -58,6 +67,7 @@ HOLD = Hold("alice", KEY, 1, TOKEN)
 BY_TOKEN = Hold("alice", KEY, 0, TOKEN)
 SEEN = Hold("alice", KEY, 1, OTHER_TOKEN)
 HEIR = Hold("alice", KEY, 2, TOKEN)
+STEPS = Progress((Done("phase", "ride_created", 7), Begun("charge_created")))
 
 UNREACHABLE = StoreUnavailable("no route")
 CUT_OFF = StoreUnavailable("reset", was_sent=True)
@@ -88,8 +98,32 @@ def found(
     return Found(state, 1, token, fingerprint(body), answer, lease_is_over=lease_is_over, is_expired=is_expired)
 
 
+def record(hold: Hold, steps: Progress = Progress()) -> Record:  # noqa: B008 - a frozen value
+    """What is there of an operation in progress."""
+    return Record(
+        scope=hold.scope,
+        key=hold.key,
+        state=State.PROCESSING,
+        attempt=hold.attempt,
+        token=hold.token,
+        fingerprint=b"",
+        recovery_point=steps.recovery_point,
+        steps=written(steps),
+        answer=None,
+        created_at=NOW,
+        lease_expires_at=NOW,
+        completed_at=None,
+        expires_at=NOW,
+        lease_left=timedelta(0),
+        retention_left=timedelta(0),
+    )
+
+
 def played(script: list[Line], policy: Policy = POLICY, key: str | None = KEY) -> Played[Reply]:
     return play(serve(head(key), policy, TOKEN), script)
+
+
+TAKE_OVER: list[Line] = [(TakeOver, HEIR), (Tell, None), (Look, record(HEIR))]
 
 
 def sent(reply: Reply) -> Answer:
@@ -283,16 +317,59 @@ def test_own_token_is_a_hold() -> None:
 
 def test_take_over_from_the_dead() -> None:
     """When a worker died, the next request takes over from exactly the one it saw, tells of it, and runs."""
-    script: list[Line] = [*BEGIN, (Claim, found(lease_is_over=True)), (TakeOver, HEIR), (Tell, None), *RUN]
+    script: list[Line] = [*BEGIN, (Claim, found(lease_is_over=True)), *TAKE_OVER, *RUN]
     result = played(script)
     claim = Claim("alice", KEY, TOKEN, fingerprint(), POLICY.lease, POLICY.retention)
     assert result.commands[3:] == (
         TakeOver(claim, SEEN),
         Tell(TookOver(SHORT, 2)),
+        Look("alice", KEY),
         RunHandler(HEIR, POLICY.lease, POLICY.max_response_body),
         Complete(HEIR, Event.COMPLETE, KEPT),
     )
     assert result.result == Send(CREATED)
+
+
+def test_take_over_goes_on_from_what_is_stored() -> None:
+    """The steps to go on from are read after the take-over: until then a slow holder could commit one more."""
+    seen = replace(found(lease_is_over=True), steps=written(Progress(STEPS.steps[:1])))
+    script: list[Line] = [*BEGIN, (Claim, seen), (TakeOver, HEIR), (Tell, None), (Look, record(HEIR, STEPS)), *RUN]
+    assert played(script).commands[-2] == RunHandler(HEIR, POLICY.lease, POLICY.max_response_body, STEPS)
+
+
+@pytest.mark.parametrize("there", [None, record(SEEN), record(replace(HEIR, attempt=3))])
+def test_taken_over_and_lost_again(there: Record | None) -> None:
+    """Whoever has lost the operation by the time it reads how far it has come runs nothing."""
+    script: list[Line] = [*BEGIN, (Claim, found(lease_is_over=True)), (TakeOver, HEIR), (Tell, None), (Look, there)]
+    assert refusal(played(script).result) == (409, "idempotency-key-in-progress", b"1")
+
+
+def test_taken_over_and_the_store_fails() -> None:
+    """A key that was taken over before the store failed is given up: nothing has run."""
+    taken: list[Line] = [(Claim, found(lease_is_over=True)), (TakeOver, HEIR), (Tell, None), (Look, UNREACHABLE)]
+    result = played([*BEGIN, *taken, (Tell, None), (Release, Verdict.DONE)])
+    assert result.commands[-1] == Release(BY_TOKEN)
+    assert refusal(result.result)[:2] == (503, "store-unavailable")
+
+
+def test_own_token_after_a_take_over() -> None:
+    """A take-over whose reply was lost is found by its token, and goes on from what is stored."""
+    mine = replace(found(token=TOKEN), attempt=2)
+    script: list[Line] = [*BEGIN, (Claim, Again.AGAIN), (Claim, mine), (Look, record(HEIR, STEPS)), *RUN]
+    assert played(script).commands[-2] == RunHandler(HEIR, POLICY.lease, POLICY.max_response_body, STEPS)
+
+
+def test_expired_in_the_middle_of_a_take_over() -> None:
+    """A record that expires between sight and take-over starts anew: no step of the old operation is gone on from."""
+    seen = replace(found(lease_is_over=True), steps=written(STEPS))
+    script: list[Line] = [*BEGIN, (Claim, seen), (TakeOver, HOLD), *RUN]
+    assert played(script).commands[-2] == RunHandler(HOLD, POLICY.lease, POLICY.max_response_body)
+
+
+def test_parked() -> None:
+    """A retry of a parked operation runs nothing, and is told that its outcome is unknown."""
+    result = played([*BEGIN, (Claim, found(State.UNKNOWN, lease_is_over=True))])
+    assert refusal(result.result) == (409, "outcome-unknown", None)
 
 
 def test_refuse_after_a_crash() -> None:
@@ -304,7 +381,7 @@ def test_refuse_after_a_crash() -> None:
 def test_late_retry_is_new() -> None:
     """After retention a retry is a new operation, which is no take-over from a dead worker."""
     late = found(State.COMPLETE, answer=KEPT, body=b"{}", lease_is_over=True, is_expired=True)
-    script: list[Line] = [*BEGIN, (Claim, late), (TakeOver, HEIR), *RUN]
+    script: list[Line] = [*BEGIN, (Claim, late), (TakeOver, HOLD), *RUN]
     assert played(script).result == Send(CREATED)
 
 
@@ -336,7 +413,6 @@ def test_rivals_for_ever() -> None:
 # A key that tells its own age
 
 OLD = "01890a5d-ac96-774b-bcce-b302099a8057"
-NOW = datetime(2025, 1, 1, tzinfo=UTC)
 LATE = Policy(late="refuse")
 
 
@@ -434,9 +510,107 @@ def test_answer_that_can_not_be_stored() -> None:
 @pytest.mark.parametrize("ending", [Answered(CREATED), Raised(OSError())], ids=["answered", "raised"])
 def test_fenced_worker_keeps_its_answer_to_itself(ending: Any) -> None:
     """A worker that lost its key throws its answer away: the client gets the answer of whoever took over."""
-    result = played([*BEGIN, (Claim, HOLD), (RunHandler, ending), (Complete, Verdict.FENCED), (Tell, None)])
-    assert result.commands[-1] == Tell(Fenced(SHORT, 1))
+    fenced: list[Line] = [(Complete, Verdict.FENCED), (Tell, None), (Note, None)]
+    result = played([*BEGIN, (Claim, HOLD), (RunHandler, ending), *fenced])
+    assert result.commands[-2:] == (Tell(Fenced(SHORT, 1)), Note(HOLD, "fenced"))
     assert refusal(result.result) == (409, "idempotency-key-in-progress", b"1")
+
+
+def test_trail_that_can_not_be_written() -> None:
+    """The trail is for people: that it can't be written changes nothing for the client."""
+    fenced: list[Line] = [(Complete, Verdict.FENCED), (Tell, None), (Note, UNREACHABLE)]
+    result = played([*BEGIN, (Claim, HOLD), (RunHandler, Answered(CREATED)), *fenced])
+    assert refusal(result.result) == (409, "idempotency-key-in-progress", b"1")
+
+
+@pytest.mark.parametrize("answer", [None, UNREACHABLE], ids=["noted", "failed"])
+def test_replays_are_noted_on_request(answer: object) -> None:
+    """Where the trail is to have replays, it gets a line, if that can be done; elsewhere a replay writes nothing."""
+    there = found(State.COMPLETE, answer=KEPT, lease_is_over=True)
+    result = play(serve(head(), POLICY, TOKEN, notes_replays=True), [*BEGIN, (Claim, there), (Note, answer)])
+    assert result.commands[-1] == Note(SEEN, "replayed")
+    assert sent(result.result).status == 201
+
+
+# How a handler can end beside
+
+
+def test_lease_is_lost_in_mid_handler() -> None:
+    """A handler that was stopped because its lease was lost stores nothing, and the client is told to come back."""
+    result = played([*BEGIN, (Claim, HOLD), (RunHandler, Lost()), (Tell, None), (Note, None)])
+    assert result.commands[-2:] == (Tell(LostLease(SHORT, 1)), Note(HOLD, "stopped"))
+    assert refusal(result.result) == (409, "idempotency-key-in-progress", b"1")
+
+
+def test_parked_in_mid_handler() -> None:
+    """A handler that came to an effect nobody knows of has parked the operation: it is refused, and not freed."""
+    result = played([*BEGIN, (Claim, HOLD), (RunHandler, Parked())])
+    assert refusal(result.result) == (409, "outcome-unknown", None)
+
+
+def test_server_is_about_to_stop() -> None:
+    """A handler that was not started because the server stops leaves the key free for the next server."""
+    result = played([*BEGIN, (Claim, HOLD), (RunHandler, NotStarted()), (Release, Verdict.DONE)])
+    assert result.commands[-1] == Release(HOLD)
+    assert refusal(result.result) == (503, "shutting-down", b"%d" % SHUTDOWN_RETRY_AFTER_SECONDS)
+
+
+SKIPPED = RecoveryPointLost(("ride_created", "charge_created"), ("ride_created",))
+STREAM = Streaming(200, (), SKIPPED)
+
+
+@pytest.mark.parametrize("policy", [POLICY, Policy.stripe()], ids=["auto", "keep"])
+@pytest.mark.parametrize("ending", [Answered(CREATED, skipped=SKIPPED), STREAM], ids=["answer", "stream"])
+def test_answer_of_a_handler_that_skipped_steps(ending: Any, policy: Policy) -> None:
+    """An answer given before all stored steps were taken is no answer: it is a loud error, and nothing is lost."""
+    result = played([*BEGIN, (Claim, HOLD), (RunHandler, ending), (Release, Verdict.DONE)], policy)
+    assert result.result == Reraise(SKIPPED, None)
+
+
+@pytest.mark.parametrize("policy", [POLICY, Policy.stripe()], ids=["auto", "keep"])
+def test_failure_of_a_handler_that_skipped_steps(policy: Policy) -> None:
+    """One that failed before it came to where the operation is keeps nothing: the next attempt goes on from there."""
+    unfinished = StepUnfinished("charge_created")
+    error = OSError("no route")
+    free: Line = (Release, Verdict.DONE)
+    answer = Answered(Answer(502), no_effect=True, skipped=unfinished)
+    assert played([*BEGIN, (Claim, HOLD), (RunHandler, answer), free], policy).result == Send(Answer(502))
+    raised = Raised(error, no_effect=True, skipped=unfinished)
+    assert played([*BEGIN, (Claim, HOLD), (RunHandler, raised), free], policy).result == Reraise(error, None)
+    stream = Streaming(500, (), unfinished)
+    assert played([*BEGIN, (Claim, HOLD), (RunHandler, stream), free], policy).result == PassOn()
+
+
+def test_not_now_from_a_handler_that_skipped_steps() -> None:
+    """An answer that is never kept, such as 429, passes as it is, whatever was skipped."""
+    ending = Answered(Answer(429), skipped=SKIPPED)
+    result = played([*BEGIN, (Claim, HOLD), (RunHandler, ending), (Release, Verdict.DONE)])
+    assert result.result == Send(Answer(429))
+
+
+# What the claim takes along
+
+
+def claimed(policy: Policy, key: str = KEY) -> Claim:
+    script: list[Line] = [*BEGIN, (Claim, UNREACHABLE), (Tell, None)]
+    claim = played(script, policy, key).commands[2]
+    assert isinstance(claim, Claim)
+    return claim
+
+
+def test_request_is_kept_on_request() -> None:
+    """The request goes with the claim where the policy keeps it, whole and with its principal; else it does not."""
+    assert claimed(POLICY).request is None
+    assert claimed(Policy(store_request=True)).request == Request(head(), BODY, "alice")
+
+
+def test_policy_goes_with_the_record() -> None:
+    """Whoever finds the record later knows what its policy said of crashes and of late retries."""
+    assert (claimed(POLICY).on_crash, claimed(POLICY).after_retention) == ("rerun", "delete")
+    late = claimed(Policy(on_crash="refuse", late="refuse"))
+    assert (late.on_crash, late.after_retention) == ("refuse", "strip")
+    # A UUIDv7 tells its own age, so no tombstone is needed to refuse it.
+    assert claimed(Policy(late="refuse"), OLD).after_retention == "delete"
 
 
 # The caller goes away
@@ -455,8 +629,9 @@ def test_interrupted_before_the_claim(script: list[Line]) -> None:
         [(Claim, Interrupted())],
         [(Claim, found(lease_is_over=True)), (TakeOver, Interrupted())],
         [(Claim, Again.AGAIN), (Claim, Interrupted())],
+        [(Claim, found(lease_is_over=True)), (TakeOver, HEIR), (Tell, None), (Look, Interrupted())],
     ],
-    ids=["claim", "take-over", "second claim"],
+    ids=["claim", "take-over", "second claim", "steps"],
 )
 @pytest.mark.parametrize("answer", [Verdict.DONE, UNREACHABLE], ids=["done", "failed"])
 def test_interrupted_while_claiming(script: list[Line], answer: object) -> None:

@@ -31,6 +31,7 @@ GO = EFFECTS.with_suffix(".go")
 POLICY = Policy.ietf(
     lease=timedelta(milliseconds=int(os.environ.get("SEMEL_TEST_LEASE_MS", "30000"))),
     on_crash=os.environ.get("SEMEL_TEST_ON_CRASH", "rerun"),
+    mode=os.environ.get("SEMEL_TEST_MODE", "guard"),
 )
 SETTINGS: dict[str, Any] = {
     "store": os.environ["SEMEL_TEST_STORE"],

@@ -352,10 +352,10 @@ class AsgiClient:
         return Response(start["status"], headers, b"".join(body.get("body", b"") for body in bodies), error)
 
 
-async def call_asgi(app: Any, request: Request) -> Response:
+async def call_asgi(app: Any, request: Request, **more: Any) -> Response:
     client = AsgiClient(request)
     try:
-        await app(asgi_scope(request), client.receive, client.send)
+        await app({**asgi_scope(request), **more}, client.receive, client.send)
     except Exception as error:  # noqa: BLE001 - a server logs it; a test looks at it
         return client.response(error)
     return client.response()

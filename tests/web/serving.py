@@ -53,6 +53,7 @@ class Backstage:
     store: str
     lease_ms: int = 30_000
     on_crash: str = "rerun"
+    mode: str = "guard"
     servers: list["Server"] = field(default_factory=list)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8))
 
@@ -71,6 +72,7 @@ class Backstage:
             "SEMEL_TEST_EFFECTS": str(self.folder / "effects"),
             "SEMEL_TEST_LEASE_MS": str(self.lease_ms),
             "SEMEL_TEST_ON_CRASH": self.on_crash,
+            "SEMEL_TEST_MODE": self.mode,
         }
 
     @property

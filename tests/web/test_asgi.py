@@ -257,7 +257,7 @@ class TestLeases:
         app = IdempotencyMiddleware(Counted().app(), store=Unforeseen(), scope=lambda _: "alice")
         answer = await call_asgi(app, KEYED)
         assert isinstance(answer.error, ZeroDivisionError)
-        assert app.keeper._leases == {}
+        assert app.guard.keeper._leases == {}
 
 
 class TestGarbage:

@@ -61,7 +61,7 @@ BOTH = pytest.mark.parametrize("make", [make_asgi, make_wsgi], ids=["asgi", "wsg
         ("on_crash", "ignore"),
         ("late", "maybe"),
         ("scope_by", "ip"),
-        ("mode", "atomic"),
+        ("mode", "phases"),
         ("in_progress", "wait"),
         ("strict", "yes"),
         ("fingerprint", "sha256"),

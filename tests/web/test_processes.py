@@ -25,9 +25,9 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
     """Set a stage on one of the durable stores."""
     opened: list[Backstage] = []
 
-    def set_stage(on_crash: str = "rerun") -> Backstage:
+    def set_stage(on_crash: str = "rerun", mode: str = "guard") -> Backstage:
         url: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "migrated_postgres_url")
-        opened.append(Backstage(tmp_path, url, LEASE_MS, on_crash))
+        opened.append(Backstage(tmp_path, url, LEASE_MS, on_crash, mode))
         return opened[-1]
 
     yield set_stage
@@ -84,6 +84,37 @@ def test_a_killed_worker_is_not_run_again_where_the_policy_refuses(stage: Stage,
     refused = pay_until(heir, is_decided)
     assert (refused.status_code, code(refused)) == (409, "outcome-unknown")
     assert code(heir.pay(body=HELD)) == "outcome-unknown"
+    assert len(backstage.effects) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_killed_in_atomic_mode_leaves_nothing_to_wait_for(stage: Stage, kind: str) -> None:
+    """In atomic mode a killed worker's transaction ends with it: a retry runs at once, as if for the first time."""
+    backstage = stage(mode="atomic")
+    heir = die_in_mid_handler(backstage, kind)
+    backstage.let_go()
+    # The database may take a moment to notice that its client is gone; it has no lease to wait for.
+    done = pay_until(heir, is_decided)
+    assert (seen(done), done.json()["attempt"]) == ((201, False), 1)
+    again = heir.pay(body=HELD)
+    assert (seen(again), again.content) == ((201, True), done.content)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", ["guard", "atomic"])
+def test_sigterm(stage: Stage, kind: str, mode: str) -> None:
+    """A server that is told to stop finishes what it has begun, and its answer is there for the next server."""
+    backstage = stage(mode=mode)
+    leaving = backstage.serve(kind)
+    paying = leaving.start_paying()
+    wait_until(lambda: len(backstage.effects) == 1)
+    leaving.process.terminate()
+    backstage.let_go()
+    answer = paying.result(HANG_SECONDS)
+    assert seen(answer) == (201, False)
+    assert leaving.process.wait(HANG_SECONDS) in {0, -signal.SIGTERM}
+    again = backstage.serve(kind).pay(body=HELD)
+    assert (seen(again), again.content) == ((201, True), answer.content)
     assert len(backstage.effects) == 1
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from semel.asgi.handling import Handling
+from semel.asgi.handling import Handling, Incoming
 from semel.asgi.protocol import (
     ASGIApp,
     ASGIScope,
@@ -18,38 +19,67 @@ from semel.asgi.protocol import (
     hide_extensions,
     send_answer,
 )
-from semel.core.commands import Command, NameScope, Pause, ReadBody, RunHandler, Tell
+from semel.asgi.stored import nowhere, silence
+from semel.core.commands import (
+    Begin,
+    Command,
+    Finish,
+    Flow,
+    NameScope,
+    NotStarted,
+    Pause,
+    ReadBody,
+    RunHandler,
+    Tell,
+    Undo,
+)
 from semel.core.fingerprint import Buffer
+from semel.core.message import Request
 from semel.core.policy import Policy
-from semel.door import Body, RequestView, declared_length
-from semel.drivers import arun
+from semel.core.record import Stuck
+from semel.door import Body, Gate, RequestView, declared_length
+from semel.drivers import aresume, arun
 from semel.errors import Interrupted
-from semel.flows.serve import Send, serve
+from semel.flows.finish import finish
+from semel.flows.reply import Send
+from semel.flows.serve import serve
+from semel.operation import Operation
+from semel.stage import AsyncStage
 from semel.stores import AsyncStore
 from semel.stores.keeper import AsyncKeeper
+from semel.stores.transaction import AsyncTransaction
 from semel.telemetry.logs import log
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What the requests of one app share."""
+
+    app: ASGIApp
+    store: AsyncStore
+    keeper: AsyncKeeper
+    gate: Gate
+    #: Says whose request it is.
+    scope: Callable[[RequestView], Any]
 
 
 class Exchange:
     """Takes one request from its headers to its handler, or to an answer that needs none."""
 
-    def __init__(
-        self, app: ASGIApp, store: AsyncStore, keeper: AsyncKeeper, whose: Callable[[RequestView], Any], policy: Policy
-    ) -> None:
-        """Guard one request to *app* by *policy*."""
-        self._app = app
-        self._store = store
-        self._keeper = keeper
-        self._whose = whose
+    def __init__(self, guard: Guard, policy: Policy) -> None:
+        """Guard one request to an app by *policy*."""
+        self._guard = guard
+        self._store = guard.store
         self._policy = policy
         self._body = Body()
+        self._transaction: AsyncTransaction | None = None
 
     async def serve(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
         """Serve the request that the server describes."""
         self._scope = scope
         self._receive = receive
         self._head = head_of(scope)
-        flow = serve(self._head, self._policy, os.urandom(16))
+        flow = serve(self._head, self._policy, os.urandom(16), notes_replays=self._store.notes_replays)
         try:
             reached = await arun(flow, self._perform, until=RunHandler)
         except Interrupted:
@@ -59,19 +89,37 @@ class Exchange:
         except BaseException:
             self._body.close()
             raise
-        if isinstance(reached, RunHandler):
-            await self._handle(Handling(flow, reached, self._perform, self._keeper, scope), send)
+        if isinstance(reached, RunHandler) and not self._guard.gate.is_closed:
+            await self._handle(flow, reached, send)
             return
         self._body.close()
+        if isinstance(reached, RunHandler):
+            reached = await aresume(flow, NotStarted(), self._perform)
         if isinstance(reached, Send):
             await send_answer(send, reached.answer, is_ours=True)
         else:
-            await self._app(scope, receive, send)
+            await self._guard.app(scope, receive, send)
 
-    async def _handle(self, handling: Handling, send: ASGISend) -> None:
+    async def finish(self, stuck: Stuck, request: Request, scope: ASGIScope) -> None:
+        """Run a stored *request* again, on from where it is stuck. Nobody waits for the answer: it is stored."""
+        self._scope = scope
+        self._receive = silence
+        self._head = request.head
+        self._body.add(request.body)
+        flow = finish(stuck, self._policy, os.urandom(16))
+        reached = await arun(flow, self._perform, until=RunHandler)
+        if isinstance(reached, RunHandler):
+            await self._handle(flow, reached, nowhere)
+        else:
+            self._body.close()
+
+    async def _handle(self, flow: Flow[Any], command: RunHandler, send: ASGISend) -> None:
         hide_extensions(self._scope)
+        stage = None if self._transaction else AsyncStage(self._store)
+        operation = Operation(command.hold, command.progress, stage=stage, transaction=self._transaction)
+        handling = Handling(flow, command, self._perform, operation, self._guard.keeper)
         try:
-            await handling.start(self._app, self._body, self._receive, send)
+            await handling.start(self._guard.app, self._scope, Incoming(self._body, self._receive), send)
         except asyncio.CancelledError:
             handling.desert()
             raise
@@ -82,7 +130,19 @@ class Exchange:
 
     def name_scope(self, _command: NameScope) -> Any:
         """Ask the application whose request this is."""
-        return self._whose(RequestView.of(self._head, full_path(self._scope), self._scope))
+        self._guard.gate.check()
+        return self._guard.scope(RequestView.of(self._head, full_path(self._scope), self._scope))
+
+    async def begin(self, command: Begin) -> Any:
+        """Open the transaction that the handler will write in."""
+        self._transaction = self._store.transaction()
+        return await self._transaction.perform(command)
+
+    async def end(self, command: Command[Any]) -> Any:
+        """End it."""
+        if self._transaction is None:  # It could not be opened, and there is none to undo.
+            return None
+        return await self._transaction.perform(command)
 
     async def read_body(self, command: ReadBody) -> Buffer | None:
         """Read the whole body, while it is within the limit."""
@@ -104,6 +164,9 @@ class Exchange:
 _PERFORM: dict[type[Command[Any]], Callable[[Exchange, Any], Any]] = {
     NameScope: Exchange.name_scope,
     ReadBody: Exchange.read_body,
+    Begin: Exchange.begin,
+    Finish: Exchange.end,
+    Undo: Exchange.end,
     Pause: lambda _, command: asyncio.sleep(command.duration.total_seconds()),
     Tell: lambda _, command: log(command.happening),
 }

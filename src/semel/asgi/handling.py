@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Message, Receive, lowered, reached_handler, send_answer
-from semel.core.commands import Answered, Flow, Raised, RunHandler, Streaming
+from semel.core.commands import Ending, Flow, Lost, RunHandler, Undo
 from semel.core.message import Answer, Headers
 from semel.core.replay import is_endless
-from semel.door import Body, raised
+from semel.door import Body, answered, raised, streaming
 from semel.drivers import AsyncPerform, aresume
 from semel.errors import NoEffect
-from semel.flows.serve import Reply, Reraise, Send
+from semel.flows.reply import Reply, Reraise, Send
 from semel.operation import Operation, begin
 from semel.stores.keeper import AsyncKeeper
 from semel.stores.step import Step
@@ -32,15 +33,14 @@ class Handling:
     _task: asyncio.Task[None]
 
     def __init__(
-        self, flow: Flow[Reply], command: RunHandler, perform: AsyncPerform, keeper: AsyncKeeper, scope: ASGIScope
+        self, flow: Flow[Reply], command: RunHandler, perform: AsyncPerform, operation: Operation, keeper: AsyncKeeper
     ) -> None:
         """Answer the *command* of *flow*, and see it to its end."""
         self._flow = flow
         self._command = command
         self._perform = perform
         self._keeper = keeper
-        self._scope = scope
-        self._operation = Operation(command.hold)
+        self._operation = operation
         self._held: list[Message] = []
         self._size = 0
         self._status = 0
@@ -60,13 +60,15 @@ class Handling:
         #: The answer goes straight to the client.
         self.is_flowing = False
 
-    def start(self, app: ASGIApp, body: Body, receive: Receive, send: ASGISend) -> Step[None]:
+    def start(self, app: ASGIApp, scope: ASGIScope, incoming: Incoming, send: ASGISend) -> Step[None]:
         """Run *app*; the step is done when it has returned."""
+        self._scope = scope
         self._send = send
-        self._keeper.add(self._command.hold, self._command.lease)
         loop = asyncio.get_running_loop()
         done = Step[None](loop=loop)
-        self._task = loop.create_task(self._run(app, body, receive, done))
+        self._task = loop.create_task(self._run(app, incoming, done))
+        if self._command.lease is not None:
+            self._keeper.add(self._command.hold, self._command.lease, self._lose)
         return done
 
     def desert(self) -> None:
@@ -81,6 +83,12 @@ class Handling:
             _deserted.add(self._task)
             self._task.add_done_callback(_deserted.discard)
 
+    def _lose(self) -> None:
+        """Stop: another worker has the operation."""
+        if not self._is_concluded:
+            self._operation.story.is_lost = True
+            self._task.cancel()
+
     async def __call__(self, message: Message) -> None:
         """Take one message of the app's."""
         if self.is_flowing:
@@ -94,12 +102,12 @@ class Handling:
             self._held.append(message)
             self._status, self._headers = message["status"], lowered(message.get("headers", ()))
             if is_endless(self._headers):
-                await self._conclude(Streaming(self._status, self._headers))
+                await self._conclude(streaming(self._status, self._headers, self._operation))
         elif kind == "http.response.body":
             self._held.append(message)
             self._size += len(message.get("body", b""))
             if self._size > self._command.limit:
-                await self._conclude(Streaming(self._status, self._headers))
+                await self._conclude(streaming(self._status, self._headers, self._operation))
             elif not message.get("more_body", False):
                 # What an app does after its answer (background tasks) comes after this: the answer is stored and sent.
                 await self._conclude(self._judged())
@@ -112,32 +120,43 @@ class Handling:
             self._waiters.append(waiter)
             await waiter
 
-    async def _run(self, app: ASGIApp, body: Body, receive: Receive, done: Step[None]) -> None:
+    async def _run(self, app: ASGIApp, incoming: Incoming, done: Step[None]) -> None:
         begin(self._operation)
         try:
-            try:
-                await app(self._scope, Replayed(body, self, receive), self)
-            except Exception as error:
-                if not self._is_concluded:
-                    await self._conclude(raised(error, self._operation))
-                elif not self._is_overruled:
-                    raise
-            if not self._is_concluded:
-                unanswered = RuntimeError("The app returned without completing its response.")
-                await self._conclude(raised(unanswered, self._operation))
+            await self._handle(app, Replayed(incoming, self))
         except Exception as error:  # noqa: BLE001 - it goes on to the server
             done.settle(error)
         except BaseException:
             # What the handler did is not known, and its lease decides: renewed, it would never run out.
             self._keeper.discard(self._command.hold)
             done.abandon()
+            if self._command.lease is None:
+                await self._perform(Undo())
             raise
         else:
             done.settle(self._undelivered)
         finally:
-            body.close()
+            incoming.body.close()
 
-    async def _conclude(self, ending: Answered | Streaming | Raised) -> None:
+    async def _handle(self, app: ASGIApp, receive: Replayed) -> None:
+        try:
+            await app(self._scope, receive, self)
+        except asyncio.CancelledError:
+            if self._is_concluded or not self._operation.story.is_lost:
+                raise
+            # It was not the server who cancelled this task, and an answer is still to be sent from it.
+            self._task.uncancel()
+            await self._conclude(Lost())
+        except Exception as error:
+            if not self._is_concluded:
+                await self._conclude(raised(error, self._operation))
+            elif not self._is_overruled:
+                raise
+        if not self._is_concluded:
+            unanswered = RuntimeError("The app returned without completing its response.")
+            await self._conclude(raised(unanswered, self._operation))
+
+    async def _conclude(self, ending: Ending) -> None:
         """End the flow: the answer is stored, and then it leaves."""
         self._is_concluded = True
         try:
@@ -182,15 +201,23 @@ class Handling:
             # what it does afterwards (a background task) will not be done by a retry.
             self._undelivered = error
 
-    def _judged(self) -> Answered | Raised:
+    def _judged(self) -> Ending:
         parts = [message.get("body", b"") for message in self._held[1:]]
         answer = self._answer = Answer(self._status, self._headers, parts[0] if len(parts) == 1 else b"".join(parts))
         error = sys.exc_info()[1]
         if isinstance(error, NoEffect) and answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
             # The framework answers for it as for any error it doesn't know, and is about to raise it on.
             return raised(error, self._operation)
-        no_effect = isinstance(error, NoEffect) or self._operation.has_no_effect
-        return Answered(answer, reached_handler(self._scope, answer.status, error), no_effect)
+        is_reached = reached_handler(self._scope, answer.status, error)
+        return answered(answer, self._operation, reached_handler=is_reached, no_effect=isinstance(error, NoEffect))
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A request's body, which was read already, and the server's ``receive``."""
+
+    body: Body
+    receive: Receive
 
 
 class Replayed:
@@ -201,11 +228,11 @@ class Replayed:
 
     __slots__ = ("_chunks", "_handling", "_receive")
 
-    def __init__(self, body: Body, handling: Handling, receive: Receive) -> None:
-        """Give *body* out again, then what *receive* has once the answer flows."""
-        self._chunks = body.chunks()
+    def __init__(self, incoming: Incoming, handling: Handling) -> None:
+        """Give the body out again, then what the server has once the answer flows."""
+        self._chunks = incoming.body.chunks()
         self._handling = handling
-        self._receive = receive
+        self._receive = incoming.receive
 
     async def __call__(self) -> Message:
         """Give the app its next message."""

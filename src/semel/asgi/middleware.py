@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-from semel.asgi.exchange import Exchange
+from semel.asgi.exchange import Exchange, Guard
 from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Message, Receive, full_path
+from semel.asgi.stored import scope_of, surroundings_of
+from semel.core.commands import Look, ReadRequest
 from semel.core.policy import Policy
-from semel.door import Paths, RequestView, Routes, checked_scope
-from semel.errors import ConfigurationError, StoreUnavailable
+from semel.core.record import Stuck
+from semel.door import Gate, Paths, RequestView, Routes, checked_scope
+from semel.errors import StoreUnavailable
 from semel.stores import AsyncStore, async_store
 from semel.stores.keeper import AsyncKeeper
 from semel.telemetry.logs import logger
+from semel.work import AsyncCompleter, AsyncReaper, AsyncService, AsyncSweeper, AsyncWorkers
 
 WhoseRequest = Callable[[RequestView], str | Awaitable[str | None] | None]
 
@@ -23,29 +28,61 @@ class IdempotencyMiddleware:
         self,
         app: ASGIApp,
         *,
-        store: str | AsyncStore = "sqlite:///semel.db",
+        store: str | AsyncStore | Any = "sqlite:///semel.db",
         scope: WhoseRequest,
         policy: Policy | None = None,
         paths: Paths = None,
+        work: bool = False,
     ) -> None:
-        """Wrap *app*. *scope* says whose request it is; *paths* may narrow down what is guarded."""
+        """Wrap *app*. *scope* says whose request it is; *paths* may narrow down what is guarded.
+
+        *store* is a URL, a store, or what the application already has: an SQLAlchemy async engine or sessionmaker, a
+        pool of asyncpg's or psycopg's. With *work*, this process also sweeps, reaps and finishes what no client came
+        back for, as ``semel work`` does.
+        """
         self.app = app
-        self.store = async_store(store) if isinstance(store, str) else store
-        if not isinstance(self.store, AsyncStore):
-            raise ConfigurationError(f"store must be a URL or, under ASGI, an AsyncStore, not {type(store).__name__}.")
-        self.scope = checked_scope(scope)
+        self.store = store if isinstance(store, AsyncStore) else async_store(store)
         self.routes = Routes(policy, paths)
-        self.keeper = AsyncKeeper(self.store.perform)
+        self.guard = Guard(app, self.store, AsyncKeeper(self.store.perform), Gate(), checked_scope(scope))
+
+        self.workers = AsyncWorkers(services(self)) if work else None
+        self._surroundings: dict[str, Any] = {}
+
+    async def finish(self, stuck: Stuck) -> int | None:
+        """Run a stuck operation's stored request again; return the status it ended with, None when it did not end."""
+        hold = stuck.hold
+        request = await self.store.perform(ReadRequest(hold))
+        if request is None:
+            return None
+        scope = scope_of(request, self._surroundings)
+        policy = self.routes.policy_for(request.head.method, full_path(scope))
+        if policy is None:
+            logger.error("%s %s is stored and is not guarded any more.", request.head.method, request.head.path)
+            return None
+        try:
+            await Exchange(self.guard, policy).finish(stuck, request, scope)
+        except Exception:  # noqa: BLE001 - the app's own, and there is no server to report it to
+            logger.exception("%s %s failed again.", request.head.method, request.head.path)
+        record = await self.store.perform(Look(hold.scope, hold.key))
+        return record.answer.status if record and record.answer else None
+
+    def drain(self) -> None:
+        """Take on nothing new: guarded requests are refused (503), and those under way end. SIGTERM does this too."""
+        self.guard.gate.close()
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
         """Serve one connection of the server's."""
         if scope["type"] == "http":
+            if self.workers is not None and not self.workers.are_running:
+                # Not every server speaks of its start.
+                self._surroundings = surroundings_of(scope)
+                self.workers.start()
             policy = self.routes.policy_for(scope["method"], full_path(scope))
             if policy is not None:
-                exchange = Exchange(self.app, self.store, self.keeper, self.scope, policy)
-                await exchange.serve(scope, receive, send)
+                await Exchange(self.guard, policy).serve(scope, receive, send)
                 return
         elif scope["type"] == "lifespan":
+            self._surroundings = surroundings_of(scope)
             await self.app(scope, receive, _Lifespan(self, send))
             return
         await self.app(scope, receive, send)
@@ -61,6 +98,7 @@ class _Lifespan:
     async def __call__(self, message: Message) -> None:
         store = self._middleware.store
         if message["type"] == "lifespan.startup.complete":
+            self._middleware.guard.gate.close_on_sigterm()
             try:
                 await store.open()
             except StoreUnavailable as error:
@@ -69,7 +107,17 @@ class _Lifespan:
             except Exception as error:
                 await self._send({"type": "lifespan.startup.failed", "message": str(error)})
                 raise
+            if self._middleware.workers is not None:
+                self._middleware.workers.start()
         elif message["type"].startswith("lifespan.shutdown."):
-            self._middleware.keeper.close()
+            if self._middleware.workers is not None:
+                await self._middleware.workers.stop()
+            self._middleware.guard.keeper.close()
             await store.close()
         await self._send(message)
+
+
+def services(middleware: IdempotencyMiddleware) -> list[AsyncService]:
+    """Return what cleans up behind *middleware*."""
+    store = middleware.store
+    return [AsyncSweeper(store, has_completer=True), AsyncReaper(store), AsyncCompleter(store, middleware.finish)]

@@ -5,6 +5,12 @@ Each step of a flow has two boundaries: the command was not carried out, or it w
     for crash in every_crash(World):          # a new World each time: .flow() and .perform(command)
         crash.world.come_back_later()
         assert crash.world.effects == 1, crash
+
+A handler that takes steps drives flows of its own inside the one around it. Their boundaries are counted together when
+all of them run in one ``Process``::
+
+    for death in every_death(World):          # a new World each time: .live(process)
+        ...
 """
 
 from __future__ import annotations
@@ -77,3 +83,91 @@ def stop(flow: Flow[Any], perform: Perform, step: int, when: When) -> Command[An
     # A dead process says nothing more; a flow that tried to would fail here.
     flow.close()
     return command
+
+
+class Died(BaseException):
+    """The process is dead. No handler catches this, and whoever asks for anything more gets it again."""
+
+
+class Process:
+    """A process with any number of flows in it, which dies at one boundary, counted over all of them from 0."""
+
+    def __init__(self, dies_at: int | None = None) -> None:
+        """Die at that boundary; None is not to die."""
+        self._left = dies_at
+        self._possessions: list[Callable[[], object]] = []
+        #: Where it died.
+        self.place: str | None = None
+
+    def owns(self, let_go: Callable[[], object]) -> None:
+        """Call *let_go* when the process dies, as the operating system does: it closes connections, for example."""
+        self._possessions.append(let_go)
+
+    def performing(self, perform: Perform) -> Perform:
+        """Return *perform* as this process does it: once before each command it may die, and once after."""
+
+        def perform_while_alive(command: Command[Any]) -> Any:
+            self._pass("before", command)
+            try:
+                answer = perform(command)
+            except Exception:
+                self._pass("after", command)
+                raise
+            self._pass("after", command)
+            return answer
+
+        return perform_while_alive
+
+    def _pass(self, when: When, command: Command[Any]) -> None:
+        """Pass a boundary alive, or don't."""
+        if self.place is None and self._left == 0:
+            self.place = f"{when} {type(command).__name__}"
+            for let_go in reversed(self._possessions):
+                let_go()
+        if self.place is not None:
+            raise Died(self.place)
+        if self._left is not None:
+            self._left -= 1
+
+
+class Life(Protocol):
+    """What a process lives in: a store, a client, and whatever else counts."""
+
+    def live(self, process: Process) -> Any:
+        """Run what is to be stopped, every flow of it by ``process.performing``."""
+
+
+L = TypeVar("L", bound=Life)
+
+
+@dataclass(frozen=True, slots=True)
+class Death(Generic[L]):
+    """Where a process died, and the world it left behind."""
+
+    world: L
+    boundary: int
+    place: str
+
+    def __str__(self) -> str:
+        """Say where."""
+        return f"died {self.place} (boundary {self.boundary})"
+
+
+def every_death(make_world: Callable[[], L]) -> Iterator[Death[L]]:
+    """Die once at each boundary, each time in a new world, until a process lives to its end."""
+    for boundary in count():
+        world = make_world()
+        death = die(world, boundary)
+        if death is None:
+            return
+        yield death
+
+
+def die(world: L, boundary: int) -> Death[L] | None:
+    """Let a process die in *world* at *boundary*; None if it came to its end before."""
+    process = Process(boundary)
+    try:
+        world.live(process)
+    except Died:
+        return Death(world, boundary, str(process.place))
+    return None

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from semel.core.commands import Answered, Raised, Streaming
+from semel.core.commands import Ending
 from semel.core.message import Answer
 from semel.core.replay import is_endless
-from semel.door import Body, raised
+from semel.door import Body, answered, raised, streaming
 from semel.operation import Operation, enter
 from semel.wsgi.environ import lowered, reached_handler
 
@@ -37,7 +37,7 @@ class Response:
         self._reached_handler = True
         self.answer: Answer | None = None
 
-    def take(self, app: WSGIApplication) -> Answered | Streaming | Raised:
+    def take(self, app: WSGIApplication) -> Ending:
         """Run the app until its answer is whole, or known to be one that can't be kept."""
         try:
             with enter(self._operation):
@@ -49,7 +49,7 @@ class Response:
                     except StopIteration:
                         return self._answered()
                     self._held.add(chunk)
-            return Streaming(self._code(), lowered(self.fields))
+            return streaming(self._code(), lowered(self.fields), self._operation)
         except Exception as error:  # noqa: BLE001 - it is the flow's to judge
             return raised(error, self._operation)
 
@@ -104,9 +104,9 @@ class Response:
     def _can_be_kept(self) -> bool:
         return self._held.size <= self._limit and not is_endless(lowered(self.fields))
 
-    def _answered(self) -> Answered:
+    def _answered(self) -> Ending:
         self.answer = Answer(self._code(), lowered(self.fields), bytes(self._held.buffer()))
-        return Answered(self.answer, self._reached_handler, self._operation.has_no_effect)
+        return answered(self.answer, self._operation, reached_handler=self._reached_handler)
 
     def _code(self) -> int:
         if not self.status:

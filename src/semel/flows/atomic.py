@@ -1,0 +1,175 @@
+"""A handler whose writes and whose record are one commit. Here a transaction is held open while the handler runs.
+
+There is no lease and no sweeper: the database ends the transaction of a process that dies, and nothing has happened.
+That is why this flow, unlike the others, may hold a transaction across a yield; whatever ends it early undoes it.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from semel.core.commands import (
+    Begin,
+    Claim,
+    Ending,
+    Finish,
+    Flow,
+    Now,
+    Pause,
+    Raised,
+    RunHandler,
+    Settle,
+    Streaming,
+    Tell,
+    Undo,
+    Verdict,
+)
+from semel.core.decision import Refuse, Replay, Run, decide
+from semel.core.events import NotKept, NotStored, StoreFailed, TookOver
+from semel.core.fingerprint import Subject
+from semel.core.key import Key
+from semel.core.message import Answer
+from semel.core.policy import Policy
+from semel.core.record import Found, Hold
+from semel.core.recovery import check_end, read_back
+from semel.core.replay import Free, Keep, judge, replayed
+from semel.core.state import TERMINAL, Event
+from semel.errors import (
+    AnswerNotStored,
+    CommitUnknown,
+    KeyExpired,
+    SemelError,
+    StoreError,
+    StoreUnavailable,
+)
+from semel.flows.handle import COMPLETE_PAUSES, Ran, handler_ran, note, reply_to, tell_fenced
+from semel.flows.reply import Reply, Send
+
+
+def run_atomically(
+    key: Key, claim: Claim, subject: Subject, policy: Policy, *, notes_replays: bool = False
+) -> Flow[Reply]:
+    """Guard one request in the application's own transaction."""
+    try:
+        seen = yield from Begin(claim)
+        before = _hold_of(seen, claim)
+        got = _judge(seen, claim, subject, policy) if isinstance(seen, Found) else seen
+        if isinstance(got, Answer):
+            yield from Undo()
+            if notes_replays and before is not None:
+                yield from note(before, "replayed")
+            return Send(got)
+        yield from _refuse_late(key, policy)
+        if got.attempt > 1:
+            yield from Tell(TookOver(key.short(), got.attempt))
+        ending = yield from RunHandler(got, None, policy.max_response_body)
+        return (yield from _end(key, claim, got, ending, policy, before=before))
+    except StoreError as error:
+        yield from Undo()
+        if not isinstance(error, AnswerNotStored):  # Of that, people know already.
+            yield from Tell(StoreFailed(key.short(), str(error)))
+        raise
+    except Exception:
+        # Whatever it was, nothing of this may be left open; where the transaction has ended this does nothing.
+        yield from Undo()
+        raise
+
+
+def _judge(found: Found, claim: Claim, subject: Subject, policy: Policy) -> Hold | Answer:
+    """Decide about a key that was there before this request."""
+    recipe = policy.fingerprint
+    is_same = recipe is None or recipe.matches(found.fingerprint, claim.fingerprint, subject)
+    match decide(found, policy, is_same_request=is_same):
+        case Replay(answer):
+            return replayed(answer, policy)
+        case Refuse(refusal):
+            raise refusal
+        case Run():
+            if found.is_expired:
+                return Hold(claim.scope, claim.key, 1, claim.token)
+            # A handler in one transaction takes no steps, so it can't go on from any: it would do them again.
+            check_end(read_back(found.steps), ())
+            return Hold(claim.scope, claim.key, found.attempt + 1, claim.token)
+        case never:  # pragma: no cover - mypy proves that nothing is left
+            assert_never(never)
+
+
+def _hold_of(seen: Hold | Found, claim: Claim) -> Hold | None:
+    """Return whose record was there before, where there was one."""
+    return Hold(claim.scope, claim.key, seen.attempt, seen.token) if isinstance(seen, Found) else None
+
+
+def _refuse_late(key: Key, policy: Policy) -> Flow[None]:
+    """Refuse a key that tells its own age and is past retention: its record may have been reaped, its effect not."""
+    if policy.late == "refuse" and key.made_at is not None and key.made_at < (yield from Now()) - policy.retention:
+        raise KeyExpired
+
+
+def _end(key: Key, claim: Claim, hold: Hold, ending: Ending, policy: Policy, *, before: Hold | None) -> Flow[Reply]:
+    """Commit what the handler wrote together with its answer, or undo it."""
+    if not isinstance(ending, Ran):
+        # First of all: whatever is written of it elsewhere would wait for this transaction.
+        yield from Undo()
+    ran = yield from handler_ran(key, hold, ending)
+    verdict = judge(ran, policy)
+    match verdict:
+        case Free():
+            yield from Undo()
+        case Keep(event, answer):
+            if event is Event.FAIL:
+                # The policy keeps server errors; what the handler wrote before it failed is not kept with them.
+                yield from Undo()
+                yield from _begin_again(key, claim, hold, before)
+            if isinstance(ran, Streaming):
+                yield from Tell(NotKept(key.short(), ran.status))
+            try:
+                yield from _finish(key, Finish(claim, hold, before, event, answer))
+            except SemelError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the application's own: a constraint that is checked at COMMIT
+                yield from Undo()
+                return reply_to(Raised(error, no_effect=True), Free(), policy)
+        case unheard:  # pragma: no cover - mypy proves that nothing is left
+            assert_never(unheard)
+    return reply_to(ran, verdict, policy)
+
+
+def _begin_again(key: Key, claim: Claim, hold: Hold, before: Hold | None) -> Flow[None]:
+    """Take the key's lock in another transaction, where the first was undone; refuse if a rival came in between."""
+    seen = yield from Begin(claim)
+    is_running = isinstance(seen, Found) and not seen.lease_is_over
+    if is_running or _hold_of(seen, claim) != before:
+        yield from Undo()
+        yield from tell_fenced(key, hold)
+
+
+def _finish(key: Key, command: Finish) -> Flow[None]:
+    hold = command.hold
+    try:
+        verdict = yield from command
+    except CommitUnknown as error:
+        verdict = yield from _settled(key, hold, error)
+    except AnswerNotStored as error:
+        # Committed here, and perhaps not where it has to be to survive this server.
+        yield from Tell(NotStored(key.short(), hold.attempt, str(error)))
+        raise
+    if verdict is Verdict.FENCED:
+        yield from tell_fenced(key, hold)
+
+
+def _settled(key: Key, hold: Hold, unknown: CommitUnknown) -> Flow[Verdict]:
+    """Find out what became of a COMMIT whose reply was lost: the record bears this attempt's token, or it does not."""
+    for pause in (*COMPLETE_PAUSES, None):
+        try:
+            record = yield from Settle(hold)
+        except StoreError as error:
+            if pause is None:
+                yield from Tell(NotStored(key.short(), hold.attempt, str(error)))
+                raise AnswerNotStored from error
+            yield from Pause(pause)
+        else:
+            if record is not None and record.token == hold.token and record.state in TERMINAL:
+                return Verdict.DONE
+            # The handler's writes went with the record: nothing has happened.
+            raise StoreUnavailable(f"The transaction was rolled back: {unknown}")
+    raise AssertionError  # pragma: no cover - the last round returned or raised

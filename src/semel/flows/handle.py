@@ -1,0 +1,155 @@
+"""A handler's run under a hold, and what becomes of its answer: stored first, and only then let go.
+
+For a request that has just claimed its key, and for an operation that is finished without its client.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+from typing import assert_never
+
+from semel.core.commands import (
+    Answered,
+    Complete,
+    Ending,
+    Flow,
+    Look,
+    Lost,
+    Note,
+    NotStarted,
+    Parked,
+    Pause,
+    Raised,
+    Release,
+    RunHandler,
+    Streaming,
+    Tell,
+    Verdict,
+)
+from semel.core.decision import RETRY_AFTER_SECONDS
+from semel.core.events import Fenced, LostLease, NotKept, NotStored
+from semel.core.key import Key
+from semel.core.message import Answer
+from semel.core.policy import Policy
+from semel.core.problem import refused
+from semel.core.record import Hold
+from semel.core.recovery import Progress, read_back
+from semel.core.replay import Free, Keep, judge
+from semel.core.state import Event
+from semel.errors import AnswerNotStored, InProgress, NoEffect, OutcomeUnknown, ShuttingDown, StoreError
+from semel.flows.reply import PassOn, Reply, Reraise, Send
+
+#: The handler has run, and only its answer is missing: worth trying for as long as a fail-over of a pooler takes.
+COMPLETE_PAUSES = (timedelta(milliseconds=50), timedelta(milliseconds=250), timedelta(seconds=1))
+
+#: A restart, most likely: the next server is up in a moment.
+SHUTDOWN_RETRY_AFTER_SECONDS = 2
+
+Ran = Answered | Streaming | Raised
+
+
+def progress_of(hold: Hold) -> Flow[Progress]:
+    """Read how far the operation has come that was just taken over; a first attempt has nothing to go on from.
+
+    What was seen before the take-over may be out of date: until then its last holder, who was only slow, could commit
+    one more step. From then on it can't.
+    """
+    if hold.attempt == 1:
+        return Progress()
+    record = yield from Look(hold.scope, hold.key)
+    if record is None or (record.attempt, record.token) != (hold.attempt, hold.token):
+        raise InProgress(retry_after=RETRY_AFTER_SECONDS)
+    return read_back(record.steps)
+
+
+def run_handler(key: Key, hold: Hold, progress: Progress, policy: Policy) -> Flow[Reply]:
+    """Run the handler, store its answer, and only then let the answer go."""
+    ending = yield from RunHandler(hold, policy.lease, policy.max_response_body, progress)
+    if isinstance(ending, NotStarted):
+        yield from release(hold)
+    ran, verdict = _weigh((yield from handler_ran(key, hold, ending)), policy)
+    match verdict:
+        case Free():
+            yield from release(hold)
+        case Keep(event, answer):
+            if isinstance(ran, Streaming):
+                yield from Tell(NotKept(key.short(), ran.status))
+            if (yield from _complete(key, hold, event, answer)) is Verdict.FENCED:
+                yield from tell_fenced(key, hold)
+        case unheard:  # pragma: no cover - mypy proves that nothing is left
+            assert_never(unheard)
+    return reply_to(ran, verdict, policy)
+
+
+def handler_ran(key: Key, hold: Hold, ending: Ending) -> Flow[Ran]:
+    """Return how the handler ended, where it ran to an end of its own; refuse otherwise."""
+    match ending:
+        case Lost():
+            # Whoever took over runs the operation now, or has; a retry will get that answer.
+            yield from Tell(LostLease(key.short(), hold.attempt))
+            yield from note(hold, "stopped")
+            raise InProgress(retry_after=RETRY_AFTER_SECONDS)
+        case Parked():
+            raise OutcomeUnknown
+        case NotStarted():
+            raise ShuttingDown(retry_after=SHUTDOWN_RETRY_AFTER_SECONDS)
+        case _:
+            return ending
+
+
+def _weigh(ran: Ran, policy: Policy) -> tuple[Ran, Keep | Free]:
+    """Judge how the handler ended; it may not end an operation whose stored steps it has not taken."""
+    verdict = judge(ran, policy)
+    if ran.skipped is None or isinstance(verdict, Free):
+        return ran, verdict
+    # It ended before it had come to where the operation is already. A failure says nothing of the operation then, and
+    # is not kept, whatever the policy; an answer would be a wrong one, and is not even sent.
+    return (ran if verdict.event is Event.FAIL else Raised(ran.skipped, no_effect=True)), Free()
+
+
+def reply_to(ran: Ran, verdict: Keep | Free, policy: Policy) -> Reply:
+    """Return what the client gets for how the handler ended."""
+    match ran:
+        case Answered(answer):
+            return Send(answer)
+        case Streaming():
+            return PassOn()
+        case Raised(error):
+            if isinstance(error, NoEffect) and isinstance(verdict, Free):
+                return Send(refused(NoEffect(error.detail, retry_after=RETRY_AFTER_SECONDS), policy))
+            return Reraise(error, verdict.answer if isinstance(verdict, Keep) else None)
+        case never:  # pragma: no cover - mypy proves that nothing is left
+            assert_never(never)
+
+
+def tell_fenced(key: Key, hold: Hold) -> Flow[None]:
+    """Say that this worker's ending was thrown away, and refuse: a retry will get the other's answer."""
+    yield from Tell(Fenced(key.short(), hold.attempt))
+    yield from note(hold, "fenced")
+    raise InProgress(retry_after=RETRY_AFTER_SECONDS)
+
+
+def release(hold: Hold) -> Flow[None]:
+    """Free the key if the store can be reached; otherwise its lease will."""
+    with suppress(StoreError):
+        yield from Release(hold)
+
+
+def _complete(key: Key, hold: Hold, event: Event, answer: Answer) -> Flow[Verdict]:
+    """Store the answer, patiently: the handler has run. If it can't be done the key is kept, never freed."""
+    for pause in (*COMPLETE_PAUSES, None):
+        try:
+            return (yield from Complete(hold, event, answer))
+        except StoreError as error:
+            if pause is None:
+                yield from Tell(NotStored(key.short(), hold.attempt, str(error)))
+                raise AnswerNotStored from error
+            yield from Pause(pause)
+    raise AssertionError  # pragma: no cover - the last round returned or raised
+
+
+def note(hold: Hold, event: str) -> Flow[None]:
+    """Leave a line in the trail. It is for people: that it can't be written changes nothing for the client."""
+    with suppress(StoreError):
+        yield from Note(hold, event)

@@ -1,0 +1,30 @@
+"""How a guarded request can end, as the doors are told. Nothing here sends anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semel.core.message import Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send this answer."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class PassOn:
+    """Let the handler's own answer through: as it streams, or (for a request without a key) untouched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reraise:
+    """Let the handler's exception through, after *answer* where there is one."""
+
+    error: Exception
+    answer: Answer | None
+
+
+Reply = Send | PassOn | Reraise

@@ -1,0 +1,244 @@
+"""A phase, and an effect: one step of an operation, recorded so that no retry takes it twice.
+
+A phase is the one place, beside atomic mode, where a transaction is open across a yield: its function runs inside.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from semel.core.commands import (
+    Applied,
+    AskOutside,
+    CallInside,
+    CallOutside,
+    Commit,
+    Doubt,
+    Flow,
+    Open,
+    Park,
+    Pause,
+    Save,
+    Settle,
+    Tell,
+    Undo,
+    Verdict,
+)
+from semel.core.derive import derive
+from semel.core.events import ParkedUnknown
+from semel.core.key import Key
+from semel.core.record import Hold
+from semel.core.recovery import Begun, Done, Kind, Progress, Step, as_json, check_end, next_step, read_back
+from semel.errors import (
+    AnswerNotStored,
+    CommitUnknown,
+    Interrupted,
+    LeaseLost,
+    NoEffect,
+    OutcomeUnknown,
+    RecoveryPointLost,
+    StepError,
+    StepInsideStep,
+    StepUnfinished,
+    StoreError,
+    StoreUnavailable,
+)
+from semel.flows.handle import COMPLETE_PAUSES
+
+#: What to do about an effect that was begun, and whose outcome nobody knows.
+OnUnknown = Literal["retry", "verify", "park"]
+
+
+class Story:
+    """Where one run of a handler is among the steps of its operation."""
+
+    def __init__(self, hold: Hold, progress: Progress) -> None:
+        """Begin at the first step; *progress* is what earlier attempts have done."""
+        self.hold = hold
+        self.progress = progress
+        self.taken: tuple[str, ...] = ()
+        #: The step that is being taken.
+        self.running: str | None = None
+        #: A step that failed in this very run, and nobody knows what it did: an effect, or a phase's COMMIT.
+        self.in_doubt: str | None = None
+        #: Whether this handler works in steps at all.
+        self.is_used = bool(progress.steps)
+        #: Another worker has the operation.
+        self.is_lost = False
+        #: An effect's outcome can't be known.
+        self.is_parked = False
+
+    @property
+    def skipped(self) -> StepError | None:
+        """What to say of a handler that ends here, without having taken all the steps that are stored."""
+        if self.in_doubt is not None:
+            return StepUnfinished(self.in_doubt)
+        try:
+            check_end(self.progress, self.taken)
+        except RecoveryPointLost as lost:
+            return lost
+        return None
+
+    def begin(self, kind: Kind, name: str) -> Step | None:
+        """Begin a step; return what is stored of it."""
+        self.check()
+        if self.running is not None:
+            raise StepInsideStep(name, self.running)
+        self.is_used = True
+        if self.in_doubt not in {None, name}:
+            raise StepUnfinished(str(self.in_doubt))
+        return next_step(self.progress, self.taken, kind, name)
+
+    def check(self) -> None:
+        """Raise where nothing more may be done."""
+        if self.is_lost:
+            raise LeaseLost
+        if self.is_parked:
+            raise OutcomeUnknown
+
+    def end(self, name: str) -> None:
+        """The step *name* is done, and stored."""
+        self.taken = (*self.taken, name)
+        self.in_doubt = None
+
+
+def phase(story: Story, name: str) -> Flow[Any]:
+    """Run a function in a transaction that also stores its result and the recovery point; or return what is stored."""
+    done = story.begin("phase", name)
+    if not isinstance(done, Done):
+        story.running = name
+        try:
+            done = yield from _take_phase(story, name)
+        finally:
+            story.running = None
+    story.end(name)
+    return done.result
+
+
+def effect(story: Story, name: str, on_unknown: OnUnknown) -> Flow[Any]:
+    """Call the outside world with a key of its own: the intent is stored before, the result after."""
+    done = stored = story.begin("effect", name)
+    if not isinstance(done, Done):
+        story.running = name
+        try:
+            done = yield from _call(story, name, on_unknown, stored)
+            yield from _save(story, story.progress.plus(done))
+        finally:
+            story.running = None
+    story.end(name)
+    return done.result
+
+
+def _take_phase(story: Story, name: str) -> Flow[Done]:
+    if story.in_doubt == name:
+        # This very run has tried to commit it, and does not know whether it did.
+        story.progress = yield from _settled(story)
+        story.in_doubt = None
+        stored = next_step(story.progress, story.taken, "phase", name)
+        if isinstance(stored, Done):
+            return stored
+    try:
+        yield from Open()
+        done = Done("phase", name, as_json(name, (yield from CallInside())))
+        yield from _commit(story, done)
+    except Exception:
+        # Whatever it was, nothing of this may be left open; where the transaction has ended this does nothing.
+        yield from Undo()
+        raise
+    return done
+
+
+def _commit(story: Story, done: Done) -> Flow[None]:
+    """Commit a phase; where that fails, leave it in doubt unless it is known to be rolled back."""
+    progress = story.progress.plus(done)
+    story.in_doubt = done.name
+    try:
+        _check_fence(story, (yield from Commit(story.hold, progress)))
+    except CommitUnknown as unknown:
+        if (yield from _settled(story)) != progress:
+            story.in_doubt = None
+            raise StoreUnavailable(f"The phase was rolled back: {unknown}") from unknown
+    except (AnswerNotStored, Interrupted):
+        # Committed here, and perhaps not where it has to be to survive this server; or nobody has waited for it.
+        raise
+    except Exception:
+        story.in_doubt = None
+        raise
+    story.progress = progress
+
+
+def _settled(story: Story) -> Flow[Progress]:
+    """Wait until no COMMIT of this run is under way any more, and read how far the record says it has come."""
+    hold = story.hold
+    for pause in (*COMPLETE_PAUSES, None):
+        try:
+            record = yield from Settle(hold)
+        except StoreError:
+            if pause is None:
+                raise
+            yield from Pause(pause)
+        else:
+            if record is not None and (record.attempt, record.token) == (hold.attempt, hold.token):
+                return read_back(record.steps)
+            story.is_lost = True
+            raise LeaseLost
+    raise AssertionError  # pragma: no cover - the last round returned or raised
+
+
+def _call(story: Story, name: str, on_unknown: OnUnknown, stored: Step | None) -> Flow[Done]:
+    key = derive(story.hold.scope, story.hold.key, name)
+    if stored is None:
+        yield from _save(story, story.progress.plus(Begun(name)))
+    story.in_doubt = name
+    if stored is not None:
+        known = yield from _ask(story, name, on_unknown, key)
+        if known is not None:
+            return Done("effect", name, as_json(name, known.result))
+    story.check()
+    try:
+        return Done("effect", name, as_json(name, (yield from CallOutside(key))))
+    except NoEffect:
+        # This call did nothing. Unless an earlier one is still in doubt, there is nothing to be unsure of next time.
+        if stored is None or on_unknown == "verify":
+            yield from _save(story, story.progress.without_unknown())
+            story.in_doubt = None
+        raise
+
+
+def _ask(story: Story, name: str, on_unknown: OnUnknown, key: str) -> Flow[Applied | None]:
+    """Decide about an effect that was begun before; None: call it, with the same key as then."""
+    if on_unknown == "retry":
+        return None
+    found = (yield from AskOutside(key)) if on_unknown == "verify" else Doubt.CANT_TELL
+    if found is Doubt.CANT_TELL:
+        yield from _park(story, name)
+    return found if isinstance(found, Applied) else None
+
+
+def _park(story: Story, name: str) -> Flow[None]:
+    _check_fence(story, (yield from Park(story.hold)))
+    story.is_parked = True
+    yield from Tell(ParkedUnknown(Key(story.hold.key).short(), story.hold.attempt, name))
+    raise OutcomeUnknown
+
+
+def _save(story: Story, progress: Progress) -> Flow[None]:
+    """Store how far it has come, patiently: an effect may have happened already."""
+    for pause in (*COMPLETE_PAUSES, None):
+        try:
+            verdict = yield from Save(story.hold, progress)
+        except StoreError:
+            if pause is None:
+                raise
+            yield from Pause(pause)
+        else:
+            _check_fence(story, verdict)
+            story.progress = progress
+            return
+    raise AssertionError  # pragma: no cover - the last round returned or raised
+
+
+def _check_fence(story: Story, verdict: Verdict) -> None:
+    if verdict is Verdict.FENCED:
+        story.is_lost = True
+        raise LeaseLost

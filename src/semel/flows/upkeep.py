@@ -1,0 +1,238 @@
+"""Cleaning up: sweeping after dead workers, reaping what is past retention, and what operators say of the rest.
+
+Any number of processes may do all of this at once. Every write compares attempt and token, and whoever comes second
+changes nothing and counts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from hashlib import sha256
+from typing import Any, Generic, TypeVar, assert_never
+
+from semel.core.commands import (
+    Command,
+    Decree,
+    Discard,
+    FindStuck,
+    Flow,
+    Note,
+    Park,
+    Reap,
+    Reaped,
+    ReapTrail,
+    Sweep,
+    Tell,
+    Unpark,
+    Verdict,
+)
+from semel.core.events import Swept, SweptUnknown
+from semel.core.key import SHORT_LENGTH
+from semel.core.message import Answer
+from semel.core.policy import Policy
+from semel.core.problem import refused
+from semel.core.record import Hold, Record, Stuck
+from semel.core.recovery import Begun, Done, read_back
+from semel.core.upkeep import MAX_BATCH, Free, Hand, ParkIt, next_batch, sweeping
+from semel.errors import Abandoned, StoreError
+
+T = TypeVar("T", Reaped, int)
+
+#: One run ends even where records expire as fast as they are reaped: a million at a time.
+MAX_ROUNDS = 1000
+
+#: The trail outlives what it is about: a question about a payment comes up within a quarter of a year.
+AUDIT_RETENTION = timedelta(days=90)
+
+#: What people see of an operation that nobody ended. No client does: it is stored past its retention.
+ABANDONED = refused(Abandoned(), Policy())
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """What came of one run of the sweeper."""
+
+    freed: int = 0
+    parked: int = 0
+    #: Left to the completer.
+    left: int = 0
+    #: Why the run ended early, if it did.
+    error: StoreError | None = None
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        return f"swept: {self.freed} freed, {self.parked} parked, {self.left} left to the completer" + _why(self.error)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there was nothing to do."""
+        return not (self.freed or self.parked or self.error)
+
+
+@dataclass(frozen=True, slots=True)
+class ReapReport:
+    """What came of one run of the reaper."""
+
+    deleted: int = 0
+    stripped: int = 0
+    failed: int = 0
+    #: Lines of the audit trail that were deleted.
+    audit_lines: int = 0
+    #: The batch that the store could bear: the next run begins with it.
+    batch: int = MAX_BATCH
+    #: Why the run ended early, if it did.
+    error: StoreError | None = None
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        counts = f"{self.deleted} deleted, {self.stripped} stripped, {self.failed} abandoned"
+        return f"reaped: {counts}, {self.audit_lines} audit lines deleted" + _why(self.error)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there was nothing to do."""
+        return not (self.deleted or self.stripped or self.failed or self.audit_lines or self.error)
+
+
+def sweep(limit: int = MAX_BATCH, *, has_completer: bool = False) -> Flow[SweepReport]:
+    """Free the keys of dead workers, or park those that may not run again, *limit* at a time until none is left."""
+    freed = parked = 0
+    left: set[Hold] = set()
+    try:
+        for _ in range(MAX_ROUNDS):
+            # Those that are left to the completer are found again, and must not hide the others.
+            wanted = limit + len(left)
+            found = yield from FindStuck(wanted)
+            for stuck in found:
+                match sweeping(stuck, has_completer=has_completer):
+                    case Free():
+                        freed += yield from _free(stuck)
+                    case ParkIt():
+                        parked += yield from _park(stuck)
+                    case Hand():
+                        left.add(stuck.hold)
+                    case never:  # pragma: no cover - mypy proves that nothing is left
+                        assert_never(never)
+            if len(found) < wanted:
+                break
+    except StoreError as error:
+        return SweepReport(freed, parked, len(left), error)
+    return SweepReport(freed, parked, len(left))
+
+
+def reap(
+    batch: int = MAX_BATCH, audit_retention: timedelta | None = AUDIT_RETENTION, *, largest: int = MAX_BATCH
+) -> Flow[ReapReport]:
+    """Clear away what is past retention, beginning with *batch* records at a time, then the old lines of the trail."""
+    keys = yield from _in_batches(lambda size: Reap(size, ABANDONED), batch, largest)
+    lines: _Batches[int] = _Batches((), keys.size, keys.error)
+    if audit_retention is not None and keys.error is None:
+        lines = yield from _in_batches(lambda size: ReapTrail(size, audit_retention), keys.size, largest)
+    return ReapReport(
+        deleted=sum(each.deleted for each in keys.outcomes),
+        stripped=sum(each.stripped for each in keys.outcomes),
+        failed=sum(each.failed for each in keys.outcomes),
+        audit_lines=sum(lines.outcomes),
+        batch=lines.size,
+        error=lines.error,
+    )
+
+
+def release(hold: Hold) -> Flow[Verdict]:
+    """Forget an operation that has not ended, whatever it did: a retry runs it again from its beginning."""
+    return (yield from Discard(hold))
+
+
+def resolve_applied(record: Record, result: Any) -> Flow[Verdict]:
+    """Let a parked operation go on after its unknown effect, which returned *result*; or end it with that result."""
+    hold, progress = hold_of(record), read_back(record.steps)
+    if progress.unknown is None:
+        verdict = yield from Decree(hold, _granted(result))
+    else:
+        verdict = yield from Unpark(hold, progress.plus(Done("effect", progress.unknown.name, result)))
+    yield from _say(verdict, hold, "applied", progress.unknown)
+    return verdict
+
+
+def resolve_not_applied(record: Record) -> Flow[Verdict]:
+    """Let a parked operation go on as if its last effect had not been begun; forget one that has done nothing else.
+
+    Steps that are done stay done. Without any, a record whose policy refuses a second run would be stuck for ever.
+    """
+    hold, progress = hold_of(record), read_back(record.steps)
+    rest = progress.without_unknown()
+    verdict = yield from Unpark(hold, rest) if rest.steps else Discard(hold)
+    yield from _say(verdict, hold, "not applied", progress.unknown)
+    return verdict
+
+
+def hold_of(record: Record) -> Hold:
+    """Return the hold that a write has to show to change *record* as it was read."""
+    return Hold(record.scope, record.key, record.attempt, record.token)
+
+
+def _free(stuck: Stuck) -> Flow[bool]:
+    if (yield from Sweep(stuck.hold)) is Verdict.FENCED:
+        return False
+    yield from Tell(Swept(_short(stuck.hold), stuck.hold.attempt, stuck.silent_for.total_seconds()))
+    return True
+
+
+def _park(stuck: Stuck) -> Flow[bool]:
+    if (yield from Park(stuck.hold, if_silent=True)) is Verdict.FENCED:
+        return False
+    yield from Tell(SweptUnknown(_short(stuck.hold), stuck.hold.attempt))
+    return True
+
+
+def _say(verdict: Verdict, hold: Hold, event: str, step: Begun | None) -> Flow[None]:
+    """Add to the trail what the operator said; that something changed, and by whom, is in it already."""
+    if verdict is Verdict.DONE:
+        yield from Note(hold, event, step.name if step else None)
+
+
+def _granted(result: Any) -> Answer:
+    return Answer(200, ((b"content-type", b"application/json"),), json.dumps(result, ensure_ascii=False).encode())
+
+
+def _short(hold: Hold) -> str:
+    # Not Key(...).short(): a key that could not be built is no reason to leave its record stuck.
+    return sha256(hold.key.encode()).hexdigest()[:SHORT_LENGTH]
+
+
+def _why(error: StoreError | None) -> str:
+    return f"; then it ended: {error}" if error else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batches(Generic[T]):
+    """What came of each batch, how large the next may be, and why there was none, where the store objected."""
+
+    outcomes: tuple[T, ...]
+    size: int
+    error: StoreError | None = None
+
+
+def _in_batches(command: Callable[[int], Command[T]], size: int, largest: int) -> Flow[_Batches[T]]:
+    """Repeat *command* until a batch is not full. One that is too much for the store is made smaller."""
+    outcomes: list[T] = []
+    for _ in range(MAX_ROUNDS):
+        error = None
+        try:
+            outcomes.append((yield from command(size)))
+        except StoreError as objection:
+            error = objection
+        wanted, following = size, next_batch(size, error, largest)
+        if following is None:
+            return _Batches(tuple(outcomes), size, error)
+        size = following
+        if error is None and _touched(outcomes[-1]) < wanted:
+            break
+    return _Batches(tuple(outcomes), size)
+
+
+def _touched(outcome: Reaped | int) -> int:
+    return outcome.total if isinstance(outcome, Reaped) else outcome

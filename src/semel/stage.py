@@ -1,0 +1,242 @@
+"""Where the steps of an operation are carried out: ``Stage`` in a thread, ``AsyncStage`` on an event loop.
+
+It calls the user's functions and lends them a connection. In what order, ``flows/steps`` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from semel.core.commands import (
+    Applied,
+    AskOutside,
+    CallInside,
+    CallOutside,
+    Command,
+    Commit,
+    Doubt,
+    Flow,
+    Open,
+    Pause,
+    Tell,
+    Undo,
+)
+from semel.drivers import arun, run
+from semel.errors import ConfigurationError
+from semel.stores import AsyncStore, Store
+from semel.stores.transaction import AsyncTransaction, Transaction
+from semel.telemetry.logs import log
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What the handler wants called in one step."""
+
+    function: Function
+    arguments: tuple[Any, ...] = ()
+    named: dict[str, Any] = field(default_factory=dict)
+    #: Says of an effect whether it happened.
+    verify: Function | None = None
+
+    def inside(self, connection: object) -> Function:
+        """Return the call of a phase."""
+        return partial(self.function, connection, *self.arguments, **self.named)
+
+    def outside(self, key: str) -> Function:
+        """Return the call of an effect."""
+        return partial(self.function, *self.arguments, **self.named, idempotency_key=key)
+
+    def question(self, key: str) -> Function:
+        """Return the call that asks about an effect."""
+        if self.verify is None:
+            raise ConfigurationError('on_unknown="verify" needs verify=, a function that says what happened.')
+        return partial(self.verify, *self.arguments, **self.named, idempotency_key=key)
+
+
+class AnyStage(ABC):
+    """What an operation needs of its stage, in either colour."""
+
+    @abstractmethod
+    def take(self, step: Flow[Any], call: Call) -> Any:
+        """Take one step; on an event loop, return what is to be awaited."""
+
+
+class Stage(AnyStage):
+    """Steps of a handler that runs in a thread."""
+
+    def __init__(self, store: Store) -> None:
+        """Keep in *store* what is recorded."""
+        self._store = store
+
+    def take(self, step: Flow[Any], call: Call) -> Any:
+        """Take one step, here and now."""
+        return run(step, _Taking(self._store, call).perform)
+
+
+class _Taking:
+    """One step under way in a thread."""
+
+    _transaction: Transaction | None = None
+
+    def __init__(self, store: Store, call: Call) -> None:
+        self._store = store
+        self._call = call
+
+    def perform(self, command: Command[Any]) -> Any:
+        perform = _PERFORM.get(type(command))
+        return perform(self, command) if perform else self._store.perform(command)
+
+    def open(self, command: Open) -> None:
+        self._transaction = self._store.transaction()
+        self._transaction.perform(command)
+
+    def end(self, command: Command[Any]) -> Any:
+        if self._transaction is None:  # It could not be opened, and there is none to undo.
+            return None
+        return self._transaction.perform(command)
+
+    def call_inside(self, _command: CallInside) -> Any:
+        return _here(self._call.inside(self._transaction and self._transaction.connection))
+
+    def call_outside(self, command: CallOutside) -> Any:
+        return _here(self._call.outside(command.key))
+
+    def ask_outside(self, command: AskOutside) -> Applied | Doubt:
+        return _verified(_here(self._call.question(command.key)))
+
+
+_PERFORM: dict[type[Command[Any]], Callable[[_Taking, Any], Any]] = {
+    Open: _Taking.open,
+    Commit: _Taking.end,
+    Undo: _Taking.end,
+    CallInside: _Taking.call_inside,
+    CallOutside: _Taking.call_outside,
+    AskOutside: _Taking.ask_outside,
+    Pause: lambda _, command: time.sleep(command.duration.total_seconds()),
+    Tell: lambda _, command: log(command.happening),
+}
+
+
+class AsyncStage(AnyStage):
+    """Steps of a handler that runs on an event loop; or in a thread of an app that does."""
+
+    def __init__(self, store: AsyncStore) -> None:
+        """Keep in *store* what is recorded, on the running loop."""
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+
+    def take(self, step: Flow[Any], call: Call) -> Any:
+        """Return what is to be awaited; in a thread, wait for it here."""
+        taking = arun(step, _AsyncTaking(self._store, call).perform)
+        if _is_in(self._loop):
+            return taking
+        return asyncio.run_coroutine_threadsafe(taking, self._loop).result()
+
+
+class _AsyncTaking:
+    """One step under way on an event loop."""
+
+    _transaction: AsyncTransaction | None = None
+
+    def __init__(self, store: AsyncStore, call: Call) -> None:
+        self._store = store
+        self._call = call
+
+    def perform(self, command: Command[Any]) -> Any:
+        perform = _ASYNC_PERFORM.get(type(command))
+        return perform(self, command) if perform else self._store.perform(command)
+
+    async def open(self, command: Open) -> None:
+        self._transaction = self._store.transaction()
+        await self._transaction.perform(command)
+
+    async def end(self, command: Command[Any]) -> Any:
+        if self._transaction is None:  # It could not be opened, and there is none to undo.
+            return None
+        return await self._transaction.perform(command)
+
+    async def call_inside(self, _command: CallInside) -> Any:
+        connection = self._transaction and self._transaction.connection
+        call = self._call.inside(connection)
+        if not _is_async(call) and inspect.iscoroutinefunction(getattr(connection, "execute", None)):
+            raise ConfigurationError(
+                f"{_name(call)} must be `async def`: in this app a phase's connection is "
+                f"{type(connection).__module__}.{type(connection).__name__}, which has to be awaited."
+            )
+        return await _anywhere(call)
+
+    async def call_outside(self, command: CallOutside) -> Any:
+        return await _anywhere(self._call.outside(command.key))
+
+    async def ask_outside(self, command: AskOutside) -> Applied | Doubt:
+        return _verified(await _anywhere(self._call.question(command.key)))
+
+
+_ASYNC_PERFORM: dict[type[Command[Any]], Callable[[_AsyncTaking, Any], Any]] = {
+    Open: _AsyncTaking.open,
+    Commit: _AsyncTaking.end,
+    Undo: _AsyncTaking.end,
+    CallInside: _AsyncTaking.call_inside,
+    CallOutside: _AsyncTaking.call_outside,
+    AskOutside: _AsyncTaking.ask_outside,
+    Pause: lambda _, command: asyncio.sleep(command.duration.total_seconds()),
+    Tell: lambda _, command: log(command.happening),
+}
+
+
+def _here(call: Function) -> Any:
+    if _is_async(call):
+        raise ConfigurationError(f"{_name(call)} is `async def`, and this handler is not: nobody could await it.")
+    return call()
+
+
+async def _anywhere(call: Function) -> Any:
+    """Await *call*, or run it in a thread: a plain function would hold up everybody else on the loop."""
+    if _is_async(call):
+        return await call()
+    running = asyncio.get_running_loop().run_in_executor(None, copy_context().run, call)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        # A thread can't be stopped. It must be through with its connection before that is rolled back: what it wrote
+        # afterwards would be a transaction of its own.
+        while not running.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([running])
+        raise
+
+
+def _verified(answer: object) -> Applied | Doubt:
+    if isinstance(answer, Applied | Doubt):
+        return answer
+    raise ConfigurationError(
+        f"verify must return semel.Applied(result), semel.NOT_APPLIED or semel.CANT_TELL, not {type(answer).__name__}."
+    )
+
+
+def _is_async(call: Function) -> bool:
+    function = call.func if isinstance(call, partial) else call
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - it is asked what it is, not whether it is
+
+
+def _is_in(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+def _name(call: Function) -> str:
+    function = call.func if isinstance(call, partial) else call
+    return getattr(function, "__qualname__", None) or type(function).__name__

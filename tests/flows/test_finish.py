@@ -1,0 +1,142 @@
+"""Finishing what no client came back for: what is run, what waits, what is parked."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from semel.core.commands import (
+    Again,
+    Answered,
+    Complete,
+    FindStuck,
+    FinishOne,
+    Look,
+    Park,
+    Release,
+    RunHandler,
+    TakeOver,
+    Tell,
+    Verdict,
+)
+from semel.core.events import FinishedAbandoned, GaveUpAbandoned, TookOver
+from semel.core.message import Answer
+from semel.core.policy import Policy
+from semel.core.record import Hold, OnCrash, Record, Stuck
+from semel.core.recovery import Done, Progress, written
+from semel.core.state import State
+from semel.core.upkeep import MAX_ATTEMPTS
+from semel.errors import InProgress, StoreUnavailable
+from semel.flows.finish import MAX_OPERATIONS, FinishReport, finish, finish_abandoned
+from semel.flows.reply import Send
+from semel.testing.script import play
+from tests.core.test_record import PROCESSING
+
+LONG = timedelta(hours=1)
+PROGRESS = Progress((Done("phase", "ride_created", {"id": 7}),))
+
+
+def stuck(attempt: int = 1, silent_for: timedelta = LONG, on_crash: OnCrash = "rerun") -> Stuck:
+    hold = Hold("alice", "key-1", attempt, b"d" * 16)
+    return Stuck(hold, on_crash, written(PROGRESS), has_request=True, silent_for=silent_for)
+
+
+def found(*stuck: Stuck) -> tuple[type[Any], object]:
+    return FindStuck, stuck
+
+
+def taken(attempt: int = 2) -> Hold:
+    return Hold("alice", "key-1", attempt, b"t" * 16)
+
+
+def record(hold: Hold) -> Record:
+    fields = {name: getattr(PROCESSING, name) for name in Record.__slots__}
+    mine = {"attempt": hold.attempt, "token": hold.token, "steps": written(PROGRESS), "recovery_point": "ride_created"}
+    return Record(**(fields | mine | {"state": State.PROCESSING}))
+
+
+def test_finished() -> None:
+    """What is stuck and whose time has come is run, told of, and counted by whether it ended."""
+    played = play(finish_abandoned(), [found(stuck(), stuck(2)), (FinishOne, 201), (Tell, None), (FinishOne, None)])
+    assert played.commands[0] == FindStuck(MAX_OPERATIONS, with_request=True, with_nobodys=True)
+    tell = played.commands[2]
+    assert isinstance(tell, Tell)
+    assert isinstance(tell.happening, FinishedAbandoned)
+    assert (tell.happening.attempt, tell.happening.status) == (2, 201)
+    assert played.result == FinishReport(finished=1, failed=1)
+    assert str(played.result) == "completed: 1 finished, 1 failed, 0 parked, 0 waiting"
+    assert not played.result.is_idle
+
+
+def test_waits_for_its_client_first() -> None:
+    """A client that comes back by itself is the better one to finish its operation."""
+    report = play(finish_abandoned(), [found(stuck(silent_for=timedelta(seconds=1)))]).result
+    assert report == FinishReport(waiting=1)
+    assert report.is_idle
+
+
+def test_parked_after_so_many_attempts() -> None:
+    """An operation that was tried too often is parked and told of; one that a rival parked is not counted twice."""
+    tired = stuck(MAX_ATTEMPTS)
+    played = play(finish_abandoned(), [found(tired, tired), (Park, Verdict.DONE), (Tell, None), (Park, Verdict.FENCED)])
+    assert played.commands[1] == Park(tired.hold, if_silent=True)
+    tell = played.commands[2]
+    assert isinstance(tell, Tell)
+    assert isinstance(tell.happening, GaveUpAbandoned)
+    assert played.result == FinishReport(parked=1)
+
+
+def test_resolved_is_tried_as_often_again() -> None:
+    """What an operator has resolved has one attempt more, and is not parked again at once."""
+    assert play(finish_abandoned(), [found(stuck(MAX_ATTEMPTS + 1)), (FinishOne, None)]).result.failed == 1
+
+
+def test_store_in_trouble_ends_the_run() -> None:
+    """Where the store can't be reached the run ends, and says how far it came."""
+    error = StoreUnavailable("It is away.")
+    report = play(finish_abandoned(), [found(stuck(), stuck()), (FinishOne, None), (FinishOne, error)]).result
+    assert report == FinishReport(failed=1, error=error)
+    assert str(report).endswith("ended early: It is away.")
+
+
+def test_one_is_taken_over_and_run() -> None:
+    """The operation is taken over from the hold that was seen, and run on from the steps that are stored then."""
+    hold = taken()
+    answer = Answer(201)
+    played = play(
+        finish(stuck(), Policy(), b"t" * 16),
+        [
+            (TakeOver, hold),
+            (Tell, None),
+            (Look, record(hold)),
+            (RunHandler, Answered(answer)),
+            (Complete, Verdict.DONE),
+        ],
+    )
+    take_over, tell, _, run, _ = played.commands
+    assert isinstance(take_over, TakeOver)
+    assert take_over.seen == stuck().hold
+    assert isinstance(tell, Tell)
+    assert isinstance(tell.happening, TookOver)
+    assert isinstance(run, RunHandler)
+    assert (run.hold, run.progress) == (hold, PROGRESS)
+    assert played.result == Send(answer)
+
+
+def test_a_rival_was_quicker() -> None:
+    """Whoever comes second runs nothing."""
+    assert play(finish(stuck(), Policy(), b"t" * 16), [(TakeOver, Again.AGAIN)]).result is None
+
+
+def test_it_expired_a_moment_ago() -> None:
+    """An operation that starts anew because it has expired is let go: nobody has asked for it."""
+    script = [(TakeOver, taken(attempt=1)), (Release, Verdict.DONE)]
+    assert play(finish(stuck(), Policy(), b"t" * 16), script).result is None
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("It is away."), InProgress()])
+def test_refused(error: Exception) -> None:
+    """What would be refused to a client is only counted here."""
+    reply = play(finish(stuck(), Policy(), b"t" * 16), [(TakeOver, error)]).result
+    assert isinstance(reply, Send)
+    assert reply.answer.status in {409, 503}

@@ -1,0 +1,238 @@
+"""Services for ever: each at its interval, whatever becomes of the others, until they are told to stop."""
+
+import asyncio
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from semel.errors import StoreError, StoreUnavailable
+from semel.flows.upkeep import SweepReport
+from semel.work import AsyncWorkers, Workers
+from semel.work.loop import JITTER, _jittered
+
+SOON = timedelta(milliseconds=1)
+NEVER = timedelta(days=1)
+#: Far longer than anything here takes.
+HANG_SECONDS = 20
+
+
+class Counting:
+    """A service that puts each of its runs into a queue."""
+
+    def __init__(
+        self, name: str = "counter", interval: timedelta = SOON, run: Callable[[], SweepReport] = SweepReport
+    ) -> None:
+        self.name = name
+        self.interval = interval
+        self.run = run
+        self.runs: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def run_once(self) -> SweepReport:
+        self.runs.put(threading.current_thread().name)
+        return self.run()
+
+    def wait_for(self, runs: int) -> str:
+        return [self.runs.get(timeout=HANG_SECONDS) for _ in range(runs)][-1]
+
+
+class AsyncCounting:
+    def __init__(self, interval: timedelta = SOON, run: Callable[[], SweepReport] = SweepReport) -> None:
+        self.name = "counter"
+        self.interval = interval
+        self.run = run
+        self.runs: asyncio.Queue[None] = asyncio.Queue()
+
+    async def run_once(self) -> SweepReport:
+        self.runs.put_nowait(None)
+        return self.run()
+
+    async def wait_for(self, runs: int) -> None:
+        for _ in range(runs):
+            await asyncio.wait_for(self.runs.get(), HANG_SECONDS)
+
+
+def broken() -> SweepReport:
+    raise RuntimeError("broken")
+
+
+def test_each_at_its_interval() -> None:
+    """A service runs at once, then again and again at its own interval, in a thread that bears its name."""
+    often, once = Counting("often"), Counting("once", NEVER)
+    workers = Workers([often, once])
+    workers.start()
+    assert often.wait_for(3) == "semel-often"
+    once.wait_for(1)
+    workers.stop()
+    assert once.runs.empty()
+
+
+def test_errors_stop_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """A service that fails is logged with its traceback, tries again, and does not stop the others."""
+    bad, good = Counting("bad", run=broken), Counting("good")
+    workers = Workers([bad, good])
+    with caplog.at_level(logging.ERROR, "semel"):
+        workers.start()
+        bad.wait_for(3)
+        good.wait_for(3)
+        workers.stop()
+    assert "The bad failed; the next run tries again." in caplog.text
+    assert "RuntimeError: broken" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "report, level",
+    [
+        (SweepReport(), logging.DEBUG),
+        (SweepReport(freed=1), logging.INFO),
+        (SweepReport(freed=1, error=StoreUnavailable("gone")), logging.ERROR),
+    ],
+)
+def test_reports_are_logged(report: SweepReport, level: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A run is a line of the log: a quiet one if there was nothing to do, a loud one if it was cut short."""
+    service = Counting(interval=NEVER, run=lambda: report)
+    workers = Workers([service])
+    with caplog.at_level(logging.DEBUG, "semel"):
+        workers.start()
+        service.wait_for(1)
+        workers.stop()
+    (line,) = [each for each in caplog.records if each.name == "semel"]
+    assert line.levelno == level
+    assert str(report) in line.getMessage()
+
+
+def test_stop_waits_for_the_run_under_way() -> None:
+    """Stopping begins no run, ends a long wait at once, and waits for the run that is under way."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> SweepReport:
+        begun.set()
+        assert go_on.wait(HANG_SECONDS)
+        return SweepReport()
+
+    service = Counting(run=slow)
+    workers = Workers([service, Counting("asleep", NEVER)])
+    workers.start()
+    assert begun.wait(HANG_SECONDS)
+    stopper = threading.Thread(target=workers.stop)
+    stopper.start()
+    stopper.join(0.05)
+    assert stopper.is_alive()
+    go_on.set()
+    stopper.join(HANG_SECONDS)
+    assert not stopper.is_alive()
+    assert service.wait_for(1)
+    assert service.runs.empty()
+
+
+def test_started_twice_and_again() -> None:
+    """Starting what runs already changes nothing; what was stopped can be started again."""
+    service = Counting(interval=NEVER)
+    workers = Workers([service])
+    workers.start()
+    workers.start()
+    service.wait_for(1)
+    workers.stop()
+    assert service.runs.empty()
+    workers.stop()
+    workers.start()
+    service.wait_for(1)
+    workers.stop()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="There is no fork here.")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_forked_child() -> None:
+    """A forked child has no workers until it starts its own, and then they run and stop there as anywhere."""
+    service = Counting()
+    workers = Workers([service])
+    workers.start()
+    service.wait_for(1)
+    child = os.fork()
+    if child == 0:  # pragma: no cover - another process
+        status = 1
+        try:
+            service.runs = queue.SimpleQueue()
+            has_none = not [thread for thread in threading.enumerate() if thread.name.startswith("semel-")]
+            workers.stop()
+            workers.start()
+            service.wait_for(2)
+            workers.stop()
+            status = 0 if has_none else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    workers.stop()
+
+
+def test_jitter() -> None:
+    """Intervals vary a little, so that processes that were started together part."""
+    seconds = [_jittered(timedelta(seconds=10)) for _ in range(100)]
+    assert len(set(seconds)) > 1
+    assert min(seconds) >= 10 * (1 - JITTER)
+    assert max(seconds) <= 10 * (1 + JITTER)
+
+
+async def test_async_each_at_its_interval() -> None:
+    """On an event loop it is the same: at once, then at the interval, until it is stopped."""
+    often, once = AsyncCounting(), AsyncCounting(NEVER)
+    workers = AsyncWorkers([often, once])
+    workers.start()
+    workers.start()
+    await often.wait_for(3)
+    await once.wait_for(1)
+    await asyncio.wait_for(workers.stop(), HANG_SECONDS)
+    assert once.runs.empty()
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("semel-")]
+
+
+async def test_async_errors_stop_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """On an event loop, too, a service that fails is logged and tries again, and the others go on."""
+    bad, good = AsyncCounting(run=broken), AsyncCounting()
+    workers = AsyncWorkers([bad, good])
+    with caplog.at_level(logging.ERROR, "semel"):
+        workers.start()
+        await bad.wait_for(3)
+        await good.wait_for(3)
+        await workers.stop()
+    assert "RuntimeError: broken" in caplog.text
+
+
+async def test_async_stop_waits_for_the_run_under_way() -> None:
+    """On an event loop, too, stopping waits for the run that is under way."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    ended: list[StoreError | None] = []
+
+    class Slow:
+        name = "slow"
+        interval = SOON
+
+        async def run_once(self) -> SweepReport:
+            begun.set()
+            await go_on.wait()
+            ended.append(None)
+            return SweepReport()
+
+    workers = AsyncWorkers([Slow()])
+    workers.start()
+    await begun.wait()
+    stopping = asyncio.ensure_future(workers.stop())
+    await asyncio.sleep(0)
+    assert not stopping.done()
+    go_on.set()
+    await asyncio.wait_for(stopping, HANG_SECONDS)
+    assert len(ended) == 1
+
+
+async def test_async_started_again() -> None:
+    """What was stopped can be started again, on the same loop or another."""
+    service = AsyncCounting(NEVER)
+    workers = AsyncWorkers([service])
+    for _ in range(2):
+        workers.start()
+        await service.wait_for(1)
+        await workers.stop()
