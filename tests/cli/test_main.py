@@ -20,7 +20,7 @@ def test_version(semel: Semel) -> None:
 def test_no_command(semel: Semel) -> None:
     """Without a command, the list of commands is shown."""
     shown = semel().stdout
-    assert all(command in shown for command in ("demo", "migrate", "keys", "version"))
+    assert all(command in shown for command in ("demo", "migrate", "keys", "sweep", "reap", "work", "version"))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,19 @@ def test_missing_extra(command: str, module: str, advice: str) -> None:
     assert ended.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [("migrate",), ("keys", "list"), ("keys", "show", "a")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("migrate",),
+        ("sweep",),
+        ("reap",),
+        ("work",),
+        ("keys", "list"),
+        ("keys", "show", "a"),
+        ("keys", "release", "a"),
+        ("keys", "resolve", "a", "--not-applied"),
+    ],
+)
 def test_no_store(semel: Semel, command: tuple[str, ...]) -> None:
     """A command that is given no store, and finds none, asks which, in one line."""
     ended = semel(*command)
@@ -51,7 +63,7 @@ def test_no_store(semel: Semel, command: tuple[str, ...]) -> None:
     assert ended.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [("keys", "list"), ("demo",)])
+@pytest.mark.parametrize("command", [("keys", "list"), ("demo",), ("sweep",), ("reap",), ("work",)])
 def test_bad_url_everywhere(semel: Semel, command: tuple[str, ...]) -> None:
     """Every command that takes a store treats its URL alike."""
     test_bad_url(semel, command, "postgresql://user:hush%zz@localhost/shop", 2)

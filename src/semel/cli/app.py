@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from semel import __version__
-from semel.cli import keys, schema
+from semel.cli import keys, schema, work
 from semel.cli.demo import command as demo
 
 app = typer.Typer(
@@ -17,6 +17,9 @@ app = typer.Typer(
 
 app.command("demo")(demo.demo)
 app.command("migrate")(schema.migrate)
+app.command("sweep")(work.sweep)
+app.command("reap")(work.reap)
+app.command("work")(work.work)
 app.add_typer(keys.app, name="keys")
 
 

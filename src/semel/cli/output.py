@@ -6,9 +6,13 @@ import re
 import shlex
 import sys
 from datetime import timedelta
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
+
+JsonOption = Annotated[bool, typer.Option("--json", help="For machines.")]
 
 #: A pipe has no width: a record stays on one line, and grep and awk can be used on it.
 PIPE_WIDTH = 10_000

@@ -1,0 +1,157 @@
+"""``semel keys release`` and ``resolve``: an operator says what nobody else can know. Each asks before it writes.
+
+The audit trail says who it was. A record that has ended is never changed here.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+from typing import Annotated, Any
+
+import typer
+
+from semel.cli.address import StoreOption, opened
+from semel.cli.finding import KeyArgument, ScopeOption, find_required
+from semel.cli.output import brief, put
+from semel.cli.showing import record_lines, sheet_of
+from semel.core.commands import Flow, Verdict
+from semel.core.record import Record
+from semel.core.recovery import as_json, read_back
+from semel.core.state import TERMINAL, State
+from semel.drivers import run
+from semel.errors import ConfigurationError, ResultNotJSON, SemelError
+from semel.flows import upkeep
+from semel.stores import Store
+
+YesOption = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
+
+
+class CantBeFreed(SemelError):
+    """This key can't be freed."""
+
+
+class CantBeResolved(SemelError):
+    """There is nothing to resolve here."""
+
+
+class RecordChanged(SemelError):
+    """The record has changed meanwhile, and nothing was done. Look at it again: semel keys show."""
+
+
+def release(
+    key: KeyArgument,
+    *,
+    store: StoreOption = None,
+    scope: ScopeOption = None,
+    yes: YesOption = False,
+) -> None:
+    """Free a key that has not ended, whatever it did: a retry runs the operation again from its beginning."""
+    with opened(store) as keys:
+        record = find_required(keys, key, scope)
+        if record.state in TERMINAL:
+            raise CantBeFreed(
+                "This operation has ended. Its answer stays until it expires; a new operation needs a new key."
+            )
+        if record.state is State.PENDING:
+            raise CantBeFreed("This operation waits to be run. It can be freed once a worker has begun it.")
+        put(sheet_of(record_lines(record)))
+        _agree([*_release_means(record)], "Free this key?", yes=yes)
+        _carry_out(keys, upkeep.release(upkeep.hold_of(record)))
+    print("Freed.")
+
+
+def resolve(
+    key: KeyArgument,
+    *,
+    applied: Annotated[
+        str | None, typer.Option(metavar="RESULT", help="It happened, and returned this (JSON).")
+    ] = None,
+    not_applied: Annotated[bool, typer.Option("--not-applied", help="It did not happen.")] = False,
+    store: StoreOption = None,
+    scope: ScopeOption = None,
+    yes: YesOption = False,
+) -> None:
+    """Say of an operation whose outcome is unknown whether it happened."""
+    if not_applied == (applied is not None):
+        raise ConfigurationError("Say what happened: either --applied RESULT or --not-applied.")
+    result = None if applied is None else _parsed(applied)
+    with opened(store) as keys:
+        record = find_required(keys, key, scope)
+        if record.state is not State.UNKNOWN:
+            raise CantBeResolved(_why_not(record))
+        put(sheet_of(record_lines(record)))
+        _agree([_resolving_means(record, is_applied=applied is not None)], "Is that right?", yes=yes)
+        flow = upkeep.resolve_not_applied(record) if applied is None else upkeep.resolve_applied(record, result)
+        _carry_out(keys, flow)
+    print("Resolved.")
+
+
+def operator() -> str:
+    """Name whoever sits at this terminal, for the audit trail."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # A container's user may have a number and no name.
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return as_json("--applied", json.loads(text))
+    except (ValueError, ResultNotJSON, RecursionError):
+        message = (
+            """RESULT is not JSON. Quote it for the shell: --applied '{"id": 7}', --applied '"text"', --applied null."""
+        )
+        raise ConfigurationError(message) from None
+
+
+def _release_means(record: Record) -> list[str]:
+    means = ["A retry will run the operation again from its beginning, whatever it has done so far."]
+    if record.lease_left is not None and not record.is_stuck:
+        means.append(
+            f"Its worker is alive (lease {brief(record.lease_left)}): it can store nothing any more, but may act."
+        )
+    done = read_back(record.steps).without_unknown().names
+    if done:
+        means.append(f"These steps are done, and will be done again: {', '.join(done)}.")
+    return means
+
+
+def _resolving_means(record: Record, *, is_applied: bool) -> str:
+    progress = read_back(record.steps)
+    step, point = progress.unknown, progress.recovery_point
+    if is_applied:
+        if step is None:
+            return "The operation ends with status 200 and this result. A retry will get it, and run nothing."
+        return f"{step.name} is done, and this is its result. A retry will go on after it."
+    if point is None:
+        return "The operation did nothing. A retry will run the operation again from its beginning."
+    return f"A retry will go on after {point}" + (f", and do {step.name}." if step else ".")
+
+
+def _why_not(record: Record) -> str:
+    if record.state in TERMINAL:
+        return "This operation has ended, and its answer stays until it expires. There is nothing to resolve."
+    if record.is_stuck:
+        return (
+            "Nobody holds this operation, and a retry goes on with it. If it may not run again: semel sweep parks it."
+        )
+    return "This operation is in progress. There is nothing to resolve."
+
+
+def _agree(means: list[str], question: str, *, yes: bool) -> None:
+    print()
+    for line in means:
+        print(line)
+    if not yes:
+        typer.confirm(question, abort=True)
+
+
+def _carry_out(keys: Store, flow: Flow[Verdict]) -> None:
+    keys.actor = operator()
+    if run(flow, keys.perform) is Verdict.FENCED:
+        raise RecordChanged

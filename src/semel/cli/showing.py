@@ -1,0 +1,217 @@
+"""How records are shown: as a list, as a sheet, as JSON. Nothing is read from a store here, and nothing changed."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from semel.cli.output import as_text, brief, hex_dump, relative, safe, width
+from semel.core.record import Entry, Record
+from semel.core.recovery import Done, Step, read_back
+from semel.core.state import State
+
+HEX_DUMP_BYTES = 256
+#: A step's result takes a line or two of a terminal; --json has all of it.
+RESULT_CHARACTERS = 150
+#: What a scope leaves to the other columns: in 80, a UUID then takes two lines.
+NOT_SCOPE_WIDTH = 66
+
+STUCK_STYLE = "bold red"
+STYLES = {
+    State.PENDING: "yellow",
+    State.PROCESSING: "cyan",
+    State.UNKNOWN: STUCK_STYLE,
+    State.COMPLETE: "green",
+    State.FAILED: "red",
+}
+
+Line = tuple[str, Text]
+
+
+def table_of(records: tuple[Record, ...]) -> Table:
+    """Return a line for each of *records*."""
+    scopes = {record.scope for record in records}
+    # One owner is said once: the line then has room for a UUID in 80 columns.
+    has_one_scope = len(scopes) == 1
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", caption_justify="left")
+    if has_one_scope:
+        table.caption = Text(f"scope: {safe(scopes.pop())}")
+    table.add_column("key", overflow="fold")
+    if not has_one_scope:
+        table.add_column("scope", overflow="ellipsis", no_wrap=True, max_width=width() - NOT_SCOPE_WIDTH)
+    for name in ("state", "try", "status", "age", "ends"):
+        table.add_column(name, no_wrap=True, justify="right" if name in {"try", "status", "age"} else "left")
+    for record in records:
+        whose = [] if has_one_scope else [Text(safe(record.scope))]
+        table.add_row(Text(safe(record.key)), *whose, *_cells(record))
+    return table
+
+
+def sheet_of(lines: Iterable[Line]) -> Table:
+    """Return a sheet of names and values."""
+    sheet = Table.grid(padding=(0, 2, 0, 0))
+    sheet.add_column(style="bold", no_wrap=True)
+    sheet.add_column(overflow="fold")
+    for name, value in lines:
+        sheet.add_row(name, value)
+    return sheet
+
+
+def record_lines(record: Record, *, with_body: bool = False) -> Iterator[Line]:
+    """Say everything about *record* but its body."""
+    yield "key", Text(safe(record.key))
+    yield "scope", Text(safe(record.scope))
+    yield "state", Text(record.state, STYLES[record.state])
+    yield "attempt", Text(str(record.attempt))
+    if record.recovery_point is not None:
+        yield "recovery point", Text(safe(record.recovery_point))
+    for number, step in enumerate(read_back(record.steps).steps):
+        yield "" if number else "steps", _step(step)
+    yield "fingerprint", Text(record.fingerprint.hex() or "none")
+    yield from _times(record)
+    if record.answer is None:
+        return
+    yield "status", Text(_status(record))
+    for number, pair in enumerate(record.answer.headers):
+        yield "" if number else "headers", Text(safe(b": ".join(pair).decode("latin-1")))
+    if record.answer.body is None:
+        yield "body", Text("not kept: it was too large, or a stream; or it is past its retention")
+    else:
+        hint = "" if with_body or not record.answer.body else " (to see it: --body)"
+        yield "body", Text(f"{len(record.answer.body)} bytes{hint}")
+
+
+def trail_lines(trail: tuple[Entry, ...]) -> Iterator[Line]:
+    """Say what the audit trail has: when, which attempt, what, who."""
+    for number, entry in enumerate(trail):
+        said = f"{entry.event} ({entry.detail})" if entry.detail else entry.event
+        line = f"{_iso(entry.at)}  attempt {entry.attempt}  {safe(said)}  by {safe(entry.actor)}"
+        yield "" if number else "trail", Text(line)
+
+
+def print_body(record: Record) -> None:
+    """Print the body of the stored answer: as it is, or as the head of a hex dump."""
+    body = record.answer.body if record.answer else None
+    if not body:
+        return
+    print()
+    text = as_text(body)
+    if text is not None:
+        print(text)
+        return
+    print(hex_dump(body[:HEX_DUMP_BYTES]))
+    if len(body) > HEX_DUMP_BYTES:
+        print(f"... and {len(body) - HEX_DUMP_BYTES} bytes more; --json has them all.")
+
+
+def facts_of(record: Record) -> dict[str, Any]:
+    """Return what a list knows of *record*, under stable names, and no claim token."""
+    return {
+        "key": record.key,
+        "scope": record.scope,
+        "state": record.state,
+        "attempt": record.attempt,
+        "status": record.answer.status if record.answer else None,
+        "recovery_point": record.recovery_point,
+        "created_at": _iso(record.created_at),
+        "lease_expires_at": _iso(record.lease_expires_at),
+        "completed_at": _iso(record.completed_at),
+        "expires_at": _iso(record.expires_at),
+        "read_at": _iso(_now(record)),
+        "is_stuck": record.is_stuck,
+        "is_expired": record.is_expired,
+    }
+
+
+def all_facts_of(record: Record, trail: tuple[Entry, ...], *, with_body: bool) -> dict[str, Any]:
+    """Return everything about *record*."""
+    facts = facts_of(record) | {
+        "fingerprint": record.fingerprint.hex(),
+        "steps": json.loads(record.steps or "[]"),
+        "trail": trail_facts(trail),
+    }
+    answer = record.answer
+    if answer is None:
+        return facts
+    facts["headers"] = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in answer.headers]
+    facts["body_bytes"] = None if answer.body is None else len(answer.body)
+    if with_body and answer.body is not None:
+        facts["body_base64"] = base64.b64encode(answer.body).decode()
+        facts["body_text"] = as_text(answer.body)
+    return facts
+
+
+def trail_facts(trail: tuple[Entry, ...]) -> list[dict[str, Any]]:
+    """Return the lines of an audit trail."""
+    return [
+        {
+            "at": _iso(entry.at),
+            "attempt": entry.attempt,
+            "event": entry.event,
+            "actor": entry.actor,
+            "detail": entry.detail,
+        }
+        for entry in trail
+    ]
+
+
+def _cells(record: Record) -> Iterator[Text]:
+    yield Text(record.state, STUCK_STYLE if record.is_stuck else STYLES[record.state])
+    yield Text(str(record.attempt), "" if record.attempt == 1 else "bold")
+    yield Text(_status(record))
+    yield Text(brief(_now(record) - record.created_at))
+    yield _ends(record)
+
+
+def _ends(record: Record) -> Text:
+    if record.is_stuck:
+        return Text(f"stuck {brief(record.lease_left or timedelta(0))}", STUCK_STYLE)
+    if record.lease_left is not None:
+        return Text(f"lease {brief(record.lease_left)}")
+    if record.is_expired:
+        return Text(f"expired {brief(record.retention_left)}", "dim")
+    if record.state is State.UNKNOWN:
+        return Text("to be resolved", STUCK_STYLE)
+    return Text(f"kept {brief(record.retention_left)}")
+
+
+def _times(record: Record) -> Iterator[Line]:
+    yield "created", _time(record, record.created_at)
+    if record.lease_expires_at is not None:
+        name = "stuck since" if record.is_stuck else "lease until"
+        yield name, _time(record, record.lease_expires_at, STUCK_STYLE if record.is_stuck else "")
+    if record.completed_at is not None:
+        yield "ended", _time(record, record.completed_at)
+    yield "expired" if record.is_expired else "kept until", _time(record, record.expires_at)
+
+
+def _step(step: Step) -> Text:
+    if not isinstance(step, Done):
+        return Text(f"{step.kind} {safe(step.name)}: outcome unknown", STUCK_STYLE)
+    result = json.dumps(step.result, ensure_ascii=False)
+    if len(result) > RESULT_CHARACTERS:
+        result = f"{result[:RESULT_CHARACTERS]}... ({len(result)} characters; --json has them all)"
+    return Text(f"{step.kind} {safe(step.name)}: {safe(result)}")
+
+
+def _status(record: Record) -> str:
+    return str(record.answer.status) if record.answer else "-"
+
+
+def _time(record: Record, moment: datetime, style: str = "") -> Text:
+    return Text(f"{_iso(moment)} ({relative(moment - _now(record))})", style)
+
+
+def _now(record: Record) -> datetime:
+    """Return when the record was read, by the database's clock: the only one that its times can be compared with."""
+    return record.expires_at - record.retention_left
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat(timespec="milliseconds")

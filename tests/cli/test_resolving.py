@@ -1,0 +1,315 @@
+"""`semel keys release` and `semel keys resolve`: what operators may say, what comes of it, and what is refused."""
+
+import getpass
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from semel.cli.resolving import operator
+from semel.core.commands import Claim, Complete, Look, Park, ReadTrail, Save, Verdict
+from semel.core.message import Answer
+from semel.core.record import NOBODYS_TOKEN, Found, Hold, Record
+from semel.core.recovery import Begun, Done, Progress, read_back
+from semel.core.state import Event, State
+from semel.stores import Store, store
+
+Semel = Callable[..., subprocess.CompletedProcess[str]]
+
+DAY, LONG, OVER = timedelta(days=1), timedelta(hours=1), timedelta(microseconds=1)
+ME = f"{getpass.getuser()}@{socket.gethostname()}"
+
+CREATED = Done("phase", "ride_created", {"id": 7})
+CHARGING = Begun("charge_created")
+
+
+@pytest.fixture(params=["sqlite_url", "postgres_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    found: str = request.getfixturevalue(request.param)
+    with closing(store(found)) as keys:
+        keys.migrate()
+    return found
+
+
+@pytest.fixture
+def keys(url: str) -> Iterator[Store]:
+    with closing(store(url)) as opened:
+        yield opened
+
+
+def claim(keys: Store, key: str = "key", scope: str = "acme", lease: timedelta = LONG) -> Hold:
+    hold = keys.perform(Claim(scope, key, os.urandom(16), b"\x0a" * 32, lease, DAY))
+    assert isinstance(hold, Hold)
+    return hold
+
+
+def park(keys: Store, *steps: Done | Begun, key: str = "key", scope: str = "acme") -> Hold:
+    hold = claim(keys, key, scope)
+    if steps:
+        keys.perform(Save(hold, Progress(steps)))
+    assert keys.perform(Park(hold)) is Verdict.DONE
+    return hold
+
+
+def look(keys: Store, key: str = "key") -> Record | None:
+    return keys.perform(Look("acme", key))
+
+
+def trail(keys: Store, key: str = "key") -> list[tuple[str, str | None]]:
+    """What this operator did, according to the audit trail."""
+    lines = keys.perform(ReadTrail("acme", key))
+    return [(line.event, line.detail) for line in lines if line.actor == ME]
+
+
+# release
+
+
+def test_released(semel: Semel, url: str, keys: Store) -> None:
+    """A stuck key is shown, what will happen is said, and it is freed; the trail says by whom."""
+    claim(keys, lease=OVER)
+    ended = semel("keys", "release", "key", "--store", url, "--yes")
+    assert ended.returncode == 0
+    assert re.search(r"^stuck since ", ended.stdout, re.MULTILINE)
+    assert "A retry will run the operation again" in ended.stdout
+    assert ended.stdout.endswith("Freed.\n")
+    assert look(keys) is None
+    assert trail(keys) == [("discarded", None)]
+    assert isinstance(keys.perform(Claim("acme", "key", os.urandom(16), b"", LONG, DAY)), Hold)
+
+
+def test_releasing_a_live_worker(semel: Semel, url: str, keys: Store) -> None:
+    """A key whose worker is alive can be freed; that it is alive is said, and it can store nothing any more."""
+    hold = claim(keys)
+    assert "Its worker is alive (lease 59m)" in semel("keys", "release", "key", "--store", url, "--yes").stdout
+    assert keys.perform(Complete(hold, Event.COMPLETE, Answer(201))) is Verdict.FENCED
+
+
+def test_releasing_forgets_steps(semel: Semel, url: str, keys: Store) -> None:
+    """Which steps will be done again is said before a key is freed."""
+    park(keys, CREATED, CHARGING)
+    shown = semel("keys", "release", "key", "--store", url, "--yes").stdout
+    assert "will be done again: ride_created." in shown
+    assert look(keys) is None
+
+
+def test_releasing_what_has_ended(semel: Semel, url: str, keys: Store) -> None:
+    """An operation that has ended keeps its answer."""
+    keys.perform(Complete(claim(keys), Event.COMPLETE, Answer(201)))
+    ended = semel("keys", "release", "key", "--store", url, "--yes")
+    assert ended.returncode == 1
+    assert "has ended" in ended.stderr
+    record = look(keys)
+    assert record is not None
+    assert record.state is State.COMPLETE
+
+
+# Asking
+
+
+@pytest.mark.parametrize("command", [("release", "key"), ("resolve", "key", "--not-applied")])
+@pytest.mark.parametrize("said, status", [("n\n", 1), ("", 1), ("y\n", 0)])
+def test_asking(sqlite_url: str, environment: dict[str, str], command: tuple[str, ...], said: str, status: int) -> None:
+    """Nothing is done unless the question is answered with yes; no answer is a no."""
+    with closing(store(sqlite_url)) as keys:
+        park(keys)
+        ended = subprocess.run(
+            [sys.executable, "-m", "semel", "keys", *command, "--store", sqlite_url],
+            input=said,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == status
+        assert "[y/N]" in ended.stdout
+        assert (look(keys) is None) == (status == 0)
+
+
+@pytest.mark.parametrize("command", [("release",), ("resolve", "--not-applied"), ("resolve", "--applied", "1")])
+def test_whose(semel: Semel, url: str, keys: Store, command: tuple[str, ...]) -> None:
+    """A key that several owners use is changed for one of them only; a key that is not there, for nobody."""
+    for scope in ("acme", "globex"):
+        park(keys, scope=scope)
+    name, *options = command
+    ended = semel("keys", name, "key", *options, "--yes", "--store", url)
+    assert ended.returncode == 2
+    assert "acme, globex" in ended.stderr or "globex, acme" in ended.stderr
+    assert semel("keys", name, "key", *options, "--yes", "--store", url, "--scope", "globex").returncode == 0
+    record = look(keys)
+    assert record is not None
+    assert record.state is State.UNKNOWN
+    missing = semel("keys", name, "nobody's", *options, "--yes", "--store", url)
+    assert (missing.returncode, missing.stderr.count("\n")) == (1, 1)
+
+
+# resolve
+
+
+def test_effect_applied(semel: Semel, url: str, keys: Store) -> None:
+    """An effect that happened gets its result, and the operation may be taken over behind it at once."""
+    hold = park(keys, CREATED, CHARGING)
+    ended = semel("keys", "resolve", "key", "--applied", '{"id": "ch_1"}', "--store", url, "--yes")
+    assert ended.returncode == 0
+    assert "effect charge_created: outcome unknown" in ended.stdout
+    assert "charge_created is done, and this is its result. A retry will go on after it." in ended.stdout
+    found = keys.perform(Claim("acme", "key", os.urandom(16), hold.token, LONG, DAY))
+    assert isinstance(found, Found)
+    assert (found.state, found.token, found.lease_is_over) == (State.PROCESSING, NOBODYS_TOKEN, True)
+    assert read_back(found.steps) == Progress((CREATED, Done("effect", "charge_created", {"id": "ch_1"})))
+    assert trail(keys) == [("resolved", None), ("applied", "charge_created")]
+
+
+def test_effect_not_applied(semel: Semel, url: str, keys: Store) -> None:
+    """An effect that did not happen is forgotten, and the operation goes on from the step before it."""
+    park(keys, CREATED, CHARGING)
+    ended = semel("keys", "resolve", "key", "--not-applied", "--store", url, "--yes")
+    assert "A retry will go on after ride_created, and do charge_created." in ended.stdout
+    record = look(keys)
+    assert record is not None
+    assert record.is_stuck
+    assert (record.recovery_point, read_back(record.steps)) == ("ride_created", Progress((CREATED,)))
+    assert trail(keys) == [("resolved", None), ("not applied", "charge_created")]
+
+
+def test_operation_applied(semel: Semel, url: str, keys: Store) -> None:
+    """An operation without an unknown effect ends with the answer that the operator gives, and a retry gets it."""
+    park(keys)
+    ended = semel("keys", "resolve", "key", "--applied", '{"id": 7}', "--store", url, "--yes")
+    assert "The operation ends with status 200 and this result." in ended.stdout
+    record = look(keys)
+    assert record is not None
+    assert record.state is State.COMPLETE
+    assert record.answer == Answer(200, ((b"content-type", b"application/json"),), b'{"id": 7}')
+    assert trail(keys) == [("resolved", None), ("applied", None)]
+
+
+def test_operation_not_applied(semel: Semel, url: str, keys: Store) -> None:
+    """An operation that did nothing is forgotten, and a retry runs it."""
+    park(keys)
+    ended = semel("keys", "resolve", "key", "--not-applied", "--store", url, "--yes")
+    assert "A retry will run the operation again from its beginning." in ended.stdout
+    assert look(keys) is None
+    assert trail(keys) == [("discarded", None), ("not applied", None)]
+
+
+@pytest.mark.parametrize("options", [(), ("--applied", "1", "--not-applied")])
+def test_say_one_thing(semel: Semel, options: tuple[str, ...]) -> None:
+    """An operator says that it happened or that it did not, and not both."""
+    ended = semel("keys", "resolve", "key", *options, "--store", "sqlite:///none.db")
+    assert ended.returncode == 2
+    assert "either --applied RESULT or --not-applied" in ended.stderr
+
+
+@pytest.mark.parametrize("result", ["", "ch_1", "{id: 7}", "NaN", "[1, Infinity]", '"\\ud800"', "[" * 100_000])
+def test_result_that_is_not_json(semel: Semel, sqlite_url: str, result: str) -> None:
+    """A result that is not JSON changes nothing, and one line says how to write it."""
+    with closing(store(sqlite_url)) as keys:
+        park(keys, CHARGING)
+        ended = semel("keys", "resolve", "key", "--applied", result, "--store", sqlite_url, "--yes")
+        assert ended.returncode == 2
+        assert "RESULT is not JSON" in ended.stderr
+        assert ended.stderr.count("\n") == 1
+        record = look(keys)
+        assert record is not None
+        assert record.state is State.UNKNOWN
+
+
+def test_nothing_to_resolve(semel: Semel, url: str, keys: Store) -> None:
+    """What is in progress, stuck or ended is not resolved, and it is said what to do instead."""
+    claim(keys, "running")
+    claim(keys, "stuck", lease=OVER)
+    keys.perform(Complete(claim(keys, "ended"), Event.COMPLETE, Answer(201)))
+    for key, said in (("running", "is in progress"), ("stuck", "semel sweep"), ("ended", "has ended")):
+        ended = semel("keys", "resolve", key, "--not-applied", "--store", url, "--yes")
+        assert ended.returncode == 1
+        assert said in ended.stderr
+
+
+def test_resolved_meanwhile(url: str, keys: Store, environment: dict[str, str], tmp_path: Path) -> None:
+    """An operator who is asked while another resolves the same operation changes nothing."""
+    hold = park(keys)
+    command = [sys.executable, "-m", "semel", "keys", "resolve", "key", "--not-applied", "--store", url]
+    with subprocess.Popen(
+        command,
+        env=environment,
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as asked:
+        assert asked.stdout is not None
+        while "again from its beginning" not in (line := asked.stdout.readline()):
+            assert line
+        subprocess.run([*command, "--yes"], env=environment, cwd=tmp_path, check=True, capture_output=True)
+        claim(keys)
+        _, told = asked.communicate("y\n")
+    assert asked.returncode == 1
+    assert "The record has changed meanwhile" in told
+    record = look(keys)
+    assert record is not None
+    assert record.token != hold.token
+
+
+def test_operator_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who has a number and no name is called by the number."""
+
+    def nameless() -> str:
+        raise OSError("No username set in the environment")
+
+    assert operator() == ME
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    assert operator() == f"{os.getuid()}@{socket.gethostname()}"
+
+
+# list and show
+
+
+def test_parked_ones_are_listed(semel: Semel, url: str, keys: Store) -> None:
+    """What is to be resolved can be listed."""
+    park(keys, CREATED, CHARGING, key="parked")
+    claim(keys, "running")
+    lines = semel("keys", "list", "--state", "unknown", "--store", url).stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:-1]] == ["parked"]
+    assert lines[1].endswith("to be resolved")
+
+
+def test_steps_and_trail_are_shown(semel: Semel, url: str, keys: Store) -> None:
+    """A key is shown with its steps, each with its result, and with its audit trail, oldest first."""
+    park(keys, CREATED, Done("effect", "receipt_sent", "x" * 500), CHARGING)
+    shown = semel("keys", "show", "key", "--store", url).stdout
+    for line in (
+        r"state +unknown",
+        r"recovery point +receipt_sent",
+        r'steps +phase ride_created: \{"id": 7\}',
+        r' +effect receipt_sent: "x+\.\.\. \(502 characters; --json has them all\)',
+        r" +effect charge_created: outcome unknown",
+        r"trail +\S+  attempt 1  claimed  by \S+:\d+",
+        r" +\S+  attempt 1  saved \(charge_created\)  by \S+:\d+",
+        r" +\S+  attempt 1  parked  by \S+:\d+",
+    ):
+        assert re.search(f"^{line}$", shown, re.MULTILINE), line
+    facts = json.loads(semel("keys", "show", "key", "--store", url, "--json").stdout)
+    assert facts["steps"][0] == {"phase": "ride_created", "result": {"id": 7}}
+    assert facts["steps"][2] == {"effect": "charge_created"}
+    assert [line["event"] for line in facts["trail"]] == ["claimed", "saved", "parked"]
+
+
+def test_trail_outlives_the_record(semel: Semel, url: str, keys: Store) -> None:
+    """What became of a key that is gone can be asked for, by its owner; without the owner it is not there."""
+    park(keys)
+    semel("keys", "release", "key", "--store", url, "--yes")
+    shown = semel("keys", "show", "key", "--scope", "acme", "--store", url).stdout
+    assert re.search(r"^state +gone$", shown, re.MULTILINE)
+    assert f"discarded  by {ME}" in shown
+    facts = json.loads(semel("keys", "show", "key", "--scope", "acme", "--json", "--store", url).stdout)
+    assert (facts["state"], facts["trail"][-1]["actor"]) == (None, ME)
+    assert semel("keys", "show", "key", "--store", url).returncode == 1
