@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from bench.cases import BARE, CASES, QUICK, Case, Plan
+from bench.cases import CASES, QUICK, Case, Plan
 from bench.measure import measure
 from bench.profiling import profile
 from bench.report import as_json, table
@@ -30,12 +30,13 @@ def _plan(asked: argparse.Namespace) -> Plan:
 
 
 def _cases(only: str | None) -> tuple[Case, ...]:
-    """Choose the cases; the bare app is always one, since the rest are ratios to it."""
+    """Choose the cases, and those they are compared with."""
     if only is None:
         return CASES
-    wanted = {BARE.name, *only.split(",")}
+    wanted = set(only.split(","))
     if strange := wanted - NAMES.keys():
         raise SystemExit(f"No such case: {', '.join(sorted(strange))}. There are: {', '.join(NAMES)}.")
+    wanted |= {NAMES[name].baseline for name in wanted}
     return tuple(case for case in CASES if case.name in wanted)
 
 

@@ -1,4 +1,7 @@
-"""What is measured, and what is hoped for. The figures are targets of the project, not promises to anybody."""
+"""What is measured, and what is hoped for. The figures are targets of the project, not promises to anybody.
+
+Three phases are to cost no more than their three commits and a quarter: 0.80 of the throughput.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,11 @@ from typing import Literal
 StoreKind = Literal["PostgreSQL", "SQLite"]
 
 
+#: What the handler does: nothing but answer; one INSERT by itself, or in atomic mode; three INSERTs that commit one by
+#: one, or as three phases.
+Work = Literal["nothing", "insert", "atomic", "commits", "phases"]
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One server under one kind of load."""
@@ -15,11 +23,19 @@ class Case:
     #: As it is typed after ``--only``.
     name: str
     title: str
+    #: Where the keys are kept; None: nothing is guarded.
     store: StoreKind | None = None
+    work: Work = "nothing"
     #: Whether its keys are used already, and go round.
     replays: bool = False
-    #: The least part of the bare app's throughput that is left.
+    #: The case it is compared with, and the least part of that one's throughput that is left.
+    baseline: str = "bare"
     target: float | None = None
+
+    @property
+    def writes(self) -> bool:
+        """Whether the handler uses a database of its own, PostgreSQL's."""
+        return self.work != "nothing"
 
 
 BARE = Case("bare", "bare")
@@ -29,6 +45,11 @@ CASES = (
     Case("postgres-replay", "PostgreSQL, replay", "PostgreSQL", replays=True, target=0.75),
     Case("sqlite-first", "SQLite, first", "SQLite", target=0.50),
     Case("sqlite-replay", "SQLite, replay", "SQLite", replays=True, target=0.75),
+    Case("insert", "one INSERT", work="insert", baseline="insert"),
+    Case("insert-guard", "one INSERT, guard", "PostgreSQL", "insert", baseline="insert", target=0.75),
+    Case("insert-atomic", "one INSERT, atomic", "PostgreSQL", "atomic", baseline="insert", target=0.75),
+    Case("commits", "three commits", work="commits", baseline="commits"),
+    Case("phases", "three phases", "PostgreSQL", "phases", baseline="commits", target=0.80),
 )
 
 WAL_TARGET_BYTES = 0.0

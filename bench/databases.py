@@ -22,6 +22,8 @@ DURABLE = {
     "full_page_writes": "on",
     # A checkpoint that one case brought about would be paid for by the next.
     "max_wal_size": "4GB",
+    # Every case has a server of its own, with a pool of its own.
+    "max_connections": "300",
 }
 
 #: A connection reports its statistics with the first statement that comes a second after its last report.

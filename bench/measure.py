@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import load, wrk
-from bench.cases import BARE, Case, Plan
+from bench.cases import Case, Plan
 from bench.databases import Databases, databases, wait_for_reports
 from bench.load import KEY_DIGITS, Load, LoadFailed, Outcome, Sender
 from bench.report import Growth, Latency, Machine, Report, Throughput
@@ -62,6 +62,7 @@ def measure(plan: Plan) -> Report:
             throughput=_throughput(plan, stands, wrk.send if version else load.send),
             latency=_latency(plan, stands, bases),
             wal_bytes_per_replay=_wal(plan, stands, bases),
+            wal_bytes_per_write=_wal_of_writes(plan, stands, bases),
             growth=_growth(plan, bases),
         )
 
@@ -74,11 +75,19 @@ def _stands(plan: Plan, bases: Databases) -> Iterator[list[Stand]]:
         stands = []
         for case in plan.cases:
             _say(f"{case.title}: starting")
-            url = bases.new(case.store) if case.store else None
-            server = stack.enter_context(WebServer(url))
-            stands.append(Stand(case, server, url, used_keys(folder, plan, server) if case.replays else None))
+            url, database = fresh(case, bases)
+            server = stack.enter_context(WebServer(url, case.work, database))
+            stands.append(
+                Stand(case, server, url or database, used_keys(folder, plan, server) if case.replays else None)
+            )
             load.send(stands[-1].load(plan.connections, requests=plan.warm_up_requests))
         yield stands
+
+
+def fresh(case: Case, bases: Databases) -> tuple[str | None, str | None]:
+    """Make what a case needs: a store for its keys, and a database for its handler, which may be the same."""
+    url = bases.new(case.store) if case.store else None
+    return url, (url or bases.new("PostgreSQL")) if case.writes else None
 
 
 def used_keys(folder: Path, plan: Plan, server: WebServer) -> str:
@@ -99,7 +108,10 @@ def _throughput(plan: Plan, stands: list[Stand], send: Sender) -> tuple[Throughp
             rates[stand.case].append(outcome.per_second)
             spent[stand.case].append(cpu_seconds / outcome.requests)
         _say(f"round {number} of {plan.rounds}: " + ", ".join(f"{case.name} {rates[case][-1]:.0f}/s" for case in rates))
-    return tuple(Throughput(case, tuple(rates[case]), tuple(spent[case]), tuple(rates[BARE])) for case in plan.cases)
+    by_name = {case.name: tuple(rates[case]) for case in plan.cases}
+    return tuple(
+        Throughput(case, by_name[case.name], tuple(spent[case]), by_name[case.baseline]) for case in plan.cases
+    )
 
 
 def _latency(plan: Plan, stands: list[Stand], bases: Databases) -> tuple[Latency, ...]:
@@ -115,7 +127,8 @@ def _latency(plan: Plan, stands: list[Stand], bases: Databases) -> tuple[Latency
 
 def _statements(plan: Plan, stand: Stand, bases: Databases) -> float | None:
     """Count statements per request by PostgreSQL's own book, in which each of ours is a transaction."""
-    if stand.case.store != "PostgreSQL" or stand.store is None:
+    # A handler that writes does so over connections of its own, which report at other times.
+    if stand.case.store != "PostgreSQL" or stand.store is None or stand.case.writes:
         return None
     seen: list[int] = []
     for _ in range(2):
@@ -142,13 +155,25 @@ def _wal(plan: Plan, stands: list[Stand], bases: Databases) -> tuple[float, ...]
     return tuple(logged)
 
 
+def _wal_of_writes(plan: Plan, stands: list[Stand], bases: Databases) -> tuple[tuple[Case, float], ...]:
+    """Send new keys to each server whose handler writes, and see how much is logged for each."""
+    logged = []
+    for stand in stands:
+        if stand.case.writes:
+            before = bases.wal_bytes()
+            stand.run(load.send, stand.load(plan.connections, requests=plan.replayed_keys))
+            logged.append((stand.case, (bases.wal_bytes() - before) / plan.replayed_keys))
+    return tuple(logged)
+
+
 def _growth(plan: Plan, bases: Databases) -> tuple[Growth, ...]:
     """Give a new server many keys, and see what it holds on to."""
     grown = []
     for case in plan.cases:
-        if case.replays:
+        if case.replays or case.writes:
             continue
-        with WebServer(bases.new(case.store) if case.store else None) as server:
+        url, _ = fresh(case, bases)
+        with WebServer(url) as server:
             load.send(Load(server.port, plan.connections, requests=plan.warm_up_requests))
             before = server.memory_mb()
             load.send(Load(server.port, plan.connections, requests=plan.growth_keys))

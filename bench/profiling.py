@@ -10,7 +10,7 @@ from bench import load
 from bench.cases import Case, Plan
 from bench.databases import databases
 from bench.load import Load
-from bench.measure import used_keys
+from bench.measure import fresh, used_keys
 from bench.web import WebServer
 
 ROWS = 45
@@ -28,13 +28,13 @@ def profile(case: Case, *, seconds: float) -> str:
         tempfile.TemporaryDirectory(prefix="semel-bench-") as folder,
         databases() as bases,
     ):
-        url = bases.new(case.store) if case.store else None
+        url, database = fresh(case, bases)
         keys = None
         if case.replays:
             with WebServer(url) as other:
                 keys = used_keys(Path(folder), plan, other)
         file = Path(folder, "profile")
-        with WebServer(url, profile=file) as server:
+        with WebServer(url, case.work, database, profile=file) as server:
             load.send(Load(server.port, plan.connections, requests=plan.warm_up_requests, keys=keys))
             outcome = load.send(Load(server.port, plan.connections, seconds=seconds, keys=keys))
         return _listed(file, outcome.requests + plan.warm_up_requests)

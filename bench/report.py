@@ -39,18 +39,18 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Requests a second in each round, beside those of the bare app in the same round."""
+    """Requests a second in each round, beside those of the app it is compared with in the same round."""
 
     case: Case
     rates: tuple[float, ...]
     #: Seconds of the server's own CPU for each request. A neighbour on the machine disturbs it less than a rate.
     cpu: tuple[float, ...]
-    bare: tuple[float, ...]
+    baseline: tuple[float, ...]
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """What is left of the bare app's throughput, round by round: a slow round is slow for both."""
-        return tuple(rate / bare for rate, bare in zip(self.rates, self.bare, strict=True))
+        """What is left of the other's throughput, round by round: a slow round is slow for both."""
+        return tuple(rate / other for rate, other in zip(self.rates, self.baseline, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,8 @@ class Report:
     latency: tuple[Latency, ...]
     #: In each pass over all replayed keys.
     wal_bytes_per_replay: tuple[float, ...]
+    #: For each request of a handler that writes, with whatever else the server logs meanwhile.
+    wal_bytes_per_write: tuple[tuple[Case, float], ...]
     growth: tuple[Growth, ...]
 
 
@@ -118,11 +120,12 @@ def as_json(report: Report) -> str:
         "sender": report.sender,
         "connections": report.plan.connections,
         "throughput": {
-            each.case.name: {"per_second": each.rates, "of_bare": each.ratios, "cpu_seconds": each.cpu}
+            each.case.name: {"per_second": each.rates, "of_baseline": each.ratios, "cpu_seconds": each.cpu}
             for each in report.throughput
         },
         "latency": {each.case.name: {"p50_ms": each.p50_ms, "statements": each.statements} for each in report.latency},
         "wal_bytes_per_replay": report.wal_bytes_per_replay,
+        "wal_bytes_per_write": {case.name: logged for case, logged in report.wal_bytes_per_write},
         "growth_mb": {each.case.name: each.grown_mb for each in report.growth},
         "growth_keys": report.plan.growth_keys,
     }
@@ -139,8 +142,10 @@ def _heading(report: Report) -> str:
 
 
 def _throughput_rows(measured: tuple[Throughput, ...]) -> list[str]:
-    rows = [f"{'':20}{'requests/s':>22}{'of bare':>20}{'target':>9}{'server CPU':>13}"]
+    rows = [f"{'':20}{'requests/s':>22}{'of baseline':>20}{'target':>9}{'server CPU':>13}"]
     for each in measured:
+        if each.case.baseline == each.case.name:
+            rows.append("")
         rate, ratio = _spread(each.rates, ".0f"), _spread(each.ratios, ".2f")
         target = each.case.target
         hoped = f">= {target:.2f}" if target else ""
@@ -164,6 +169,7 @@ def _other_rows(report: Report) -> list[str]:
     if wal:
         missed = statistics.median(wal) > WAL_TARGET_BYTES
         rows.append(f"WAL bytes per replay, PostgreSQL, {len(wal)} passes: {_spread(wal, '.2f')}   = 0{BELOW * missed}")
+    rows += [f"WAL bytes per request, {case.title:24}{logged:>8.0f}" for case, logged in report.wal_bytes_per_write]
     for each in report.growth:
         what = f"memory after {report.plan.growth_keys} keys, {each.case.title.removesuffix(', first')}"
         missed = each.case.store is not None and each.grown_mb >= GROWTH_TARGET_MB

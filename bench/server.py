@@ -24,13 +24,15 @@ def main() -> None:
     """Serve until standard input ends, which it does however the bench ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--store")
+    parser.add_argument("--work", default="nothing")
+    parser.add_argument("--database")
     parser.add_argument("--profile")
     asked = parser.parse_args()
     # Uvicorn ends in good order on SIGTERM, then raises it once more for whoever was there before it.
     signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_end_with_input, daemon=True).start()
     config = uvicorn.Config(
-        app(asked.store),
+        app(asked.store, asked.work, asked.database),
         loop="uvloop",
         http="httptools",
         ws="none",

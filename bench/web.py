@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 from urllib.request import urlopen
 
+from bench.cases import Work
 from bench.load import LOOPBACK, ROOT
 
 #: What is under way is finished first, and written.
@@ -28,8 +29,10 @@ class Facts:
 class WebServer:
     """The app under uvicorn. It ends with this process, however that ends."""
 
-    def __init__(self, store: str | None, profile: Path | None = None) -> None:
-        options = {"--store": store, "--profile": profile}
+    def __init__(
+        self, store: str | None, work: Work = "nothing", database: str | None = None, profile: Path | None = None
+    ) -> None:
+        options = {"--store": store, "--work": work, "--database": database, "--profile": profile}
         words = [str(word) for option in options.items() if option[1] for word in option]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.server", *words],

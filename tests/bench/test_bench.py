@@ -23,9 +23,10 @@ def test_bench_prints_every_row() -> None:
     report = measure(TINY)
     shown = table(report)
     for case in CASES:
-        assert sum(line.startswith(case.title) for line in shown.splitlines()) == 2
+        assert sum(line.startswith(f"{case.title:20}") for line in shown.splitlines()) == 2
     for what in (
         "WAL bytes per replay",
+        "WAL bytes per request, one INSERT, atomic",
         "memory after 200 keys, PostgreSQL",
         "memory after 200 keys, SQLite",
         "our own client",
@@ -35,3 +36,4 @@ def test_bench_prints_every_row() -> None:
     assert spelled["throughput"].keys() == spelled["latency"].keys() == {case.name for case in CASES}
     assert spelled["latency"]["postgres-first"]["statements"] == 2
     assert spelled["latency"]["postgres-replay"]["statements"] == 1
+    assert spelled["wal_bytes_per_write"].keys() == {case.name for case in CASES if case.writes}
