@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test cover check fix bench clean
+.PHONY: help demo rides test cover check fix bench torture clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -11,6 +11,9 @@ help: ## Show this list.
 
 demo: .venv/.ready ## See a payment retried, raced and crashed, and made once.
 	@$(BIN)/semel demo
+
+rides: .venv/.ready ## See an API of several steps killed half-way, and resumed.
+	@$(BIN)/python -m examples.rides
 
 test: .venv/.ready ## Run every test, on real PostgreSQL and Redis.
 	@$(BIN)/python -m pytest
@@ -31,6 +34,9 @@ fix: .venv/.ready ## Format the code and mend what ruff can mend.
 
 bench: .venv/.ready ## Measure what Semel costs, against the same app without it.
 	@$(BIN)/python -m bench
+
+torture: .venv/.ready ## Kill it at every line, and count what was done twice or lost. It takes minutes.
+	@$(BIN)/python -m torture
 
 clean: ## Remove what make and the tools made.
 	@rm -rf .venv dist .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
