@@ -48,20 +48,26 @@ SITUATIONS: dict[type[errors.Refusal], tuple[str, str]] = {
     errors.ScopeMissing: ("`scope` returned nothing", "no"),
     errors.BodyTooLarge: ("the request body is over `max_request_body`", "no"),
     errors.BodyIncomplete: ("the request body ended before its declared length (WSGI)", "no"),
+    errors.ShuttingDown: ("the server was told to stop, and takes on nothing new", "no"),
     errors.StoreUnavailable: ("the store can't be reached, has no table, or is read-only", "no"),
     errors.KeyReused: ("the key was used for another request", "no"),
     errors.InProgress: ("the first request with this key still runs", "no"),
     errors.NotReplayable: ("the first answer was too large or a stream, so it was not kept", "no"),
-    errors.OutcomeUnknown: ('an earlier worker died over it, and `on_crash="refuse"`', "no"),
+    errors.OutcomeUnknown: ('an earlier worker died over it, and `on_crash="refuse"`; or it is parked', "no"),
     errors.KeyExpired: ('the key is past retention, and `late="refuse"`', "no"),
     errors.OperationFailed: ("the handler raised an exception", "yes"),
     errors.NoEffect: ("the handler raised `NoEffect`, and `server_errors` is not `keep`", "yes, to no effect"),
     errors.AnswerNotStored: ("the handler ran, and its answer could not be stored", "yes"),
 }
 
+# No client is ever sent it: it is stored past its retention, for people to look at.
+UNSENT = {errors.Abandoned.slug}
+
 # What the source does not say beside the name itself.
 NOTES = {
+    "CANT_TELL": "What `verify` returns when it can't be known whether an effect happened.",
     "FINAL_STATUSES": "The statuses that are kept by default.",
+    "NOT_APPLIED": "What `verify` returns when an effect did not happen.",
     "SINGLE_TENANT": "The scope of an API that has one user only, said aloud.",
     "__version__": "The version, as a string.",
     "key": "The key.",
@@ -142,8 +148,9 @@ def commands(command: Any, name: str) -> Iterator[str]:
     parameters = [each for each in command.params if each.name != "help"]
     yield from _head("argument", "what it says") if parameters else ()
     for each in parameters:
-        spelled = each.opts[0] if each.param_type_name == "option" else each.metavar
-        yield _row(f"`{spelled}`", getattr(each, "help", None) or NOTES[each.name])
+        spelled = " ".join(filter(None, [each.opts[0] if each.param_type_name == "option" else None, each.metavar]))
+        usual = f" ({each.default} if not given)" if isinstance(each.default, str | int) and each.default else ""
+        yield _row(f"`{spelled}`", (getattr(each, "help", None) or NOTES[each.name]) + usual)
     yield ""
 
 
@@ -220,7 +227,9 @@ def uncovered(root: Path) -> Iterator[str]:
     slugs: set[str] = {vars(each).get("slug", "refused") for each in vars(errors).values() if isinstance(each, type)}
     shown = set(re.findall(r"generated: problem/(\S+) ", (root / PROBLEMS).read_text()))
     told = shown & {each.slug for each in SITUATIONS}
-    yield from (f"{PROBLEMS}, or SITUATIONS: nothing about {slug}" for slug in sorted(slugs - told - {"refused"}))
+    yield from (
+        f"{PROBLEMS}, or SITUATIONS: nothing about {slug}" for slug in sorted(slugs - told - UNSENT - {"refused"})
+    )
 
 
 def pages(root: Path) -> list[Path]:

@@ -2,7 +2,11 @@
 
 import asyncio
 import importlib.util
+import signal
+import socket
+import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -36,7 +40,11 @@ async def asgi(app: Any) -> AsyncIterator[httpx.AsyncClient]:
     scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
     running = asyncio.ensure_future(app(scope, inbox.get, outbox.put))
     inbox.put_nowait({"type": "lifespan.startup"})
-    assert (await outbox.get())["type"] == "lifespan.startup.complete"
+    told = asyncio.ensure_future(outbox.get())
+    await asyncio.wait([told, running], return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        running.result()  # raises what it ended with
+    assert (await told)["type"] == "lifespan.startup.complete"
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url=BASE_URL) as client:
         yield client
@@ -50,5 +58,36 @@ def wsgi(app: Any, guard: Any) -> Iterator[httpx.Client]:
     """A client of *app*, whose *guard* is closed at the end."""
     with httpx.Client(transport=httpx.WSGITransport(app), base_url=BASE_URL) as client:
         yield client
-    guard.keeper.close()
+    guard.guard.keeper.close()
     guard.store.close()
+    guard.store.close()
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A real server of a tutorial's payments.py, and where it takes payments."""
+    port = free_port()
+    command = ["-m", "uvicorn", "payments:app", "--port", str(port), "--log-level", "critical"]
+    with process(folder, command, port) as running:
+        yield running, f"http://127.0.0.1:{port}/payments"
+
+
+@contextmanager
+def process(folder: Path, command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A program of Python's that listens on *port*."""
+    with subprocess.Popen([sys.executable, *command], cwd=folder, stderr=subprocess.DEVNULL) as running:
+        try:
+            while running.poll() is None:
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.02)
+            yield running
+        finally:
+            if running.poll() is None:
+                running.send_signal(signal.SIGTERM)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])

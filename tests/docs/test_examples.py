@@ -2,21 +2,17 @@
 
 import asyncio
 import os
-import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.docs.served import EXAMPLES, ROOT, asgi, load, wsgi
+from tests.docs.served import EXAMPLES, ROOT, asgi, load, server, wsgi
 
 KEY = {"Idempotency-Key": '"order-17"'}
 PROBLEM = "application/problem+json"
@@ -34,8 +30,8 @@ def is_replay(response: httpx.Response) -> bool:
 
 
 def test_every_example_is_short_and_tested() -> None:
-    """An example is under 60 lines, and this file runs it."""
-    tested = Path(__file__).read_text()
+    """An example is under 60 lines, and a file of this folder runs it."""
+    tested = "".join(each.read_text() for each in Path(__file__).parent.glob("test_*.py"))
     for example in EXAMPLES.rglob("*.py"):
         assert len(example.read_text().splitlines()) < 60
         assert f'"{example.relative_to(EXAMPLES).with_suffix("")}"' in tested, example
@@ -237,23 +233,3 @@ def load_quick(name: str) -> Any:
 
 def charges() -> list[str]:
     return [line.split()[0] for line in Path("charges.txt").read_text().splitlines()]
-
-
-@contextmanager
-def server(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A real server of the tutorial's payments.py."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "uvicorn", "payments:app", "--port", str(port), "--log-level", "warning"]
-    with subprocess.Popen(command, cwd=folder) as process:
-        try:
-            while process.poll() is None:
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                time.sleep(0.02)
-            yield process, f"http://127.0.0.1:{port}/payments"
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)

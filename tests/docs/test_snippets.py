@@ -1,29 +1,23 @@
-"""What the pages show is run: Python as it stands, curl against the app it is about, SQL on the stores."""
+"""What the pages show is run: Python as it stands, curl against the app it is about, and what is typed."""
 
 import argparse
 import doctest
 import http
 import re
 import shlex
-import sqlite3
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psycopg
 import pytest
+import typer.main
 
-from semel import Policy, stores
-from semel.core.commands import Claim, Complete, Now
-from semel.core.message import Answer
+from semel import Policy
+from semel.cli.app import app as cli
 from semel.core.problem import refused
-from semel.core.record import Hold
-from semel.core.state import Event
-from semel.stores import Store
 from tests.docs.served import ROOT, asgi, load
 from tools.docs import SITUATIONS, pages
 
@@ -129,33 +123,27 @@ def test_problems_are_spelled_as_they_are_sent() -> None:
     assert set(shown) <= sent
 
 
-@pytest.fixture(params=[0, 1], ids=["postgresql", "sqlite"])
-def cleaning(request: pytest.FixtureRequest) -> Iterator[tuple[Store, Any, str]]:
-    """A store, a connection of a person's own, and the statement that the page gives for it."""
-    statement = blocks("docs/how-to/production.md", "sql")[request.param]
-    url = request.getfixturevalue(["postgres_url", "sqlite_url"][request.param])
-    store = stores.store(url)
-    store.migrate()
-    path = url.removeprefix("sqlite:///")
-    with closing(sqlite3.connect(path) if request.param else psycopg.connect(url)) as connection:
-        yield store, connection, statement
-    store.close()
+TYPED = re.compile(r"^(?:\$ |ExecStart=\S*/)?(semel (?!migrate$).*?)(?: +#.*)?$", re.MULTILINE)
 
 
-def test_cleaning_up(cleaning: tuple[Store, Any, str]) -> None:
-    """The statement for cleaning up deletes what is finished and expired, and nothing else."""
-    store, connection, statement = cleaning
-    hour, moment = timedelta(hours=1), timedelta(milliseconds=1)
-    for key, retention, ends in (("old", moment, True), ("new", hour, True), ("running", moment, False)):
-        claim = Claim("me", key, b"0" * 16, b"", moment, retention)
-        hold = store.perform(claim)
-        assert isinstance(hold, Hold)
-        if ends:
-            store.perform(Complete(hold, Event.COMPLETE, Answer(201)))
-    past = store.perform(Now()) + 2 * moment
-    while store.perform(Now()) <= past:
-        pass  # the clock is the database's own, and it moves by itself
-    with connection:
-        connection.execute(statement)
-        left = connection.execute("SELECT key FROM semel_keys ORDER BY key").fetchall()
-    assert [key for (key,) in left] == ["new", "running"]
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_that_are_shown_exist(page: str) -> None:
+    """Every command of the command line that a page tells people to type is there, with its options."""
+    text = "\n".join(code for kind in ("", "ini") for code in blocks(page, kind))
+    for typed in TYPED.findall(text):
+        command: Any = typer.main.get_command(cli)
+        for word in shlex.split(typed)[1:]:
+            if word.startswith("--"):
+                assert word in {name for each in command.params for name in each.opts}, typed
+            elif hasattr(command, "commands"):
+                command = command.commands[word]
+        assert not hasattr(command, "commands"), typed
+
+
+def test_reap_says_what_the_page_says(tmp_path: Path) -> None:
+    """`semel reap` prints the line that is shown for it."""
+    command = [sys.executable, "-m", "semel", "reap", "--store", f"sqlite:///{tmp_path}/semel.db"]
+    semel = [sys.executable, "-m", "semel", "migrate", command[-1]]
+    subprocess.run(semel, check=True, capture_output=True)
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert f"$ semel reap\n{said}" in blocks("docs/how-to/run-the-services.md", "")

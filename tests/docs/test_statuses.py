@@ -11,7 +11,7 @@ import pytest
 from semel import SINGLE_TENANT, NoEffect, Policy, errors
 from semel.asgi import IdempotencyMiddleware
 from semel.core.commands import Claim, Command, Complete
-from semel.flows import serve
+from semel.flows import handle
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.step import Step
 from semel.wsgi import IdempotencyMiddleware as WSGIMiddleware
@@ -98,6 +98,14 @@ async def body_incomplete(preset: Preset) -> tuple[World, httpx.Response]:
     with httpx.Client(transport=httpx.WSGITransport(guard), base_url="http://here") as client:
         send = client.post  # in this process, so nothing waits
         return world, send("/", content=b"{}", headers=KEY | {"Content-Length": "9"})
+
+
+async def shutting_down(preset: Preset) -> tuple[World, httpx.Response]:
+    world = World(preset())
+    world.guard.drain()
+    answer = await world.post()
+    assert answer.headers["retry-after"] == "2"
+    return world, answer
 
 
 async def store_unavailable(preset: Preset) -> tuple[World, httpx.Response]:
@@ -195,6 +203,7 @@ SCENARIOS: dict[type[errors.Refusal], Callable[[Preset], Awaitable[tuple[World, 
     errors.ScopeMissing: scope_missing,
     errors.BodyTooLarge: body_too_large,
     errors.BodyIncomplete: body_incomplete,
+    errors.ShuttingDown: shutting_down,
     errors.StoreUnavailable: store_unavailable,
     errors.KeyReused: key_reused,
     errors.InProgress: in_progress,
@@ -211,7 +220,7 @@ SCENARIOS: dict[type[errors.Refusal], Callable[[Preset], Awaitable[tuple[World, 
 @pytest.mark.parametrize("error", SITUATIONS, ids=lambda error: error.slug)
 async def test_row(error: type[errors.Refusal], preset: Preset, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the table says of a situation is what a client gets, and whether the handler ran is true."""
-    monkeypatch.setattr(serve, "COMPLETE_PAUSES", (timedelta(0),))
+    monkeypatch.setattr(handle, "COMPLETE_PAUSES", (timedelta(0),))
     world, answer = await SCENARIOS[error](preset)
     check(answer, error, world.policy)
     assert bool(world.runs) == SITUATIONS[error][1].startswith("yes")
