@@ -271,7 +271,7 @@ def test_effect_is_stored_before_and_after() -> None:
     """That it is about to be called is stored before, its result after; the call has a key of its own."""
     story = rode()
     played = charge(story, [SAVED, (CallOutside, "ch_1"), SAVED])
-    assert played == Played((Save(HOLD, HALF), CallOutside(KEY), Save(HOLD, CHARGED)), "ch_1")
+    assert played == Played((Save(HOLD, HALF, RODE), CallOutside(KEY), Save(HOLD, CHARGED, HALF)), "ch_1")
     assert (story.progress, story.taken, story.skipped) == (CHARGED, ("ride", "charge"), None)
 
 
@@ -290,19 +290,23 @@ def test_first_call_asks_no_question(on_unknown: OnUnknown) -> None:
 def test_retry_calls_again_with_the_same_key() -> None:
     """An effect that was begun is called again with the key of the first time, and its intent is stored already."""
     played = charge(resumed(HALF), [(CallOutside, "ch_1"), SAVED])
-    assert played == Played((CallOutside(KEY), Save(HOLD, CHARGED)), "ch_1")
+    assert played == Played((CallOutside(KEY), Save(HOLD, CHARGED, HALF)), "ch_1")
 
 
 def test_verify_finds_that_it_happened() -> None:
     """Where it can be asked for, an effect that happened is not called again: its result is stored."""
     played = charge(resumed(HALF), [(AskOutside, Applied("ch_1")), SAVED], "verify")
-    assert played == Played((AskOutside(KEY), Save(HOLD, CHARGED)), "ch_1")
+    assert played == Played((AskOutside(KEY), Save(HOLD, CHARGED, HALF)), "ch_1")
 
 
 def test_verify_finds_that_it_did_not_happen() -> None:
     """One that did not happen is called."""
     script: list[Line] = [(AskOutside, Doubt.NOT_APPLIED), (CallOutside, "ch_1"), SAVED]
-    assert charge(resumed(HALF), script, "verify").commands == (AskOutside(KEY), CallOutside(KEY), Save(HOLD, CHARGED))
+    assert charge(resumed(HALF), script, "verify").commands == (
+        AskOutside(KEY),
+        CallOutside(KEY),
+        Save(HOLD, CHARGED, HALF),
+    )
 
 
 @pytest.mark.parametrize(
@@ -370,9 +374,9 @@ def test_no_effect_forgets_that_it_was_begun() -> None:
 def test_no_effect_is_stored() -> None:
     """That it did nothing is stored: what is saved is the progress without it."""
     flow = effect(rode(), "charge", "retry")
-    assert next(flow) == Save(HOLD, HALF)
+    assert next(flow) == Save(HOLD, HALF, RODE)
     assert flow.send(Verdict.DONE) == CallOutside(KEY)
-    assert flow.throw(NoEffect()) == Save(HOLD, RODE)
+    assert flow.throw(NoEffect()) == Save(HOLD, RODE, HALF)
 
 
 def test_no_effect_after_it_was_verified() -> None:
@@ -495,7 +499,7 @@ def test_lease_is_lost_between_intent_and_call() -> None:
     """A worker that is told of its loss after it stored the intent does not call."""
     story = rode()
     flow = effect(story, "charge", "retry")
-    assert next(flow) == Save(HOLD, HALF)
+    assert next(flow) == Save(HOLD, HALF, RODE)
     story.is_lost = True
     with pytest.raises(LeaseLost):
         flow.send(Verdict.DONE)

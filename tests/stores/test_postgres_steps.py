@@ -143,7 +143,7 @@ class TestSteps:
         hold = held(semel, claim())
         semel.perform(Save(hold, PROGRESS))
 
-        assert semel.perform(Save(hold, Progress())) is Verdict.DONE
+        assert semel.perform(Save(hold, Progress(), PROGRESS)) is Verdict.DONE
         assert (record(semel).steps, record(semel).recovery_point) == (None, None)
 
     def test_save_without_the_hold_is_fenced(self, semel: Handle) -> None:

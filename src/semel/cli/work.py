@@ -97,6 +97,7 @@ def work(
     if store is not None:
         raise ConfigurationError("Give --app or --store, not both: the app names its store.")
     loaded, middleware = load(app)
+    middleware.workers = None  # Its own would do the same once more, in this very process.
     said = f"{said}, finishing every {complete_every}. Ctrl-C ends it."
     if isinstance(middleware, semel.asgi.IdempotencyMiddleware):
         asyncio.run(_work_async(loaded, middleware, plan, said))

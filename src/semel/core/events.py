@@ -17,7 +17,7 @@ class PersonalKey:
 
 @dataclass(frozen=True, slots=True)
 class TookOver:
-    """The lease of a worker that died (or lost its database) ran out, and this request runs its operation again."""
+    """An earlier attempt died, lost its database or gave up; its operation is run again, or on from where it was."""
 
     key: str
     attempt: int

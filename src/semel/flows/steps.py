@@ -153,7 +153,7 @@ def _commit(story: Story, done: Done) -> Flow[None]:
     progress = story.progress.plus(done)
     story.in_doubt = done.name
     try:
-        _check_fence(story, (yield from Commit(story.hold, progress)))
+        _check_fence(story, (yield from Commit(story.hold, progress, story.progress)))
     except CommitUnknown as unknown:
         if (yield from _settled(story)) != progress:
             story.in_doubt = None
@@ -226,7 +226,7 @@ def _save(story: Story, progress: Progress) -> Flow[None]:
     """Store how far it has come, patiently: an effect may have happened already."""
     for pause in (*COMPLETE_PAUSES, None):
         try:
-            verdict = yield from Save(story.hold, progress)
+            verdict = yield from Save(story.hold, progress, story.progress)
         except StoreError:
             if pause is None:
                 raise

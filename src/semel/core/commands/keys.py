@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from semel.core.commands.base import Again, Command, Verdict
@@ -73,12 +73,17 @@ class Renew(Command[frozenset[Hold]]):
 
 @dataclass(frozen=True, slots=True)
 class Save(Command[Verdict]):
-    """Store how far the operation has come, in a transaction of its own. Repeating it is safe."""
+    """Store how far the operation has come, in a transaction of its own. Repeating it is safe.
+
+    It takes the place of *before*, or of itself, and of nothing else: a copy of this that was held up on its way, and
+    arrives when the operation has gone on, must not set it back.
+    """
 
     interruptible = True
 
     hold: Hold
     progress: Progress
+    before: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True, slots=True)

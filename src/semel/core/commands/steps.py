@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -66,6 +66,8 @@ class Commit(Command[Verdict]):
 
     hold: Hold
     progress: Progress
+    #: As of ``Save``.
+    before: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class CallOutside(Command[Any]):
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """It happened, and this is what it returned."""
+    """Said by ``verify`` of an effect: it happened, and this is its result."""
 
     result: Any
 

@@ -94,6 +94,9 @@ class AsyncPsycopgConnections(AsyncConnections):
         except psycopg.Error as error:
             raise unreachable(error, self._address) from error
 
+    async def close(self) -> None:
+        """Leave the pool alone: it is the application's."""
+
 
 class _AsyncUnit(AsyncUnit):
     connection: psycopg.AsyncConnection[Any]

@@ -103,7 +103,7 @@ class Keys(Table):
     def _save(self, command: Save | Commit, moment: Moment) -> Verdict:
         hold, progress = command.hold, command.progress
         row = self._mine(hold, State.PROCESSING)
-        if row is None:
+        if row is None or row.steps not in {written(command.before), written(progress)}:
             return Verdict.FENCED
         state = after(row.state, Event.SAVE)
         self._update(hold, state=state, steps=written(progress), recovery_point=progress.recovery_point)

@@ -93,6 +93,7 @@ def _of_progress(command: Save | Commit) -> dict[str, object]:
     progress = command.progress
     return of_hold(command.hold) | {
         "steps": written(progress),
+        "before": written(command.before),
         "recovery_point": progress.recovery_point,
         "detail": progress.names[-1] if progress.names else None,
     }

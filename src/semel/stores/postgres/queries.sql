@@ -182,11 +182,13 @@ SELECT scope, key, attempt, token
 
 -- name: save
 -- Store how far the operation has come. It joins the transaction of a phase, or is its own.
+-- Only on top of what its worker knows: a copy that was held up on its way must not set back what has gone on since.
 WITH saved AS (
     UPDATE semel_keys
        SET steps = CAST(:steps AS text), recovery_point = CAST(:recovery_point AS text)
      WHERE scope = CAST(:scope AS text) AND key = CAST(:key AS text)
        AND attempt = CAST(:attempt AS integer) AND token = CAST(:token AS bytea) AND state = 'processing'
+       AND (steps IS NOT DISTINCT FROM CAST(:before AS text) OR steps IS NOT DISTINCT FROM CAST(:steps AS text))
  RETURNING scope, key, attempt
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor, detail)

@@ -55,7 +55,11 @@ class SQLiteJoins:
     def commit(self, command: Commit) -> Joined[Verdict]:
         """Write how far the operation has come, if its hold is live."""
         hold, progress = command.hold, command.progress
-        steps = {"steps": recovery.written(progress), "recovery_point": progress.recovery_point}
+        steps = {
+            "steps": recovery.written(progress),
+            "recovery_point": progress.recovery_point,
+            "before": recovery.written(command.before),
+        }
         line = self._line(hold, "saved", last_step(progress))
         return Joined(self._statements.save_inside, _mine(hold) | steps, _verdict, line)
 

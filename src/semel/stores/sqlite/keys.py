@@ -20,6 +20,7 @@ from semel.core.commands import (
     Verdict,
 )
 from semel.core.record import Found, Hold, Record
+from semel.core.recovery import written
 from semel.stores.sqlite import statements as by
 from semel.stores.sqlite.session import Session
 from semel.stores.sqlite.statements import chunks
@@ -107,7 +108,8 @@ class Keys:
     def save(self, command: Save) -> Verdict:
         """Store how far an operation has come."""
         hold, progress = command.hold, command.progress
-        if not self._session.run(self._statements.save, (*by.progress_row(progress), *by.hold_row(hold))):
+        steps = (*by.progress_row(progress), written(command.before))
+        if not self._session.run(self._statements.save, (*steps, *by.hold_row(hold))):
             return Verdict.FENCED
         self._session.note(hold.scope, hold.key, hold.attempt, "saved", by.last_step(progress))
         return Verdict.DONE

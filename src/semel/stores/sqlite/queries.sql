@@ -126,9 +126,13 @@ WHERE
 
 -- name: save
 -- Store how far it has come. In a phase, the application's own transaction runs this.
+-- Only on top of what its worker knows: a copy that was held up must not set back what has gone on since.
 UPDATE semel_keys
-SET steps = :steps, recovery_point = :recovery_point
-WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
+SET steps = said.steps, recovery_point = said.recovery_point
+FROM (SELECT :steps AS steps, :recovery_point AS recovery_point, :before AS before) AS said
+WHERE
+    scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
+    AND (semel_keys.steps IS said.before OR semel_keys.steps IS said.steps)
 RETURNING attempt
 
 -- name: park

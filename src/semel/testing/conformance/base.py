@@ -13,7 +13,7 @@ import pytest
 from semel.core.commands import Claim, Command, Complete, Look, Now, Park, Reap, Save, TakeOver, Verdict
 from semel.core.message import Answer, Head, Request
 from semel.core.record import AfterRetention, Found, Hold, OnCrash, Record
-from semel.core.recovery import Begun, Done, Progress
+from semel.core.recovery import Begun, Done, Progress, read_back
 from semel.core.state import Event
 from semel.testing.conformance.handles import Candidate, Handle, handle
 
@@ -132,7 +132,8 @@ def found(store: Handle, scope: str, key: str = "key") -> Found:
 
 def saved(store: Handle, hold: Hold, progress: Progress = RIDE) -> Hold:
     """Store the steps of *hold*, which nothing stands in the way of."""
-    verdict = store.perform(Save(hold, progress))
+    before = read_back(record(store, hold.scope, hold.key).steps)
+    verdict = store.perform(Save(hold, progress, before))
     assert verdict is Verdict.DONE  # noqa: S101 - a suite of tests
     return hold
 

@@ -128,10 +128,10 @@ class Twins(RuleBasedStateMachine):
         """Free a key under any hold there ever was."""
         self._both(Release(sight[1] if knows else replace(sight[1], attempt=0)))
 
-    @rule(sight=sights, steps=progress)
-    def save(self, sight: Sight, steps: Progress) -> None:
-        """Save steps under any hold there ever was."""
-        self._both(Save(sight[1], steps))
+    @rule(sight=sights, steps=progress, before=progress)
+    def save(self, sight: Sight, steps: Progress, before: Progress) -> None:
+        """Save steps under any hold there ever was, on top of any there might be."""
+        self._both(Save(sight[1], steps, before))
 
     @rule(sight=sights, if_silent=st.booleans())
     def park(self, sight: Sight, if_silent: bool) -> None:  # noqa: FBT001 - Hypothesis names it

@@ -71,6 +71,13 @@ class Steps(Suite):
         assert [each.perform(Save(hold, RIDE)) for each in (store, rival, store)] == [Verdict.DONE] * 3
         assert record(store, scope).steps == written(RIDE)
 
+    def test_a_save_that_arrives_late_sets_nothing_back(self, store: Handle, rival: Handle, scope: str) -> None:
+        """A copy that was held up on its way changes nothing once the operation has gone on."""
+        hold = saved(store, held(store, claim_on(scope)), IN_DOUBT)
+        self._is_fenced(rival, scope, Save(hold, RIDE))
+        saved(store, hold, IN_DOUBT.plus(Done("effect", "charge_created", None)))
+        self._is_fenced(rival, scope, Save(hold, IN_DOUBT, RIDE))
+
     def test_only_the_holder_saves(self, store: Handle, scope: str) -> None:
         """A save under another attempt, another token, or of a record that is not there, is fenced."""
         hold = held(store, claim_on(scope))
@@ -84,18 +91,18 @@ class Steps(Suite):
         zombie = saved(store, held(store, claim_on(scope)))
         age(LEASE)
         heir = taken_over(rival, claim_on(scope), zombie)
-        self._is_fenced(store, scope, Save(zombie, Progress()))
+        self._is_fenced(store, scope, Save(zombie, Progress(), RIDE))
         saved(rival, heir, IN_DOUBT)
-        self._is_fenced(store, scope, Save(zombie, RIDE))
+        self._is_fenced(store, scope, Save(zombie, RIDE, IN_DOUBT))
 
     def test_ended_record_takes_no_steps(self, store: Handle, scope: str) -> None:
         """A record that has ended, or is parked, keeps its steps as they are."""
         hold = saved(store, held(store, claim_on(scope)))
         store.perform(Complete(hold, Event.COMPLETE, CREATED))
-        self._is_fenced(store, scope, Save(hold, IN_DOUBT))
+        self._is_fenced(store, scope, Save(hold, IN_DOUBT, RIDE))
         assert record(store, scope).steps == written(RIDE)
         stopped = parked(store, claim_on(scope, "parked"))
-        self._is_fenced(store, scope, Save(stopped, RIDE), "parked")
+        self._is_fenced(store, scope, Save(stopped, RIDE, IN_DOUBT), "parked")
 
     def test_steps_stay_through_take_overs(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
         """Each attempt goes on where the last one stopped."""
@@ -128,7 +135,7 @@ class Steps(Suite):
         assert store.perform(Release(hold)) is Verdict.DONE
         seen = found(rival, scope)
         assert (seen.token, seen.lease_is_over, seen.steps) == (NOBODYS_TOKEN, True, written(RIDE))
-        self._is_fenced(store, scope, Save(hold, IN_DOUBT))
+        self._is_fenced(store, scope, Save(hold, IN_DOUBT, RIDE))
         assert store.perform(Renew(((hold, LEASE),))) == {hold}
         assert taken_over(rival, claim_on(scope), replace(hold, token=seen.token)).attempt == 2
 

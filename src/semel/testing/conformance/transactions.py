@@ -248,7 +248,7 @@ class Transactions(Suite):
         assert (after.state, after.steps, after.recovery_point) == (State.PROCESSING, written(RIDE), "ride_created")
         with transaction(store) as lent:
             lent.perform(Open())
-            assert lent.perform(Commit(hold, IN_DOUBT)) is Verdict.DONE
+            assert lent.perform(Commit(hold, IN_DOUBT, RIDE)) is Verdict.DONE
         assert record(rival, scope).steps == written(IN_DOUBT)
 
     def test_undone_phase(self, store: Handle, scope: str) -> None:
@@ -269,7 +269,7 @@ class Transactions(Suite):
         for stranger in strangers:
             with transaction(store) as lent:
                 lent.perform(Open())
-                assert lent.perform(Commit(stranger, Progress())) is Verdict.FENCED
+                assert lent.perform(Commit(stranger, Progress(), RIDE)) is Verdict.FENCED
         assert same_but_for_the_clock(before, record(store, scope))
         assert store.perform(Look(scope, "absent")) is None
 
