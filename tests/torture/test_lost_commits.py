@@ -1,0 +1,25 @@
+"""The short variant of the lost replies of ``make torture``."""
+
+from torture.lost_commits import Cutter, late_saves, pay_until, swallowed
+from torture.proxy import Proxy
+from torture.scenario import Plan, Worlds
+
+SEED = 5
+
+
+def test_a_lost_reply_to_commit_is_found_out(worlds: Worlds) -> None:
+    """Connections are cut before, at and after a COMMIT, a claim, a save and an answer: a client is told that it has
+    paid only where it has, and no payment is made twice.
+    """
+    cutter = Cutter(Plan(SEED).chance())
+    with Proxy(worlds.server.url, cutter.choose, cutter.tell) as proxy, worlds.postgres(proxy.address) as world:
+        cutter.world = world
+        pay_until(world, proxy, 15)
+        verdict = world.verdict(("resolved unknown", "replay"))
+        assert swallowed(proxy) >= 15
+    assert verdict.violations == ()
+
+
+def test_a_save_that_arrives_late_sets_nothing_back(worlds: Worlds) -> None:
+    """A save whose worker was cut off and has sent it again arrives when later steps are stored: those stay done."""
+    assert late_saves(worlds).violations == ()

@@ -1,0 +1,151 @@
+"""Replies that are lost: to COMMIT, and to statements that commit themselves. Whoever waits for one must find out.
+
+Between the workers and PostgreSQL stands the proxy. At random, it cuts a connection before a statement has reached the
+server, after the server has replied, or while the statement is still on its way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import ExitStack
+from random import Random
+
+from torture.checker import Event
+from torture.clients import Crowd, Order
+from torture.job import Door, Fault
+from torture.proxy import Cut, Lost, Proxy, is_commit
+from torture.scenario import Outcome, Plan, World, Worlds
+
+DOORS: tuple[Door, ...] = ("wsgi", "asgi")
+
+#: What is cut, and how often. The words are those of the audit trail, which each statement writes into.
+STATEMENTS = {"COMMIT": 0.5, "'claimed'": 0.15, "'taken over'": 0.15, "'saved'": 0.15, "THEN 'completed'": 0.15}
+#: One payment meets no more of each: it must come to an end.
+MOST = 2
+#: What atomic mode sends to end: in the handler's own transaction, before its COMMIT.
+_FINISH = "INSERT INTO semel_keys AS old"
+
+#: Of five payments, three have COMMITs of the application's: one, one, and two.
+FORMS = ("atomic", "steps", "phase", "guard", "effect")
+#: A key whose claim came late is nobody's for as long.
+LEASE_SECONDS = 2.0
+#: A run that has cut less by then is broken.
+PATIENCE_SECONDS = 900.0
+POLL_SECONDS = 0.05
+#: A worker is through with the rest of its payment long before this.
+LATE_SECONDS = 1.0
+
+
+class LostCommits:
+    """Replies to COMMIT, and to claims, saves and answers, swallowed at random."""
+
+    name = "reply to COMMIT lost"
+    minimum = 500
+
+    def run(self, worlds: Worlds, plan: Plan) -> Outcome:
+        """Let both doors pay through the proxy until enough COMMITs had their replies swallowed."""
+        cutter = Cutter(plan.chance(self.name))
+        with Proxy(worlds.server.url, cutter.choose, cutter.tell) as proxy, worlds.postgres(proxy.address) as world:
+            cutter.world = world
+            pay_until(world, proxy, plan.share(self.minimum))
+            reached = swallowed(proxy)
+            plan.tell(f"  {self.name}: {reached} swallowed; {cutter}")
+            judged = world.outcome(reached, ("resolved unknown", "replay"))
+            # These are requests that were told to wait for the lease of an earlier one: nobody was stopped here.
+            del judged.seen["fenced zombie"]
+        return Outcome(reached, judged.violations, judged.seen, cutter.parts) + late_saves(worlds)
+
+
+class Cutter:
+    """Chooses what is cut, by chance, and keeps count."""
+
+    world: World
+
+    def __init__(self, chance: Random) -> None:
+        """Throw the dice of *chance*."""
+        self._chance = chance
+        self._counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        self.parts: Counter[str] = Counter()
+
+    def choose(self, sql: str, marks: tuple[str, ...]) -> Cut | None:
+        """Say whether to cut at this statement."""
+        what = kind_of(sql)
+        if what is None or not marks or self._counts[what, marks] >= MOST:
+            return None
+        if self._chance.random() >= STATEMENTS[what]:
+            return None
+        self._counts[what, marks] += 1
+        return self._chance.choice(list(Cut))
+
+    def __str__(self) -> str:
+        """Say what was cut, in one line."""
+        return ", ".join(f"{number} {part}" for part, number in sorted(self.parts.items()))
+
+    def tell(self, lost: Lost) -> None:
+        """Write down what was cut."""
+        what = kind_of(lost.sql)
+        self.parts[f"{what} {lost.cut.value}"] += 1
+        is_swallowed = what == "COMMIT" and lost.cut is not Cut.BEFORE
+        for key in lost.marks:
+            self.world.history.add(Event("swallowed" if is_swallowed else "cut", key))
+
+
+def kind_of(sql: str) -> str | None:
+    """Return which of ``STATEMENTS`` this is."""
+    if is_commit(sql):
+        return "COMMIT"
+    # Not "COMMIT": transactions begin as READ COMMITTED.
+    written = (words for words in STATEMENTS if words != "COMMIT" and words in sql)
+    return None if _FINISH in sql else next(written, None)
+
+
+def swallowed(proxy: Proxy) -> int:
+    """Count the COMMITs that the server carried out, by its own word, and whose clients never heard of it."""
+    return sum(is_commit(lost.sql) for lost in proxy.confirmed)
+
+
+def pay_until(world: World, proxy: Proxy, wanted: int) -> None:
+    """Pay by both doors until *wanted* COMMITs had their replies swallowed."""
+    ends = time.monotonic() + PATIENCE_SECONDS
+    with ExitStack() as stack:
+        crowds = [
+            stack.enter_context(
+                Crowd(Order(world.job(door=door, lease_seconds=LEASE_SECONDS), FORMS, number * 100_000))
+            )
+            for number, door in enumerate(DOORS)
+        ]
+        while swallowed(proxy) < wanted:
+            if time.monotonic() > ends or not all(crowd.is_paying for crowd in crowds):
+                raise AssertionError(f"Nobody pays any more; {swallowed(proxy)} of {wanted} replies were swallowed.")
+            time.sleep(POLL_SECONDS)
+
+
+def late_saves(worlds: Worlds) -> Outcome:
+    """Have a late save by each door."""
+    outcome = Outcome(0)
+    for door in DOORS:
+        saves = 0
+
+        def choose(sql: str, _marks: tuple[str, ...]) -> Cut | None:
+            nonlocal saves
+            saves += kind_of(sql) == "'saved'"
+            # The first save is a phase's, in its transaction. The second says that the provider is about to be asked.
+            return Cut.LATE if kind_of(sql) == "'saved'" and saves == 2 else None
+
+        with Proxy(worlds.server.url, choose, lambda _lost: None) as proxy, worlds.postgres(proxy.address) as world:
+            outcome += late_save(world, proxy, door)
+    return outcome
+
+
+def late_save(world: World, proxy: Proxy, door: Door) -> Outcome:
+    """A save is on its way when its worker is cut off, sends it again, does all the rest, and dies. Then it arrives."""
+    proxy.delay_seconds = LATE_SECONDS
+    payment = "steps", world.key()
+    world.run([payment], door=door, fault=Fault(point="answering"))
+    while not proxy.confirmed:
+        time.sleep(POLL_SECONDS)
+    world.database.end_leases([payment[1]])
+    world.insist([payment], door=door)
+    judged = world.outcome(0, ("crash", "take-over"))
+    return Outcome(0, judged.violations, judged.seen, Counter({f"late save ({door})": 1}))

@@ -1,0 +1,239 @@
+"""Ten bugs that stores and doors have in the wild, planted in a child on purpose. ``duels`` has what finds each.
+
+They spoil the commands on their way to a real store, so that everything else is as it always is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from semel.core.commands import (
+    Begin,
+    Claim,
+    Command,
+    Commit,
+    Complete,
+    Finish,
+    Look,
+    Reap,
+    Reaped,
+    Save,
+    TakeOver,
+    Verdict,
+)
+from semel.core.record import Found, Hold, Record
+from semel.core.recovery import Progress
+from semel.core.state import State
+from semel.flows import steps
+from semel.stores import Store
+from semel.wsgi.exchange import Exchange
+from torture.job import Job
+from torture.witness import Database
+
+
+class Spoiled(Store):
+    """A real store, and what a bug makes of the commands on their way to it. By itself it changes nothing."""
+
+    def __init__(self, inner: Store, job: Job) -> None:
+        """Spoil what goes to *inner*."""
+        self.inner = inner
+        #: For what no command can say: SQL that a careful store would not have.
+        self.database = Database(job.url)
+
+    def perform(self, command: Command[Any]) -> Any:
+        """Carry out one store command. What comes after it has a line of its own: a fault may be there."""
+        got = self.inner.perform(command)
+        return got  # noqa: RET504 - see above
+
+    def transaction(self) -> Any:
+        """Return a transaction whose commands are spoiled too."""
+        return _Transaction(self)
+
+    def join(self, command: Command[Any], transaction: _Transaction) -> Any:
+        """Carry out one command of a transaction."""
+        got = transaction.inner.perform(command)
+        return got  # noqa: RET504 - as above
+
+    def open(self) -> None:
+        """Open the real one."""
+        self.inner.open()
+
+    def migrate(self) -> list[str]:
+        """Migrate the real one."""
+        return self.inner.migrate()
+
+    def close(self) -> None:
+        """Close the real one."""
+        self.inner.close()
+
+    def look(self, scope: str, key: str) -> Record | None:
+        """Read a record."""
+        return self.inner.perform(Look(scope, key))
+
+
+class _Transaction:
+    def __init__(self, store: Spoiled) -> None:
+        self._store = store
+        self.inner: Any = store.inner.transaction()
+
+    @property
+    def connection(self) -> Any:
+        return self.inner.connection
+
+    def perform(self, command: Command[Any]) -> Any:
+        return self._store.join(command, self)
+
+
+class NoFence(Spoiled):
+    """Whoever writes, writes: neither the attempt nor the token is compared."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        """Write in the name of whoever holds the key."""
+        if isinstance(command, Complete | Save):
+            command = replace(command, hold=self._holder(command.hold))
+        return super().perform(command)
+
+    def join(self, command: Command[Any], transaction: _Transaction) -> Any:
+        """Write in the name of whoever holds the key."""
+        if isinstance(command, Commit):
+            command = replace(command, hold=self._holder(command.hold))
+        return super().join(command, transaction)
+
+    def _holder(self, hold: Hold) -> Hold:
+        record = self.look(hold.scope, hold.key)
+        return replace(hold, attempt=record.attempt, token=record.token) if record else hold
+
+
+class NoToken(NoFence):
+    """The attempt's number alone is compared."""
+
+    def _holder(self, hold: Hold) -> Hold:
+        holder = super()._holder(hold)
+        return holder if holder.attempt == hold.attempt else hold
+
+
+class AppClock(Spoiled):
+    """The worker's own clock judges the leases."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        """Judge a lease by this process's clock."""
+        if isinstance(command, TakeOver):
+            self.database.end_leases([command.claim.key])
+        got = super().perform(command)
+        if isinstance(command, Claim) and isinstance(got, Found) and got.state is State.PROCESSING:
+            record = self.look(command.scope, command.key)
+            ends = record and record.lease_expires_at
+            return replace(got, lease_is_over=bool(ends and ends.timestamp() <= time.time()))
+        return got
+
+
+class ReadThenInsert(Spoiled):
+    """A claim looks whether the key is there, and takes it afterwards, over whoever took it meanwhile."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        """Look first."""
+        if isinstance(command, Claim) and self.look(command.scope, command.key) is None:
+            self.database.lose(command.key)
+        return super().perform(command)
+
+
+class AnswerBeforeCommit(Spoiled):
+    """The answer leaves, and then the transaction is committed."""
+
+    def join(self, command: Command[Any], transaction: _Transaction) -> Any:
+        """Put the end off."""
+        if isinstance(command, Finish):
+            _put_off.append(lambda: transaction.inner.perform(command))
+            return Verdict.DONE
+        return super().join(command, transaction)
+
+
+class CompleteAfterCommit(Spoiled):
+    """The handler's writes are committed, and the record is written in a transaction that comes after."""
+
+    def join(self, command: Command[Any], transaction: _Transaction) -> Any:
+        """Commit before the record is written."""
+        if isinstance(command, Finish):
+            unit, transaction.inner._unit = transaction.inner._unit, None  # noqa: SLF001 - a bug has no manners
+            unit.commit()
+            transaction.inner.perform(Begin(command.claim))
+        return super().join(command, transaction)
+
+
+class ReapInFlight(Spoiled):
+    """The reaper deletes whatever is old."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        """Look at nothing but the age."""
+        if isinstance(command, Reap):
+            deleted = self.database.execute(
+                "DELETE FROM semel_keys WHERE expires_at <= clock_timestamp() RETURNING key"
+            )
+            return Reaped(len(deleted), 0, 0)
+        return super().perform(command)
+
+
+class FreedAfterSuccess(Spoiled):
+    """The key is a lock, let go when the work is done."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        """Forget the record with its answer."""
+        got = super().perform(command)
+        if isinstance(command, Complete):
+            self.database.lose(command.hold.key)
+        return got
+
+
+class PhaseNotStored(Spoiled):
+    """A phase commits what it did, and not that it did it."""
+
+    def join(self, command: Command[Any], transaction: _Transaction) -> Any:
+        """Store no steps."""
+        if isinstance(command, Commit):
+            command = replace(command, progress=Progress())
+        return super().join(command, transaction)
+
+
+#: The bugs, by name, and the store that has each. One is not the store's: the key sent downstream.
+BUGS: dict[str, type[Spoiled]] = {
+    "no fence": NoFence,
+    "no token": NoToken,
+    "app clock": AppClock,
+    "read-then-insert": ReadThenInsert,
+    "answer before commit": AnswerBeforeCommit,
+    "complete after commit": CompleteAfterCommit,
+    "reap in flight": ReapInFlight,
+    "random downstream key": Spoiled,
+    "freed after success": FreedAfterSuccess,
+    "phase result not stored": PhaseNotStored,
+}
+
+#: What is to be done once the answer has left.
+_put_off: list[Callable[[], object]] = []
+
+
+def spoiled(name: str, store: Store, job: Job) -> Store:
+    """Return *store* with the bug *name* in it; itself, without a name."""
+    return BUGS.get(name, Spoiled)(store, job) if name else store
+
+
+@contextmanager
+def bug(name: str) -> Iterator[None]:
+    """Plant what is not the store's. For a child that ends soon: it is not pulled up again."""
+    if name == "random downstream key":
+        steps.derive = lambda *_: os.urandom(16).hex()  # type: ignore[attr-defined]  # not said to be anybody's but its
+    if name == "answer before commit":
+        close = Exchange._close  # noqa: SLF001 - as above
+
+        def then_end(self: Exchange) -> None:
+            while _put_off:
+                _put_off.pop()()
+            close(self)
+
+        Exchange._close = then_end  # type: ignore[method-assign]  # noqa: SLF001
+    yield

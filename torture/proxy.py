@@ -1,0 +1,253 @@
+"""A proxy before PostgreSQL that loses what it is told to lose: a statement, or the server's reply to it.
+
+It reads as much of the protocol as it takes to know which statement is executed, and which bytes are its reply. What it
+carries otherwise is passed on as it is. There is no encryption: it says so to whoever asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+HOST = "127.0.0.1"
+
+#: What a client sends before all else, in place of a version: whether TLS or GSS may be spoken; stop a statement.
+_TLS, _GSS, _CANCEL = 80877103, 80877104, 80877102
+
+
+class Cut(Enum):
+    """Where the connection is cut."""
+
+    #: The statement never reaches the server, which undoes what was open.
+    BEFORE = "before the server had it"
+    #: The server has carried it out and said so, and its reply is lost.
+    AFTER = "after the server had replied"
+    #: The client is cut off first, and the statement reaches the server a little later.
+    LATE = "while it was on its way"
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """One connection that was cut at a statement."""
+
+    sql: str
+    cut: Cut
+    #: What of the client's words fitted ``Proxy.marks``, in the last message in which anything did.
+    marks: tuple[str, ...]
+
+
+#: Told of each statement that is about to be executed; says where to cut, or None.
+Choose = Callable[[str, tuple[str, ...]], Cut | None]
+
+
+class Proxy:
+    """Carries connections from a free port to a server, in a thread of its own, and cuts those that are chosen."""
+
+    def __init__(self, url: str, choose: Choose, tell: Callable[[Lost], None], *, marks: str = r"pay-[\w-]+") -> None:
+        """Stand before the server of *url*. *tell* hears of a cut before the client can notice it."""
+        parts = urlsplit(url)
+        self.server = parts.hostname or HOST, parts.port or 5432
+        self.choose = choose
+        self.tell = tell
+        self.marks = re.compile(marks.encode())
+        #: How long a statement is on its way whose client was cut off first.
+        self.delay_seconds = 0.05
+        #: Those whose statement the server has carried out all the same, by its own word.
+        self.confirmed: list[Lost] = []
+        self._port = 0
+        self._loop = asyncio.new_event_loop()
+        self._is_listening = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+        self._links: set[asyncio.Task[None]] = set()
+
+    def address(self, url: str) -> str:
+        """Return *url*, led through this proxy."""
+        parts = urlsplit(url)
+        user, at, _ = parts.netloc.rpartition("@")
+        return parts._replace(netloc=f"{user}{at}{HOST}:{self._port}").geturl()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._is_listening.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._listen())
+
+    async def _listen(self) -> None:
+        self._stop = asyncio.Event()
+        server = await asyncio.start_server(self._begin, HOST, 0)
+        self._port = server.sockets[0].getsockname()[1]
+        self._is_listening.set()
+        await self._stop.wait()
+        server.close()
+        for link in self._links:
+            link.cancel()
+        await asyncio.gather(*self._links, return_exceptions=True)
+
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = asyncio.get_running_loop().create_task(self._carry(reader, writer))
+        self._links.add(link)
+        link.add_done_callback(self._links.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            servers = await asyncio.open_connection(*self.server)
+        except OSError:  # The server is down, and whoever asks sees that here, too.
+            writer.transport.abort()
+            return
+        link = _Link(self, reader, writer, *servers)
+        try:
+            await link.carry()
+        finally:
+            link.close()
+
+
+class _Link:
+    """One connection."""
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        client: asyncio.StreamReader,
+        to_client: asyncio.StreamWriter,
+        server: asyncio.StreamReader,
+        to_server: asyncio.StreamWriter,
+    ) -> None:
+        self._proxy = proxy
+        self._client, self._to_client = client, to_client
+        self._server, self._to_server = server, to_server
+        #: SQL by the name of its prepared statement, and that by the name of its portal.
+        self._statements: dict[bytes, str] = {}
+        self._portals: dict[bytes, str] = {}
+        self._marks: tuple[str, ...] = ()
+        #: Requests that the server answers with "ready", and how many it has; the greeting is the first.
+        self._asked, self._answered = 1, 0
+        #: Whether the client is told nothing any more.
+        self._is_mute = False
+        self._all_answered = asyncio.Event()
+        self._is_complete = False
+
+    async def carry(self) -> None:
+        """Carry until either side, or a cut, ends it."""
+        with suppress(OSError, asyncio.IncompleteReadError):
+            if not await self._greet():
+                return
+            ways = [asyncio.ensure_future(way) for way in (self._up(), self._down())]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+
+    def close(self) -> None:
+        """Let go of both sides."""
+        self._to_client.close()
+        self._to_server.close()
+
+    async def _greet(self) -> bool:
+        """Pass the greeting on, which alone has no kind; say whether a session follows."""
+        while True:
+            head = await self._client.readexactly(8)
+            length, code = struct.unpack("!II", head)
+            if code in {_TLS, _GSS}:
+                self._to_client.write(b"N")
+                continue
+            self._to_server.write(head + await self._client.readexactly(length - 8))
+            return bool(code != _CANCEL)
+
+    async def _up(self) -> None:
+        while True:
+            kind, packet = await _message(self._client)
+            sql = self._understood(kind, packet[5:])
+            cut = None if sql is None else self._proxy.choose(sql, self._marks)
+            if sql is None or cut is None:
+                self._pass_on(kind, packet)
+                await self._to_server.drain()
+            else:
+                await self._lose(Lost(sql, cut, self._marks), kind, packet)
+                return
+
+    async def _lose(self, lost: Lost, kind: bytes, packet: bytes) -> None:
+        if lost.cut is Cut.BEFORE:
+            # The server first, so that a client who comes back at once does not wait for what was open.
+            self._to_server.close()
+            self._proxy.tell(lost)
+            return
+        self._is_mute = True
+        held = [(kind, packet)]
+        while held[-1][0] not in {b"Q", b"S"}:
+            held.append(await _message(self._client))
+        if lost.cut is Cut.LATE:
+            self._proxy.tell(lost)
+            self._to_client.close()
+            await asyncio.sleep(self._proxy.delay_seconds)
+        self._is_complete = False
+        self._all_answered.clear()
+        for each in held:
+            self._pass_on(*each)
+        await self._all_answered.wait()
+        if lost.cut is Cut.AFTER:
+            self._proxy.tell(lost)
+        if self._is_complete:
+            self._proxy.confirmed.append(lost)
+
+    def _pass_on(self, kind: bytes, packet: bytes) -> None:
+        self._asked += kind in {b"Q", b"S"}
+        self._to_server.write(packet)
+
+    async def _down(self) -> None:
+        while True:
+            kind, packet = await _message(self._server)
+            if kind == b"C":
+                self._is_complete = not packet[5:].startswith(b"ROLLBACK")
+            elif kind == b"Z":
+                self._answered += 1
+                if self._answered == self._asked:
+                    self._all_answered.set()
+            if not self._is_mute:
+                self._to_client.write(packet)
+                await self._to_client.drain()
+
+    def _understood(self, kind: bytes, content: bytes) -> str | None:
+        """Return the statement that this message executes, if it does."""
+        found = self._proxy.marks.findall(content)
+        if found:
+            self._marks = tuple(each.decode() for each in found)
+        first, _, rest = content.partition(b"\0")
+        if kind == b"P":
+            self._statements[first] = rest.partition(b"\0")[0].decode()
+        elif kind == b"B":
+            self._portals[first] = self._statements.get(rest.partition(b"\0")[0], "")
+        elif kind == b"E":
+            return self._portals.get(first, "")
+        return first.decode() if kind == b"Q" else None
+
+
+async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Read one message; return its kind, and all of it."""
+    head = await reader.readexactly(5)
+    length = int.from_bytes(head[1:])
+    return head[:1], head + await reader.readexactly(length - 4)
+
+
+def is_commit(sql: str) -> bool:
+    """Whether a statement ends a transaction for good."""
+    return sql.strip().rstrip(";").upper() == "COMMIT"

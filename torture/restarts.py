@@ -1,0 +1,97 @@
+"""PostgreSQL stopped in an instant and started again, while many pay. What it had acknowledged must still be there.
+
+The stop (``immediate``) ends every connection and writes nothing: the next start recovers from the log.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+
+from semel.testing import servers
+from torture.clients import Crowd, Order
+from torture.job import Door
+from torture.scenario import Outcome, Plan, World, Worlds, _world
+from torture.witness import Database
+
+DOORS: tuple[Door, ...] = ("wsgi", "asgi")
+FORMS = ("guard", "atomic", "steps")
+
+#: A server of our own, whoever's the others use: nobody else's is stopped.
+SETTINGS = {"fsync": "on"}
+#: The key of a plain handler whose answer could not be stored is somebody's for as long.
+LEASE_SECONDS = 2.0
+#: So many payments are made between two restarts, and the next comes at a random moment after.
+PAYMENTS = 20
+MOST_SECONDS_MORE = 0.1
+#: A run that makes no progress for as long is broken.
+PATIENCE_SECONDS = 120.0
+POLL_SECONDS = 0.02
+
+
+class Restarts:
+    """The server is stopped with ``immediate`` and started again, under load."""
+
+    name = "PostgreSQL restarted at once"
+    minimum = 10
+
+    def run(self, worlds: Worlds, plan: Plan) -> Outcome:  # noqa: ARG002 - a server that others use stays up
+        """Restart a server while workers at both doors serve payments of all forms."""
+        with servers.postgres(settings=SETTINGS) as server, _world(server.url, server.url) as world:
+            reached = restart(world, server, plan.share(self.minimum), plan.chance(self.name))
+            plan.tell(f"  {self.name}: {reached} restarts with requests under way")
+            outcome = world.outcome(reached, ("replay",))
+            # These are requests that were told to wait for the lease of an earlier one: nobody was stopped here.
+            del outcome.seen["fenced zombie"]
+            return outcome
+
+
+def restart(world: World, server: servers.PostgresServer, times: int, chance: Random) -> int:
+    """Restart *server* under load; return how often requests were under way when it was stopped."""
+    reached = 0
+    with tempfile.TemporaryDirectory(prefix="semel-torture-") as folder:
+        # A plain handler has its own trouble when its own database is gone. That is no trouble of Semel's.
+        elsewhere = Database(f"sqlite:///{Path(folder)}/guard.db")
+        elsewhere.make()
+        with ExitStack() as stack:
+            for number, door in enumerate(DOORS):
+                job = world.job(door=door, lease_seconds=LEASE_SECONDS)
+                stack.enter_context(Crowd(Order(job, FORMS, number * 100_000, elsewhere=elsewhere.url)))
+            while reached < times:
+                _wait_for_payments(world, PAYMENTS)
+                time.sleep(chance.uniform(0, MOST_SECONDS_MORE))  # Where it strikes is what is drawn here.
+                server.stop("immediate")
+                reached += is_under_way(world)
+                server.start()
+            _wait_for_payments(world, PAYMENTS)
+        world.database.close()  # Its connection was to a server that is gone.
+        for effect in elsewhere.effects():
+            row = effect.key, effect.step, effect.attempt, effect.worker
+            world.database.execute("INSERT INTO effects (key, step, attempt, worker) VALUES (%s, %s, %s, %s)", row)
+    return reached
+
+
+def is_under_way(world: World) -> bool:
+    """Whether a request was sent that has no answer yet."""
+    waiting: dict[str, int] = {}
+    for event in world.history.read():
+        if event.what in {"sent", "answer"}:
+            waiting[event.key] = waiting.get(event.key, 0) + (1 if event.what == "sent" else -1)
+    return any(waiting.values())
+
+
+def _wait_for_payments(world: World, number: int) -> None:
+    """Wait until *number* more payments are made."""
+    wanted = _made(world) + number
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while _made(world) < wanted:
+        if time.monotonic() > ends:
+            raise AssertionError("Nobody pays any more.")
+        time.sleep(POLL_SECONDS)
+
+
+def _made(world: World) -> int:
+    return sum(event.is_success for event in world.history.read())

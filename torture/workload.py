@@ -1,0 +1,174 @@
+"""A small payment API in several forms, behind both doors. What it must leave behind, ``checker.FORMS`` says.
+
+``guard`` writes on a connection of its own; ``atomic`` through the request's transaction; ``phase``, ``effect`` and
+``steps`` take steps. A run may have the process die or stop at a named point of a handler.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+import psycopg
+
+import semel
+from semel.asgi import IdempotencyMiddleware as AsyncDoor
+from semel.asgi.protocol import ASGIScope, ASGISend, Receive
+from semel.door import RequestView
+from semel.stores import AsyncStore, Store
+from semel.wsgi import IdempotencyMiddleware as Door
+from torture.checker import FORMS
+from torture.job import Job
+from torture.provider import charge
+from torture.witness import open_sqlite
+
+#: The points of the handlers, in order. Each form passes some of them.
+POINTS = ("entered", "ride written", "ride committed", "charged", "charge kept", "paid", "answering")
+
+_INSERT = {
+    "psycopg": "INSERT INTO effects (key, step, attempt, worker) VALUES (%s, %s, %s, %s)",
+    "sqlite3": "INSERT INTO effects (key, step, attempt, worker) VALUES (?, ?, ?, ?)",
+    "asyncpg": "INSERT INTO effects (key, step, attempt, worker) VALUES ($1, $2, $3, $4)",
+}
+
+
+class Api:
+    """The handlers, in one process that may fail at a point."""
+
+    def __init__(self, job: Job) -> None:
+        """Pay in the database of *job*, through its provider."""
+        self._job = job
+        self._is_postgres = urlsplit(job.url).scheme != "sqlite"
+        self._own: Any = None
+        #: The keys whose handler has run in this process.
+        self.has_run: set[str] = set()
+
+    def point(self, name: str) -> None:
+        """Pass a named point: the fault of this job may be there."""
+        fault = self._job.fault
+        if fault is not None and fault.point == name:
+            os.kill(os.getpid(), fault.signal)
+
+    def wsgi(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Serve a payment in a thread."""
+        form = environ["PATH_INFO"].removeprefix("/")
+        body = json.dumps(self._pay(form)).encode()
+        start_response("201 Created", [("Content-Type", "application/json")])
+        return [body]
+
+    async def asgi(self, scope: ASGIScope, _receive: Receive, send: ASGISend) -> None:
+        """Serve a payment on an event loop."""
+        body = json.dumps(await self._apay(scope["path"].removeprefix("/"))).encode()
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 201, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def _pay(self, form: str) -> dict[str, Any]:
+        operation = self._enter()
+        made: dict[str, Any] = {}
+        if form == "guard":
+            self._write_alone("paid")
+        elif form == "atomic":
+            self._write(operation.connection, "paid")
+            self.point("paid")
+        if form in {"phase", "steps"}:
+            made["ride"] = operation.phase("ride", self._write, "ride")
+            self.point("ride committed")
+        if form in {"effect", "steps"}:
+            made["charge"] = operation.effect("charge", self._charge, operation.key)
+            self.point("charge kept")
+        if form == "steps":
+            made["receipt"] = operation.phase("receipt", self._write, "receipt")
+        return self._answer(form, made)
+
+    async def _apay(self, form: str) -> dict[str, Any]:
+        operation = self._enter()
+        write: Callable[..., Any] = self._awrite if self._is_postgres else self._write
+        made: dict[str, Any] = {}
+        if form == "guard":
+            self._write_alone("paid")
+        elif form == "atomic":
+            written = write(operation.connection, "paid")
+            if self._is_postgres:
+                await written
+            self.point("paid")
+        if form in {"phase", "steps"}:
+            made["ride"] = await operation.phase("ride", write, "ride")
+            self.point("ride committed")
+        if form in {"effect", "steps"}:
+            made["charge"] = await operation.effect("charge", self._charge, operation.key)
+            self.point("charge kept")
+        if form == "steps":
+            made["receipt"] = await operation.phase("receipt", write, "receipt")
+        return self._answer(form, made)
+
+    def _enter(self) -> semel.Operation:
+        operation = semel.current()
+        self.has_run.add(operation.key)
+        self.point("entered")
+        return operation
+
+    def _answer(self, form: str, made: dict[str, Any]) -> dict[str, Any]:
+        """Name the attempt and the worker: an answer that is given again is then told from one that is made again."""
+        operation = semel.current()
+        self.point("answering")
+        return {"key": operation.key, "form": form, "attempt": operation.attempt, "worker": _worker(), **made}
+
+    # What both return is the same for every worker, as with most phases: two are then not told apart by their results.
+    def _write(self, connection: Any, step: str) -> str:
+        connection.execute(_INSERT["psycopg" if self._is_postgres else "sqlite3"], _row(step))
+        self.point(f"{step} written")
+        return step
+
+    async def _awrite(self, connection: Any, step: str) -> str:
+        await connection.execute(_INSERT["asyncpg"], *_row(step))
+        self.point(f"{step} written")
+        return step
+
+    def _write_alone(self, step: str) -> None:
+        if self._own is None:
+            url = self._job.url
+            self._own = psycopg.connect(url, autocommit=True) if self._is_postgres else open_sqlite(url)
+        self._own.execute(_INSERT["psycopg" if self._is_postgres else "sqlite3"], _row(step))
+        self.point(step)
+
+    def _charge(self, key: str, *, idempotency_key: str) -> str:
+        number = charge(self._job.provider, key, idempotency_key)
+        self.point("charged")
+        return number
+
+
+def wsgi_door(api: Api, job: Job, store: Store) -> Door:
+    """Put the API behind the WSGI door."""
+    return Door(api.wsgi, store=store, scope=_whose, paths=_paths(job))
+
+
+def asgi_door(api: Api, job: Job, store: AsyncStore) -> AsyncDoor:
+    """Put the API behind the ASGI door."""
+    return AsyncDoor(api.asgi, store=store, scope=_whose, paths=_paths(job))
+
+
+def _paths(job: Job) -> dict[str, semel.Policy]:
+    lease = timedelta(seconds=job.lease_seconds)
+    policies = {form: semel.Policy(lease=lease, required=True) for form in FORMS}
+    policies["guard"] = semel.Policy(lease=lease, required=True, on_crash=job.on_crash)
+    policies["atomic"] = semel.Policy(lease=lease, required=True, mode="atomic")
+    return {f"/{form}": policy for form, policy in policies.items()}
+
+
+def _whose(_request: RequestView) -> str:
+    return "torture"
+
+
+def _worker() -> str:
+    return f"worker {os.getpid()}"
+
+
+def _row(step: str) -> tuple[str, str, int, str]:
+    operation = semel.current()
+    return operation.key, step, operation.attempt, _worker()
