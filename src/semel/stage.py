@@ -169,12 +169,14 @@ class _AsyncTaking:
     async def call_inside(self, _command: CallInside) -> Any:
         connection = self._transaction and self._transaction.connection
         call = self._call.inside(connection)
-        if not _is_async(call) and inspect.iscoroutinefunction(getattr(connection, "execute", None)):
+        if _is_async(call):
+            return await call()
+        if inspect.iscoroutinefunction(getattr(connection, "execute", None)):
             raise ConfigurationError(
                 f"{_name(call)} must be `async def`: in this app a phase's connection is "
                 f"{type(connection).__module__}.{type(connection).__name__}, which has to be awaited."
             )
-        return await _anywhere(call)
+        return await _in_a_thread(call)
 
     async def call_outside(self, command: CallOutside) -> Any:
         return await _anywhere(self._call.outside(command.key))
@@ -202,9 +204,11 @@ def _here(call: Function) -> Any:
 
 
 async def _anywhere(call: Function) -> Any:
-    """Await *call*, or run it in a thread: a plain function would hold up everybody else on the loop."""
-    if _is_async(call):
-        return await call()
+    return await (call() if _is_async(call) else _in_a_thread(call))
+
+
+async def _in_a_thread(call: Function) -> Any:
+    """Run a plain function where it holds up nobody else on the loop."""
     running = asyncio.get_running_loop().run_in_executor(None, copy_context().run, call)
     try:
         return await asyncio.shield(running)

@@ -25,6 +25,9 @@ MAX_NAME_LENGTH = 100
 #: below that limit could not be read back by the next attempt.
 MAX_DEPTH = 100
 
+# Made once: json.dumps would make one for every call that says anything of its own.
+_write = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
 _NAME = re.compile(r"[A-Za-z0-9_.:-]+")
 
 
@@ -83,7 +86,7 @@ def written(progress: Progress) -> str | None:
     """Return *progress* as it is stored."""
     if not progress.steps:
         return None
-    return json.dumps([_written(step) for step in progress.steps], ensure_ascii=False, separators=(",", ":"))
+    return _write([_written(step) for step in progress.steps])
 
 
 def read_back(text: str | None) -> Progress:
@@ -117,7 +120,7 @@ def check_end(progress: Progress, taken: tuple[str, ...]) -> None:
 def as_json(name: str, result: object) -> Any:
     """Return *result* as a resumed operation will get it: written as JSON, and read back."""
     try:
-        text = json.dumps(result, ensure_ascii=False, allow_nan=False)
+        text = _write(result)
         text.encode()
         back = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:

@@ -144,8 +144,10 @@ class AsyncpgConnections(AsyncConnections):
         return self._own
 
     async def _connection(self, pool: asyncpg.Pool[Any]) -> Any:
+        # Where one is free there is nothing to wait for, and a time limit costs a task of its own.
+        limit = None if pool.get_idle_size() else WAIT_SECONDS
         try:
-            return await pool.acquire(timeout=WAIT_SECONDS)
+            return await pool.acquire(timeout=limit)
         except TimeoutError as error:
             if pool.get_idle_size() == 0 and pool.get_size() >= pool.get_max_size():
                 how = _MORE if self._given is None else _MORE_OF_THEIRS
@@ -158,6 +160,9 @@ class AsyncpgConnections(AsyncConnections):
 class _Unit(AsyncUnit):
     def __init__(self, connection: Any, transaction: Any, pool: asyncpg.Pool[Any], address: Address) -> None:
         self.connection = connection
+        # What the pool lends is a wrapper that can't be used after it was given back: right for an application, and
+        # felt where a dozen calls go through it.
+        self._inner = getattr(connection, "_con", None) or connection
         self._transaction = transaction
         self._pool = pool
         self._address = address
@@ -166,7 +171,7 @@ class _Unit(AsyncUnit):
     def is_closed(self) -> bool:
         """Whether the connection is gone. One that was lost is taken back by its pool, and can't be asked any more."""
         try:
-            return bool(self.connection.is_closed())
+            return bool(self._inner.is_closed())
         except asyncpg.InterfaceError:
             return True
 
@@ -180,7 +185,7 @@ class _Unit(AsyncUnit):
     async def run(self, joined: Joined[T]) -> T:
         self._check_open()
         try:
-            rows = await self.connection.fetch(joined.query.numbered, *joined.in_order)
+            rows = await self._inner.fetch(joined.query.numbered, *joined.in_order)
         except _FAULTS as error:
             self._raise_known(error)
             raise
@@ -193,15 +198,15 @@ class _Unit(AsyncUnit):
         notices = Notices()
         try:
             self._check_before_commit()
-            self.connection.add_log_listener(notices.from_asyncpg)
+            self._inner.add_log_listener(notices.from_asyncpg)
             # Its own commit() has no time limit and keeps the server's reply to itself.
             self._transaction._connection._top_xact = None  # noqa: SLF001 - as that one does before it sends
-            tag = await self.connection.execute("COMMIT", timeout=COMMIT_SECONDS)
-            self.connection.remove_log_listener(notices.from_asyncpg)
+            tag = await self._inner.execute("COMMIT", timeout=COMMIT_SECONDS)
+            self._inner.remove_log_listener(notices.from_asyncpg)
         except _FAULTS as error:
             known = of_commit(error, _sqlstate(error), self._address, is_lost=self.is_closed)
             if known is None:
-                self.connection.remove_log_listener(notices.from_asyncpg)
+                self._inner.remove_log_listener(notices.from_asyncpg)
                 raise
             self.drop()
             raise known from error
@@ -238,7 +243,7 @@ class _Unit(AsyncUnit):
             await self._pool.release(self.connection)
 
     def _check_open(self) -> None:
-        if not self.is_closed and not self.connection.is_in_transaction():
+        if not self.is_closed and not self._inner.is_in_transaction():
             raise ended_inside()
 
     def _check_before_commit(self) -> None:
