@@ -193,7 +193,8 @@ def raised(error: Exception, operation: Operation) -> Ending:
 
 
 def _standing(ending: Ending, operation: Operation) -> Ending:
-    """Return *ending*, unless the operation is no longer this handler's to end."""
+    """Return *ending*, unless the operation is no longer this handler's to end. No step may begin any more."""
+    operation.story.is_over = True
     if operation.story.is_parked:
         return Parked()
     return Lost() if operation.story.is_lost else ending

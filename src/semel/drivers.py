@@ -79,19 +79,28 @@ async def _drive(flow: Flow[Any], command: Command[Any], perform: AsyncPerform, 
                 elif hasattr(answer, "__await__"):
                     answer = await answer
             except asyncio.CancelledError:
-                # A step that was settled in the same turn as its waiter was cancelled has its outcome in itself.
-                outcome = step and (step.heir or (None if step.cancelled() else step))
-                if step is None or outcome is not None:
-                    _finish_behind(flow, command, outcome, perform)
-                # Else the step was abandoned, as happens when the loop ends: nothing can be done any more.
+                _leave(flow, command, step, perform)
                 raise
             except Exception as error:  # noqa: BLE001 - it is the flow's to judge
                 command = flow.throw(error)
+            except BaseException:
+                if command.interruptible:
+                    _finish_behind(flow, command, None, perform)
+                raise
             else:
                 command = flow.send(answer)
     except StopIteration as end:
         return end.value
     return command
+
+
+def _leave(flow: Flow[Any], command: Command[Any], step: Step[Any] | None, perform: AsyncPerform) -> None:
+    """See to the end of a flow whose waiter was cancelled."""
+    # A step that was settled in the same turn as its waiter was cancelled has its outcome in itself.
+    outcome = step and (step.heir or (None if step.cancelled() else step))
+    if step is None or outcome is not None:
+        _finish_behind(flow, command, outcome, perform)
+    # Else the step was abandoned, as happens when the loop ends: nothing can be done any more.
 
 
 def _last_words(flow: Flow[Any], perform: Perform) -> None:

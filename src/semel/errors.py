@@ -34,6 +34,7 @@
     │       ├── StepRepeated
     │       ├── StepInsideStep
     │       ├── StepUnfinished
+    │       ├── HandlerIsOver
     │       ├── ResultNotJSON
     │       └── RecoveryPointLost
     ├── LeaseLost                  nobody's: another worker has the operation now
@@ -315,13 +316,18 @@ class StepInsideStep(StepError):
 
 
 class StepUnfinished(StepError):
-    """This step failed and nobody knows what it did, so no other step may follow. A failure that is an outcome, such as
-    a declined card, is for the effect's function to catch and to return.
+    """This step has not come to its end, or nobody knows what it did, so the handler may not go on or end as if it had.
+    Await each step before the next. A failure that is an outcome, such as a declined card, is for the effect's function
+    to catch and to return.
     """
 
     def __init__(self, name: str) -> None:
         """Say which step it was."""
         super().__init__(f"{name!r}: {_said(type(self))}")
+
+
+class HandlerIsOver(StepError):
+    """A step was begun after its handler had answered: in a task that was not awaited, or in a background task."""
 
 
 class ResultNotJSON(StepError):

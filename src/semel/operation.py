@@ -12,7 +12,7 @@ from semel.core.record import Hold
 from semel.core.recovery import Progress
 from semel.errors import ConfigurationError, NoConnection, NotGuarded
 from semel.flows.steps import OnUnknown, Story, effect, phase
-from semel.stage import AnyStage, Call
+from semel.stage import AnyStage, AsyncStage, Call
 from semel.stores.transaction import AsyncTransaction, Transaction
 
 
@@ -70,7 +70,9 @@ class Operation:
         The result must be what JSON can hold. A retry gets it back without calling *function*. In an async handler
         this is to be awaited.
         """
-        return self._here("phase", name).take(phase(self.story, name), Call(function, args, kwargs))
+        stage = self._here("phase", name)
+        self.story.promised.append(name)
+        return stage.take(phase(self.story, name), Call(function, args, kwargs))
 
     def effect(
         self,
@@ -95,7 +97,9 @@ class Operation:
                 f'effect {name!r}: on_unknown is "retry", "park", or "verify" with a function verify=, not {choice!r}.'
             )
         call = Call(function, args, kwargs, verify)
-        return self._here("effect", name).take(effect(self.story, name, choice), call)
+        stage = self._here("effect", name)
+        self.story.promised.append(name)
+        return stage.take(effect(self.story, name, choice), call)
 
     def derive(self, name: str) -> str:
         """Return the key to send along with the call *name* to a provider: the same on every retry and attempt."""
@@ -104,6 +108,16 @@ class Operation:
     def no_effect(self) -> None:
         """Say that nothing happened, so that an error answer (5xx) frees the key. ``raise NoEffect`` says it too."""
         self.has_no_effect = True
+
+    @property
+    def loose_ends(self) -> bool:
+        """Whether a step is still under way in a task that the handler did not wait for. For doors."""
+        return self.story.running is not None
+
+    async def tie_up(self) -> None:
+        """Stop the steps that the handler did not wait for: its key must not be freed beside them. For doors."""
+        if isinstance(self._stage, AsyncStage):
+            await self._stage.stop()
 
     def _here(self, kind: str, name: str) -> AnyStage:
         if self._stage is None:

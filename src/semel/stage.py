@@ -135,13 +135,32 @@ class AsyncStage(AnyStage):
         """Keep in *store* what is recorded, on the running loop."""
         self._store = store
         self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def take(self, step: Flow[Any], call: Call) -> Any:
         """Return what is to be awaited; in a thread, wait for it here."""
-        taking = arun(step, _AsyncTaking(self._store, call).perform)
+        taking = self._take(step, call)
         if _is_in(self._loop):
             return taking
         return asyncio.run_coroutine_threadsafe(taking, self._loop).result()
+
+    async def stop(self) -> None:
+        """Cancel the steps under way in other tasks than this one, and wait until they have ended."""
+        others = self._tasks - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others)
+
+    async def _take(self, step: Flow[Any], call: Call) -> Any:
+        task = asyncio.current_task()
+        if task is None:  # pragma: no cover - a coroutine on a loop runs in a task
+            raise AssertionError
+        self._tasks.add(task)
+        try:
+            return await arun(step, _AsyncTaking(self._store, call).perform)
+        finally:
+            self._tasks.discard(task)
 
 
 class _AsyncTaking:
@@ -209,7 +228,7 @@ async def _anywhere(call: Function) -> Any:
 
 async def _in_a_thread(call: Function) -> Any:
     """Run a plain function where it holds up nobody else on the loop."""
-    running = asyncio.get_running_loop().run_in_executor(None, copy_context().run, call)
+    running = asyncio.get_running_loop().run_in_executor(None, copy_context().run, _without_stop_iteration, call)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
@@ -219,6 +238,14 @@ async def _in_a_thread(call: Function) -> Any:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([running])
         raise
+
+
+def _without_stop_iteration(call: Function) -> Any:
+    try:
+        return call()
+    except StopIteration as error:
+        # No future takes it for an outcome, and whoever waits for that would wait for ever.
+        raise RuntimeError(f"{_name(call)} raised StopIteration.") from error
 
 
 def _verified(answer: object) -> Applied | Doubt:

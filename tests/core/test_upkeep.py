@@ -37,8 +37,9 @@ def stuck(
     attempt: int = 1,
     silent_for: timedelta = MOMENT,
     token: bytes = b"t" * 16,
+    tries: int = 0,
 ) -> Stuck:
-    return Stuck(Hold("alice", "key", attempt, token), on_crash, steps, has_request, silent_for)
+    return Stuck(Hold("alice", "key", attempt, token), on_crash, steps, has_request, silent_for, tries)
 
 
 @pytest.mark.parametrize(
@@ -66,26 +67,28 @@ def test_sweeping(
 
 
 def test_pauses_double_up_to_a_limit() -> None:
-    """The completer waits twice as long after each attempt, and never longer than the longest pause."""
-    pauses = [pause_after(attempt) for attempt in range(1, 12)]
+    """The completer waits twice as long after each try, and never longer than the longest pause."""
+    pauses = [pause_after(tries) for tries in range(11)]
     assert pauses[:4] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, 8 * FIRST_PAUSE]
     assert max(pauses) == pauses[MOST_DOUBLINGS] == pauses[-1] == pause_after(1_000_000)
 
 
-@pytest.mark.parametrize("attempt", range(1, MAX_ATTEMPTS))
-def test_finishing_waits_for_its_time(attempt: int) -> None:
-    """An operation is finished once its worker has been silent for as long as this attempt's pause, and not before."""
-    pause = pause_after(attempt)
-    assert finishing(stuck(attempt=attempt, silent_for=pause - MOMENT)) == Wait(MOMENT)
-    assert finishing(stuck(attempt=attempt, silent_for=pause)) == Run()
-    assert finishing(stuck(attempt=attempt, silent_for=pause, token=NOBODYS_TOKEN)) == Run()
+@pytest.mark.parametrize("tries", range(MAX_ATTEMPTS))
+def test_finishing_waits_for_its_time(tries: int) -> None:
+    """An operation is finished once its worker has been silent for as long as this try's pause, and not before."""
+    pause = pause_after(tries)
+    assert finishing(stuck(tries=tries, silent_for=pause - MOMENT)) == Wait(MOMENT)
+    assert finishing(stuck(tries=tries, silent_for=pause)) == Run()
+    assert finishing(stuck(tries=tries, silent_for=pause, token=NOBODYS_TOKEN)) == Run()
 
 
 def test_finishing_gives_up() -> None:
-    """After the last attempt an operation is parked, however long it was silent."""
-    assert finishing(stuck(attempt=MAX_ATTEMPTS, silent_for=timedelta(0))) == ParkIt()
-    assert finishing(stuck(attempt=2), max_attempts=2) == ParkIt()
-    assert finishing(stuck(attempt=MAX_ATTEMPTS, silent_for=timedelta(days=1)), MAX_ATTEMPTS + 1) == Run()
+    """After the last try, and its pause, an operation is parked. What its client tries by itself does not count."""
+    late = timedelta(days=1)
+    assert finishing(stuck(tries=MAX_ATTEMPTS, silent_for=late)) == ParkIt()
+    assert isinstance(finishing(stuck(tries=MAX_ATTEMPTS)), Wait)
+    assert finishing(stuck(tries=2, silent_for=late), max_attempts=2) == ParkIt()
+    assert finishing(stuck(attempt=100, silent_for=late)) == Run()
 
 
 def test_finishing_what_may_not_run_again() -> None:

@@ -22,7 +22,7 @@ from semel.core.commands import (
 from semel.core.events import FinishedAbandoned, GaveUpAbandoned, TookOver
 from semel.core.message import Answer
 from semel.core.policy import Policy
-from semel.core.record import Hold, OnCrash, Record, Stuck
+from semel.core.record import Hold, Record, Stuck
 from semel.core.recovery import Done, Progress, written
 from semel.core.state import State
 from semel.core.upkeep import MAX_ATTEMPTS
@@ -36,9 +36,9 @@ LONG = timedelta(hours=1)
 PROGRESS = Progress((Done("phase", "ride_created", {"id": 7}),))
 
 
-def stuck(attempt: int = 1, silent_for: timedelta = LONG, on_crash: OnCrash = "rerun") -> Stuck:
+def stuck(attempt: int = 1, silent_for: timedelta = LONG, tries: int = 0) -> Stuck:
     hold = Hold("alice", "key-1", attempt, b"d" * 16)
-    return Stuck(hold, on_crash, written(PROGRESS), has_request=True, silent_for=silent_for)
+    return Stuck(hold, "rerun", written(PROGRESS), has_request=True, silent_for=silent_for, tries=tries)
 
 
 def found(*stuck: Stuck) -> tuple[type[Any], object]:
@@ -77,18 +77,13 @@ def test_waits_for_its_client_first() -> None:
 
 def test_parked_after_so_many_attempts() -> None:
     """An operation that was tried too often is parked and told of; one that a rival parked is not counted twice."""
-    tired = stuck(MAX_ATTEMPTS)
+    tired = stuck(tries=MAX_ATTEMPTS)
     played = play(finish_abandoned(), [found(tired, tired), (Park, Verdict.DONE), (Tell, None), (Park, Verdict.FENCED)])
     assert played.commands[1] == Park(tired.hold, if_silent=True)
     tell = played.commands[2]
     assert isinstance(tell, Tell)
     assert isinstance(tell.happening, GaveUpAbandoned)
     assert played.result == FinishReport(parked=1)
-
-
-def test_resolved_is_tried_as_often_again() -> None:
-    """What an operator has resolved has one attempt more, and is not parked again at once."""
-    assert play(finish_abandoned(), [found(stuck(MAX_ATTEMPTS + 1)), (FinishOne, None)]).result.failed == 1
 
 
 def test_store_in_trouble_ends_the_run() -> None:
@@ -115,7 +110,7 @@ def test_one_is_taken_over_and_run() -> None:
     )
     take_over, tell, _, run, _ = played.commands
     assert isinstance(take_over, TakeOver)
-    assert take_over.seen == stuck().hold
+    assert (take_over.seen, take_over.is_abandoned) == (stuck().hold, True)
     assert isinstance(tell, Tell)
     assert isinstance(tell.happening, TookOver)
     assert isinstance(run, RunHandler)
@@ -128,10 +123,13 @@ def test_a_rival_was_quicker() -> None:
     assert play(finish(stuck(), Policy(), b"t" * 16), [(TakeOver, Again.AGAIN)]).result is None
 
 
-def test_it_expired_a_moment_ago() -> None:
-    """An operation that starts anew because it has expired is let go: nobody has asked for it."""
-    script = [(TakeOver, taken(attempt=1)), (Release, Verdict.DONE)]
-    assert play(finish(stuck(), Policy(), b"t" * 16), script).result is None
+@pytest.mark.parametrize("status", [401, 403, 407])
+def test_refused_for_want_of_credentials(status: int) -> None:
+    """Credentials are not stored, so such a refusal ends nothing: the client, who has them, may still come back."""
+    hold = taken()
+    script = [(TakeOver, hold), (Tell, None), (Look, record(hold)), (RunHandler, Answered(Answer(status)))]
+    played = play(finish(stuck(), Policy(), b"t" * 16), [*script, (Release, Verdict.DONE)])
+    assert played.commands[-1] == Release(hold)
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("It is away."), InProgress()])

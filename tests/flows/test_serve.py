@@ -48,9 +48,9 @@ from semel.errors import (
     StoreNotReady,
     StoreUnavailable,
 )
-from semel.flows.handle import COMPLETE_PAUSES, SHUTDOWN_RETRY_AFTER_SECONDS
+from semel.flows.handle import COMPLETE_PAUSES, SHUTDOWN_RETRY_AFTER_SECONDS, STORE_RETRY_AFTER_SECONDS
 from semel.flows.reply import PassOn, Reply, Reraise, Send
-from semel.flows.serve import CLAIM_TRIES, STORE_RETRY_AFTER_SECONDS, serve
+from semel.flows.serve import CLAIM_TRIES, serve
 from semel.testing.script import Line, Played, play
 
 POLICY = Policy()

@@ -24,6 +24,7 @@ from semel.stores.connections.async_psycopg import AsyncPsycopgConnections
 from semel.stores.connections.asyncpg import AsyncpgConnections
 from semel.stores.connections.psycopg import PsycopgConnections
 from semel.stores.postgres.address import Address
+from semel.stores.statement import Joined, Query
 from semel.testing import servers
 from tests.stores.lending import DRIVERS, SCHEMA, SQLALCHEMY, Kind, Lender, Lent, backend, do, record, rows, until
 
@@ -386,6 +387,23 @@ class TestPools:
             one.run(asyncio.sleep(0))  # what was closed from outside is closed in the next turn
             another.run(connections.close())
 
+    @pytest.mark.parametrize("make", [PsycopgConnections, AsyncpgConnections])
+    async def test_what_a_handler_set_is_not_there_for_the_next(self, make: Any, url: str) -> None:
+        """On connections of our own neither a role nor a setting of one handler's outlives its transaction."""
+        connections = make(Address.of(url + "?pool=1"))
+        lender = Lender(connections, is_sqlalchemy=False)
+        first = await lender.begin()
+        await first.execute("SET ROLE pg_read_all_data")
+        await first.execute("SET app.tenant = '42'")
+        await first.commit()
+        seen = Joined(Query("SELECT current_user, current_setting('app.tenant', true)"), {}, lambda rows: rows[0])
+        second = await lender.begin()
+        user, tenant = await second.run(seen)
+        await second.rollback()
+        await asyncio.to_thread(connections.close) if make is PsycopgConnections else await connections.close()
+        assert user != "pg_read_all_data"
+        assert not tenant
+
     async def test_own_asyncpg_pool_sends_no_reset(self, url: str) -> None:
         """A transaction on the store's own asyncpg pool costs its own statements and no reset after them."""
         connections = AsyncpgConnections(Address.of(url))
@@ -396,7 +414,8 @@ class TestPools:
         await unit.run(backend())
         await unit.commit()
         await connections.close()
-        assert [each.split()[0] for each in sent] == ["SELECT", "COMMIT"]
+        assert [each.split()[0] for each in sent[:1]] == ["SELECT"]
+        assert sent[1:] == [endings.RESET_AND_COMMIT]
 
     def test_given_psycopg_pool_keeps_its_ways(self, url: str) -> None:
         """A connection goes back to the application's pool as it came, and keeps to the isolation it asks for."""

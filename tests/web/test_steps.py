@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import JSONResponse
-from starlette.routing import Route
+from starlette.routing import Route, request_response
 
 import semel
 import semel.asgi
@@ -25,7 +25,7 @@ from semel.core.commands import Claim, Look, TakeOver, Unpark
 from semel.core.record import Hold, Record
 from semel.core.recovery import Done, read_back
 from semel.core.state import State
-from semel.errors import LeaseLost, RecoveryPointLost, StepInsideStep, StepRepeated
+from semel.errors import LeaseLost, RecoveryPointLost, StepInsideStep, StepRepeated, StoreUnavailable
 from semel.stores.keeper import Keeper
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.work import AsyncCompleter, Completer
@@ -317,6 +317,73 @@ def test_code_that_takes_no_more_steps(api: Api) -> None:
     assert api.record.state is State.PROCESSING
 
 
+async def test_step_that_nobody_waited_for() -> None:
+    """A handler that ends before its step is refused, whatever it answered; the step is stopped, and nothing kept."""
+    api = Api("asgi")
+    stopped: list[str] = []
+    called = asyncio.Event()
+
+    async def slow(*, idempotency_key: str) -> None:
+        called.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(idempotency_key)
+
+    async def handle(_request: StarletteRequest) -> JSONResponse:
+        step = asyncio.ensure_future(semel.current().effect("charged", slow))
+        await called.wait()
+        assert not step.done()
+        return JSONResponse({}, 201)
+
+    api.asgi.guard.app.routes[0].app = request_response(handle)  # type: ignore[attr-defined]  # the one route there is
+    response = await asyncio.wait_for(call_asgi(api.asgi, SEND), HANG_SECONDS)
+    assert response.status != 201
+    assert len(stopped) == 1
+    assert (api.record.state, read_back(api.record.steps).names) == (State.PROCESSING, ("charged",))
+
+
+async def test_forgotten_await() -> None:
+    """A step that was asked for and never awaited is an error, and not an answer that is kept."""
+    api = Api("asgi")
+
+    async def handle(_request: StarletteRequest) -> JSONResponse:
+        semel.current().phase("noted", api.note).close()
+        return JSONResponse({}, 201)
+
+    api.asgi.guard.app.routes[0].app = request_response(handle)  # type: ignore[attr-defined]  # as above
+    response = await asyncio.wait_for(call_asgi(api.asgi, SEND), HANG_SECONDS)
+    assert response.status != 201
+    assert api.memory.perform(Look("alice", "key-1")) is None
+
+
+def test_stop_iteration(api: Api) -> None:
+    """A function that raises StopIteration ends with an error, in a thread too."""
+    api.steps = [Step("phase", "empty", lambda _: next(iter(())))]
+    response = api.send()
+    assert response.error is not None or response.status == 500
+    assert api.memory.perform(Look("alice", "key-1")) is None
+
+
+def test_store_trouble_in_a_step(api: Api) -> None:
+    """A store that fails inside a step is a 503 with Retry-After, like one that fails before it."""
+    api.steps = [Step("phase", "broken", _store_trouble)]
+    response = api.send()
+    assert (response.status, response.code) == (503, "store-unavailable")
+    assert response.header("retry-after") is not None
+
+
+def test_completer_ends_with_the_server(door: str) -> None:
+    """A server that is told to stop takes nothing over any more."""
+    api = Api(door, store_request=True)
+    api.provider.fails.append(ConnectionError("The answer was lost."))
+    api.send()
+    api.clock.move(timedelta(minutes=1))
+    api.drain()
+    assert "0 finished, 1 failed" in api.complete()
+    assert api.record.attempt == 1
+
+
 def test_lost_lease_stops_the_next_step(api: Api) -> None:
     """A worker that was silent for too long takes no further step, and its client is told to come back."""
     api.steps.insert(1, Step("phase", "slow", lambda _: api.lose()))
@@ -422,12 +489,16 @@ def test_completer_gives_up(door: str) -> None:
         reports.append(api.complete())
         assert len(reports) < 20
     assert "1 parked" in reports[-1]
-    assert api.record.attempt == 8
+    assert api.record.attempt == 9
     assert len(api.provider.charges) == 1
 
 
 def _raise(_connection: None) -> None:
     raise RuntimeError("This phase is broken.")
+
+
+def _store_trouble(_connection: None) -> None:
+    raise StoreUnavailable("It is away.")
 
 
 def _inner(api: Api) -> Any:

@@ -17,7 +17,7 @@ from semel.core.message import Answer, Headers
 from semel.core.replay import is_endless
 from semel.door import Body, answered, raised, streaming
 from semel.drivers import AsyncPerform, aresume
-from semel.errors import NoEffect
+from semel.errors import NoEffect, StoreError
 from semel.flows.reply import Reply, Reraise, Send
 from semel.operation import Operation, begin
 from semel.stores.keeper import AsyncKeeper
@@ -161,6 +161,8 @@ class Handling:
         self._is_concluded = True
         try:
             try:
+                if self._operation.loose_ends:
+                    await self._operation.tie_up()
                 reply = await aresume(self._flow, ending, self._perform)
             finally:
                 # However the flow ends: a lease that is renewed for nobody never runs out.
@@ -205,7 +207,7 @@ class Handling:
         parts = [message.get("body", b"") for message in self._held[1:]]
         answer = self._answer = Answer(self._status, self._headers, parts[0] if len(parts) == 1 else b"".join(parts))
         error = sys.exc_info()[1]
-        if isinstance(error, NoEffect) and answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        if isinstance(error, NoEffect | StoreError) and answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
             # The framework answers for it as for any error it doesn't know, and is about to raise it on.
             return raised(error, self._operation)
         is_reached = reached_handler(self._scope, answer.status, error)

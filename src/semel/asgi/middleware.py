@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from semel.asgi.exchange import Exchange, Guard
 from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Message, Receive, full_path
 from semel.asgi.stored import scope_of, surroundings_of
-from semel.core.commands import Look, ReadRequest
+from semel.core.commands import Look, Park, ReadRequest
 from semel.core.policy import Policy
 from semel.core.record import Stuck
 from semel.door import Gate, Paths, RequestView, Routes, checked_scope
@@ -50,6 +51,8 @@ class IdempotencyMiddleware:
 
     async def finish(self, stuck: Stuck) -> int | None:
         """Run a stuck operation's stored request again; return the status it ended with, None when it did not end."""
+        if self.guard.gate.is_closed:
+            return None
         hold = stuck.hold
         request = await self.store.perform(ReadRequest(hold))
         if request is None:
@@ -57,11 +60,16 @@ class IdempotencyMiddleware:
         scope = scope_of(request, self._surroundings)
         policy = self.routes.policy_for(request.head.method, full_path(scope))
         if policy is None:
-            logger.error("%s %s is stored and is not guarded any more.", request.head.method, request.head.path)
+            logger.error("%s %s is not guarded any more: it is parked.", request.head.method, scope["path"])
+            await self.store.perform(Park(hold, if_silent=True))
             return None
         try:
             await Exchange(self.guard, policy).finish(stuck, request, scope)
-        except Exception:  # noqa: BLE001 - the app's own, and there is no server to report it to
+        except BaseException:
+            # The app's own, unless it is us who are stopped. There is no server to report it to.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
             logger.exception("%s %s failed again.", request.head.method, request.head.path)
         record = await self.store.perform(Look(hold.scope, hold.key))
         return record.answer.status if record and record.answer else None

@@ -27,7 +27,7 @@ _MOST_LAYERS = 100
 def load(spec: str) -> tuple[Any, Middleware]:
     """Import the app that *spec* names, and find Semel's middleware in it."""
     module, _, name = spec.partition(":")
-    if not module or not name:
+    if not name or not all(part.isidentifier() for part in module.split(".")):
         raise ConfigurationError(f"{spec!r} names no app. Write it as module:name, such as shop.main:app.")
     sys.path.insert(0, "")  # As servers do: an app is named from the folder that one is in.
     try:

@@ -8,6 +8,7 @@ import json
 import logging
 import signal
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Annotated, Any
@@ -104,7 +105,8 @@ def work(
     else:
         middleware.store.open()
         completer = Completer(middleware.store, middleware.finish, interval=plan.complete)
-        _until_stopped(Workers([*plan.services(middleware.store, has_completer=True), completer]), said)
+        services = [*plan.services(middleware.store, has_completer=True), completer]
+        _until_stopped(Workers(services), said, middleware.drain)
         middleware.store.close()
 
 
@@ -145,10 +147,11 @@ async def _work_async(app: Any, middleware: semel.asgi.IdempotencyMiddleware, pl
         for each in STOPPING:  # A second signal ends the process there and then.
             loop.remove_signal_handler(each)
         print(f"{name}: ending the runs under way.", flush=True)
+        middleware.drain()
         await workers.stop()
 
 
-def _until_stopped(workers: Workers, said: str) -> None:
+def _until_stopped(workers: Workers, said: str, drain: Callable[[], None] = lambda: None) -> None:
     # A SimpleQueue, because its put() may be called in a signal handler. An Event's set() can deadlock there.
     signals: SimpleQueue[int] = SimpleQueue()
     before = {each: signal.signal(each, lambda number, _: signals.put(number)) for each in STOPPING}
@@ -159,6 +162,7 @@ def _until_stopped(workers: Workers, said: str) -> None:
     for each, handler in before.items():
         signal.signal(each, handler)
     print(f"{name}: ending the runs under way.", flush=True)
+    drain()
     workers.stop()
 
 

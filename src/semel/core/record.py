@@ -101,6 +101,8 @@ class Stuck:
     has_request: bool
     #: How long ago the lease ran out, by the database's clock.
     silent_for: timedelta
+    #: How often it was run without its client.
+    tries: int = 0
 
     @property
     def is_nobodys(self) -> bool:

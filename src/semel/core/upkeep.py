@@ -53,20 +53,21 @@ def sweeping(stuck: Stuck, *, has_completer: bool) -> Free | Hand | ParkIt:
 
 
 def finishing(stuck: Stuck, max_attempts: int = MAX_ATTEMPTS) -> Run | Wait | ParkIt:
-    """Decide what the completer does: it waits twice as long after each attempt, and after the last it gives up.
+    """Decide what the completer does: it waits twice as long after each try of its own, and after the last gives up.
 
-    What an operator has resolved has one attempt more, and is tried as often again.
+    A client that comes back meanwhile is not kept from finishing its operation by itself, however often it tries.
     """
-    attempt = stuck.hold.attempt
-    if _may_not_run_again(stuck) or attempt % max_attempts == 0:
+    if _may_not_run_again(stuck):
         return ParkIt()
-    left = pause_after(attempt % max_attempts) - stuck.silent_for
-    return Wait(left) if left > timedelta(0) else Run()
+    left = pause_after(stuck.tries) - stuck.silent_for
+    if left > timedelta(0):
+        return Wait(left)
+    return Run() if stuck.tries < max_attempts else ParkIt()
 
 
-def pause_after(attempt: int) -> timedelta:
-    """Return how long the lease of *attempt* has to be over before the completer makes the next."""
-    return FIRST_PAUSE * (1 << min(attempt - 1, MOST_DOUBLINGS))
+def pause_after(tries: int) -> timedelta:
+    """Return how long the lease has to be over before the completer, after so many *tries*, makes the next."""
+    return FIRST_PAUSE * (1 << min(tries, MOST_DOUBLINGS))
 
 
 def next_batch(size: int, outcome: StoreError | None, largest: int = MAX_BATCH) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from semel.core.commands import Again, Claim, FindStuck, FinishOne, Flow, Park, TakeOver, Tell, Verdict
@@ -13,11 +13,13 @@ from semel.core.problem import refused
 from semel.core.record import Stuck
 from semel.core.upkeep import MAX_ATTEMPTS, ParkIt, Run, Wait, finishing
 from semel.errors import Refusal, StoreError
-from semel.flows.handle import progress_of, release, run_handler
+from semel.flows.handle import progress_of, run_handler
 from semel.flows.reply import Reply, Send
 
-#: One run ends in reasonable time; what is left waits for the next.
-MAX_OPERATIONS = 100
+#: Those whose time has not come yet are among them, and must not hide the others.
+MAX_OPERATIONS = 1000
+
+FOR_WANT_OF_CREDENTIALS = frozenset({401, 403, 407})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +79,13 @@ def finish(stuck: Stuck, policy: Policy, token: bytes) -> Flow[Reply | None]:
     hold = stuck.hold
     claim = Claim(hold.scope, hold.key, token, b"", policy.lease, policy.retention)
     try:
-        got = yield from TakeOver(claim, hold)
+        got = yield from TakeOver(claim, hold, is_abandoned=True)
         if isinstance(got, Again):
-            return None
-        if got.attempt != hold.attempt + 1:
-            # It expired a moment ago, and taking it over has begun it anew. Nobody has asked for that.
-            yield from release(got)
             return None
         key = Key(hold.key)
         yield from Tell(TookOver(key.short(), got.attempt))
+        # The credentials were not stored, so a refusal for want of them says nothing of the operation.
+        policy = replace(policy, keep=frozenset(policy.keep) - FOR_WANT_OF_CREDENTIALS)
         return (yield from run_handler(key, got, (yield from progress_of(got)), policy))
     except Refusal as refusal:
         return Send(refused(refusal, policy))

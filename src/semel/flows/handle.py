@@ -43,6 +43,7 @@ from semel.flows.reply import PassOn, Reply, Reraise, Send
 #: The handler has run, and only its answer is missing: worth trying for as long as a fail-over of a pooler takes.
 COMPLETE_PAUSES = (timedelta(milliseconds=50), timedelta(milliseconds=250), timedelta(seconds=1))
 
+STORE_RETRY_AFTER_SECONDS = 2
 #: A restart, most likely: the next server is up in a moment.
 SHUTDOWN_RETRY_AFTER_SECONDS = 2
 
@@ -116,6 +117,9 @@ def reply_to(ran: Ran, verdict: Keep | Free, policy: Policy) -> Reply:
         case Streaming():
             return PassOn()
         case Raised(error):
+            if isinstance(error, StoreError) and isinstance(verdict, Free):
+                error.retry_after = STORE_RETRY_AFTER_SECONDS
+                return Send(refused(error, policy))
             if isinstance(error, NoEffect) and isinstance(verdict, Free):
                 return Send(refused(NoEffect(error.detail, retry_after=RETRY_AFTER_SECONDS), policy))
             return Reraise(error, verdict.answer if isinstance(verdict, Keep) else None)

@@ -41,12 +41,11 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.flows.atomic import run_atomically
-from semel.flows.handle import note, progress_of, release, run_handler
+from semel.flows.handle import STORE_RETRY_AFTER_SECONDS, note, progress_of, release, run_handler
 from semel.flows.reply import PassOn, Reply, Send
 
 #: How often a claim looks again when rivals keep moving the record under its eyes.
 CLAIM_TRIES = 5
-STORE_RETRY_AFTER_SECONDS = 2
 
 
 def serve(head: Head, policy: Policy, token: bytes, *, notes_replays: bool = False) -> Flow[Reply]:

@@ -32,6 +32,7 @@ from semel.core.recovery import Begun, Done, Kind, Progress, Step, as_json, chec
 from semel.errors import (
     AnswerNotStored,
     CommitUnknown,
+    HandlerIsOver,
     Interrupted,
     LeaseLost,
     NoEffect,
@@ -59,6 +60,10 @@ class Story:
         self.taken: tuple[str, ...] = ()
         #: The step that is being taken.
         self.running: str | None = None
+        #: The steps that were asked for, and that nobody has begun: an ``await`` may be missing.
+        self.promised: list[str] = []
+        #: Whether the handler has ended.
+        self.is_over = False
         #: A step that failed in this very run, and nobody knows what it did: an effect, or a phase's COMMIT.
         self.in_doubt: str | None = None
         #: Whether this handler works in steps at all.
@@ -70,9 +75,9 @@ class Story:
 
     @property
     def skipped(self) -> StepError | None:
-        """What to say of a handler that ends here, without having taken all the steps that are stored."""
-        if self.in_doubt is not None:
-            return StepUnfinished(self.in_doubt)
+        """What to say of a handler that ends here, before its steps have, or without those that are stored."""
+        if unfinished := self.in_doubt or self.running or next(iter(self.promised), None):
+            return StepUnfinished(unfinished)
         try:
             check_end(self.progress, self.taken)
         except RecoveryPointLost as lost:
@@ -81,6 +86,8 @@ class Story:
 
     def begin(self, kind: Kind, name: str) -> Step | None:
         """Begin a step; return what is stored of it."""
+        if name in self.promised:
+            self.promised.remove(name)
         self.check()
         if self.running is not None:
             raise StepInsideStep(name, self.running)
@@ -95,6 +102,8 @@ class Story:
             raise LeaseLost
         if self.is_parked:
             raise OutcomeUnknown
+        if self.is_over:
+            raise HandlerIsOver
 
     def end(self, name: str) -> None:
         """The step *name* is done, and stored."""

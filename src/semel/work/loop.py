@@ -85,7 +85,7 @@ class AsyncWorkers:
     async def stop(self) -> None:
         """Begin no more runs, and wait until those under way have ended."""
         self._stopping.set()
-        await asyncio.gather(*self._tasks)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
 
 

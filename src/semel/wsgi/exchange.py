@@ -79,8 +79,10 @@ class Exchange:
         except BaseException:
             # The server gets no iterable to close, so it is for us to do; and a thread that is killed in the middle
             # leaves no transaction open.
-            self._close()
-            self.end(Undo())
+            try:
+                self._close()
+            finally:
+                self.end(Undo())
             raise
         finally:
             # Whatever became of it, a lease that nobody works under must be able to run out.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from semel.core.commands import Look, ReadRequest
+from semel.core.commands import Look, Park, ReadRequest
 from semel.core.policy import Policy
 from semel.core.record import Stuck
 from semel.door import Gate, Paths, RequestView, Routes, checked_scope
@@ -55,6 +55,8 @@ class IdempotencyMiddleware:
 
     def finish(self, stuck: Stuck) -> int | None:
         """Run a stuck operation's stored request again; return the status it ended with, None when it did not end."""
+        if self.guard.gate.is_closed:
+            return None
         hold = stuck.hold
         request = self.store.perform(ReadRequest(hold))
         if request is None:
@@ -62,11 +64,12 @@ class IdempotencyMiddleware:
         environ = environ_of(request)
         policy = self.routes.policy_for(request.head.method, path_of(environ))
         if policy is None:
-            logger.error("%s %s is stored and is not guarded any more.", request.head.method, request.head.path)
+            logger.error("%s %s is not guarded any more: it is parked.", request.head.method, path_of(environ))
+            self.store.perform(Park(hold, if_silent=True))
             return None
         try:
             Exchange(self.guard, policy, environ, nowhere).finish(stuck, request)
-        except Exception:  # noqa: BLE001 - the app's own, and there is no server to report it to
+        except BaseException:  # noqa: BLE001 - the app's own, in a thread of ours: there is no server to report it to
             logger.exception("%s %s failed again.", request.head.method, request.head.path)
         record = self.store.perform(Look(hold.scope, hold.key))
         return record.answer.status if record and record.answer else None

@@ -36,12 +36,17 @@ class Claim(Command[Hold | Found | Again]):
 
 @dataclass(frozen=True, slots=True)
 class TakeOver(Command[Hold | Again]):
-    """Take the key from a holder whose lease ran out, or from a record that expired, if it is still the one *seen*."""
+    """Take the key from a holder whose lease ran out, or from a record that expired, if it is still the one *seen*.
+
+    Without a client (*is_abandoned*) a record that expired is left alone, since nobody has asked for it again; and what
+    is taken over is counted as a try.
+    """
 
     interruptible = True
 
     claim: Claim
     seen: Hold
+    is_abandoned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

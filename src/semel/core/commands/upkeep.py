@@ -83,7 +83,8 @@ class Discard(Command[Verdict]):
 class Unpark(Command[Verdict]):
     """Let a parked operation go on with *progress*, in which an operator has said what the effect did.
 
-    It counts as an attempt, the operator's. Nobody holds it then, and whoever comes next takes it over.
+    It counts as an attempt, the operator's, and the tries without its client begin anew. Nobody holds it then, and
+    whoever comes next takes it over.
     """
 
     hold: Hold

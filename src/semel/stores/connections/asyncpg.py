@@ -14,6 +14,7 @@ from semel.stores.connections.endings import (
     APPLICATION_NAME,
     COMMIT_SECONDS,
     FAILED_INSIDE,
+    RESET_AND_COMMIT,
     ROLLBACK_SECONDS,
     WAIT_SECONDS,
     Notices,
@@ -201,7 +202,8 @@ class _Unit(AsyncUnit):
             self._inner.add_log_listener(notices.from_asyncpg)
             # Its own commit() has no time limit and keeps the server's reply to itself.
             self._transaction._connection._top_xact = None  # noqa: SLF001 - as that one does before it sends
-            tag = await self._inner.execute("COMMIT", timeout=COMMIT_SECONDS)
+            commit = RESET_AND_COMMIT if isinstance(self._inner, _Connection) else "COMMIT"
+            tag = await self._inner.execute(commit, timeout=COMMIT_SECONDS)
             self._inner.remove_log_listener(notices.from_asyncpg)
         except _FAULTS as error:
             known = of_commit(error, _sqlstate(error), self._address, is_lost=self.is_closed)

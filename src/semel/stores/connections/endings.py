@@ -18,6 +18,10 @@ ROLLBACK_SECONDS = 5
 #: What our own sessions are called in ``pg_stat_activity``. The rest of a session's settings is the handler's affair.
 APPLICATION_NAME = "semel"
 
+#: On connections of our own: what a handler has SET, its role among it, must not be there for the next. In the same
+#: round trip as the COMMIT; a ROLLBACK undoes it anyway.
+RESET_AND_COMMIT = "RESET ROLE; RESET ALL; COMMIT"
+
 FAILED_INSIDE = "a statement of this transaction had failed, so COMMIT rolled everything back; nothing was written"
 
 #: A WARNING without a number of its own. Of those that can come with a COMMIT, one says that a synchronous replica

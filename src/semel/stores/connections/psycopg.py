@@ -13,6 +13,7 @@ from semel.errors import StoreError
 from semel.stores.connections.endings import (
     APPLICATION_NAME,
     FAILED_INSIDE,
+    RESET_AND_COMMIT,
     WAIT_SECONDS,
     Notices,
     all_in_use,
@@ -154,8 +155,11 @@ class _Unit(Unit):
         self._pool = pool
         self._address = address
         self._was_autocommit = connection.autocommit
+        self._factories = connection.row_factory, connection.cursor_factory
+        self._is_ours = False
 
     def begin(self, *, is_ours: bool) -> None:
+        self._is_ours = is_ours
         try:
             # Else psycopg would send a BEGIN of its own, and whether it has can't be seen.
             self.connection.autocommit = True
@@ -185,7 +189,7 @@ class _Unit(Unit):
             self.connection.add_notice_handler(notices.from_psycopg)
             # How long it may take, nobody here limits: TCP ends it when the server is gone (for our own connections
             # after STATEMENT_SECONDS, by tcp_user_timeout), and the server ends it when its operator says so.
-            tag = self._execute("COMMIT")
+            tag = self._execute(RESET_AND_COMMIT if self._is_ours else "COMMIT")
             self.connection.remove_notice_handler(notices.from_psycopg)
         except psycopg.Error as error:
             known = of_commit(error, error.sqlstate, self._address, is_lost=self.connection.closed)
@@ -213,7 +217,10 @@ class _Unit(Unit):
 
     def _execute(self, sql: str) -> str | None:
         # Not the connection's own cursor: which kind that is, the application has said.
-        return psycopg.Cursor(self.connection).execute(sql.encode(), prepare=False).statusmessage
+        cursor = psycopg.Cursor(self.connection).execute(sql.encode(), prepare=False)
+        while cursor.nextset():
+            pass
+        return cursor.statusmessage
 
     def _drop(self) -> None:
         # Not close(): a pool may have made "give it back" of that.
@@ -222,6 +229,7 @@ class _Unit(Unit):
     def _let_go(self) -> None:
         if self.connection.info.transaction_status == TransactionStatus.IDLE:
             self.connection.autocommit = self._was_autocommit
+            self.connection.row_factory, self.connection.cursor_factory = self._factories
         else:
             self._drop()
         with suppress(psycopg.Error, ValueError):  # a pool that is closed closes it; one that is gone can't

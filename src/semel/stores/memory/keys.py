@@ -44,12 +44,20 @@ class Keys(Table):
         row = self._mine(seen, *State)
         if row is None or row.state is State.PENDING or not row.may_be_taken(moment.now):
             return Again.AGAIN
+        if command.is_abandoned and row.is_expired(moment.now):
+            return Again.AGAIN
         state = must(after(row.state, Event.TAKE_OVER))
         if row.is_expired(moment.now):
             new = new_row(claim, state, 1, moment.now)
         else:
             # It is still the same operation: it keeps its first sight, what it was a claim to, and how far it has come.
-            new = replace(row, attempt=row.attempt + 1, token=claim.token, lease_expires_at=moment.now + claim.lease)
+            new = replace(
+                row,
+                attempt=row.attempt + 1,
+                token=claim.token,
+                lease_expires_at=moment.now + claim.lease,
+                tries=row.tries + command.is_abandoned,
+            )
         hold = Hold(claim.scope, claim.key, new.attempt, claim.token)
         self._rows[claim.scope, claim.key] = new
         self._write_down(hold, "taken over", moment)

@@ -35,6 +35,7 @@ class Row:
     recovery_point: str | None = None
     completed_at: datetime | None = None
     answer: Answer | None = None
+    tries: int = 0
 
     def is_expired(self, now: datetime) -> bool:
         """Whether it is past its retention."""

@@ -37,6 +37,7 @@ class Upkeep(Table):
                 steps=row.steps,
                 has_request=row.request is not None,
                 silent_for=moment.now - must(row.lease_expires_at),
+                tries=row.tries,
             )
             for (scope, key), row in self._rows.items()
             if row.state is State.PROCESSING
@@ -115,6 +116,7 @@ class Upkeep(Table):
             attempt=row.attempt + 1,
             token=NOBODYS_TOKEN,
             lease_expires_at=moment.now,
+            tries=0,
             steps=written(progress),
             recovery_point=progress.recovery_point,
         )

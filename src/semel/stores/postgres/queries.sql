@@ -72,11 +72,14 @@ WITH taken AS (
            after_retention  = CASE WHEN expires_at <= clock.now THEN :after_retention ELSE after_retention END,
            request          = CASE WHEN expires_at <= clock.now THEN :request ELSE request END,
            request_body     = CASE WHEN expires_at <= clock.now THEN :request_body ELSE request_body END,
+           tries            = CASE WHEN expires_at <= clock.now THEN 0
+                                   WHEN :is_abandoned::boolean THEN tries + 1 ELSE tries END,
            created_at       = CASE WHEN expires_at <= clock.now THEN clock.now ELSE created_at END,
            expires_at       = CASE WHEN expires_at <= clock.now THEN clock.now + :retention * interval '1 second'
                                    ELSE expires_at END
       FROM (SELECT clock_timestamp() AS now) AS clock
      WHERE scope = :scope AND key = :key AND attempt = :seen_attempt AND token = :seen_token
+       AND NOT (:is_abandoned::boolean AND expires_at <= clock.now)
        AND CASE state WHEN 'pending' THEN false
                       WHEN 'processing' THEN lease_expires_at <= clock.now
                       ELSE expires_at <= clock.now END
@@ -330,7 +333,7 @@ SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, st
 
 -- name: find_stuck
 -- The records whose worker is silent past its lease, the longest silent first. Past its retention it is the reaper's.
-SELECT scope, key, attempt, token, on_crash, steps, request IS NOT NULL, clock.now - lease_expires_at
+SELECT scope, key, attempt, token, on_crash, steps, request IS NOT NULL, clock.now - lease_expires_at, tries
   FROM semel_keys, (SELECT clock_timestamp() AS now) AS clock
  WHERE state = 'processing' AND lease_expires_at <= clock.now AND expires_at > clock.now
    AND (:with_nobodys::boolean OR token <> :nobodys_token)
@@ -447,11 +450,11 @@ SELECT 1 FROM discarded
 
 -- name: unpark
 -- Let a parked operation go on: an operator has said what its last effect did. Whoever comes next takes it over.
--- It counts as an attempt, the operator's, so that the completer, which gives up after so many, begins to count anew.
+-- It counts as an attempt, the operator's; the completer, which gives up after so many tries, begins to count anew.
 WITH resolved AS (
     UPDATE semel_keys
        SET state = 'processing', attempt = attempt + 1, token = :nobodys_token, lease_expires_at = clock_timestamp(),
-           steps = :steps, recovery_point = :recovery_point
+           tries = 0, steps = :steps, recovery_point = :recovery_point
      WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
  RETURNING scope, key, attempt
 ), noted AS (
@@ -505,4 +508,5 @@ SELECT clock_timestamp()
 
 -- name: check
 -- Whether this server can serve: it has the table, and it takes writes.
-SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool, EXISTS (SELECT FROM semel_keys)
+SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool, EXISTS (SELECT steps FROM semel_keys),
+       EXISTS (SELECT FROM semel_audit)

@@ -21,6 +21,7 @@ CREATE TABLE semel_keys (
     after_retention  text COLLATE "C" NOT NULL DEFAULT 'delete',   -- what the reaper leaves of it
     request          text,                        -- the request as JSON (latin-1), where it can be run again
     request_body     bytea,
+    tries            integer          NOT NULL DEFAULT 0,   -- how often it was run without its client
 
     PRIMARY KEY (scope, key),
     CONSTRAINT semel_keys_state    CHECK (state IN ('pending', 'processing', 'unknown', 'complete', 'failed')),

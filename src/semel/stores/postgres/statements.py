@@ -100,6 +100,7 @@ class Statements(Builder):
             request_body=claim.request and claim.request.body,
             seen_attempt=seen.attempt,
             seen_token=seen.token,
+            is_abandoned=command.is_abandoned,
         )
 
     def complete(self, commands: Sequence[Complete]) -> Statement[list[Verdict | None]]:

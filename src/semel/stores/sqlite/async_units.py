@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from semel.core.commands import Begin, Open
 from semel.core.record import Found
+from semel.errors import ConfigurationError
 from semel.stores.sqlite import file
 from semel.stores.sqlite.lent import MAX_IDLE, Lender
 from semel.stores.sqlite.units import kept_waiting, name
@@ -134,6 +135,8 @@ class AsyncSQLiteConnections(AsyncConnections):
 
     def _start(self) -> None:
         """Begin on the running loop. What another one left unfinished, nobody is going to finish."""
+        if self._loop is not None and self._loop.is_running():
+            raise ConfigurationError("This store is in use on another event loop. Give each loop a store of its own.")
         self._loop = asyncio.get_running_loop()
         self.lender.drop_all()
         self._turn = asyncio.Lock()

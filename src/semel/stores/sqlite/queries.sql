@@ -46,6 +46,7 @@ SET
     after_retention = CASE WHEN expires_at <= now THEN mine.after_retention ELSE semel_keys.after_retention END,
     request = CASE WHEN expires_at <= now THEN mine.request ELSE semel_keys.request END,
     request_body = CASE WHEN expires_at <= now THEN mine.request_body ELSE semel_keys.request_body END,
+    tries = CASE WHEN expires_at <= now THEN 0 ELSE tries + mine.is_abandoned END,
     created_at = CASE WHEN expires_at <= now THEN now ELSE created_at END,
     lease_expires_at = now + mine.lease,
     completed_at = NULL,
@@ -58,12 +59,13 @@ FROM
         SELECT
             :token AS token, :fingerprint AS fingerprint, :lease AS lease, :retention AS retention,
             :on_crash AS on_crash, :after_retention AS after_retention,
-            :request AS request, :request_body AS request_body
+            :request AS request, :request_body AS request_body, :is_abandoned AS is_abandoned
     ) AS mine,
     semel_keys_clock
 WHERE
     scope = :scope AND key = :key AND attempt = :seen_attempt AND semel_keys.token = :seen_token
     AND CASE state WHEN 'processing' THEN lease_expires_at <= now WHEN 'pending' THEN false ELSE expires_at <= now END
+    AND NOT (mine.is_abandoned AND expires_at <= now)
 RETURNING attempt
 
 -- name: complete
@@ -231,7 +233,7 @@ LIMIT :limit
 -- name: find_stuck
 -- What is in progress under a lease that has run out, the longest silent first; past its retention it is the reaper's.
 -- The list of states is spelled as in the index on what is in progress, which SQLite uses for nothing else.
-SELECT scope, key, attempt, token, on_crash, steps, request IS NOT NULL, now - lease_expires_at
+SELECT scope, key, attempt, token, on_crash, steps, request IS NOT NULL, now - lease_expires_at, tries
 FROM semel_keys, semel_keys_clock
 WHERE
     state IN ('pending', 'processing', 'unknown') AND state = 'processing' AND lease_expires_at <= now
@@ -308,13 +310,14 @@ RETURNING attempt
 
 -- name: unpark
 -- An operator has said what the effect did: the next attempt goes on from there. It counts as an attempt, the
--- operator's, so that the completer, which gives up after so many, begins to count anew.
+-- operator's; the completer, which gives up after so many tries, begins to count anew.
 UPDATE semel_keys
 SET
     state = 'processing',
     attempt = attempt + 1,
     token = zeroblob(16),
     lease_expires_at = (SELECT now FROM semel_keys_clock),
+    tries = 0,
     steps = :steps,
     recovery_point = :recovery_point
 WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'

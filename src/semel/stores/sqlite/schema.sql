@@ -23,6 +23,7 @@ CREATE TABLE semel_keys (
     headers TEXT, -- a JSON array of [name, value] pairs in their order, each decoded as Latin-1
     request TEXT, -- while it has not ended: what it takes, beside the body, to run it again without its client
     request_body BLOB,
+    tries INTEGER NOT NULL DEFAULT 0, -- how often it was run without its client
     body BLOB, -- NULL in a terminal record is a tombstone: the answer was sent, but could not be kept
     PRIMARY KEY (scope, key),
     CONSTRAINT terminal_has_an_answer CHECK ((state IN ('complete', 'failed')) = (status IS NOT NULL)),

@@ -124,7 +124,7 @@ def claim_row(claim: Claim) -> tuple[Any, ...]:
 def take_over_row(command: TakeOver) -> tuple[Any, ...]:
     """Return the parameters of a take-over."""
     scope, key, *mine = claim_row(command.claim)
-    return (*mine, scope, key, command.seen.attempt, command.seen.token)
+    return (*mine, command.is_abandoned, scope, key, command.seen.attempt, command.seen.token)
 
 
 def complete_row(command: Complete) -> tuple[Any, ...]:
@@ -194,8 +194,8 @@ def read_record(row: Sequence[Any]) -> Record:
 
 def read_stuck(row: Sequence[Any]) -> Stuck:
     """Read a row of ``find_stuck``."""
-    *hold, on_crash, steps, has_request, silent_for = row
-    return Stuck(Hold(*hold), on_crash, steps, has_request == 1, silent_for * _MILLISECOND)
+    *hold, on_crash, steps, has_request, silent_for, tries = row
+    return Stuck(Hold(*hold), on_crash, steps, has_request == 1, silent_for * _MILLISECOND, tries)
 
 
 def read_entry(row: Sequence[Any]) -> Entry:

@@ -6,7 +6,20 @@ from __future__ import annotations
 from dataclasses import replace
 from uuid import uuid4
 
-from semel.core.commands import Again, Complete, Look, Park, Release, Renew, Save, Settle, TakeOver, Verdict
+from semel.core.commands import (
+    Again,
+    Complete,
+    FindStuck,
+    Look,
+    Park,
+    Release,
+    Renew,
+    Save,
+    Settle,
+    TakeOver,
+    Unpark,
+    Verdict,
+)
 from semel.core.record import NOBODYS_TOKEN, Found, Hold
 from semel.core.recovery import Done, Progress, written
 from semel.core.state import Event, State
@@ -77,6 +90,22 @@ class Steps(Suite):
         self._is_fenced(rival, scope, Save(hold, RIDE))
         saved(store, hold, IN_DOUBT.plus(Done("effect", "charge_created", None)))
         self._is_fenced(rival, scope, Save(hold, IN_DOUBT, RIDE))
+
+    def test_taking_over_without_a_client(self, store: Handle, scope: str, age: Age) -> None:
+        """Such take-overs are counted, until an operator resolves; and a record that expired is left alone."""
+        hold = saved(store, held(store, claim_on(scope)))
+        for tries in range(1, 3):
+            age(LEASE)
+            (stuck,) = (each for each in store.perform(FindStuck(1000)) if each.hold == hold)
+            assert stuck.tries == tries - 1
+            hold = _taken(store.perform(TakeOver(claim_on(scope), hold, is_abandoned=True)))
+        store.perform(Park(hold))
+        store.perform(Unpark(hold, RIDE))
+        (stuck,) = (each for each in store.perform(FindStuck(1000, with_nobodys=True)) if each.hold.scope == scope)
+        assert stuck.tries == 0
+        age(RETENTION)
+        assert store.perform(TakeOver(claim_on(scope), stuck.hold, is_abandoned=True)) is Again.AGAIN
+        assert record(store, scope).steps == written(RIDE)
 
     def test_only_the_holder_saves(self, store: Handle, scope: str) -> None:
         """A save under another attempt, another token, or of a record that is not there, is fenced."""
@@ -215,3 +244,8 @@ class Steps(Suite):
         return Found(
             State.PROCESSING, hold.attempt, hold.token, FINGERPRINT, None, lease_is_over=False, is_expired=False
         )
+
+
+def _taken(outcome: Hold | Again) -> Hold:
+    assert isinstance(outcome, Hold), outcome
+    return outcome

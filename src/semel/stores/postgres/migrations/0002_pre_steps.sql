@@ -5,6 +5,7 @@ ALTER TABLE semel_keys
     ADD COLUMN after_retention text COLLATE "C" NOT NULL DEFAULT 'delete',
     ADD COLUMN request         text,
     ADD COLUMN request_body    bytea,
+    ADD COLUMN tries           integer NOT NULL DEFAULT 0,
     DROP CONSTRAINT semel_keys_state,
     ADD CONSTRAINT semel_keys_state CHECK (state IN ('pending', 'processing', 'unknown', 'complete', 'failed')),
     ADD CONSTRAINT semel_keys_on_crash CHECK (on_crash IN ('rerun', 'refuse')),
