@@ -249,5 +249,5 @@ async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 
 def is_commit(sql: str) -> bool:
-    """Whether a statement ends a transaction for good."""
-    return sql.strip().rstrip(";").upper() == "COMMIT"
+    """Whether a statement, or the last of several, ends a transaction for good."""
+    return sql.strip().rstrip(";").rpartition(";")[2].strip().upper() == "COMMIT"
