@@ -265,6 +265,13 @@ def test_no_effect() -> None:
     assert b"card network" in (sent(result.result).body or b"")
 
 
+def test_store_trouble_inside_a_step() -> None:
+    """A store that failed inside a step is a refusal to be repeated, like one that failed before the handler ran."""
+    raised = Raised(StoreUnavailable("It is away."), no_effect=True)
+    result = played([*BEGIN, (Claim, HOLD), (RunHandler, raised), (Release, Verdict.DONE)])
+    assert refusal(result.result) == (503, "store-unavailable", b"%d" % STORE_RETRY_AFTER_SECONDS)
+
+
 def test_no_effect_where_errors_are_kept() -> None:
     """Where every error is kept, NoEffect is one: the first answer is the one that is stored, and no other."""
     raised = Raised(NoEffect(), no_effect=True)

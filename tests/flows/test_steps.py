@@ -30,6 +30,7 @@ from semel.core.state import State
 from semel.errors import (
     AnswerNotStored,
     CommitUnknown,
+    HandlerIsOver,
     Interrupted,
     LeaseLost,
     NoEffect,
@@ -107,6 +108,22 @@ def record(progress: Progress, hold: Hold = HOLD) -> Record:
         lease_left=timedelta(0),
         retention_left=timedelta(0),
     )
+
+
+def test_no_step_after_the_end() -> None:
+    """A step that begins when its handler has ended is refused, and one that was not begun or not ended is an error."""
+    story = Story(HOLD, Progress())
+    story.promised.append("ride")
+    assert "'ride'" in str(story.skipped)
+    taking = phase(story, "ride")
+    next(taking)
+    assert (story.promised, story.running) == ([], "ride")
+    assert "'ride'" in str(story.skipped)
+    taking.close()
+    assert story.skipped is None
+    story.is_over = True
+    with pytest.raises(HandlerIsOver):
+        play(phase(story, "ride"), [])
 
 
 # A phase
