@@ -128,4 +128,8 @@ def read_charges(path: Path) -> list[Charge]:
 
 
 def _lines(path: Path) -> Iterable[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    # Who reads while others write may see half of the last line: behind the last end of a line nothing is there yet.
+    whole = path.read_text().rpartition("\n")[0]
+    return [json.loads(line) for line in whole.splitlines()]
