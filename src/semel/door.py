@@ -95,12 +95,14 @@ class Routes:
 
     def policy_for(self, method: str, path: str) -> Policy | None:
         """Return the policy of this request, or None when it is not guarded."""
-        policy: Policy | None = self._policy
-        if self._patterns is not None:
-            policy = next((each for pattern, each in self._patterns.items() if fnmatchcase(path, pattern)), None)
-        elif self._accepts is not None and not self._accepts(path):
-            return None
+        policy = self.policy_at(path)
         return policy if policy is not None and method in policy.methods else None
+
+    def policy_at(self, path: str) -> Policy | None:
+        """Return the policy of requests to *path*, by whatever method, or None when none of them is guarded."""
+        if self._patterns is not None:
+            return next((each for pattern, each in self._patterns.items() if fnmatchcase(path, pattern)), None)
+        return self._policy if self._accepts is None or self._accepts(path) else None
 
 
 class Body:

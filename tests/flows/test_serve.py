@@ -50,7 +50,8 @@ from semel.errors import (
 )
 from semel.flows.handle import COMPLETE_PAUSES, SHUTDOWN_RETRY_AFTER_SECONDS, STORE_RETRY_AFTER_SECONDS
 from semel.flows.reply import PassOn, Reply, Reraise, Send
-from semel.flows.serve import CLAIM_TRIES, serve
+from semel.flows.guard import CLAIM_TRIES
+from semel.flows.serve import serve
 from semel.testing.script import Line, Played, play
 
 POLICY = Policy()

@@ -6,5 +6,6 @@ What is decided, ``flows/serve`` decides.
 """
 
 from semel.asgi.middleware import IdempotencyMiddleware
+from semel.asgi.route import PER_ROUTE, Settled, claim
 
-__all__ = ["IdempotencyMiddleware"]
+__all__ = ["PER_ROUTE", "IdempotencyMiddleware", "Settled", "claim"]

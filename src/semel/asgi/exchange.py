@@ -6,9 +6,9 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from semel.asgi.handling import Handling, Incoming
+from semel.asgi.handling import Handling, Job, Taken
 from semel.asgi.protocol import (
     ASGIApp,
     ASGIScope,
@@ -115,17 +115,20 @@ class Exchange:
 
     async def _handle(self, flow: Flow[Any], command: RunHandler, send: ASGISend) -> None:
         hide_extensions(self._scope)
-        stage = None if self._transaction else AsyncStage(self._store)
-        operation = Operation(command.hold, command.progress, stage=stage, transaction=self._transaction)
-        handling = Handling(flow, command, self._perform, operation, self._guard.keeper)
+        handling = Handling(self._perform, self._guard.keeper)
+        handling.hold_back(Job(flow, command, self._operation(command)))
         try:
-            await handling.start(self._guard.app, self._scope, Incoming(self._body, self._receive), send)
+            await handling.start(self._guard.app, self._scope, Taken(self._body, self._receive), send)
         except asyncio.CancelledError:
             handling.desert()
             raise
 
+    def _operation(self, command: RunHandler) -> Operation:
+        stage = None if self._transaction else AsyncStage(self._store)
+        return Operation(command.hold, command.progress, stage=stage, transaction=self._transaction)
+
     def _perform(self, command: Command[Any]) -> Any:
-        perform = _PERFORM.get(type(command))
+        perform = self.performs.get(type(command))
         return perform(self, command) if perform else self._store.perform(command)
 
     def name_scope(self, _command: NameScope) -> Any:
@@ -159,14 +162,13 @@ class Exchange:
             if not message.get("more_body", False):
                 return body.buffer()
 
-
-# How an exchange carries out the commands that are not the store's.
-_PERFORM: dict[type[Command[Any]], Callable[[Exchange, Any], Any]] = {
-    NameScope: Exchange.name_scope,
-    ReadBody: Exchange.read_body,
-    Begin: Exchange.begin,
-    Finish: Exchange.end,
-    Undo: Exchange.end,
-    Pause: lambda _, command: asyncio.sleep(command.duration.total_seconds()),
-    Tell: lambda _, command: log(command.happening),
-}
+    #: How an exchange carries out the commands that are not the store's.
+    performs: ClassVar[dict[type[Command[Any]], Callable[[Any, Any], Any]]] = {
+        NameScope: name_scope,
+        ReadBody: read_body,
+        Begin: begin,
+        Finish: end,
+        Undo: end,
+        Pause: lambda _, command: asyncio.sleep(command.duration.total_seconds()),
+        Tell: lambda _, command: log(command.happening),
+    }

@@ -10,6 +10,7 @@ import asyncio
 import sys
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Protocol
 
 from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Message, Receive, lowered, reached_handler, send_answer
 from semel.core.commands import Ending, Flow, Lost, RunHandler, Undo
@@ -27,20 +28,28 @@ from semel.stores.step import Step
 _deserted: set[asyncio.Task[None]] = set()
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is guarded: an operation, and the flow that waits for its ending."""
+
+    flow: Flow[Reply]
+    command: RunHandler
+    operation: Operation
+
+
 class Handling:
-    """What the app does and answers. It is the app's ``send``: the last message of the answer ends the flow."""
+    """What the app does and answers. It is the app's ``send``: the last message of the answer ends the flow.
+
+    Without a job it lets everything through. A route that asks to be guarded gives it one, before it has answered.
+    """
 
     _task: asyncio.Task[None]
+    _job: Job | None = None
 
-    def __init__(
-        self, flow: Flow[Reply], command: RunHandler, perform: AsyncPerform, operation: Operation, keeper: AsyncKeeper
-    ) -> None:
-        """Answer the *command* of *flow*, and see it to its end."""
-        self._flow = flow
-        self._command = command
+    def __init__(self, perform: AsyncPerform, keeper: AsyncKeeper) -> None:
+        """Carry out by *perform* what a flow asks for."""
         self._perform = perform
         self._keeper = keeper
-        self._operation = operation
         self._held: list[Message] = []
         self._size = 0
         self._status = 0
@@ -58,7 +67,9 @@ class Handling:
         #: Why the server could not send the answer.
         self._undelivered: OSError | None = None
         #: The answer goes straight to the client.
-        self.is_flowing = False
+        self.is_flowing = True
+        #: An answer has begun, of the app's or of ours.
+        self.has_begun = False
 
     def start(self, app: ASGIApp, scope: ASGIScope, incoming: Incoming, send: ASGISend) -> Step[None]:
         """Run *app*; the step is done when it has returned."""
@@ -67,9 +78,21 @@ class Handling:
         loop = asyncio.get_running_loop()
         done = Step[None](loop=loop)
         self._task = loop.create_task(self._run(app, incoming, done))
-        if self._command.lease is not None:
-            self._keeper.add(self._command.hold, self._command.lease, self._lose)
         return done
+
+    def hold_back(self, job: Job) -> None:
+        """Keep the answer until it is stored. The app has not begun one."""
+        self._job = job
+        self.is_flowing = False
+        if job.command.lease is not None:
+            self._keeper.add(job.command.hold, job.command.lease, self._lose)
+
+    async def overrule(self, answer: Answer) -> None:
+        """Send *answer*, whatever the app may answer afterwards."""
+        self.is_flowing = False
+        self._is_concluded = self._is_overruled = True
+        await self._send_answer(answer, is_ours=True)
+        self._let_go()
 
     def desert(self) -> None:
         """Say that nobody serves the connection any more.
@@ -85,32 +108,38 @@ class Handling:
 
     def _lose(self) -> None:
         """Stop: another worker has the operation."""
-        if not self._is_concluded:
-            self._operation.story.is_lost = True
+        if self._job is not None and not self._is_concluded:
+            self._job.operation.story.is_lost = True
             self._task.cancel()
 
     async def __call__(self, message: Message) -> None:
         """Take one message of the app's."""
         if self.is_flowing:
+            self.has_begun = self.has_begun or message["type"] == "http.response.start"
             await self._send(message)
             return
+        if self._job is None:
+            return  # Another answer has been given.
         if self._is_concluded:
             # As a server's own send does (ASGI 2.4): an endless stream must learn that it has no listener.
             raise OSError("The client has gone.")
+        await self._take(self._job, message)
+
+    async def _take(self, job: Job, message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.start":
             self._held.append(message)
             self._status, self._headers = message["status"], lowered(message.get("headers", ()))
             if is_endless(self._headers):
-                await self._conclude(streaming(self._status, self._headers, self._operation))
+                await self._conclude(job, streaming(self._status, self._headers, job.operation))
         elif kind == "http.response.body":
             self._held.append(message)
             self._size += len(message.get("body", b""))
-            if self._size > self._command.limit:
-                await self._conclude(streaming(self._status, self._headers, self._operation))
+            if self._size > job.command.limit:
+                await self._conclude(job, streaming(self._status, self._headers, job.operation))
             elif not message.get("more_body", False):
                 # What an app does after its answer (background tasks) comes after this: the answer is stored and sent.
-                await self._conclude(self._judged())
+                await self._conclude(job, self._judged(job))
         # Interim answers and server extensions are about this connection, and none of them is kept.
 
     async def is_sent(self) -> None:
@@ -121,58 +150,66 @@ class Handling:
             await waiter
 
     async def _run(self, app: ASGIApp, incoming: Incoming, done: Step[None]) -> None:
-        begin(self._operation)
+        if self._job is not None:
+            begin(self._job.operation)
         try:
-            await self._handle(app, Replayed(incoming, self))
+            await self._handle(app, incoming.to(self))
         except Exception as error:  # noqa: BLE001 - it goes on to the server
             done.settle(error)
         except BaseException:
-            # What the handler did is not known, and its lease decides: renewed, it would never run out.
-            self._keeper.discard(self._command.hold)
             done.abandon()
-            if self._command.lease is None:
-                await self._perform(Undo())
+            await self._give_up()
             raise
         else:
             done.settle(self._undelivered)
         finally:
             incoming.body.close()
 
-    async def _handle(self, app: ASGIApp, receive: Replayed) -> None:
+    async def _give_up(self) -> None:
+        """What the handler did is not known, and its lease decides: renewed, it would never run out."""
+        if self._job is not None:
+            self._keeper.discard(self._job.command.hold)
+            if self._job.command.lease is None:
+                await self._perform(Undo())
+
+    async def _handle(self, app: ASGIApp, receive: Receive) -> None:
         try:
             await app(self._scope, receive, self)
         except asyncio.CancelledError:
-            if self._is_concluded or not self._operation.story.is_lost:
+            if self._job is None or self._is_concluded or not self._job.operation.story.is_lost:
                 raise
             # It was not the server who cancelled this task, and an answer is still to be sent from it.
             self._task.uncancel()
-            await self._conclude(Lost())
+            await self._conclude(self._job, Lost())
         except Exception as error:
-            if not self._is_concluded:
-                await self._conclude(raised(error, self._operation))
+            if self._job is not None and not self._is_concluded:
+                await self._conclude(self._job, raised(error, self._job.operation))
             elif not self._is_overruled:
                 raise
-        if not self._is_concluded:
+        if self._job is not None and not self._is_concluded:
             unanswered = RuntimeError("The app returned without completing its response.")
-            await self._conclude(raised(unanswered, self._operation))
+            await self._conclude(self._job, raised(unanswered, self._job.operation))
 
-    async def _conclude(self, ending: Ending) -> None:
+    async def _conclude(self, job: Job, ending: Ending) -> None:
         """End the flow: the answer is stored, and then it leaves."""
         self._is_concluded = True
         try:
             try:
-                if self._operation.loose_ends:
-                    await self._operation.tie_up()
-                reply = await aresume(self._flow, ending, self._perform)
+                if job.operation.loose_ends:
+                    await job.operation.tie_up()
+                reply = await aresume(job.flow, ending, self._perform)
             finally:
                 # However the flow ends: a lease that is renewed for nobody never runs out.
-                self._keeper.discard(self._command.hold)
+                self._keeper.discard(job.command.hold)
             await self._give(reply)
         finally:
-            self._has_left = True
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._has_left = True
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def _give(self, reply: Reply) -> None:
         if isinstance(reply, Send):
@@ -203,23 +240,38 @@ class Handling:
             # what it does afterwards (a background task) will not be done by a retry.
             self._undelivered = error
 
-    def _judged(self) -> Ending:
+    def _judged(self, job: Job) -> Ending:
         parts = [message.get("body", b"") for message in self._held[1:]]
         answer = self._answer = Answer(self._status, self._headers, parts[0] if len(parts) == 1 else b"".join(parts))
         error = sys.exc_info()[1]
         if isinstance(error, NoEffect | StoreError) and answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
             # The framework answers for it as for any error it doesn't know, and is about to raise it on.
-            return raised(error, self._operation)
+            return raised(error, job.operation)
         is_reached = reached_handler(self._scope, answer.status, error)
-        return answered(answer, self._operation, reached_handler=is_reached, no_effect=isinstance(error, NoEffect))
+        return answered(answer, job.operation, reached_handler=is_reached, no_effect=isinstance(error, NoEffect))
+
+
+class Incoming(Protocol):
+    """A request's body, and how the app is given it."""
+
+    @property
+    def body(self) -> Body:
+        """What has been read of it."""
+
+    def to(self, handling: Handling) -> Receive:
+        """Return the app's ``receive``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
-    """A request's body, which was read already, and the server's ``receive``."""
+class Taken:
+    """A request whose body was read already, before its app was run."""
 
     body: Body
     receive: Receive
+
+    def to(self, handling: Handling) -> Receive:
+        """Return the app's ``receive``."""
+        return Replayed(self, handling)
 
 
 class Replayed:
@@ -230,11 +282,11 @@ class Replayed:
 
     __slots__ = ("_chunks", "_handling", "_receive")
 
-    def __init__(self, incoming: Incoming, handling: Handling) -> None:
+    def __init__(self, taken: Taken, handling: Handling) -> None:
         """Give the body out again, then what the server has once the answer flows."""
-        self._chunks = incoming.body.chunks()
+        self._chunks = taken.body.chunks()
         self._handling = handling
-        self._receive = incoming.receive
+        self._receive = taken.receive
 
     async def __call__(self) -> Message:
         """Give the app its next message."""

@@ -8,9 +8,10 @@ from typing import Any
 
 from semel.asgi.exchange import Exchange, Guard
 from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Message, Receive, full_path
+from semel.asgi.route import EXCHANGE, WHOLE_APP, PerRoute, RouteExchange
 from semel.asgi.stored import scope_of, surroundings_of
 from semel.core.commands import Look, Park, ReadRequest
-from semel.core.policy import Policy
+from semel.core.policy import NEVER_GUARDED, Policy
 from semel.core.record import Stuck
 from semel.door import Gate, Paths, RequestView, Routes, checked_scope
 from semel.errors import StoreUnavailable
@@ -37,6 +38,9 @@ class IdempotencyMiddleware:
     ) -> None:
         """Wrap *app*. *scope* says whose request it is; *paths* may narrow down what is guarded.
 
+        With ``scope=PER_ROUTE`` each route says for itself, once the application's own login has run: *policy* is then
+        that of ``semel work``, and of routes that have none of their own.
+
         *store* is a URL, a store, or what the application already has: an SQLAlchemy async engine or sessionmaker, a
         pool of asyncpg's or psycopg's. With *work*, this process also sweeps, reaps and finishes what no client came
         back for, as ``semel work`` does.
@@ -47,6 +51,7 @@ class IdempotencyMiddleware:
         self.guard = Guard(app, self.store, AsyncKeeper(self.store.perform), Gate(), checked_scope(scope))
 
         self.workers = AsyncWorkers(services(self)) if work else None
+        self._is_per_route = isinstance(scope, PerRoute)
         self._surroundings: dict[str, Any] = {}
 
     async def finish(self, stuck: Stuck) -> int | None:
@@ -85,15 +90,24 @@ class IdempotencyMiddleware:
                 # Not every server speaks of its start.
                 self._surroundings = surroundings_of(scope)
                 self.workers.start()
-            policy = self.routes.policy_for(scope["method"], full_path(scope))
-            if policy is not None:
-                await Exchange(self.guard, policy).serve(scope, receive, send)
+            exchange = self._exchange(scope)
+            if exchange is not None:
+                await exchange.serve(scope, receive, send)
                 return
         elif scope["type"] == "lifespan":
             self._surroundings = surroundings_of(scope)
             await self.app(scope, receive, _Lifespan(self, send))
             return
         await self.app(scope, receive, send)
+
+    def _exchange(self, scope: ASGIScope) -> Exchange | None:
+        method, path = scope["method"], full_path(scope)
+        if not self._is_per_route:
+            policy = self.routes.policy_for(method, path)
+            scope[EXCHANGE] = WHOLE_APP
+            return Exchange(self.guard, policy) if policy is not None else None
+        policy = None if method in NEVER_GUARDED else self.routes.policy_at(path)
+        return RouteExchange(self.guard, policy) if policy is not None else None
 
 
 class _Lifespan:

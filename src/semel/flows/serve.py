@@ -1,51 +1,23 @@
-"""One guarded request, from its headers to its answer. The order of I/O is the promise, so it is written here once.
+"""One request, from its headers to its answer: which key it bears, whose it is, what it asks.
 
 Read ``yield from X`` as: ask the world to do X, and here is its answer. Between any two of them the process may die.
-What comes after the claim is in ``handle.py``, and in ``atomic.py`` where claim and ending are one transaction.
+What comes after, with a key in hand, is in ``guard.py``: a request, a job and a plain function have that in common.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import assert_never
-
-from semel.core.commands import (
-    Again,
-    Claim,
-    Flow,
-    NameScope,
-    Now,
-    ReadBody,
-    TakeOver,
-    Tell,
-)
-from semel.core.decision import RETRY_AFTER_SECONDS, Refuse, Replay, Run, decide
-from semel.core.events import PersonalKey, StoreFailed, TookOver
+from semel.core.commands import Flow, NameScope, ReadBody, Tell
+from semel.core.events import PersonalKey
 from semel.core.fingerprint import Subject
-from semel.core.key import Key, find
-from semel.core.message import Answer, Head, Request
+from semel.core.key import find
+from semel.core.message import Head
 from semel.core.policy import Policy
 from semel.core.problem import refused
-from semel.core.record import Found, Hold
-from semel.core.recovery import Progress
-from semel.core.replay import replayed
 from semel.core.scope import scoped
-from semel.errors import (
-    BodyTooLarge,
-    InProgress,
-    Interrupted,
-    KeyExpired,
-    KeyMissing,
-    Refusal,
-    StoreError,
-    StoreUnavailable,
-)
-from semel.flows.atomic import run_atomically
-from semel.flows.handle import STORE_RETRY_AFTER_SECONDS, note, progress_of, release, run_handler
+from semel.errors import BodyTooLarge, KeyMissing, Refusal, StoreError
+from semel.flows.guard import guard
+from semel.flows.handle import STORE_RETRY_AFTER_SECONDS
 from semel.flows.reply import PassOn, Reply, Send
-
-#: How often a claim looks again when rivals keep moving the record under its eyes.
-CLAIM_TRIES = 5
 
 
 def serve(head: Head, policy: Policy, token: bytes, *, notes_replays: bool = False) -> Flow[Reply]:
@@ -64,109 +36,13 @@ def serve(head: Head, policy: Policy, token: bytes, *, notes_replays: bool = Fal
         if body is None:
             raise BodyTooLarge(f"The request body is larger than {policy.max_request_body} bytes.")
         subject = Subject(head.method, head.path, head.query, head.headers, body)
-        claim = _claim_on(key, scope, subject, policy, token=token, principal=str(principal))
-        if policy.mode == "atomic":
-            return (yield from run_atomically(key, claim, subject, policy, notes_replays=notes_replays))
-        got = yield from _claim(key, claim, subject, policy, notes_replays=notes_replays)
-        if isinstance(got, Answer):
-            return Send(got)
-        return (yield from run_handler(key, got.hold, got.progress, policy))
+        return (
+            yield from guard(
+                key, scope, subject, policy, token=token, principal=str(principal), notes_replays=notes_replays
+            )
+        )
     except StoreError as error:
         error.retry_after = STORE_RETRY_AFTER_SECONDS
         return Send(refused(error, policy))
     except Refusal as refusal:
         return Send(refused(refusal, policy))
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """The key is ours, and the operation has come so far."""
-
-    hold: Hold
-    progress: Progress
-
-
-def _claim_on(key: Key, scope: str, subject: Subject, policy: Policy, *, token: bytes, principal: str) -> Claim:
-    fingerprint = policy.fingerprint.of(subject) if policy.fingerprint else b""
-    # A key that tells its own age can be refused without a record.
-    leaves_tombstone = policy.late == "refuse" and key.made_at is None
-    head = Head(subject.method, subject.path, subject.query, tuple(subject.headers))
-    return Claim(
-        scope,
-        key.value,
-        token,
-        fingerprint,
-        policy.lease,
-        policy.retention,
-        policy.on_crash,
-        "strip" if leaves_tombstone else "delete",
-        Request(head, bytes(subject.body), principal) if policy.store_request else None,
-    )
-
-
-def _claim(key: Key, claim: Claim, subject: Subject, policy: Policy, *, notes_replays: bool) -> Flow[_Held | Answer]:
-    """Get hold of the key, or the answer to give instead."""
-    by_token = Hold(claim.scope, claim.key, 0, claim.token)
-    is_held = False
-    try:
-        for _ in range(CLAIM_TRIES):
-            seen = yield from claim
-            got: Hold | Answer | Again
-            if isinstance(seen, Found):
-                got = yield from _judge(seen, claim, subject, policy, notes_replays=notes_replays)
-            else:
-                got = seen
-            if isinstance(got, Hold):
-                is_held = True
-                yield from _refuse_late(key, got, policy)
-                return _Held(got, (yield from progress_of(got)))
-            if isinstance(got, Answer):
-                return got
-    except Interrupted:
-        # Nothing has run: let the next request have the key at once, whether or not the claim got through.
-        yield from release(by_token)
-        raise
-    except StoreError as error:
-        yield from Tell(StoreFailed(key.short(), str(error)))
-        if is_held or (isinstance(error, StoreUnavailable) and error.was_sent):
-            yield from release(by_token)
-        raise
-    # Rivals were quicker each time; or the replies were lost, and the key is ours without our knowing.
-    yield from release(by_token)
-    raise InProgress(retry_after=RETRY_AFTER_SECONDS)
-
-
-def _judge(
-    found: Found, claim: Claim, subject: Subject, policy: Policy, *, notes_replays: bool
-) -> Flow[Hold | Answer | Again]:
-    """Decide about a key that was there before this request."""
-    seen = Hold(claim.scope, claim.key, found.attempt, found.token)
-    if found.token == claim.token:
-        # The reply to this very claim was lost on its way: the record bears our token.
-        return seen
-    recipe = policy.fingerprint
-    is_same = recipe is None or recipe.matches(found.fingerprint, claim.fingerprint, subject)
-    match decide(found, policy, is_same_request=is_same):
-        case Replay(answer):
-            if notes_replays:
-                yield from note(seen, "replayed")
-            return replayed(answer, policy)
-        case Refuse(refusal):
-            raise refusal
-        case Run():
-            got = yield from TakeOver(claim, seen)
-            if isinstance(got, Hold) and got.attempt > 1:
-                yield from Tell(TookOver(Key(claim.key).short(), got.attempt))
-            return got
-        case never:  # pragma: no cover - mypy proves that nothing is left
-            assert_never(never)
-
-
-def _refuse_late(key: Key, hold: Hold, policy: Policy) -> Flow[None]:
-    """Refuse a key that tells its own age and is past retention: its record may have been reaped, its effect not."""
-    if policy.late != "refuse" or key.made_at is None:
-        return
-    now = yield from Now()
-    if key.made_at < now - policy.retention:
-        yield from release(hold)
-        raise KeyExpired

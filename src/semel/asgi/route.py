@@ -1,0 +1,203 @@
+"""A request whose route says whether it is guarded, and whose it is: after the application's own login, which runs on
+the way there. Until then everything passes, in both directions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from semel.asgi.exchange import Exchange, Guard
+from semel.asgi.handling import Handling, Job
+from semel.asgi.protocol import ASGIScope, ASGISend, Message, Receive, head_of, hide_extensions
+from semel.core.commands import Command, NameScope, NotStarted, ReadBody, RunHandler
+from semel.core.fingerprint import Buffer
+from semel.core.message import Answer
+from semel.core.policy import NEVER_GUARDED, Policy
+from semel.core.problem import refused
+from semel.door import PRINCIPAL, Body
+from semel.drivers import aresume, arun
+from semel.errors import BodyIncomplete, ConfigurationError, Interrupted
+from semel.flows.reply import Send
+from semel.flows.serve import serve
+from semel.operation import Operation, begin, current
+
+#: Where a route finds its exchange, in the ASGI scope.
+EXCHANGE = "semel.exchange"
+#: What it finds there under a middleware that guards the whole app.
+WHOLE_APP = "whole app"
+
+_NOT_INSTALLED = (
+    "This route is guarded by itself, and nothing around the app can hold its answer back. "
+    "Add IdempotencyMiddleware(app, store=…, scope=PER_ROUTE)."
+)
+_TWICE = (
+    "This route says whose request it is, and so does the middleware around the whole app. "
+    "Give the middleware scope=PER_ROUTE, or take the scope from the route."
+)
+
+
+class PerRoute:
+    """The scope of an app whose routes say for themselves whether they are guarded, and whose request it is."""
+
+    def __call__(self, _request: object) -> str:
+        """Refuse: the route is asked."""
+        raise ConfigurationError(_NOT_INSTALLED)
+
+    def __repr__(self) -> str:
+        """Spell it as it is written."""
+        return "semel.asgi.PER_ROUTE"
+
+
+PER_ROUTE = PerRoute()
+
+
+class Settled(Exception):
+    """The request has its answer already: a replay, or a refusal. Whatever the route answers now is thrown away."""
+
+    def __init__(self, answer: Answer) -> None:
+        """Carry the *answer*, for those who want to know what it was."""
+        super().__init__(answer.status)
+        self.answer = answer
+
+
+async def claim(scope: ASGIScope, principal: object, policy: Policy) -> Operation | None:
+    """Guard the request that *scope* describes from here on; None: it bears no key, and need not.
+
+    For a route, once the application's login has named the *principal*. Raises ``Settled`` where the request has its
+    answer already; the route has to end then, and to do nothing.
+    """
+    if PRINCIPAL in scope:
+        return current()  # A stored request, run again: it was claimed before it came here.
+    exchange = scope.get(EXCHANGE)
+    if isinstance(exchange, RouteExchange):
+        return await exchange.claim(principal, policy)
+    if scope["method"] in NEVER_GUARDED:
+        return None
+    raise ConfigurationError(_TWICE if exchange is not None else _NOT_INSTALLED)
+
+
+class RouteExchange(Exchange):
+    """One request, and its route's word on it."""
+
+    def __init__(self, guard: Guard, policy: Policy) -> None:
+        """Remember of its body as much as *policy* lets a request have."""
+        super().__init__(guard, policy)
+        self._handling = Handling(self._perform, guard.keeper)
+        self._principal: object = None
+
+    async def serve(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
+        """Serve the request that the server describes."""
+        self._scope = scope
+        self._head = head_of(scope)
+        self._tape = Tape(self._body, receive, self._policy.max_request_body)
+        scope[EXCHANGE] = self
+        hide_extensions(scope)
+        try:
+            await self._handling.start(self._guard.app, scope, self._tape, send)
+        except asyncio.CancelledError:
+            self._handling.desert()
+            raise
+        finally:
+            # Each would hold the other until the garbage collector comes.
+            scope.pop(EXCHANGE, None)
+
+    async def claim(self, principal: object, policy: Policy) -> Operation | None:
+        """Guard the request from here on, by *policy*, for *principal*."""
+        self._check(policy)
+        if self._head.method not in policy.methods:
+            return None
+        self._principal, self._policy = principal, policy
+        flow = serve(self._head, policy, os.urandom(16), notes_replays=self._store.notes_replays)
+        reached: Any
+        try:
+            reached = await arun(flow, self._perform, until=RunHandler)
+        except Interrupted:
+            # The client went away before it had sent the whole request: there is nobody to answer, and nothing to do.
+            reached = Send(refused(BodyIncomplete(), policy))
+        if isinstance(reached, RunHandler) and self._guard.gate.is_closed:
+            reached = await aresume(flow, NotStarted(), self._perform)
+        if isinstance(reached, RunHandler):
+            operation = self._operation(reached)
+            self._handling.hold_back(Job(flow, reached, operation))
+            begin(operation)
+            return operation
+        if isinstance(reached, Send):
+            await self._handling.overrule(reached.answer)
+            raise Settled(reached.answer)
+        return None
+
+    def name_scope(self, _command: NameScope) -> object:
+        """Say whose request this is, as the route's login did."""
+        self._guard.gate.check()
+        return self._principal
+
+    async def read_body(self, command: ReadBody) -> Buffer | None:
+        """Read what the app has not read yet, while it is within the limit."""
+        return self._body.buffer() if await self._tape.read(command.limit) else None
+
+    performs: ClassVar[dict[type[Command[Any]], Callable[[Any, Any], Any]]] = {
+        **Exchange.performs,
+        NameScope: name_scope,
+        ReadBody: read_body,
+    }
+
+    def _check(self, policy: Policy) -> None:
+        if self._handling.has_begun or not self._handling.is_flowing:
+            raise ConfigurationError("A route is guarded once, before it has begun to answer.")
+        if policy.max_request_body > self._tape.limit:
+            raise ConfigurationError(
+                f"This route takes bodies of {policy.max_request_body} bytes, and the middleware around the app "
+                f"remembers {self._tape.limit}. Give the middleware a policy with a higher max_request_body."
+            )
+
+
+class Tape:
+    """The app's ``receive``, with a copy of the body kept: its route may want to know later what was asked."""
+
+    def __init__(self, body: Body, receive: Receive, limit: int) -> None:
+        """Pass on what *receive* brings, and keep up to *limit* bytes of it in *body*."""
+        self.body = body
+        self.limit = limit
+        self._receive = receive
+        self._given = 0
+        self._is_whole = False
+        self._is_too_long = False
+        self._handling: Handling | None = None
+
+    def to(self, handling: Handling) -> Receive:
+        """Return the app's ``receive``."""
+        self._handling = handling
+        return self
+
+    async def __call__(self) -> Message:
+        """Give the app its next message."""
+        if self._given < self.body.size:
+            chunk = bytes(self.body.buffer()[self._given :])
+            self._given = self.body.size
+            return {"type": "http.request", "body": chunk, "more_body": not self._is_whole}
+        message = await self._next()
+        self._given = self.body.size
+        handling = self._handling
+        if message["type"] == "http.disconnect" and handling is not None and not handling.is_flowing:
+            # A client that hangs up does not end a guarded request: the app would stop half-way.
+            await handling.is_sent()
+        return message
+
+    async def read(self, limit: int) -> bool:
+        """Read the rest of the body, for ourselves; False: it is longer than *limit*."""
+        while not self._is_whole and not self._is_too_long and self.body.size <= limit:
+            message = await self._next()
+            if message["type"] == "http.disconnect":
+                raise Interrupted
+        return self._is_whole and not self._is_too_long and self.body.size <= limit
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request" and not self._is_too_long:
+            self.body.add(message.get("body", b""))
+            self._is_whole = not message.get("more_body", False)
+            self._is_too_long = self.body.size > self.limit
+        return message
