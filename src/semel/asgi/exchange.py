@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 from semel.asgi.handling import Handling, Job, Taken
 from semel.asgi.protocol import (
+    EXCHANGE,
+    WHOLE_APP,
     ASGIApp,
     ASGIScope,
     ASGISend,
@@ -115,6 +117,7 @@ class Exchange:
 
     async def _handle(self, flow: Flow[Any], command: RunHandler, send: ASGISend) -> None:
         hide_extensions(self._scope)
+        self._scope[EXCHANGE] = WHOLE_APP
         handling = Handling(self._perform, self._guard.keeper)
         handling.hold_back(Job(flow, command, self._operation(command)))
         try:

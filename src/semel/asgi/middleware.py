@@ -8,7 +8,7 @@ from typing import Any
 
 from semel.asgi.exchange import Exchange, Guard
 from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Message, Receive, full_path
-from semel.asgi.route import EXCHANGE, WHOLE_APP, PerRoute, RouteExchange
+from semel.asgi.route import PerRoute, RouteExchange
 from semel.asgi.stored import scope_of, surroundings_of
 from semel.core.commands import Look, Park, ReadRequest
 from semel.core.policy import NEVER_GUARDED, Policy
@@ -104,7 +104,6 @@ class IdempotencyMiddleware:
         method, path = scope["method"], full_path(scope)
         if not self._is_per_route:
             policy = self.routes.policy_for(method, path)
-            scope[EXCHANGE] = WHOLE_APP
             return Exchange(self.guard, policy) if policy is not None else None
         policy = None if method in NEVER_GUARDED else self.routes.policy_at(path)
         return RouteExchange(self.guard, policy) if policy is not None else None

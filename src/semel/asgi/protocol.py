@@ -16,6 +16,11 @@ Receive = Callable[[], Awaitable[Message]]
 ASGISend = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[ASGIScope, Receive, ASGISend], Awaitable[None]]
 
+#: Where a route finds its exchange, in the ASGI scope.
+EXCHANGE = "semel.exchange"
+#: What it finds there instead, where the middleware has claimed the key by itself.
+WHOLE_APP = "whole app"
+
 #: Ways round ``http.response.body``: an answer that takes one can't be seen, so a guarded request is not offered them.
 HIDDEN_EXTENSIONS = frozenset({"http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"})
 

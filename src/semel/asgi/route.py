@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from semel.asgi.exchange import Exchange, Guard
 from semel.asgi.handling import Handling, Job
-from semel.asgi.protocol import ASGIScope, ASGISend, Message, Receive, head_of, hide_extensions
+from semel.asgi.protocol import EXCHANGE, ASGIScope, ASGISend, Message, Receive, head_of, hide_extensions
 from semel.core.commands import Command, NameScope, NotStarted, ReadBody, RunHandler
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer
@@ -24,14 +24,9 @@ from semel.flows.reply import Send
 from semel.flows.serve import serve
 from semel.operation import Operation, begin, current
 
-#: Where a route finds its exchange, in the ASGI scope.
-EXCHANGE = "semel.exchange"
-#: What it finds there under a middleware that guards the whole app.
-WHOLE_APP = "whole app"
-
 _NOT_INSTALLED = (
     "This route is guarded by itself, and nothing around the app can hold its answer back. "
-    "Add IdempotencyMiddleware(app, store=…, scope=PER_ROUTE)."
+    "Add IdempotencyMiddleware(app, store=…, scope=PER_ROUTE), with no other scope."
 )
 _TWICE = (
     "This route says whose request it is, and so does the middleware around the whole app. "
