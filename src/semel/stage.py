@@ -11,7 +11,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -195,13 +194,28 @@ class _AsyncTaking:
                 f"{_name(call)} must be `async def`: in this app a phase's connection is "
                 f"{type(connection).__module__}.{type(connection).__name__}, which has to be awaited."
             )
-        return await _in_a_thread(call)
+        return await self._in_a_thread(call)
 
     async def call_outside(self, command: CallOutside) -> Any:
-        return await _anywhere(self._call.outside(command.key))
+        return await self._anywhere(self._call.outside(command.key))
 
     async def ask_outside(self, command: AskOutside) -> Applied | Doubt:
-        return _verified(await _anywhere(self._call.question(command.key)))
+        return _verified(await self._anywhere(self._call.question(command.key)))
+
+    async def _anywhere(self, call: Function) -> Any:
+        return await (call() if _is_async(call) else self._in_a_thread(call))
+
+    async def _in_a_thread(self, call: Function) -> Any:
+        running = self._store.start_in_thread(partial(_without_stop_iteration, call))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            # A thread can't be stopped. It must be through with its connection before that is rolled back: what it
+            # wrote afterwards would be a transaction of its own.
+            while not running.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([running])
+            raise
 
 
 _ASYNC_PERFORM: dict[type[Command[Any]], Callable[[_AsyncTaking, Any], Any]] = {
@@ -220,24 +234,6 @@ def _here(call: Function) -> Any:
     if _is_async(call):
         raise ConfigurationError(f"{_name(call)} is `async def`, and this handler is not: nobody could await it.")
     return call()
-
-
-async def _anywhere(call: Function) -> Any:
-    return await (call() if _is_async(call) else _in_a_thread(call))
-
-
-async def _in_a_thread(call: Function) -> Any:
-    """Run a plain function where it holds up nobody else on the loop."""
-    running = asyncio.get_running_loop().run_in_executor(None, copy_context().run, _without_stop_iteration, call)
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        # A thread can't be stopped. It must be through with its connection before that is rolled back: what it wrote
-        # afterwards would be a transaction of its own.
-        while not running.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([running])
-        raise
 
 
 def _without_stop_iteration(call: Function) -> Any:

@@ -24,11 +24,14 @@ it lends transactions of the application's own, in which those of ``steps.py`` a
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextvars import copy_context
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from semel.core.commands import Command
 from semel.errors import ConfigurationError
@@ -105,6 +108,10 @@ class AsyncStore(ABC):
     @abstractmethod
     def perform(self, command: Command[T]) -> Step[T]:
         """Start one store command. It is carried out whether or not anybody waits for it."""
+
+    def start_in_thread(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Start a plain function of the application's where it may use a lent connection and holds up nobody."""
+        return asyncio.get_running_loop().run_in_executor(None, copy_context().run, call)
 
     @abstractmethod
     async def open(self) -> None:

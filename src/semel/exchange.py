@@ -1,0 +1,243 @@
+"""One guarded call of the application's, from its flow's first command to its last, in both colours. Which call it is,
+and what comes of it, is for the doors to say: a view of a framework's, a job, a plain function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Self, TypeVar
+
+from semel.core.commands import (
+    Begin,
+    Command,
+    Ending,
+    Finish,
+    Flow,
+    Lost,
+    NotStarted,
+    Pause,
+    RunHandler,
+    Tell,
+    Undo,
+)
+from semel.door import Gate
+from semel.drivers import aresume, arun, run
+from semel.operation import Operation, begin, enter
+from semel.stage import AsyncStage, Stage
+from semel.stores import AsyncStore, Store
+from semel.stores.keeper import AsyncKeeper, Keeper
+from semel.stores.transaction import AsyncTransaction, Transaction
+from semel.telemetry.logs import log
+
+T = TypeVar("T")
+Performs = dict[type[Command[Any]], Callable[[Any, Any], Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What the guarded calls of one application share."""
+
+    store: Store
+    keeper: Keeper
+    gate: Gate
+
+    @classmethod
+    def of(cls, store: Store) -> Self:
+        """Guard by *store*."""
+        return cls(store, Keeper(store.perform), Gate())
+
+
+class Exchange(ABC):
+    """One guarded call, in a thread."""
+
+    def __init__(self, guard: Guard) -> None:
+        """Nothing is begun yet."""
+        self.guard = guard
+        self._hold: Any = None
+        self._transaction: Transaction | None = None
+
+    @abstractmethod
+    def handle(self, operation: Operation, limit: int) -> Ending:
+        """Let the application do its work; keep of its answer at most *limit* bytes in memory."""
+
+    def conduct(self, flow: Flow[T]) -> T:
+        """Run *flow* to its end, and leave nothing open behind it."""
+        try:
+            return run(flow, self.perform)
+        except BaseException:
+            # A thread that is killed in the middle leaves no transaction open.
+            self.end(Undo())
+            raise
+        finally:
+            # Whatever became of it, a lease that nobody works under must be able to run out.
+            if self._hold is not None:
+                self.guard.keeper.discard(self._hold)
+
+    def perform(self, command: Command[Any]) -> Any:
+        """Carry out one command."""
+        perform = self.performs.get(type(command))
+        return perform(self, command) if perform else self.guard.store.perform(command)
+
+    def begin(self, command: Begin) -> Any:
+        """Open the transaction that the application will write in."""
+        self._transaction = self.guard.store.transaction()
+        return self._transaction.perform(command)
+
+    def end(self, command: Command[Any]) -> Any:
+        """End it."""
+        if self._transaction is None:  # It could not be opened, and there is none to undo.
+            return None
+        return self._transaction.perform(command)
+
+    def run_handler(self, command: RunHandler) -> Ending:
+        """Let the application do its work, as an operation."""
+        if self.guard.gate.is_closed:
+            return NotStarted()
+        stage = None if self._transaction else Stage(self.guard.store)
+        operation = Operation(command.hold, command.progress, stage=stage, transaction=self._transaction)
+        if command.lease is not None:
+            self._hold = command.hold
+            self.guard.keeper.add(command.hold, command.lease, partial(_lose, operation))
+        with enter(operation):
+            return self.handle(operation, command.limit)
+
+    #: How an exchange carries out the commands that are not the store's.
+    performs: ClassVar[Performs] = {
+        RunHandler: run_handler,
+        Begin: begin,
+        Finish: end,
+        Undo: end,
+        Pause: lambda _, command: time.sleep(command.duration.total_seconds()),
+        Tell: lambda _, command: log(command.happening),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncGuard:
+    """What the guarded calls of one application share, on event loops."""
+
+    store: AsyncStore
+    #: A thread's, where loops come and go with the requests.
+    keeper: AsyncKeeper | Keeper
+    gate: Gate
+
+    @classmethod
+    def of(cls, store: AsyncStore) -> Self:
+        """Guard by *store*."""
+        return cls(store, AsyncKeeper(store.perform), Gate())
+
+
+class AsyncExchange(ABC):
+    """One guarded call, on an event loop. The application's part has a task of its own.
+
+    Whoever waits for it may be cancelled when a client hangs up; a handler that is half-way may not.
+    """
+
+    def __init__(self, guard: AsyncGuard) -> None:
+        """Nothing is begun yet."""
+        self.guard = guard
+        self._transaction: AsyncTransaction | None = None
+
+    @abstractmethod
+    async def handle(self, operation: Operation, limit: int) -> Ending:
+        """Let the application do its work; keep of its answer at most *limit* bytes in memory."""
+
+    async def conduct(self, flow: Flow[T]) -> T:
+        """Run *flow* to its end. A caller that is cancelled leaves at once, and the operation ends behind it."""
+        reached: Any = await arun(flow, self.perform, until=RunHandler)
+        if not isinstance(reached, RunHandler):
+            ended: T = reached
+            return ended
+        if self.guard.gate.is_closed:
+            return await aresume(flow, NotStarted(), self.perform)
+        task = asyncio.ensure_future(self._see_through(flow, reached))
+        _under_way.add(task)
+        task.add_done_callback(_under_way.discard)
+        return await asyncio.shield(task)
+
+    def perform(self, command: Command[Any]) -> Any:
+        """Carry out one command, or return what is to be awaited."""
+        perform = self.performs.get(type(command))
+        return perform(self, command) if perform else self.guard.store.perform(command)
+
+    async def begin(self, command: Begin) -> Any:
+        """Open the transaction that the application will write in."""
+        self._transaction = self.guard.store.transaction()
+        return await self._transaction.perform(command)
+
+    async def end(self, command: Command[Any]) -> Any:
+        """End it."""
+        if self._transaction is None:  # It could not be opened, and there is none to undo.
+            return None
+        return await self._transaction.perform(command)
+
+    async def _see_through(self, flow: Flow[T], command: RunHandler) -> T:
+        stage = None if self._transaction else AsyncStage(self.guard.store)
+        operation = Operation(command.hold, command.progress, stage=stage, transaction=self._transaction)
+        begin(operation)
+        if command.lease is not None:
+            self.guard.keeper.add(command.hold, command.lease, partial(_stop, operation, _this_task()))
+        try:
+            try:
+                ending = await self._ending(operation, command.limit)
+                if operation.loose_ends:
+                    await operation.tie_up()
+            except BaseException:
+                # What the handler did is not known, and its lease decides; without one, nothing of it may stay.
+                if command.lease is None:
+                    await self.end(Undo())
+                raise
+            return await aresume(flow, ending, self.perform)
+        finally:
+            self.guard.keeper.discard(command.hold)
+
+    async def _ending(self, operation: Operation, limit: int) -> Ending:
+        try:
+            return await self.handle(operation, limit)
+        except asyncio.CancelledError:
+            if not operation.story.is_lost:
+                raise
+            # It was not the caller who cancelled this task, and an answer is still to be given from it.
+            _this_task().uncancel()
+            return Lost()
+
+    #: How an exchange carries out the commands that are not the store's.
+    performs: ClassVar[Performs] = {
+        Begin: begin,
+        Finish: end,
+        Undo: end,
+        Pause: lambda _, command: asyncio.sleep(command.duration.total_seconds()),
+        Tell: lambda _, command: log(command.happening),
+    }
+
+
+#: Calls whose caller may have gone. A loop holds its tasks weakly, so somebody must hold them.
+_under_way: set[asyncio.Future[Any]] = set()
+
+
+def _lose(operation: Operation) -> None:
+    """Say that another worker has the operation. A thread can't be stopped; its next step is refused."""
+    operation.story.is_lost = True
+
+
+def _stop(operation: Operation, task: asyncio.Task[Any]) -> None:
+    """Stop the handler, since another worker has the operation. The keeper may be in another thread."""
+
+    def stop() -> None:
+        if not operation.story.is_over:
+            operation.story.is_lost = True
+            task.cancel()
+
+    task.get_loop().call_soon_threadsafe(stop)
+
+
+def _this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    if task is None:  # pragma: no cover - a coroutine on a loop runs in a task
+        raise AssertionError
+    return task

@@ -1,0 +1,115 @@
+"""One guarded call of an async view. ``flows/serve`` says in what order."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from typing import ClassVar, Generic, TypeVar
+
+from semel.core.commands import Ending, NameScope, ReadBody, RunUnguarded
+from semel.core.fingerprint import Buffer
+from semel.core.message import Answer
+from semel.core.policy import Policy
+from semel.door import raised
+from semel.exchange import AsyncExchange, AsyncGuard, Performs
+from semel.flows.reply import Done, PassOn, Reply, Send
+from semel.flows.serve import serve
+from semel.operation import Operation
+from semel.views.base import Taken, Translation
+
+R = TypeVar("R")
+
+
+class AsyncView(Translation[R]):
+    """One request to an async view, and the view."""
+
+    @abstractmethod
+    async def whose(self) -> object:
+        """As ``View.whose``."""
+
+    @abstractmethod
+    async def read_body(self, limit: int) -> Buffer | None:
+        """As ``View.read_body``."""
+
+    @abstractmethod
+    async def call(self) -> R:
+        """As ``View.call``."""
+
+    @abstractmethod
+    async def take(self, response: R, limit: int) -> Taken:
+        """As ``View.take``."""
+
+
+class AsyncViewExchange(AsyncExchange, Generic[R]):
+    """One request to an async view, and its response."""
+
+    def __init__(self, guard: AsyncGuard, policy: Policy, view: AsyncView[R]) -> None:
+        """Guard one call of *view* by *policy*."""
+        super().__init__(guard)
+        self._policy = policy
+        self._view = view
+        self._response: R | None = None
+        self._answer: Answer | None = None
+        #: What the view raised where nobody guards it.
+        self._error: Exception | None = None
+
+    async def serve(self) -> R:
+        """Take the request from its headers to its response."""
+        notes_replays = self.guard.store.notes_replays
+        flow = serve(self._view.head, self._policy, os.urandom(16), notes_replays=notes_replays)
+        return await self._give(await self.conduct(flow))
+
+    async def handle(self, operation: Operation, limit: int) -> Ending:
+        """Call the view."""
+        try:
+            self._response = await self._view.call()
+            ending = (await self._view.take(self._response, limit)).ending(operation)
+        except Exception as error:  # noqa: BLE001 - it is the flow's to judge
+            return raised(error, operation)
+        self._answer = getattr(ending, "answer", None)
+        return ending
+
+    async def name_scope(self, _command: NameScope) -> object:
+        """Ask the application whose request this is."""
+        self.guard.gate.check()
+        return await self._view.whose()
+
+    async def read_body(self, command: ReadBody) -> Buffer | None:
+        """Read the whole body, while it is within the limit."""
+        return await self._view.read_body(command.limit)
+
+    async def run_unguarded(self, command: RunUnguarded) -> int | None:
+        """Call the view as if nobody watched."""
+        if command.hold is not None and command.lease is not None:
+            self.guard.keeper.add(command.hold, command.lease)
+        try:
+            self._response = await self._view.call()
+        except Exception as error:  # noqa: BLE001 - it goes on when the flow has ended
+            self._error = error
+            return None
+        finally:
+            if command.hold is not None:
+                self.guard.keeper.discard(command.hold)
+        return self._view.status_of(self._response)
+
+    async def _give(self, reply: Reply) -> R:
+        if self._error is not None:
+            raise self._error
+        if isinstance(reply, PassOn | Done):
+            return await self._view.call() if self._response is None else self._response
+        if isinstance(reply, Send):
+            if self._response is not None and reply.answer is self._answer:
+                return self._response
+            return self._view.response_of(reply.answer)
+        if reply.answer is None:
+            raise reply.error
+        # So that this client and its retries see the same.
+        self._view.report(reply.error)
+        return self._view.response_of(reply.answer)
+
+    performs: ClassVar[Performs] = {
+        **AsyncExchange.performs,
+        NameScope: name_scope,
+        ReadBody: read_body,
+        RunUnguarded: run_unguarded,
+    }

@@ -1,0 +1,95 @@
+"""What both colours of views share: a request and its response, between the framework's terms and the core's."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import IO, Generic, TypeVar
+
+from semel.core.canonical import pack
+from semel.core.commands import Ending
+from semel.core.message import Answer, Head, Headers
+from semel.core.replay import is_endless
+from semel.door import CHUNK_BYTES, answered, streaming
+from semel.operation import Operation
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A response, as far as it can be kept."""
+
+    status: int
+    #: Lower-case names. Cookies may be left out: they are not kept.
+    headers: Headers
+    #: The whole body; None: it is too large to be kept, or has no end.
+    body: bytes | None
+
+    def ending(self, operation: Operation, *, reached_handler: bool = True) -> Ending:
+        """Return how the view ended that gave this."""
+        if self.body is None or is_endless(self.headers):
+            return streaming(self.status, self.headers, operation)
+        return answered(Answer(self.status, self.headers, self.body), operation, reached_handler=reached_handler)
+
+
+class Translation(ABC, Generic[R]):
+    """One request of a framework's, in the core's terms and back."""
+
+    #: All of the request but its body.
+    head: Head
+
+    @abstractmethod
+    def response_of(self, answer: Answer) -> R:
+        """Return the framework's response for an *answer* of ours: a replay, a refusal. Add its length."""
+
+    @abstractmethod
+    def status_of(self, response: R) -> int:
+        """Return the status of the view's own *response*."""
+
+    @abstractmethod
+    def report(self, error: Exception) -> None:
+        """Tell whoever reports errors that the view raised *error*: the client gets an answer of ours for it."""
+
+
+def gathered(chunks: Iterator[bytes], limit: int) -> tuple[bytes | None, Iterator[bytes]]:
+    """Read *chunks* up to *limit* bytes; return the whole, or None where there are more, and what to send instead."""
+    held: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        held.append(chunk)
+        size += len(chunk)
+        if size > limit:
+            return None, chain(held, chunks)
+    whole = b"".join(held)
+    return whole, iter((whole,))
+
+
+def written_form(fields: Iterable[tuple[str, str]], files: Iterable[tuple[str, str | None, IO[bytes]]]) -> bytes:
+    """Write down a form that the framework has parsed already, so that the same form gives the same bytes.
+
+    For fingerprints alone. Names, file names and what is in the files count, in their order; each file is left at its
+    beginning.
+    """
+    return pack(
+        (
+            pack(part.encode("utf-8", "surrogatepass") for pair in fields for part in pair),
+            pack(
+                part
+                for name, filename, file in files
+                for part in (name.encode(), (filename or "").encode(), _digest(file))
+            ),
+        )
+    )
+
+
+def _digest(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    digest = hashlib.sha256()
+    while chunk := file.read(CHUNK_BYTES):
+        digest.update(chunk)
+    file.seek(0)
+    return digest.digest()

@@ -1,0 +1,115 @@
+"""One guarded call of a view, in a thread. ``flows/serve`` says in what order."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from typing import ClassVar, Generic, TypeVar
+
+from semel.core.commands import Ending, NameScope, ReadBody, RunUnguarded
+from semel.core.fingerprint import Buffer
+from semel.core.message import Answer
+from semel.core.policy import Policy
+from semel.door import raised
+from semel.exchange import Exchange, Guard, Performs
+from semel.flows.reply import Done, PassOn, Reply, Send
+from semel.flows.serve import serve
+from semel.operation import Operation
+from semel.views.base import Taken, Translation
+
+R = TypeVar("R")
+
+
+class View(Translation[R]):
+    """One request to a view, and the view."""
+
+    @abstractmethod
+    def whose(self) -> object:
+        """Say whose request it is, as the application's own authentication has it."""
+
+    @abstractmethod
+    def read_body(self, limit: int) -> Buffer | None:
+        """Return the whole body, and leave it for the view to read; None: it is larger than *limit*."""
+
+    @abstractmethod
+    def call(self) -> R:
+        """Call the view. An exception that the framework would answer below 500 is to be answered here."""
+
+    @abstractmethod
+    def take(self, response: R, limit: int) -> Taken:
+        """Return the *response* as far as it can be kept. It must still be there to send."""
+
+
+class ViewExchange(Exchange, Generic[R]):
+    """One request to a view, and its response."""
+
+    def __init__(self, guard: Guard, policy: Policy, view: View[R]) -> None:
+        """Guard one call of *view* by *policy*."""
+        super().__init__(guard)
+        self._policy = policy
+        self._view = view
+        self._response: R | None = None
+        self._answer: Answer | None = None
+        #: What the view raised where nobody guards it.
+        self._error: Exception | None = None
+
+    def serve(self) -> R:
+        """Take the request from its headers to its response."""
+        notes_replays = self.guard.store.notes_replays
+        flow = serve(self._view.head, self._policy, os.urandom(16), notes_replays=notes_replays)
+        return self._give(self.conduct(flow))
+
+    def handle(self, operation: Operation, limit: int) -> Ending:
+        """Call the view."""
+        try:
+            self._response = self._view.call()
+            ending = self._view.take(self._response, limit).ending(operation)
+        except Exception as error:  # noqa: BLE001 - it is the flow's to judge
+            return raised(error, operation)
+        self._answer = getattr(ending, "answer", None)
+        return ending
+
+    def name_scope(self, _command: NameScope) -> object:
+        """Ask the application whose request this is."""
+        self.guard.gate.check()
+        return self._view.whose()
+
+    def read_body(self, command: ReadBody) -> Buffer | None:
+        """Read the whole body, while it is within the limit."""
+        return self._view.read_body(command.limit)
+
+    def run_unguarded(self, command: RunUnguarded) -> int | None:
+        """Call the view as if nobody watched."""
+        if command.hold is not None and command.lease is not None:
+            self.guard.keeper.add(command.hold, command.lease)
+        try:
+            self._response = self._view.call()
+        except Exception as error:  # noqa: BLE001 - it goes on when the flow has ended
+            self._error = error
+            return None
+        finally:
+            if command.hold is not None:
+                self.guard.keeper.discard(command.hold)
+        return self._view.status_of(self._response)
+
+    def _give(self, reply: Reply) -> R:
+        if self._error is not None:
+            raise self._error
+        if isinstance(reply, PassOn | Done):
+            return self._view.call() if self._response is None else self._response
+        if isinstance(reply, Send):
+            if self._response is not None and reply.answer is self._answer:
+                return self._response
+            return self._view.response_of(reply.answer)
+        if reply.answer is None:
+            raise reply.error
+        # So that this client and its retries see the same.
+        self._view.report(reply.error)
+        return self._view.response_of(reply.answer)
+
+    performs: ClassVar[Performs] = {
+        **Exchange.performs,
+        NameScope: name_scope,
+        ReadBody: read_body,
+        RunUnguarded: run_unguarded,
+    }
