@@ -60,6 +60,25 @@ SITUATIONS: dict[type[errors.Refusal], tuple[str, str]] = {
     errors.AnswerNotStored: ("the handler ran, and its answer could not be stored", "yes"),
 }
 
+# What a caller of the API is to do about it, in words that need no knowledge of how the API is built.
+ADVICE: dict[type[errors.Refusal], str] = {
+    errors.KeyMissing: "Send a key.",
+    errors.KeyInvalid: "Send the key as shown above; `detail` says what is wrong with it.",
+    errors.ScopeMissing: "Authenticate, then send the same request with the same key.",
+    errors.BodyTooLarge: "Send less.",
+    errors.BodyIncomplete: "Send the same request again, whole.",
+    errors.ShuttingDown: "Send the same request again, after `Retry-After`.",
+    errors.StoreUnavailable: "Send the same request again, after `Retry-After`.",
+    errors.KeyReused: "You used this key for another request. Use a new key for a new operation.",
+    errors.InProgress: "Your first request is still running. Send the same one again, after `Retry-After`.",
+    errors.NotReplayable: "The operation is done, and its answer can't be repeated. Look it up; do not start anew.",
+    errors.OutcomeUnknown: "We can't tell whether it happened. Do not start anew; ask us.",
+    errors.KeyExpired: "The key is too old. Look up what became of the operation before you start a new one.",
+    errors.OperationFailed: "It failed, and may have had an effect. Look before you start anew, with a new key.",
+    errors.NoEffect: "Nothing happened. Send the same request again, after `Retry-After`.",
+    errors.AnswerNotStored: "It may have happened. Send the same request again, with the same key.",
+}
+
 # No client is ever sent it: it is stored past its retention, for people to look at.
 UNSENT = {errors.Abandoned.slug}
 
@@ -82,6 +101,13 @@ def statuses(folder: str) -> Iterator[str]:
         stripe = f"`{error.stripe_type}`" + (f" / `{error.stripe_code}`" if error.stripe_code else "")
         retry = "yes" if error.retryable else "no"
         yield _row(situation, error.status, slug, error.stripe_status or error.status, stripe, retry, ran)
+
+
+def advice() -> Iterator[str]:
+    """The same answers, as a caller of the API needs them."""
+    yield from _head("status", "`code`", "what to do")
+    for error, what_to_do in ADVICE.items():
+        yield _row(error.status, f"`{error.slug}`", what_to_do)
 
 
 def problem(name: str) -> Iterator[str]:
@@ -157,6 +183,7 @@ def commands(command: Any, name: str) -> Iterator[str]:
 GENERATED: dict[str, Callable[[], Iterable[str]]] = {
     "statuses": lambda: statuses("docs/reference/"),
     "statuses-here": lambda: statuses(""),
+    "advice": advice,
     "policy": lambda: fields_of(Policy, Policy.ietf(), Policy.stripe()),
     "fingerprinter": lambda: fields_of(Fingerprinter, Fingerprinter()),
     "states": states,
@@ -226,10 +253,9 @@ def uncovered(root: Path) -> Iterator[str]:
     """Name the refusals that the tables of this file, or the page of problems, leave out."""
     slugs: set[str] = {vars(each).get("slug", "refused") for each in vars(errors).values() if isinstance(each, type)}
     shown = set(re.findall(r"generated: problem/(\S+) ", (root / PROBLEMS).read_text()))
-    told = shown & {each.slug for each in SITUATIONS}
-    yield from (
-        f"{PROBLEMS}, or SITUATIONS: nothing about {slug}" for slug in sorted(slugs - told - UNSENT - {"refused"})
-    )
+    told = shown & {each.slug for each in SITUATIONS} & {each.slug for each in ADVICE}
+    untold = sorted(slugs - told - UNSENT - {"refused"})
+    yield from (f"{PROBLEMS}, SITUATIONS or ADVICE: nothing about {slug}" for slug in untold)
 
 
 def pages(root: Path) -> list[Path]:
