@@ -11,7 +11,7 @@ from semel.core.commands import Answered, Command, Flow, NameScope, ReadBody, Re
 from semel.core.message import Answer, Head
 from semel.core.policy import Policy
 from semel.core.record import Hold
-from semel.drivers import aresume, arun, run
+from semel.drivers import aresume, arun, resume, run, run_until
 from semel.errors import StoreUnavailable
 from semel.flows.reply import Reply, Send
 from semel.flows.serve import serve
@@ -297,3 +297,51 @@ async def test_arun_lets_nobody_wait_for_those_behind() -> None:
     assert await arun(request(), world.perform) == Send(ANSWERED.answer)
     assert world.names == ["NameScope", "ReadBody", "Claim", "RunHandler", "Complete"]
     assert not drivers._behind
+
+
+# Left in the middle, and taken up again
+
+
+def test_left_at_a_command_in_a_thread() -> None:
+    """A flow can be left where the handler runs, and taken up with its ending."""
+    world = World()
+    flow = request()
+    reached = run_until(flow, world.perform, RunHandler)
+    assert isinstance(reached, RunHandler)
+    assert world.names == ["NameScope", "ReadBody", "Claim"]
+    assert resume(flow, ANSWERED, world.perform) == Send(ANSWERED.answer)
+    assert world.names[-1] == "Complete"
+
+
+def test_not_left_where_it_ends_before() -> None:
+    """A flow that never comes there runs to its end; and one that has nothing left to ask for ends when taken up."""
+    world = World(Claim=raising(StoreUnavailable()))
+    assert isinstance(run_until(request(), world.perform, RunHandler), Send)
+
+    def ask_once() -> Flow[str]:
+        return f"{yield from NameScope()}!"
+
+    flow = ask_once()
+    assert isinstance(run_until(flow, world.perform, NameScope), NameScope)
+    assert resume(flow, "alice", world.perform) == "alice!"
+
+
+async def test_unguarded_handler_is_cancelled() -> None:
+    """In report mode a caller that goes away takes the handler along: it is not run again behind."""
+    begun = asyncio.Event()
+    world = World()
+
+    async def handle() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    world.answers["RunUnguarded"] = handle
+    head = Head("POST", "/", b"", ((b"idempotency-key", b"key"),))
+    running = asyncio.ensure_future(arun(serve(head, Policy(enforcement="report"), TOKEN), world.perform))
+    await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    while drivers._behind:
+        await asyncio.wait(drivers._behind)
+    assert world.names[-2:] == ["Tell", "RunUnguarded"]

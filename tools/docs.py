@@ -24,8 +24,11 @@ import semel
 from semel import errors
 from semel.cli.app import app
 from semel.core import policy, replay, state
+from semel.core.body_hash import BodyHash
 from semel.core.fingerprint import Fingerprinter
+from semel.core.outcome import OUTCOMES
 from semel.core.policy import Policy
+from semel.core.vendors import VENDORS
 from semel.telemetry import logs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,7 +46,7 @@ _LANGUAGES = {".py": "python", ".sql": "sql"}
 
 # In the order in which a request meets them: the situation, and whether the handler ran for *this* request.
 SITUATIONS: dict[type[errors.Refusal], tuple[str, str]] = {
-    errors.KeyMissing: ("no key, and `required=True`", "no"),
+    errors.KeyMissing: ("no key, and `required=True`; or `key_from` can make none of the body", "no"),
     errors.KeyInvalid: ("a key that can't be read: empty, too long, sent twice, half quoted", "no"),
     errors.ScopeMissing: ("`scope` returned nothing", "no"),
     errors.BodyTooLarge: ("the request body is over `max_request_body`", "no"),
@@ -133,6 +136,20 @@ def fields_of(cls: type[Any], *presets: Any) -> Iterator[str]:
             yield _row(f"`{field.name}`", *values, said)
 
 
+def vendors() -> Iterator[str]:
+    """The vendors whose headers are known."""
+    yield from _head("`Policy.vendor(…)`", "header", "longest key")
+    for name, each in VENDORS.items():
+        yield _row(f'`"{name}"`', f"`{each.header}`", each.max_key_length)
+
+
+def outcomes() -> Iterator[str]:
+    """What report mode may say of a request."""
+    yield from _head("outcome", "what enforcing would have made of it")
+    for name, meaning in OUTCOMES.items():
+        yield _row(f"`{name}`", meaning)
+
+
 def states() -> Iterator[str]:
     """The state machine, as Mermaid draws it. A record that is not there is [*]."""
     yield "```mermaid\nstateDiagram-v2"
@@ -186,6 +203,9 @@ GENERATED: dict[str, Callable[[], Iterable[str]]] = {
     "advice": advice,
     "policy": lambda: fields_of(Policy, Policy.ietf(), Policy.stripe()),
     "fingerprinter": lambda: fields_of(Fingerprinter, Fingerprinter()),
+    "body-hash": lambda: fields_of(BodyHash, BodyHash(fields=["amount"], window=timedelta(minutes=10))),
+    "vendors": vendors,
+    "outcomes": outcomes,
     "states": states,
     "headers": headers,
     "unkept": lambda: [", ".join(map(str, sorted({*range(200, 500)} - policy.FINAL_STATUSES)))],

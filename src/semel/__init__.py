@@ -1,5 +1,6 @@
 """Semel makes HTTP APIs safe to retry: the operation takes effect once, and every retry gets the same answer."""
 
+from semel.core.body_hash import BodyHash
 from semel.core.commands import Applied, Doubt
 from semel.core.fingerprint import Fingerprinter
 from semel.core.policy import FINAL_STATUSES, Policy
@@ -17,6 +18,7 @@ __all__ = [
     "NOT_APPLIED",
     "SINGLE_TENANT",
     "Applied",
+    "BodyHash",
     "Doubt",
     "Fingerprinter",
     "NoEffect",

@@ -24,22 +24,42 @@ Outcome = asyncio.Future[Any] | None
 
 def run(flow: Flow[T], perform: Perform) -> T:
     """Run *flow* to its end in this thread."""
+    ended: T = run_until(flow, perform, ())
+    return ended
+
+
+def run_until(flow: Flow[T], perform: Perform, until: type[C] | tuple[()]) -> T | C:
+    """Run *flow* in this thread to its end, or until it asks for a certain command, which is returned unanswered."""
     try:
-        command = next(flow)
-        while True:
-            try:
-                answer = perform(command)
-            except Exception as error:  # noqa: BLE001 - it is the flow's to judge
-                command = flow.throw(error)
-            except BaseException:
-                if command.interruptible:
-                    _last_words(flow, perform)
-                # A handler that is killed in mid-run has an unknown outcome: its lease decides, not we.
-                raise
-            else:
-                command = flow.send(answer)
+        reached: T | C = _drive_here(flow, next(flow), perform, until)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]  # StopIteration is not generic
+    return reached
+
+
+def resume(flow: Flow[T], answer: object, perform: Perform) -> T:
+    """Run *flow* on to its end in this thread, with the *answer* to the command at which it was left."""
+    try:
+        ended: T = _drive_here(flow, flow.send(answer), perform, ())
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # as above
+    return ended
+
+
+def _drive_here(flow: Flow[Any], command: Command[Any], perform: Perform, until: Any) -> Any:
+    while not isinstance(command, until):
+        try:
+            answer = perform(command)
+        except Exception as error:  # noqa: BLE001 - it is the flow's to judge
+            command = flow.throw(error)
+        except BaseException:
+            if command.interruptible:
+                _last_words(flow, perform)
+            # A handler that is killed in mid-run has an unknown outcome: its lease decides, not we.
+            raise
+        else:
+            command = flow.send(answer)
+    return command
 
 
 async def arun(flow: Flow[T], perform: AsyncPerform, *, until: type[C] | tuple[()] = ()) -> T | C:

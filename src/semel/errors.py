@@ -37,6 +37,7 @@
     │       ├── HandlerIsOver
     │       ├── ResultNotJSON
     │       └── RecoveryPointLost
+    ├── FailedBefore               the function's own: it raised, and that is its outcome
     ├── LeaseLost                  nobody's: another worker has the operation now
     └── Interrupted                nobody's: the caller of a flow has gone
 
@@ -45,7 +46,7 @@ An exception's docstring is its message.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class SemelError(Exception):
@@ -331,7 +332,7 @@ class HandlerIsOver(StepError):
 
 
 class ResultNotJSON(StepError):
-    """A step must return what JSON can hold, since a retry is given it again: dicts, lists, strings, numbers, None."""
+    """What is returned must be what JSON can hold, for a retry gets it again: dicts, lists, strings, numbers, None."""
 
     def __init__(self, name: str, result: object) -> None:
         """Say what kind of *result* it was; not which, for it may be a secret."""
@@ -346,6 +347,21 @@ class RecoveryPointLost(StepError):
     def __init__(self, stored: tuple[str, ...], code: tuple[str, ...]) -> None:
         """Show both lists."""
         super().__init__(f"{_said(type(self))} Stored: {', '.join(stored)}. In the code: {', '.join(code) or 'none'}.")
+
+
+class FailedBefore(SemelError):
+    """The first call with this key failed, and that is its outcome: nothing was run. Use a new key to try anew."""
+
+    #: What was raised then: the name of its type, and its words.
+    error: str = ""
+    words: str = ""
+
+    @classmethod
+    def of(cls, error: str, words: str) -> Self:
+        """Say what was raised."""
+        failed = cls(f"{_said(cls)} It was {error}: {words}")
+        failed.error, failed.words = error, words
+        return failed
 
 
 class LeaseLost(SemelError):

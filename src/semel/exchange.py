@@ -8,7 +8,8 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -25,14 +26,15 @@ from semel.core.commands import (
     Tell,
     Undo,
 )
+from semel.core.record import Hold
 from semel.door import Gate
 from semel.drivers import aresume, arun, run
 from semel.operation import Operation, begin, enter
-from semel.stage import AsyncStage, Stage
+from semel.stage import AnyStage, AsyncStage, Stage
 from semel.stores import AsyncStore, Store
-from semel.stores.keeper import AsyncKeeper, Keeper
+from semel.stores.keeper import AsyncKeeper, Keeper, OnLost, ignore
 from semel.stores.transaction import AsyncTransaction, Transaction
-from semel.telemetry.logs import log
+from semel.telemetry.tally import Tally
 
 T = TypeVar("T")
 Performs = dict[type[Command[Any]], Callable[[Any, Any], Any]]
@@ -45,6 +47,8 @@ class Guard:
     store: Store
     keeper: Keeper
     gate: Gate
+    #: What report mode has seen.
+    tally: Tally = field(default_factory=Tally)
 
     @classmethod
     def of(cls, store: Store) -> Self:
@@ -52,14 +56,72 @@ class Guard:
         return cls(store, Keeper(store.perform), Gate())
 
 
-class Exchange(ABC):
-    """One guarded call, in a thread."""
+class Hands:
+    """Carry out what a flow asks for, in a thread."""
+
+    #: Whether nothing is guarded, but only watched.
+    is_reporting = False
 
     def __init__(self, guard: Guard) -> None:
         """Nothing is begun yet."""
         self.guard = guard
-        self._hold: Any = None
+        self._hold: Hold | None = None
         self._transaction: Transaction | None = None
+
+    def perform(self, command: Command[Any]) -> Any:
+        """Carry out one command."""
+        perform = self.performs.get(type(command))
+        if perform is not None:
+            return perform(self, command)
+        if self.is_reporting:
+            self.guard.tally.check_store()
+        return self.guard.store.perform(command)
+
+    def begin(self, command: Begin) -> Any:
+        """Open the transaction that the application will write in."""
+        self._transaction = self.guard.store.transaction()
+        return self._transaction.perform(command)
+
+    def end(self, command: Command[Any]) -> Any:
+        """End it."""
+        if self._transaction is None:  # It could not be opened, and there is none to undo.
+            return None
+        return self._transaction.perform(command)
+
+    def take_on(self, command: RunHandler) -> Operation:
+        """Return the operation that the application is to work on, whose lease is kept from now on."""
+        stage = None if self._transaction else self.stage()
+        operation = Operation(command.hold, command.progress, stage=stage, transaction=self._transaction)
+        if command.lease is not None:
+            self.keep_lease(command.hold, command.lease, partial(_lose, operation))
+        return operation
+
+    def stage(self) -> AnyStage:
+        """Return where the application takes its steps, where it is in no transaction."""
+        return Stage(self.guard.store)
+
+    def keep_lease(self, hold: Hold, lease: timedelta, on_lost: OnLost = ignore) -> None:
+        """Renew the lease of *hold* from now on."""
+        self._hold = hold
+        self.guard.keeper.add(hold, lease, on_lost)
+
+    def let_go(self) -> None:
+        """Whatever became of it: a lease that nobody works under must be able to run out."""
+        if self._hold is not None:
+            self.guard.keeper.discard(self._hold)
+
+    #: How the commands are carried out that are not the store's.
+    performs: ClassVar[Performs] = {
+        Begin: begin,
+        Finish: end,
+        Undo: end,
+        Pause: lambda _, command: time.sleep(command.duration.total_seconds()),
+        Tell: lambda self, command: self.guard.tally.tell(command.happening),
+    }
+
+
+class Exchange(Hands, ABC):
+    """One guarded call, in a thread."""
 
     @abstractmethod
     def handle(self, operation: Operation, limit: int) -> Ending:
@@ -74,47 +136,17 @@ class Exchange(ABC):
             self.end(Undo())
             raise
         finally:
-            # Whatever became of it, a lease that nobody works under must be able to run out.
-            if self._hold is not None:
-                self.guard.keeper.discard(self._hold)
-
-    def perform(self, command: Command[Any]) -> Any:
-        """Carry out one command."""
-        perform = self.performs.get(type(command))
-        return perform(self, command) if perform else self.guard.store.perform(command)
-
-    def begin(self, command: Begin) -> Any:
-        """Open the transaction that the application will write in."""
-        self._transaction = self.guard.store.transaction()
-        return self._transaction.perform(command)
-
-    def end(self, command: Command[Any]) -> Any:
-        """End it."""
-        if self._transaction is None:  # It could not be opened, and there is none to undo.
-            return None
-        return self._transaction.perform(command)
+            self.let_go()
 
     def run_handler(self, command: RunHandler) -> Ending:
         """Let the application do its work, as an operation."""
         if self.guard.gate.is_closed:
             return NotStarted()
-        stage = None if self._transaction else Stage(self.guard.store)
-        operation = Operation(command.hold, command.progress, stage=stage, transaction=self._transaction)
-        if command.lease is not None:
-            self._hold = command.hold
-            self.guard.keeper.add(command.hold, command.lease, partial(_lose, operation))
+        operation = self.take_on(command)
         with enter(operation):
             return self.handle(operation, command.limit)
 
-    #: How an exchange carries out the commands that are not the store's.
-    performs: ClassVar[Performs] = {
-        RunHandler: run_handler,
-        Begin: begin,
-        Finish: end,
-        Undo: end,
-        Pause: lambda _, command: time.sleep(command.duration.total_seconds()),
-        Tell: lambda _, command: log(command.happening),
-    }
+    performs: ClassVar[Performs] = {**Hands.performs, RunHandler: run_handler}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +157,8 @@ class AsyncGuard:
     #: A thread's, where loops come and go with the requests.
     keeper: AsyncKeeper | Keeper
     gate: Gate
+    #: What report mode has seen.
+    tally: Tally = field(default_factory=Tally)
 
     @classmethod
     def of(cls, store: AsyncStore) -> Self:
@@ -132,16 +166,61 @@ class AsyncGuard:
         return cls(store, AsyncKeeper(store.perform), Gate())
 
 
-class AsyncExchange(ABC):
-    """One guarded call, on an event loop. The application's part has a task of its own.
+class AsyncHands:
+    """Carry out what a flow asks for, on an event loop."""
 
-    Whoever waits for it may be cancelled when a client hangs up; a handler that is half-way may not.
-    """
+    #: Whether nothing is guarded, but only watched.
+    is_reporting = False
 
     def __init__(self, guard: AsyncGuard) -> None:
         """Nothing is begun yet."""
         self.guard = guard
         self._transaction: AsyncTransaction | None = None
+
+    def perform(self, command: Command[Any]) -> Any:
+        """Carry out one command, or return what is to be awaited."""
+        perform = self.performs.get(type(command))
+        if perform is not None:
+            return perform(self, command)
+        if self.is_reporting:
+            self.guard.tally.check_store()
+        return self.guard.store.perform(command)
+
+    async def begin(self, command: Begin) -> Any:
+        """Open the transaction that the application will write in."""
+        self._transaction = self.guard.store.transaction()
+        return await self._transaction.perform(command)
+
+    async def end(self, command: Command[Any]) -> Any:
+        """End it."""
+        if self._transaction is None:  # It could not be opened, and there is none to undo.
+            return None
+        return await self._transaction.perform(command)
+
+    def operation(self, command: RunHandler) -> Operation:
+        """Return the operation that the application is to work on."""
+        stage = None if self._transaction else self.stage()
+        return Operation(command.hold, command.progress, stage=stage, transaction=self._transaction)
+
+    def stage(self) -> AsyncStage:
+        """Return where the application takes its steps, where it is in no transaction."""
+        return AsyncStage(self.guard.store)
+
+    #: How the commands are carried out that are not the store's.
+    performs: ClassVar[Performs] = {
+        Begin: begin,
+        Finish: end,
+        Undo: end,
+        Pause: lambda _, command: asyncio.sleep(command.duration.total_seconds()),
+        Tell: lambda self, command: self.guard.tally.tell(command.happening),
+    }
+
+
+class AsyncExchange(AsyncHands, ABC):
+    """One guarded call, on an event loop. The application's part has a task of its own.
+
+    Whoever waits for it may be cancelled when a client hangs up; a handler that is half-way may not.
+    """
 
     @abstractmethod
     async def handle(self, operation: Operation, limit: int) -> Ending:
@@ -160,25 +239,8 @@ class AsyncExchange(ABC):
         task.add_done_callback(_under_way.discard)
         return await asyncio.shield(task)
 
-    def perform(self, command: Command[Any]) -> Any:
-        """Carry out one command, or return what is to be awaited."""
-        perform = self.performs.get(type(command))
-        return perform(self, command) if perform else self.guard.store.perform(command)
-
-    async def begin(self, command: Begin) -> Any:
-        """Open the transaction that the application will write in."""
-        self._transaction = self.guard.store.transaction()
-        return await self._transaction.perform(command)
-
-    async def end(self, command: Command[Any]) -> Any:
-        """End it."""
-        if self._transaction is None:  # It could not be opened, and there is none to undo.
-            return None
-        return await self._transaction.perform(command)
-
     async def _see_through(self, flow: Flow[T], command: RunHandler) -> T:
-        stage = None if self._transaction else AsyncStage(self.guard.store)
-        operation = Operation(command.hold, command.progress, stage=stage, transaction=self._transaction)
+        operation = self.operation(command)
         begin(operation)
         if command.lease is not None:
             self.guard.keeper.add(command.hold, command.lease, partial(_stop, operation, _this_task()))
@@ -205,15 +267,6 @@ class AsyncExchange(ABC):
             # It was not the caller who cancelled this task, and an answer is still to be given from it.
             _this_task().uncancel()
             return Lost()
-
-    #: How an exchange carries out the commands that are not the store's.
-    performs: ClassVar[Performs] = {
-        Begin: begin,
-        Finish: end,
-        Undo: end,
-        Pause: lambda _, command: asyncio.sleep(command.duration.total_seconds()),
-        Tell: lambda _, command: log(command.happening),
-    }
 
 
 #: Calls whose caller may have gone. A loop holds its tasks weakly, so somebody must hold them.

@@ -35,17 +35,18 @@ def test_failure_comes_in_at_the_command() -> None:
 
 
 #: What can be given up when its caller goes: whatever runs before a handler; a step of a handler, which is cancelled
-#: with it; and the end of the handler's own transaction, which leaves all of it or nothing.
+#: with it; the end of the handler's own transaction, which leaves all of it or nothing; and all of report mode.
 INTERRUPTIBLE = {
     "before the handler": {"NameScope", "ReadBody", "Claim", "TakeOver", "Now", "Look", "Begin"},
     "a step": {"Open", "CallInside", "Commit", "Save", "CallOutside", "AskOutside", "Park", "Settle"},
     "the end of its transaction": {"Finish"},
+    "a handler that is only watched": {"RunUnguarded"},
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_can_be_interrupted(kind: type[Command[object]]) -> None:
-    """A handler is never interrupted, nor the storing of its answer, the freeing of its key or a roll-back."""
+    """A guarded handler is never interrupted, nor the storing of its answer, the freeing of its key or a roll-back."""
     assert kind.interruptible is any(kind.__name__ in names for names in INTERRUPTIBLE.values())
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from semel.core.body_hash import BodyHash
 from semel.core.fingerprint import Fingerprinter
 from semel.core.policy import FINAL_STATUSES, NEVER_GUARDED, Policy
+from semel.core.vendors import VENDORS
 from semel.errors import ConfigurationError, UnknownField
 
 SECOND = timedelta(seconds=1)
@@ -78,6 +80,57 @@ def test_rungs_of_the_ladder() -> None:
     assert Policy(store_request=True).store_request
 
 
+def test_report_mode_has_no_atomic_handlers() -> None:
+    """Report mode can't be had with atomic mode, whose handlers need their transaction; the message says what to do."""
+    with pytest.raises(ConfigurationError, match='Report with mode="guard" first'):
+        Policy(enforcement="report", mode="atomic")
+    assert Policy(enforcement="report").enforcement == "report"
+
+
+def test_keys_of_bodies() -> None:
+    """A key that is made of the body is kept for its window, and compared with no fingerprint."""
+    body = BodyHash(fields=["amount"], window=timedelta(minutes=10), unless_header="X-Intent")
+    policy = Policy(key_from=body, store_request=True)
+    assert policy.by_body == Policy(fingerprint=None, retention=body.window, store_request=True)
+    assert replace(policy, lease=SECOND).by_body.lease == SECOND
+
+
+def test_keys_of_bodies_have_no_past() -> None:
+    """After its window the same body is a new operation: it can't be refused for being late."""
+    with pytest.raises(ConfigurationError, match=r"Policy\.late can't be 'refuse'.*after its window"):
+        Policy(late="refuse", key_from=BodyHash(fields=["amount"], window=timedelta(hours=1)))
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_vendors(name: str) -> None:
+    """A vendor's preset reads keys where its clients put them, as long as they may be; all else is as usual."""
+    policy = Policy.vendor(name, required=True)
+    known = VENDORS[name]
+    assert policy == Policy(header=known.header, max_key_length=known.max_key_length, required=True)
+    assert policy.header_names == (known.header.lower().encode(),)
+
+
+def test_vendor_and_the_standard() -> None:
+    """A preset's own settings can be overridden: an API may accept the standard's header as well."""
+    policy = Policy.vendor("paypal", header=("PayPal-Request-Id", "Idempotency-Key"))
+    assert (policy.header_names, policy.max_key_length) == ((b"paypal-request-id", b"idempotency-key"), 108)
+
+
+@pytest.mark.parametrize(
+    "name, hint", [("paypall", "Did you mean 'paypal'"), ("zzz", "There are: adyen"), ([], "There are: adyen")]
+)
+def test_unknown_vendors_are_errors(name: Any, hint: str) -> None:
+    """A vendor that is not known is refused, with the nearest that is."""
+    with pytest.raises(ConfigurationError, match=hint):
+        Policy.vendor(name)
+
+
+def test_vendor_with_unknown_fields() -> None:
+    """A setting that does not exist is refused here too."""
+    with pytest.raises(UnknownField, match="Did you mean 'lease'"):
+        Policy.vendor("wise", leese=1)
+
+
 def test_final_statuses() -> None:
     """Kept are final answers; "not now" and "not you" are not, nor what a handler never gave."""
     assert {200, 201, 204, 303, 400, 404, 409, 422} <= FINAL_STATUSES
@@ -97,6 +150,9 @@ WRONG: list[tuple[str, Any]] = [
     ("methods", [1]),
     *[("methods", [method]) for method in sorted(NEVER_GUARDED)],
     ("required", None),
+    ("key_from", "body"),
+    ("key_from", BodyHash(fields=["amount"], window=SECOND)),
+    ("key_from", BodyHash(fields=["amount"], window=timedelta(hours=1), unless_header="X-Intent-Key")),
     ("strict", 1),
     ("max_key_length", 0),
     ("max_key_length", 1025),
@@ -136,7 +192,7 @@ WRONG: list[tuple[str, Any]] = [
 def test_mistakes_name_their_field(field: str, value: Any) -> None:
     """A wrong value is refused at start-up, and the message says which field and what it must be."""
     with pytest.raises(ConfigurationError, match=rf"Policy\.{field} can't be .*: it must be "):
-        Policy(**{field: value})
+        Policy(**({"header": "X-Intent-Key"} | {field: value}))
 
 
 def test_every_field_is_checked() -> None:

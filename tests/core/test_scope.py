@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from semel.core.message import Head
 from semel.core.policy import Policy
-from semel.core.scope import MAX_PRINCIPAL_LENGTH, MAX_SCOPE_LENGTH, SEPARATOR, SINGLE_TENANT, scoped
+from semel.core.scope import MAX_PRINCIPAL_LENGTH, MAX_SCOPE_LENGTH, SEPARATOR, SINGLE_TENANT, reported, scoped
 from semel.errors import ConfigurationError, ScopeMissing
 
 BY_PRINCIPAL = Policy()
@@ -78,3 +78,12 @@ def test_single_tenant_is_said_aloud() -> None:
     """An API with one user says so, and every request is that user's."""
     assert SINGLE_TENANT(object()) == SINGLE_TENANT(None) == "single-tenant"
     assert repr(SINGLE_TENANT) == "semel.SINGLE_TENANT"
+
+
+@pytest.mark.parametrize("scope", ["alice", "alice\tPOST /orders", "x" * MAX_SCOPE_LENGTH])
+def test_report_mode_keeps_apart(scope: str) -> None:
+    """What report mode sees is kept under scopes that no request is guarded under, and that a store has room for."""
+    apart = reported(scope)
+    assert apart.startswith("\treport\t")
+    assert len(apart) <= MAX_SCOPE_LENGTH
+    assert apart != reported(scope[:-1])

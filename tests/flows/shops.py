@@ -89,7 +89,7 @@ def sqlite(url: str) -> Iterator[Shop]:
     path = Path(url.removeprefix("sqlite:///"))
     back = ", ".join(f"{time} = {time} - :milliseconds" for time in TIMES)
     make_older = f"UPDATE semel_keys SET {back} WHERE key = :key"
-    with closing(stores.store(url)) as store, closing(sqlite3.connect(path, timeout=10, isolation_level=None)) as other:
+    with closing(stores.store(url)) as store, closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as other:
         store.migrate()
         other.execute(BOOKS)
 

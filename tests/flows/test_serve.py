@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from semel.core.body_hash import BodyHash
 from semel.core.commands import (
     Again,
     Answered,
@@ -48,9 +49,9 @@ from semel.errors import (
     StoreNotReady,
     StoreUnavailable,
 )
+from semel.flows.guard import CLAIM_TRIES
 from semel.flows.handle import COMPLETE_PAUSES, SHUTDOWN_RETRY_AFTER_SECONDS, STORE_RETRY_AFTER_SECONDS
 from semel.flows.reply import PassOn, Reply, Reraise, Send
-from semel.flows.guard import CLAIM_TRIES
 from semel.flows.serve import serve
 from semel.testing.script import Line, Played, play
 
@@ -154,6 +155,41 @@ def test_no_key_where_one_is_required() -> None:
 def test_bad_key_is_never_no_key() -> None:
     """A key that can't be read is refused, even where keys are optional."""
     assert refusal(played([], key="a,b").result)[:2] == (400, "idempotency-key-invalid")
+
+
+BY_BODY = Policy(key_from=BodyHash(fields=["amount"], window=timedelta(minutes=10)))
+JSON = (b"content-type", b"application/json")
+
+
+def test_key_is_made_of_the_body() -> None:
+    """A request without a key gets one of its body: for the window, and without a fingerprint to compare."""
+    asked = Head("POST", "/charges", b"", (JSON,))
+    result = play(serve(asked, BY_BODY, TOKEN), [*BEGIN, (Claim, UNREACHABLE), (Tell, None)])
+    claim = result.commands[2]
+    assert isinstance(claim, Claim)
+    assert claim.key.startswith("body:")
+    assert (claim.fingerprint, claim.retention) == (b"", timedelta(minutes=10))
+    there = replace(found(State.COMPLETE, answer=KEPT, lease_is_over=True), fingerprint=b"")
+    assert sent(play(serve(asked, BY_BODY, TOKEN), [*BEGIN, (Claim, there)]).result).status == 201
+
+
+def test_key_that_is_sent_wins() -> None:
+    """A client that sends a key is guarded by it, as if no body could make one."""
+    result = played([*BEGIN, (Claim, UNREACHABLE), (Tell, None)], BY_BODY)
+    claim = result.commands[2]
+    assert isinstance(claim, Claim)
+    assert (claim.key, claim.retention, claim.fingerprint) == (KEY, BY_BODY.retention, fingerprint())
+
+
+def test_body_that_makes_no_key_is_never_run() -> None:
+    """A body that says nothing to make a key of is refused, though keys are optional."""
+    assert refusal(played(BEGIN, BY_BODY, None).result)[:2] == (400, "idempotency-key-missing")
+
+
+def test_keys_that_look_made_are_refused() -> None:
+    """A client can't choose a key that would be taken for one of a body; without such keys it may."""
+    assert refusal(played([], BY_BODY, "body:1").result)[:2] == (400, "idempotency-key-invalid")
+    assert refusal(played([*BEGIN, (Claim, UNREACHABLE), (Tell, None)], key="body:1").result)[0] == 503
 
 
 def test_personal_key_is_told_of() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from semel.asgi import watching
 from semel.asgi.handling import Handling, Job, Taken
 from semel.asgi.protocol import (
     EXCHANGE,
@@ -22,68 +23,64 @@ from semel.asgi.protocol import (
     send_answer,
 )
 from semel.asgi.stored import nowhere, silence
+from semel.asgi.watching import Rejoined, Watch
 from semel.core.commands import (
-    Begin,
-    Command,
-    Finish,
     Flow,
     NameScope,
     NotStarted,
-    Pause,
     ReadBody,
     RunHandler,
-    Tell,
-    Undo,
+    RunUnguarded,
 )
 from semel.core.fingerprint import Buffer
 from semel.core.message import Request
 from semel.core.policy import Policy
 from semel.core.record import Stuck
-from semel.door import Body, Gate, RequestView, declared_length
+from semel.door import Body, RequestView, declared_length
 from semel.drivers import aresume, arun
 from semel.errors import Interrupted
+from semel.exchange import AsyncGuard, AsyncHands, Performs
 from semel.flows.finish import finish
 from semel.flows.reply import Send
 from semel.flows.serve import serve
-from semel.operation import Operation
-from semel.stage import AsyncStage
-from semel.stores import AsyncStore
 from semel.stores.keeper import AsyncKeeper
-from semel.stores.transaction import AsyncTransaction
-from semel.telemetry.logs import log
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppGuard(AsyncGuard):
     """What the requests of one app share."""
 
-    app: ASGIApp
-    store: AsyncStore
     keeper: AsyncKeeper
-    gate: Gate
+    app: ASGIApp
     #: Says whose request it is.
     scope: Callable[[RequestView], Any]
 
 
-class Exchange:
+class Exchange(AsyncHands):
     """Takes one request from its headers to its handler, or to an answer that needs none."""
 
-    def __init__(self, guard: Guard, policy: Policy) -> None:
+    guard: AppGuard
+
+    def __init__(self, guard: AppGuard, policy: Policy) -> None:
         """Guard one request to an app by *policy*."""
-        self._guard = guard
-        self._store = guard.store
+        super().__init__(guard)
+        self.is_reporting = policy.enforcement == "report"
         self._policy = policy
         self._body = Body()
-        self._transaction: AsyncTransaction | None = None
+        #: All of it was read; or not, because the client hung up.
+        self._body_is_whole = self._body_is_cut = False
 
     async def serve(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
         """Serve the request that the server describes."""
         self._scope = scope
         self._receive = receive
         self._head = head_of(scope)
-        flow = serve(self._head, self._policy, os.urandom(16), notes_replays=self._store.notes_replays)
+        flow = serve(self._head, self._policy, os.urandom(16), notes_replays=self.guard.store.notes_replays)
+        if self._policy.enforcement == "report":
+            await self._let_through(flow, Watch(send, self.perform, self.guard.keeper))
+            return
         try:
-            reached = await arun(flow, self._perform, until=RunHandler)
+            reached = await arun(flow, self.perform, until=RunHandler)
         except Interrupted:
             # The client went away before it had sent the whole request: there is nobody to answer, and nothing to do.
             self._body.close()
@@ -91,16 +88,32 @@ class Exchange:
         except BaseException:
             self._body.close()
             raise
-        if isinstance(reached, RunHandler) and not self._guard.gate.is_closed:
+        if isinstance(reached, RunHandler) and not self.guard.gate.is_closed:
             await self._handle(flow, reached, send)
             return
         self._body.close()
         if isinstance(reached, RunHandler):
-            reached = await aresume(flow, NotStarted(), self._perform)
+            reached = await aresume(flow, NotStarted(), self.perform)
         if isinstance(reached, Send):
             await send_answer(send, reached.answer, is_ours=True)
         else:
-            await self._guard.app(scope, receive, send)
+            await self.guard.app(scope, receive, send)
+
+    async def _let_through(self, flow: Flow[Any], watch: Watch) -> None:
+        """Let the application answer as if we were not here."""
+        try:
+            try:
+                reached = await arun(flow, self.perform, until=RunUnguarded)
+            except Interrupted:
+                reached = None  # The client went away before it had sent the whole request, as the app will see.
+            if isinstance(reached, RunUnguarded):
+                watch.begin(watching.Job(flow, reached))
+            receive: Receive = self._receive
+            if self._body_is_whole or self._body_is_cut or self._body.size:
+                receive = Rejoined(self._body, receive, is_whole=self._body_is_whole, is_cut=self._body_is_cut)
+            await watch.run(self.guard.app, self._scope, receive)
+        finally:
+            self._body.close()
 
     async def finish(self, stuck: Stuck, request: Request, scope: ASGIScope) -> None:
         """Run a stored *request* again, on from where it is stuck. Nobody waits for the answer: it is stored."""
@@ -109,7 +122,7 @@ class Exchange:
         self._head = request.head
         self._body.add(request.body)
         flow = finish(stuck, self._policy, os.urandom(16))
-        reached = await arun(flow, self._perform, until=RunHandler)
+        reached = await arun(flow, self.perform, until=RunHandler)
         if isinstance(reached, RunHandler):
             await self._handle(flow, reached, nowhere)
         else:
@@ -118,37 +131,18 @@ class Exchange:
     async def _handle(self, flow: Flow[Any], command: RunHandler, send: ASGISend) -> None:
         hide_extensions(self._scope)
         self._scope[EXCHANGE] = WHOLE_APP
-        handling = Handling(self._perform, self._guard.keeper)
-        handling.hold_back(Job(flow, command, self._operation(command)))
+        handling = Handling(self.perform, self.guard.keeper)
+        handling.hold_back(Job(flow, command, self.operation(command)))
         try:
-            await handling.start(self._guard.app, self._scope, Taken(self._body, self._receive), send)
+            await handling.start(self.guard.app, self._scope, Taken(self._body, self._receive), send)
         except asyncio.CancelledError:
             handling.desert()
             raise
 
-    def _operation(self, command: RunHandler) -> Operation:
-        stage = None if self._transaction else AsyncStage(self._store)
-        return Operation(command.hold, command.progress, stage=stage, transaction=self._transaction)
-
-    def _perform(self, command: Command[Any]) -> Any:
-        perform = self.performs.get(type(command))
-        return perform(self, command) if perform else self._store.perform(command)
-
     def name_scope(self, _command: NameScope) -> Any:
         """Ask the application whose request this is."""
-        self._guard.gate.check()
-        return self._guard.scope(RequestView.of(self._head, full_path(self._scope), self._scope))
-
-    async def begin(self, command: Begin) -> Any:
-        """Open the transaction that the handler will write in."""
-        self._transaction = self._store.transaction()
-        return await self._transaction.perform(command)
-
-    async def end(self, command: Command[Any]) -> Any:
-        """End it."""
-        if self._transaction is None:  # It could not be opened, and there is none to undo.
-            return None
-        return await self._transaction.perform(command)
+        self.guard.gate.check()
+        return self.guard.scope(RequestView.of(self._head, full_path(self._scope), self._scope))
 
     async def read_body(self, command: ReadBody) -> Buffer | None:
         """Read the whole body, while it is within the limit."""
@@ -158,20 +152,13 @@ class Exchange:
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
+                self._body_is_cut = True
                 raise Interrupted
             body.add(message.get("body", b""))
+            self._body_is_whole = not message.get("more_body", False)
             if body.size > command.limit:
                 return None
-            if not message.get("more_body", False):
+            if self._body_is_whole:
                 return body.buffer()
 
-    #: How an exchange carries out the commands that are not the store's.
-    performs: ClassVar[dict[type[Command[Any]], Callable[[Any, Any], Any]]] = {
-        NameScope: name_scope,
-        ReadBody: read_body,
-        Begin: begin,
-        Finish: end,
-        Undo: end,
-        Pause: lambda _, command: asyncio.sleep(command.duration.total_seconds()),
-        Tell: lambda _, command: log(command.happening),
-    }
+    performs: ClassVar[Performs] = {**AsyncHands.performs, NameScope: name_scope, ReadBody: read_body}

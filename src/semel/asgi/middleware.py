@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from semel.asgi.exchange import Exchange, Guard
+from semel.asgi.exchange import AppGuard, Exchange
 from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Message, Receive, full_path
 from semel.asgi.route import PerRoute, RouteExchange
 from semel.asgi.stored import scope_of, surroundings_of
@@ -18,6 +18,7 @@ from semel.errors import StoreUnavailable
 from semel.stores import AsyncStore, async_store
 from semel.stores.keeper import AsyncKeeper
 from semel.telemetry.logs import logger
+from semel.telemetry.tally import Tally
 from semel.work import AsyncCompleter, AsyncReaper, AsyncService, AsyncSweeper, AsyncWorkers
 
 WhoseRequest = Callable[[RequestView], str | Awaitable[str | None] | None]
@@ -48,7 +49,16 @@ class IdempotencyMiddleware:
         self.app = app
         self.store = store if isinstance(store, AsyncStore) else async_store(store)
         self.routes = Routes(policy, paths)
-        self.guard = Guard(app, self.store, AsyncKeeper(self.store.perform), Gate(), checked_scope(scope))
+        #: What a policy with enforcement="report" has seen in this process: ``tally.snapshot()``.
+        self.tally = Tally()
+        self.guard = AppGuard(
+            store=self.store,
+            keeper=AsyncKeeper(self.store.perform),
+            gate=Gate(),
+            tally=self.tally,
+            app=app,
+            scope=checked_scope(scope),
+        )
 
         self.workers = AsyncWorkers(services(self)) if work else None
         self._is_per_route = isinstance(scope, PerRoute)

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from semel.core.message import Answer, Head, Headers
+from semel.core.replay import FIRST_SERVER_ERROR
 from semel.door import ROUTERS_STATUSES, framed
 
 ASGIScope = MutableMapping[str, Any]
@@ -20,6 +21,22 @@ ASGIApp = Callable[[ASGIScope, Receive, ASGISend], Awaitable[None]]
 EXCHANGE = "semel.exchange"
 #: What it finds there instead, where the middleware has claimed the key by itself.
 WHOLE_APP = "whole app"
+#: Where a framework's own door leaves word that the request was refused on its way to the handler.
+NOT_REACHED = "semel.not-reached"
+
+#: The functions in which FastAPI and Litestar find out that a handler should not be called, by module and name.
+BEFORE_HANDLER = frozenset(
+    {
+        ("fastapi.dependencies.utils", "solve_dependencies"),
+        ("litestar._asgi.routing_trie.traversal", "parse_path_to_route"),
+        ("litestar._kwargs.kwargs_model", "resolve_dependencies"),
+        ("litestar._kwargs.kwargs_model", "to_kwargs"),
+        ("litestar._signature.model", "parse_values_from_connection_kwargs"),
+        ("litestar.handlers.base", "authorize_connection"),
+    }
+)
+#: The one in which FastAPI calls it.
+HANDLER = ("fastapi.routing", "run_endpoint_function")
 
 #: Ways round ``http.response.body``: an answer that takes one can't be seen, so a guarded request is not offered them.
 HIDDEN_EXTENSIONS = frozenset({"http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"})
@@ -48,13 +65,22 @@ def lowered(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 def reached_handler(scope: ASGIScope, status: int, error: BaseException | None) -> bool:
     """Whether a handler saw the request. Without a word from the framework, suppose that one did.
 
-    Starlette's router says which handler it chose. FastAPI answers for the *error* by which it refused the parameters;
-    but a handler may raise that error too, and then its frame is in the traceback.
+    Starlette's router says which handler it chose; FastAPI answers for an *error*, or our own dependency has seen it.
+    A server error says less than others: a dependency that raised it may have done something before.
     """
-    if type(error).__name__ == "RequestValidationError":
-        frames = walk_tb(error.__traceback__ if error else None)
-        return any(frame.f_code.co_name == "run_endpoint_function" for frame, _ in frames)
+    if status < FIRST_SERVER_ERROR and (NOT_REACHED in scope or (error is not None and is_before_handler(error))):
+        return False
     return status not in ROUTERS_STATUSES or "router" not in scope or "endpoint" in scope
+
+
+def is_before_handler(error: BaseException) -> bool:
+    """Whether a framework raised *error* on the way to a handler: for parameters, or for whoever may refuse a request.
+
+    A handler may raise the same error, and then it was called, which the traceback shows.
+    """
+    frames = {(frame.f_globals.get("__name__"), frame.f_code.co_name) for frame, _ in walk_tb(error.__traceback__)}
+    is_refused = type(error).__name__ == "RequestValidationError" or not BEFORE_HANDLER.isdisjoint(frames)
+    return is_refused and HANDLER not in frames
 
 
 def hide_extensions(scope: ASGIScope) -> None:

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from typing import Any, ClassVar
 
-from semel.asgi.exchange import Exchange, Guard
+from semel.asgi import watching
+from semel.asgi.exchange import AppGuard, Exchange
 from semel.asgi.handling import Handling, Job
 from semel.asgi.protocol import EXCHANGE, ASGIScope, ASGISend, Message, Receive, head_of, hide_extensions
-from semel.core.commands import Command, NameScope, NotStarted, ReadBody, RunHandler
+from semel.asgi.watching import Watch
+from semel.core.commands import NameScope, NotStarted, ReadBody, RunHandler, RunUnguarded
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer
 from semel.core.policy import NEVER_GUARDED, Policy
@@ -20,13 +21,14 @@ from semel.core.problem import refused
 from semel.door import PRINCIPAL, Body
 from semel.drivers import aresume, arun
 from semel.errors import BodyIncomplete, ConfigurationError, Interrupted
+from semel.exchange import Performs
 from semel.flows.reply import Send
 from semel.flows.serve import serve
 from semel.operation import Operation, begin, current
 
 _NOT_INSTALLED = (
     "This route is guarded by itself, and nothing around the app can hold its answer back. "
-    "Add IdempotencyMiddleware(app, store=…, scope=PER_ROUTE), with no other scope."
+    "Add IdempotencyMiddleware(app, store=…, scope=PER_ROUTE), or in FastAPI semel.fastapi.install(app, store=…)."
 )
 _TWICE = (
     "This route says whose request it is, and so does the middleware around the whole app. "
@@ -58,11 +60,12 @@ class Settled(Exception):
         self.answer = answer
 
 
-async def claim(scope: ASGIScope, principal: object, policy: Policy) -> Operation | None:
+async def claim(scope: ASGIScope, principal: object, policy: Policy | None = None) -> Operation | None:
     """Guard the request that *scope* describes from here on; None: it bears no key, and need not.
 
-    For a route, once the application's login has named the *principal*. Raises ``Settled`` where the request has its
-    answer already; the route has to end then, and to do nothing.
+    For a route, once the application's login has named the *principal*; it may be a function of nothing that names it,
+    which is called where there is a key. Without a *policy* the middleware's counts. Raises ``Settled`` where the
+    request has its answer already; the route has to end then, and to do nothing.
     """
     if PRINCIPAL in scope:
         return current()  # A stored request, run again: it was claimed before it came here.
@@ -77,10 +80,10 @@ async def claim(scope: ASGIScope, principal: object, policy: Policy) -> Operatio
 class RouteExchange(Exchange):
     """One request, and its route's word on it."""
 
-    def __init__(self, guard: Guard, policy: Policy) -> None:
+    def __init__(self, guard: AppGuard, policy: Policy) -> None:
         """Remember of its body as much as *policy* lets a request have."""
         super().__init__(guard, policy)
-        self._handling = Handling(self._perform, guard.keeper)
+        self._handling = Handling(self.perform, guard.keeper)
         self._principal: object = None
 
     async def serve(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
@@ -88,34 +91,48 @@ class RouteExchange(Exchange):
         self._scope = scope
         self._head = head_of(scope)
         self._tape = Tape(self._body, receive, self._policy.max_request_body)
+        self._watch = Watch(send, self.perform, self.guard.keeper)
         scope[EXCHANGE] = self
         hide_extensions(scope)
         try:
-            await self._handling.start(self._guard.app, scope, self._tape, send)
+            await self._handling.start(self.guard.app, scope, self._tape, self._watch)
         except asyncio.CancelledError:
             self._handling.desert()
+            self._watch.give_up()
             raise
+        except Exception:
+            await self._watch.conclude()
+            raise
+        else:
+            await self._watch.conclude()
         finally:
             # Each would hold the other until the garbage collector comes.
             scope.pop(EXCHANGE, None)
 
-    async def claim(self, principal: object, policy: Policy) -> Operation | None:
+    async def claim(self, principal: object, policy: Policy | None) -> Operation | None:
         """Guard the request from here on, by *policy*, for *principal*."""
+        policy = self._policy if policy is None else policy
         self._check(policy)
         if self._head.method not in policy.methods:
             return None
         self._principal, self._policy = principal, policy
-        flow = serve(self._head, policy, os.urandom(16), notes_replays=self._store.notes_replays)
+        flow = serve(self._head, policy, os.urandom(16), notes_replays=self.guard.store.notes_replays)
         reached: Any
+        until = RunUnguarded if policy.enforcement == "report" else RunHandler
         try:
-            reached = await arun(flow, self._perform, until=RunHandler)
+            reached = await arun(flow, self.perform, until=until)
         except Interrupted:
-            # The client went away before it had sent the whole request: there is nobody to answer, and nothing to do.
+            if until is RunUnguarded:
+                return None  # The client went away before it had sent the whole request, as the route will see.
+            # There is nobody to answer then, and nothing to do.
             reached = Send(refused(BodyIncomplete(), policy))
-        if isinstance(reached, RunHandler) and self._guard.gate.is_closed:
-            reached = await aresume(flow, NotStarted(), self._perform)
+        if isinstance(reached, RunUnguarded):
+            self._watch.begin(watching.Job(flow, reached))
+            return None
+        if isinstance(reached, RunHandler) and self.guard.gate.is_closed:
+            reached = await aresume(flow, NotStarted(), self.perform)
         if isinstance(reached, RunHandler):
-            operation = self._operation(reached)
+            operation = self.operation(reached)
             self._handling.hold_back(Job(flow, reached, operation))
             begin(operation)
             return operation
@@ -126,14 +143,14 @@ class RouteExchange(Exchange):
 
     def name_scope(self, _command: NameScope) -> object:
         """Say whose request this is, as the route's login did."""
-        self._guard.gate.check()
-        return self._principal
+        self.guard.gate.check()
+        return self._principal() if callable(self._principal) else self._principal
 
     async def read_body(self, command: ReadBody) -> Buffer | None:
         """Read what the app has not read yet, while it is within the limit."""
         return self._body.buffer() if await self._tape.read(command.limit) else None
 
-    performs: ClassVar[dict[type[Command[Any]], Callable[[Any, Any], Any]]] = {
+    performs: ClassVar[Performs] = {
         **Exchange.performs,
         NameScope: name_scope,
         ReadBody: read_body,
@@ -159,6 +176,8 @@ class Tape:
         self._receive = receive
         self._given = 0
         self._is_whole = False
+        #: The app knows that it has the whole body. We may have read the end of it before, and it may be empty.
+        self._is_given = False
         self._is_too_long = False
         self._handling: Handling | None = None
 
@@ -169,12 +188,14 @@ class Tape:
 
     async def __call__(self) -> Message:
         """Give the app its next message."""
-        if self._given < self.body.size:
+        if self._given < self.body.size or (self._is_whole and not self._is_given):
             chunk = bytes(self.body.buffer()[self._given :])
             self._given = self.body.size
+            self._is_given = self._is_whole
             return {"type": "http.request", "body": chunk, "more_body": not self._is_whole}
         message = await self._next()
         self._given = self.body.size
+        self._is_given = self._is_whole
         handling = self._handling
         if message["type"] == "http.disconnect" and handling is not None and not handling.is_flowing:
             # A client that hangs up does not end a guarded request: the app would stop half-way.

@@ -25,6 +25,9 @@ LONGEST_PART_HEAD = 8 * 1024
 #: From here on a float no longer names one integer.
 FLOATS_ARE_EXACT_BELOW = 2**53
 
+#: Decoding, parsing and int() raise ValueError; Decimal ArithmeticError; a thousand brackets RecursionError.
+UNREADABLE = (ValueError, ArithmeticError, RecursionError)
+
 _LENGTH_BYTES = 8
 _MULTIPART = "multipart/form-data"
 
@@ -52,6 +55,16 @@ class MediaType(NamedTuple):
     name: str
     #: Of a multipart body, and random each time.
     boundary: str | None
+
+    @property
+    def is_json(self) -> bool:
+        """Whether it is JSON, under whatever name."""
+        return self.name == "application/json" or self.name.endswith("+json")
+
+    @property
+    def is_form(self) -> bool:
+        """Whether it is a form as browsers send it, without files."""
+        return self.name == "application/x-www-form-urlencoded"
 
 
 @lru_cache(maxsize=64)  # A client sends the same few over and over; a boundary is in the way for a while only.
@@ -86,22 +99,27 @@ def canonical(media: MediaType, body: Buffer, *, limit: int, omit: Iterable[tupl
             return _multipart(media.boundary.encode("latin-1"), body)
         if len(body) > limit:
             return None
-        if media.name == "application/json" or media.name.endswith("+json"):
+        if media.is_json:
             return _json(body, omit)
-        if media.name == "application/x-www-form-urlencoded":
-            return _form(body)
-    # Decoding, parsing and int() raise ValueError; Decimal ArithmeticError; a thousand brackets RecursionError.
-    except (ValueError, ArithmeticError, RecursionError):
+        if media.is_form:
+            return pack(part for pair in form_fields(body) for part in pair)
+    except UNREADABLE:
         pass
     return None
 
 
-def _form(body: Buffer) -> bytes:
+def form_fields(body: Buffer) -> list[tuple[bytes, bytes]]:
+    """Read a form; raise one of ``UNREADABLE`` where it is none, or too much of one."""
     text = bytes(body)
     # A form escapes what is not ASCII, so what is not is no form: compressed, perhaps.
     if not text.isascii() or text.count(b"&") >= MOST_FIELDS:
         raise _Unsure
-    return pack(part for pair in pairs(text) for part in pair)
+    return pairs(text)
+
+
+def json_value(body: Buffer) -> object:
+    """Read JSON, each number of it an exact ``Decimal``; raise one of ``UNREADABLE`` where it is none, or unclear."""
+    return _decode_exactly(str(body, "utf-8"))
 
 
 def _json(body: Buffer, omit: Iterable[tuple[str, ...]]) -> bytes:
@@ -134,6 +152,9 @@ def _constant(name: str) -> NoReturn:
 # Made once: making them is half of the cost for a small body.
 _decode: Callable[[str], object] = json.JSONDecoder(
     object_pairs_hook=_members, parse_float=_number, parse_constant=_constant
+).decode
+_decode_exactly: Callable[[str], object] = json.JSONDecoder(
+    object_pairs_hook=_members, parse_float=Decimal, parse_int=Decimal, parse_constant=_constant
 ).decode
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False).encode
 

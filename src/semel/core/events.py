@@ -6,6 +6,9 @@ A key appears here only as its short digest: keys can hold personal data.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+from semel.core.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,25 @@ class GaveUpAbandoned:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """Report mode: this request ran as it came. Its outcome is what enforcing would have made of it."""
+
+    key: str | None
+    outcome: Outcome
+    route: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFailed:
+    """Report mode could not judge a request, and it ran as it came. This is told once a minute at most."""
+
+    key: str | None
+    #: Whose fault it was: the store's, or that of what the application was asked (its scope function).
+    whose: Literal["store", "application"]
+    reason: str
+
+
 Happening = (
     PersonalKey
     | TookOver
@@ -120,4 +142,6 @@ Happening = (
     | SweptUnknown
     | FinishedAbandoned
     | GaveUpAbandoned
+    | Reported
+    | ReportFailed
 )

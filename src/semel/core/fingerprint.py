@@ -139,7 +139,7 @@ class Fingerprinter:
             (
                 subject.method.encode(),
                 subject.path.encode("utf-8", "surrogatepass"),
-                subject.query and _canonical_query(subject.query),
+                subject.query and canonical_query(subject.query),
                 media.name.encode("latin-1"),
                 b"" if encoding == "identity" else encoding.encode("latin-1"),
                 pack(pack(_lines(subject, name)) for name in self._header_names),
@@ -160,12 +160,8 @@ class Fingerprinter:
     def _check_headers(self) -> None:
         names = sorted({name.lower() for name in _strings("headers", self.headers)})
         for name in names:
-            if not _HEADER_NAME.fullmatch(name):
-                _wrong("headers", f"header names, and {name!r} is none")
-            if name in _COUNTED_ALREADY:
-                _wrong("headers", f"without {name!r}, which counts already")
-            if _NEVER_COUNTED.fullmatch(name):
-                _wrong("headers", f"without {name!r}, which a retry may change, or which is not ours to keep")
+            if fault := header_fault(name):
+                _wrong("headers", f"headers that a retry repeats, and {fault}")
         self._set("headers", tuple(names))
 
     def _check_omit(self) -> None:
@@ -193,16 +189,28 @@ class Fingerprinter:
         object.__setattr__(self, name, value)
 
 
+def header_fault(name: str) -> str | None:
+    """Say why the header *name* (lower case) can't be part of what makes a retry the same request, if it can't."""
+    if not _HEADER_NAME.fullmatch(name):
+        return f"{name!r} is no name of a header"
+    if name in _COUNTED_ALREADY:
+        return f"{name!r} counts already"
+    if _NEVER_COUNTED.fullmatch(name):
+        return f"{name!r} may be another on each try, or is not ours to keep"
+    return None
+
+
+def canonical_query(query: bytes) -> bytes:
+    """Bring a query into one form: a retry may have its names in another order."""
+    # Proxies and dictionaries reorder names; the values of one name are a list, and keep their order.
+    return pack(part for pair in sorted(pairs(query), key=itemgetter(0)) for part in pair)
+
+
 def _alike(one: bytes, other: bytes) -> bool:
     if hmac.compare_digest(one[_RAW], other[_RAW]):
         return True
     canonical_digest = one[_CANONICAL]
     return bool(canonical_digest) and hmac.compare_digest(canonical_digest, other[_CANONICAL])
-
-
-def _canonical_query(query: bytes) -> bytes:
-    # Proxies and dictionaries reorder names; the values of one name are a list, and keep their order.
-    return pack(part for pair in sorted(pairs(query), key=itemgetter(0)) for part in pair)
 
 
 def _lines(subject: Subject, name: bytes) -> list[bytes]:

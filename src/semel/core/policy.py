@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, NoReturn, get_args
 
+from semel.core.body_hash import BodyHash
 from semel.core.fingerprint import Fingerprinter
 from semel.core.key import DEFAULT_MAX_LENGTH, LONGEST_KEY
 from semel.core.record import OnCrash
+from semel.core.vendors import vendor
 from semel.errors import ConfigurationError, UnknownField
 
 #: RFC 9110: these are safe, so a retry needs no key; a key on them is ignored.
@@ -67,7 +69,7 @@ Mode = Literal["guard", "atomic"]
 WhileInProgress = Literal["conflict"]
 ServerErrors = Literal["auto", "release", "keep"]
 Late = Literal["rerun", "refuse"]
-Enforcement = Literal["enforce"]
+Enforcement = Literal["enforce", "report"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,8 @@ class Policy:
     methods: Collection[str] = frozenset({"POST", "PATCH"})
     #: Whether a request without a key is refused (400) or passes through unguarded.
     required: bool = False
+    #: How a request without a key gets one: a ``BodyHash`` makes it of the body. A key that is sent wins.
+    key_from: BodyHash | None = None
     #: Whether only the letter of RFC 9651 is read: a quoted string. Otherwise ``abc`` and ``"abc"`` are one key.
     strict: bool = False
     #: Longer keys are refused (400), never cut: cutting would make one key of two.
@@ -115,7 +119,8 @@ class Policy:
     store_request: bool = False
     #: Further response headers to repeat on a replay, beside the usual ones.
     replay_headers: Collection[str] = frozenset()
-    #: "enforce": what this policy says is done.
+    #: Whether what this policy says is done, or only counted: "report" changes no answer, and tells what it would have
+    #: replayed or refused.
     enforcement: Enforcement = "enforce"
     #: The shape of refusals: RFC 9457 problems, or Stripe's errors.
     dialect: Dialect = "ietf"
@@ -133,6 +138,12 @@ class Policy:
         stripe = {"methods": frozenset({"POST"}), "server_errors": "keep", "dialect": "stripe"}
         return cls(**(stripe | _known(cls, overrides)))
 
+    @classmethod
+    def vendor(cls, name: str, **overrides: Any) -> Policy:
+        """Read keys as the clients of a well-known API send them, such as "paypal"; all else is as usual."""
+        theirs = dataclasses.asdict(vendor(name))
+        return cls(**(theirs | _known(cls, overrides)))
+
     def __post_init__(self) -> None:
         """Check every field, and put collections into one form."""
         self._check_header()
@@ -143,11 +154,18 @@ class Policy:
         self._check_keep()
         self._check_fingerprint()
         self._check_problem_base()
+        self._check_enforcement()
+        self._set("_by_body", self._check_key_from())
 
     @property
     def header_names(self) -> tuple[bytes, ...]:
         """The accepted request headers, lower case, the one to recommend first."""
         return self._header_names  # type: ignore[attr-defined, no-any-return]  # put there by _set
+
+    @property
+    def by_body(self) -> Policy:
+        """The policy of keys that were made of a body: kept for their window, and a fingerprint in themselves."""
+        return self._by_body  # type: ignore[attr-defined, no-any-return]  # put there by _set
 
     def _check_header(self) -> None:
         names: Any = (self.header,) if isinstance(self.header, str) else self.header
@@ -212,6 +230,25 @@ class Policy:
         given: Any = self.fingerprint
         if given is not None and not isinstance(given, Fingerprinter):
             _wrong("fingerprint", given, "a Fingerprinter, or None to compare the key alone")
+
+    def _check_key_from(self) -> Policy | None:
+        given: Any = self.key_from
+        if given is None:
+            return None
+        if not isinstance(given, BodyHash):
+            _wrong("key_from", given, "a BodyHash, or None")
+        if given.window < self.lease:
+            _wrong("key_from", given, f"a BodyHash whose window is no shorter than lease ({self.lease})")
+        if self.late == "refuse":
+            _wrong("late", self.late, '"rerun" with key_from: after its window, the same body is a new operation')
+        if given.unless_header is not None and given.unless_header.lower().encode() in self.header_names:
+            _wrong("key_from", given, "a BodyHash whose unless_header is not the header of the key")
+        return dataclasses.replace(self, key_from=None, fingerprint=None, retention=given.window)
+
+    def _check_enforcement(self) -> None:
+        if self.enforcement == "report" and self.mode == "atomic":
+            wanted = '"enforce" with mode="atomic": its handlers need the transaction. Report with mode="guard" first'
+            _wrong("enforcement", self.enforcement, wanted)
 
     def _check_problem_base(self) -> None:
         given: Any = self.problem_base

@@ -8,6 +8,8 @@ from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.errors import Refusal
 
+SHOULD_RETRY = b"stripe-should-retry"
+
 
 def refused(refusal: Refusal, policy: Policy) -> Answer:
     """Return the answer that tells a client of *refusal*. The key it sent is never repeated."""
@@ -24,6 +26,9 @@ def refused(refusal: Refusal, policy: Policy) -> Answer:
         (b"cache-control", b"no-store"),
         (b"link", f'<{uri}>; rel="describedby"; type="text/html"'.encode()),
     ]
+    if policy.dialect == "stripe":
+        # Stripe's clients go by this before the status: they would send any 409 or 5xx again.
+        headers.append((SHOULD_RETRY, b"true" if refusal.retryable else b"false"))
     if refusal.retry_after is not None:
         headers.append((b"retry-after", b"%d" % refusal.retry_after))
     return Answer(status, tuple(headers), json.dumps(body).encode())

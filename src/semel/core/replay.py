@@ -8,7 +8,7 @@ from typing import assert_never
 from semel.core.commands import Answered, Raised, Streaming
 from semel.core.message import Answer, Headers
 from semel.core.policy import Policy
-from semel.core.problem import refused
+from semel.core.problem import SHOULD_RETRY, refused
 from semel.core.state import Event
 from semel.errors import NotReplayable, OperationFailed
 
@@ -82,7 +82,11 @@ def replayed(answer: Answer, policy: Policy) -> Answer:
         where = tuple(pair for pair in answer.headers if pair[0] == b"location")
         refusal = refused(NotReplayable(), policy)
         return Answer(refusal.status, (*refusal.headers, *where), refusal.body)
-    return Answer(answer.status, (*answer.headers, MARKER), answer.body)
+    headers = (*answer.headers, MARKER)
+    if policy.dialect == "stripe" and answer.status >= FIRST_SERVER_ERROR:
+        # It will be the same the next time, and Stripe's clients would ask for it until they are told.
+        headers = (*(pair for pair in headers if pair[0] != SHOULD_RETRY), (SHOULD_RETRY, b"false"))
+    return Answer(answer.status, headers, answer.body)
 
 
 def is_endless(headers: Headers) -> bool:

@@ -19,6 +19,10 @@ SEPARATOR = "\t"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
+#: In front of the scopes of report mode. No principal is empty, so no other scope starts like this.
+REPORTED = f"{SEPARATOR}report{SEPARATOR}"
+
+
 class SingleTenant:
     """The scope of an API that has one user only, said aloud: every key belongs to the same principal."""
 
@@ -50,3 +54,11 @@ def scoped(principal: object, head: Head, policy: Policy) -> str:
     if len(scope) <= MAX_SCOPE_LENGTH:
         return scope
     return f"{principal}{SEPARATOR}{head.method} sha256:{hashlib.sha256(head.path.encode()).hexdigest()}"
+
+
+def reported(scope: str) -> str:
+    """Return where report mode keeps what it sees of *scope*: apart, so that enforcing starts with a clean table."""
+    marked = REPORTED + scope
+    if len(marked) <= MAX_SCOPE_LENGTH:
+        return marked
+    return f"{REPORTED}sha256:{hashlib.sha256(scope.encode()).hexdigest()}"

@@ -27,4 +27,9 @@ class Reraise:
     answer: Answer | None
 
 
-Reply = Send | PassOn | Reraise
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Send nothing: a handler that was run unguarded has answered by itself. What it raised goes on as it was."""
+
+
+Reply = Send | PassOn | Reraise | Done

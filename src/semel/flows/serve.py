@@ -1,44 +1,41 @@
-"""One request, from its headers to its answer: which key it bears, whose it is, what it asks.
+"""One request, from its headers to its answer, for whatever door it comes in by.
 
 Read ``yield from X`` as: ask the world to do X, and here is its answer. Between any two of them the process may die.
-What comes after, with a key in hand, is in ``guard.py``: a request, a job and a plain function have that in common.
+Which key a request bears is found in ``identify.py``. What comes after, with a key in hand, is in ``guard.py``: a
+request, a job and a plain function have that in common. A policy that only reports has a flow of its own.
 """
 
 from __future__ import annotations
 
-from semel.core.commands import Flow, NameScope, ReadBody, Tell
-from semel.core.events import PersonalKey
-from semel.core.fingerprint import Subject
-from semel.core.key import find
+from semel.core.commands import Flow
 from semel.core.message import Head
 from semel.core.policy import Policy
 from semel.core.problem import refused
-from semel.core.scope import scoped
-from semel.errors import BodyTooLarge, KeyMissing, Refusal, StoreError
+from semel.errors import Refusal, StoreError
 from semel.flows.guard import guard
 from semel.flows.handle import STORE_RETRY_AFTER_SECONDS
+from semel.flows.identify import identify
 from semel.flows.reply import PassOn, Reply, Send
+from semel.flows.report import report
 
 
 def serve(head: Head, policy: Policy, token: bytes, *, notes_replays: bool = False) -> Flow[Reply]:
     """Guard one request. *token* is random and names this attempt alone."""
+    if policy.enforcement == "report":
+        return (yield from report(head, policy, token))
     try:
-        key = find(head.headers, policy.header_names, strict=policy.strict, max_length=policy.max_key_length)
-        if key is None:
-            if policy.required:
-                raise KeyMissing
+        asked = yield from identify(head, policy)
+        if asked is None:
             return PassOn()
-        if key.personal:
-            yield from Tell(PersonalKey(key.short()))
-        principal = yield from NameScope()
-        scope = scoped(principal, head, policy)
-        body = yield from ReadBody(policy.max_request_body)
-        if body is None:
-            raise BodyTooLarge(f"The request body is larger than {policy.max_request_body} bytes.")
-        subject = Subject(head.method, head.path, head.query, head.headers, body)
         return (
             yield from guard(
-                key, scope, subject, policy, token=token, principal=str(principal), notes_replays=notes_replays
+                asked.key,
+                asked.scope,
+                asked.subject,
+                asked.policy,
+                token=token,
+                principal=asked.principal,
+                notes_replays=notes_replays,
             )
         )
     except StoreError as error:

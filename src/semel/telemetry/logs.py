@@ -15,11 +15,14 @@ from semel.core.events import (
     NotStored,
     ParkedUnknown,
     PersonalKey,
+    Reported,
+    ReportFailed,
     StoreFailed,
     Swept,
     SweptUnknown,
     TookOver,
 )
+from semel.core.outcome import UNCHANGED
 
 logger = logging.getLogger("semel")
 
@@ -36,13 +39,21 @@ _LEVELS: dict[type[Happening], int] = {
     SweptUnknown: logging.ERROR,
     FinishedAbandoned: logging.INFO,
     GaveUpAbandoned: logging.ERROR,
+    Reported: logging.INFO,
+    ReportFailed: logging.ERROR,
 }
 
 
 def log(happening: Happening) -> None:
     """Write one log record; its fields are in ``extra`` and in the message."""
+    level = _LEVELS[type(happening)]
+    if isinstance(happening, Reported) and happening.outcome in UNCHANGED:
+        # Nearly every request is one of these: they are for the tally.
+        level = logging.DEBUG
+    if not logger.isEnabledFor(level):
+        return
     facts = dataclasses.asdict(happening)
     said = " ".join((type(happening).__doc__ or "").split())
     shown = " ".join(f"{name}={value}" for name, value in facts.items())
     extra = {"semel_event": type(happening).__name__} | {f"semel_{name}": value for name, value in facts.items()}
-    logger.log(_LEVELS[type(happening)], "%s %s", said, shown, extra=extra)
+    logger.log(level, "%s %s", said, shown, extra=extra)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar, cast
 
 from semel.core.commands import Ending, NameScope, ReadBody, RunUnguarded
 from semel.core.fingerprint import Buffer
@@ -46,9 +46,11 @@ class AsyncViewExchange(AsyncExchange, Generic[R]):
     def __init__(self, guard: AsyncGuard, policy: Policy, view: AsyncView[R]) -> None:
         """Guard one call of *view* by *policy*."""
         super().__init__(guard)
+        self.is_reporting = policy.enforcement == "report"
         self._policy = policy
         self._view = view
         self._response: R | None = None
+        self._has_run = False
         self._answer: Answer | None = None
         #: What the view raised where nobody guards it.
         self._error: Exception | None = None
@@ -63,6 +65,7 @@ class AsyncViewExchange(AsyncExchange, Generic[R]):
         """Call the view."""
         try:
             self._response = await self._view.call()
+            self._has_run = True
             ending = (await self._view.take(self._response, limit)).ending(operation)
         except Exception as error:  # noqa: BLE001 - it is the flow's to judge
             return raised(error, operation)
@@ -84,6 +87,7 @@ class AsyncViewExchange(AsyncExchange, Generic[R]):
             self.guard.keeper.add(command.hold, command.lease)
         try:
             self._response = await self._view.call()
+            self._has_run = True
         except Exception as error:  # noqa: BLE001 - it goes on when the flow has ended
             self._error = error
             return None
@@ -96,7 +100,7 @@ class AsyncViewExchange(AsyncExchange, Generic[R]):
         if self._error is not None:
             raise self._error
         if isinstance(reply, PassOn | Done):
-            return await self._view.call() if self._response is None else self._response
+            return cast("R", self._response) if self._has_run else await self._view.call()
         if isinstance(reply, Send):
             if self._response is not None and reply.answer is self._answer:
                 return self._response

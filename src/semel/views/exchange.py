@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar, cast
 
 from semel.core.commands import Ending, NameScope, ReadBody, RunUnguarded
 from semel.core.fingerprint import Buffer
@@ -46,9 +46,11 @@ class ViewExchange(Exchange, Generic[R]):
     def __init__(self, guard: Guard, policy: Policy, view: View[R]) -> None:
         """Guard one call of *view* by *policy*."""
         super().__init__(guard)
+        self.is_reporting = policy.enforcement == "report"
         self._policy = policy
         self._view = view
         self._response: R | None = None
+        self._has_run = False
         self._answer: Answer | None = None
         #: What the view raised where nobody guards it.
         self._error: Exception | None = None
@@ -63,6 +65,7 @@ class ViewExchange(Exchange, Generic[R]):
         """Call the view."""
         try:
             self._response = self._view.call()
+            self._has_run = True
             ending = self._view.take(self._response, limit).ending(operation)
         except Exception as error:  # noqa: BLE001 - it is the flow's to judge
             return raised(error, operation)
@@ -81,22 +84,22 @@ class ViewExchange(Exchange, Generic[R]):
     def run_unguarded(self, command: RunUnguarded) -> int | None:
         """Call the view as if nobody watched."""
         if command.hold is not None and command.lease is not None:
-            self.guard.keeper.add(command.hold, command.lease)
+            self.keep_lease(command.hold, command.lease)
         try:
             self._response = self._view.call()
+            self._has_run = True
         except Exception as error:  # noqa: BLE001 - it goes on when the flow has ended
             self._error = error
             return None
         finally:
-            if command.hold is not None:
-                self.guard.keeper.discard(command.hold)
+            self.let_go()
         return self._view.status_of(self._response)
 
     def _give(self, reply: Reply) -> R:
         if self._error is not None:
             raise self._error
         if isinstance(reply, PassOn | Done):
-            return self._view.call() if self._response is None else self._response
+            return cast("R", self._response) if self._has_run else self._view.call()
         if isinstance(reply, Send):
             if self._response is not None and reply.answer is self._answer:
                 return self._response

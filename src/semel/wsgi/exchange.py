@@ -3,147 +3,127 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from http.client import responses
-from typing import Any
+from typing import Any, ClassVar
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from semel.core.commands import (
-    Begin,
-    Command,
-    Ending,
-    Finish,
-    NameScope,
-    NotStarted,
-    Pause,
-    ReadBody,
-    RunHandler,
-    Tell,
-    Undo,
-)
+from semel import exchange
+from semel.core.commands import Ending, Flow, NameScope, ReadBody, RunUnguarded
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer, Request
 from semel.core.policy import Policy
-from semel.core.record import Hold, Stuck
-from semel.door import Body, Gate, RequestView, framed
-from semel.drivers import run
+from semel.core.record import Stuck
+from semel.door import Body, RequestView, framed
+from semel.drivers import resume, run_until
+from semel.exchange import Guard, Performs
 from semel.flows.finish import finish
-from semel.flows.reply import PassOn, Reply, Send
+from semel.flows.reply import PassOn, Reply, Reraise, Send
 from semel.flows.serve import serve
 from semel.operation import Operation
-from semel.stage import Stage
-from semel.stores import Store
-from semel.stores.keeper import Keeper
-from semel.stores.transaction import Transaction
-from semel.telemetry.logs import log
 from semel.wsgi.environ import head_of, path_of, put_body, read_body
 from semel.wsgi.response import Leaving, Response, then_raise
+from semel.wsgi.watching import give_back, watched
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppGuard(Guard):
     """What the requests of one app share."""
 
     app: WSGIApplication
-    store: Store
-    keeper: Keeper
-    gate: Gate
     #: Says whose request it is.
     scope: Callable[[RequestView], Any]
 
 
-class Exchange:
+class Exchange(exchange.Exchange):
     """One guarded request and its response."""
 
-    def __init__(self, guard: Guard, policy: Policy, environ: WSGIEnvironment, start_response: StartResponse) -> None:
+    guard: AppGuard
+
+    def __init__(
+        self, guard: AppGuard, policy: Policy, environ: WSGIEnvironment, start_response: StartResponse
+    ) -> None:
         """Guard one request to an app by *policy*."""
-        self._guard = guard
+        super().__init__(guard)
+        self.is_reporting = policy.enforcement == "report"
         self._policy = policy
         self._environ = environ
         self._start_response = start_response
         self._head = head_of(environ)
         self._body = Body()
-        self._hold: Hold | None = None
-        self._transaction: Transaction | None = None
+        self._body_is_whole = False
         self._response: Response | None = None
 
     def serve(self) -> Iterable[bytes]:
         """Take the request from its headers to its answer."""
+        notes_replays = self.guard.store.notes_replays
+        flow = serve(self._head, self._policy, os.urandom(16), notes_replays=notes_replays)
+        if self.is_reporting:
+            return self._watch(flow)
         try:
-            notes_replays = self._guard.store.notes_replays
-            flow = serve(self._head, self._policy, os.urandom(16), notes_replays=notes_replays)
-            return self._give(run(flow, self._perform))
+            return self._give(self.conduct(flow))
         except BaseException:
-            # The server gets no iterable to close, so it is for us to do; and a thread that is killed in the middle
-            # leaves no transaction open.
-            try:
-                self._close()
-            finally:
-                self.end(Undo())
+            # The server gets no iterable to close, so it is for us to do.
+            self._close()
             raise
-        finally:
-            # Whatever became of it, a lease that nobody works under must be able to run out.
-            if self._hold is not None:
-                self._guard.keeper.discard(self._hold)
 
     def finish(self, stuck: Stuck, request: Request) -> None:
         """Run a stored *request* again, on from where it is stuck. Nobody waits for the answer: it is stored."""
         self._body.add(request.body)
         try:
-            reply = run(finish(stuck, self._policy, os.urandom(16)), self._perform)
+            reply = self.conduct(finish(stuck, self._policy, os.urandom(16)))
             if reply is not None:
                 for _ in self._give(reply):
                     pass
         finally:
             self._close()
-            if self._hold is not None:
-                self._guard.keeper.discard(self._hold)
 
-    def _perform(self, command: Command[Any]) -> Any:
-        perform = _PERFORM.get(type(command))
-        return perform(self, command) if perform else self._guard.store.perform(command)
+    def handle(self, operation: Operation, limit: int) -> Ending:
+        """Let the application handle the request."""
+        put_body(self._environ, self._body)
+        self._response = Response(self._environ, operation, limit)
+        return self._response.take(self.guard.app)
 
     def name_scope(self, _command: NameScope) -> object:
         """Ask the application whose request this is."""
-        self._guard.gate.check()
-        return self._guard.scope(RequestView.of(self._head, path_of(self._environ), self._environ))
+        self.guard.gate.check()
+        return self.guard.scope(RequestView.of(self._head, path_of(self._environ), self._environ))
 
     def read_body(self, command: ReadBody) -> Buffer | None:
         """Read the whole body, while it is within the limit."""
-        return self._body.buffer() if read_body(self._environ, self._head, self._body, command.limit) else None
+        self._body_is_whole = read_body(self._environ, self._head, self._body, command.limit)
+        return self._body.buffer() if self._body_is_whole else None
 
-    def begin(self, command: Begin) -> Any:
-        """Open the transaction that the handler will write in."""
-        self._transaction = self._guard.store.transaction()
-        return self._transaction.perform(command)
+    def _watch(self, flow: Flow[Reply]) -> Iterable[bytes]:
+        """Let the application answer as if we were not here."""
+        try:
+            command = run_until(flow, self.perform, RunUnguarded)
+            if isinstance(command, RunUnguarded) and command.hold is not None and command.lease is not None:
+                self.keep_lease(command.hold, command.lease)
+            if self._body_is_whole or self._body.size:
+                give_back(self._environ, self._body, is_whole=self._body_is_whole)
+            return watched(self.guard.app, self._environ, self._start_response, partial(self._conclude, flow))
+        except BaseException:
+            self._stop_watching()
+            raise
 
-    def end(self, command: Command[Any]) -> Any:
-        """End it."""
-        if self._transaction is None:  # It could not be opened, and there is none to undo.
-            return None
-        return self._transaction.perform(command)
+    def _conclude(self, flow: Flow[Reply], status: int | None) -> None:
+        try:
+            resume(flow, status, self.perform)
+        finally:
+            self._stop_watching()
 
-    def run_handler(self, command: RunHandler) -> Ending:
-        """Let the application handle the request."""
-        if self._guard.gate.is_closed:
-            return NotStarted()
-        stage = None if self._transaction else Stage(self._guard.store)
-        operation = Operation(command.hold, command.progress, stage=stage, transaction=self._transaction)
-        if command.lease is not None:
-            self._hold = command.hold
-            self._guard.keeper.add(command.hold, command.lease, partial(_lose, operation))
-        put_body(self._environ, self._body)
-        self._response = Response(self._environ, operation, command.limit)
-        return self._response.take(self._guard.app)
+    def _stop_watching(self) -> None:
+        self.let_go()
+        self._body.close()
 
     def _give(self, reply: Reply) -> Iterable[bytes]:
         response = self._response
         if isinstance(reply, PassOn):
             if response is None:
-                return self._guard.app(self._environ, self._start_response)
+                return self.guard.app(self._environ, self._start_response)
             return Leaving(response.flow_on(self._start_response), self._close)
         if isinstance(reply, Send):
             if response is not None and reply.answer is response.answer:
@@ -151,6 +131,7 @@ class Exchange:
             else:
                 self._start(reply.answer)
             return Leaving([reply.answer.body or b""], self._close)
+        assert isinstance(reply, Reraise)  # noqa: S101 - the fourth, Done, is of a flow that only reports
         if reply.answer is None:
             raise reply.error
         # The answer first, so that this client and its retries see the same. Then the error goes on to whoever
@@ -169,20 +150,4 @@ class Exchange:
         finally:
             self._body.close()
 
-
-def _lose(operation: Operation) -> None:
-    """Say that another worker has the operation. A thread can't be stopped; its next step is refused."""
-    operation.story.is_lost = True
-
-
-# How an exchange carries out the commands that are not the store's.
-_PERFORM: dict[type[Command[Any]], Callable[[Exchange, Any], Any]] = {
-    NameScope: Exchange.name_scope,
-    ReadBody: Exchange.read_body,
-    RunHandler: Exchange.run_handler,
-    Begin: Exchange.begin,
-    Finish: Exchange.end,
-    Undo: Exchange.end,
-    Pause: lambda _, command: time.sleep(command.duration.total_seconds()),
-    Tell: lambda _, command: log(command.happening),
-}
+    performs: ClassVar[Performs] = {**exchange.Exchange.performs, NameScope: name_scope, ReadBody: read_body}

@@ -16,9 +16,10 @@ from semel.stores import Store
 from semel.stores import store as open_store
 from semel.stores.keeper import Keeper
 from semel.telemetry.logs import logger
+from semel.telemetry.tally import Tally
 from semel.work import Completer, Reaper, Service, Sweeper, Workers
 from semel.wsgi.environ import path_of
-from semel.wsgi.exchange import Exchange, Guard
+from semel.wsgi.exchange import AppGuard, Exchange
 from semel.wsgi.stored import environ_of, nowhere
 
 WhoseRequest = Callable[[RequestView], str | None]
@@ -48,7 +49,16 @@ class IdempotencyMiddleware:
         if inspect.iscoroutinefunction(scope):
             raise ConfigurationError("scope must be a plain function under WSGI, where nobody could await it.")
         self.routes = Routes(policy, paths)
-        self.guard = Guard(app, self.store, Keeper(self.store.perform), Gate(), checked_scope(scope))
+        #: What a policy with enforcement="report" has seen in this process: ``tally.snapshot()``.
+        self.tally = Tally()
+        self.guard = AppGuard(
+            store=self.store,
+            keeper=Keeper(self.store.perform),
+            gate=Gate(),
+            tally=self.tally,
+            app=app,
+            scope=checked_scope(scope),
+        )
         # Here and not at the first request, which may come in a thread that may not touch signals.
         self.guard.gate.close_on_sigterm()
         self.workers = Workers(services(self)) if work else None

@@ -38,17 +38,16 @@ class Response:
         self.answer: Answer | None = None
 
     def take(self, app: WSGIApplication) -> Ending:
-        """Run the app until its answer is whole, or known to be one that can't be kept."""
+        """Run the app until its answer is whole, or known to be one that can't be kept. The operation is entered."""
         try:
-            with enter(self._operation):
-                self._iterable = app(self._environ, self._start)
-                self._chunks = iter(self._iterable)
-                while self._can_be_kept():
-                    try:
-                        chunk = next(self._chunks)
-                    except StopIteration:
-                        return self._answered()
-                    self._held.add(chunk)
+            self._iterable = app(self._environ, self._start)
+            self._chunks = iter(self._iterable)
+            while self._can_be_kept():
+                try:
+                    chunk = next(self._chunks)
+                except StopIteration:
+                    return self._answered()
+                self._held.add(chunk)
             return streaming(self._code(), lowered(self.fields), self._operation)
         except Exception as error:  # noqa: BLE001 - it is the flow's to judge
             return raised(error, self._operation)

@@ -17,6 +17,7 @@ from semel.core.commands.handler import (
     Raised,
     ReadBody,
     RunHandler,
+    RunUnguarded,
     Streaming,
     Tell,
 )
@@ -88,6 +89,7 @@ __all__ = [
     "Release",
     "Renew",
     "RunHandler",
+    "RunUnguarded",
     "Save",
     "Settle",
     "Streaming",

@@ -95,6 +95,31 @@ class RunHandler(Command[Ending]):
 
 
 @dataclass(frozen=True, slots=True)
+class RunUnguarded(Command[int | None]):
+    """Let the application handle and answer the request as if nobody watched, and say how that went (report mode).
+
+    Whoever carries this out
+
+    - gives the handler the request as it came: what was read of its body, and then the rest of it;
+    - lets the answer through as it comes, streams included, with every header, and holds nothing of it back;
+    - leaves ``current()`` as it would be without a guard, and steps to nobody;
+    - renews *lease* meanwhile, where there is a *hold*. A lease that is lost ends nothing;
+    - answers when the answer has left (or, for a door inside a framework, when the handler has returned it), or when
+      the handler has raised: with the status that the answer began with, None where it never began one;
+    - keeps what the handler raised to itself until the flow has ended, and raises it then, unchanged.
+
+    The flow ends with the reply ``Done``. Nothing that happens to it after this command is of account to the client: a
+    handler that is cancelled or killed ends it, and the lease does the rest.
+    """
+
+    interruptible = True
+
+    #: None where the store knows nothing of this run: a duplicate, no key, or no store.
+    hold: Hold | None = None
+    lease: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FinishOne(Command[int | None]):
     """Run a stuck operation's stored request through the application, on from its recovery point.
 

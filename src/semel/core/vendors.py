@@ -1,0 +1,50 @@
+"""Under which header, and how long, the clients of well-known APIs send their keys. Nothing else is theirs here: what a
+key means is as in any other policy.
+
+For an API that is to be compatible with clients that were written for one of these.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from semel.core.key import DEFAULT_MAX_LENGTH
+from semel.errors import ConfigurationError
+
+#: Of a UUID in its usual spelling.
+_UUID_LENGTH = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Vendor:
+    """How one vendor's clients send a key."""
+
+    header: str
+    #: As documented by the vendor; where nothing is, the usual figure.
+    max_key_length: int = DEFAULT_MAX_LENGTH
+
+
+VENDORS = {
+    "adyen": Vendor("Idempotency-Key", 64),
+    "amazon_pay": Vendor("x-amz-pay-idempotency-key", 32),
+    "chargebee": Vendor("chargebee-idempotency-key"),
+    "checkout": Vendor("Cko-Idempotency-Key"),
+    "klarna": Vendor("Klarna-Idempotency-Key", _UUID_LENGTH),
+    "mercadopago": Vendor("X-Idempotency-Key"),
+    "openbanking_uk": Vendor("x-idempotency-key", 40),
+    "paypal": Vendor("PayPal-Request-Id", 108),
+    "qonto": Vendor("X-Qonto-Idempotency-Key"),
+    "razorpay_payout": Vendor("X-Payout-Idempotency", _UUID_LENGTH),
+    "wise": Vendor("X-idempotence-uuid", _UUID_LENGTH),
+}
+
+
+def vendor(name: str) -> Vendor:
+    """Return the vendor of this *name*."""
+    try:
+        return VENDORS[name]
+    except (KeyError, TypeError):
+        close = difflib.get_close_matches(str(name), VENDORS, n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(VENDORS)}."
+        raise ConfigurationError(f"There is no vendor {name!r}. {hint}") from None

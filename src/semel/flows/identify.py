@@ -1,0 +1,53 @@
+"""Whose request it is, what it asks, and under which key. What becomes of the key is not decided here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semel.core.body_hash import PREFIX, is_made
+from semel.core.commands import Flow, NameScope, ReadBody, Tell
+from semel.core.events import PersonalKey
+from semel.core.fingerprint import Subject
+from semel.core.key import Key, find
+from semel.core.message import Head
+from semel.core.policy import Policy
+from semel.core.scope import scoped
+from semel.errors import BodyTooLarge, KeyInvalid, KeyMissing
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that bears a key, or was given one."""
+
+    key: Key
+    scope: str
+    #: As the application named it.
+    principal: str
+    subject: Subject
+    #: As it is for this key: one that was made of the body has a window of its own, and is its own fingerprint.
+    policy: Policy
+
+
+def identify(head: Head, policy: Policy) -> Flow[Asked | None]:
+    """Find out what is asked; None: it bears no key, and need not. What can't be guarded is refused."""
+    sent = find(head.headers, policy.header_names, strict=policy.strict, max_length=policy.max_key_length)
+    source = sent or policy.key_from
+    if source is None:
+        if policy.required:
+            raise KeyMissing
+        return None
+    if sent is not None:
+        if policy.key_from is not None and is_made(sent):
+            # It would be taken for a key of ours, which is compared with no fingerprint.
+            raise KeyInvalid(f'An idempotency key must not start with "{PREFIX}" here. Send another, such as a UUID.')
+        if sent.personal:
+            yield from Tell(PersonalKey(sent.short()))
+    principal = yield from NameScope()
+    scope = scoped(principal, head, policy)
+    body = yield from ReadBody(policy.max_request_body)
+    if body is None:
+        raise BodyTooLarge(f"The request body is larger than {policy.max_request_body} bytes.")
+    subject = Subject(head.method, head.path, head.query, head.headers, body)
+    if isinstance(source, Key):
+        return Asked(source, scope, str(principal), subject, policy)
+    return Asked(source.key(scope, subject), scope, str(principal), subject, policy.by_body)

@@ -1,0 +1,97 @@
+"""What report mode has seen, counted, for programs and people to read. It counts one process; the log has them all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from semel.core.events import Happening, Reported, ReportFailed
+from semel.core.outcome import OUTCOMES
+from semel.errors import StoreUnavailable
+from semel.telemetry.logs import log
+
+#: Paths come from clients, who may think of any number of them.
+MOST_ROUTES = 500
+OTHER_ROUTES = "other"
+
+#: A store that is down fails every request; one line of it a minute is enough to be noticed.
+TELL_AGAIN_SECONDS = 60.0
+#: How long a store that failed is not asked again. One that does not even answer would hold up each request otherwise.
+REST_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What was counted up to one moment."""
+
+    #: By outcome, in all.
+    total: Mapping[str, int]
+    #: The same by endpoint, such as ``POST /orders/*``.
+    routes: Mapping[str, Mapping[str, int]]
+
+    def __str__(self) -> str:
+        """Show it as a table: an outcome a line, endpoint by endpoint."""
+        lines = [
+            (route, outcome, str(counts[outcome]))
+            for route, counts in sorted(self.routes.items())
+            for outcome in OUTCOMES
+            if outcome in counts
+        ]
+        width = max((len(route) for route, _, _ in lines), default=0)
+        return "\n".join(f"{route:<{width}}  {outcome:<13}  {count:>6}" for route, outcome, count in lines)
+
+
+class Tally:
+    """Counts what report mode tells, and logs all that happens. Any thread may tell it something at any time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start from nothing, by a *clock* that goes on in seconds."""
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._counts: dict[str, Counter[str]] = {}
+        self._silent_until: dict[str, float] = {}
+        self._rests_until = float("-inf")
+
+    def tell(self, happening: Happening) -> None:
+        """Count *happening* if it is a report, and log it; like failures are logged once in a while."""
+        if isinstance(happening, Reported):
+            self._count(happening)
+        if isinstance(happening, ReportFailed) and not self._is_news(happening):
+            return
+        log(happening)
+
+    def snapshot(self) -> Counts:
+        """Return what has been counted so far. It does not change when more is."""
+        with self._lock:
+            routes: dict[str, dict[str, int]] = {route: {**counts} for route, counts in self._counts.items()}
+        total: Counter[str] = Counter()
+        for counts in routes.values():
+            total.update(counts)
+        frozen = {route: MappingProxyType(counts) for route, counts in routes.items()}
+        return Counts(MappingProxyType(dict(total)), MappingProxyType(frozen))
+
+    def check_store(self) -> None:
+        """Refuse to ask a store in report mode that has failed a moment ago."""
+        if self._clock() < self._rests_until:
+            raise StoreUnavailable("The store failed a moment ago, and is not asked again yet.")
+
+    def _count(self, happening: Reported) -> None:
+        with self._lock:
+            route = happening.route
+            if route not in self._counts and len(self._counts) >= MOST_ROUTES:
+                route = OTHER_ROUTES
+            self._counts.setdefault(route, Counter())[happening.outcome] += 1
+
+    def _is_news(self, happening: ReportFailed) -> bool:
+        now = self._clock()
+        with self._lock:
+            if happening.whose == "store" and now >= self._rests_until:
+                self._rests_until = now + REST_SECONDS
+            if now < self._silent_until.get(happening.whose, now):
+                return False
+            self._silent_until[happening.whose] = now + TELL_AGAIN_SECONDS
+            return True

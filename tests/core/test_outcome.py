@@ -1,0 +1,52 @@
+"""What report mode calls things."""
+
+import inspect
+
+import pytest
+
+from semel import errors
+from semel.core.outcome import OUTCOMES, UNCHANGED, outcome_of, route_of
+from semel.errors import (
+    Abandoned,
+    KeyReused,
+    NotReplayable,
+    Refusal,
+    RequestRefused,
+    ShuttingDown,
+    StoreRefused,
+    StoreUnavailable,
+)
+
+
+@pytest.mark.parametrize(
+    "path, route",
+    [
+        ("/orders", "POST /orders"),
+        ("/orders/17/lines/3", "POST /orders/*/lines/*"),
+        ("/v1/orders/0b1c3d5e-0000-4000-8000-000000000000", "POST /v1/orders/*"),
+        ("/customers/cus_8sJd72kd", "POST /customers/*"),
+        ("/oauth2/token-exchange", "POST /oauth2/token-exchange"),
+        ("/", "POST /"),
+        ("", "POST "),
+    ],
+)
+def test_routes(path: str, route: str) -> None:
+    """What looks like an id is left out of an endpoint's name: each endpoint is counted once, not once per order."""
+    assert route_of("POST", path) == route
+
+
+def test_every_refusal_has_an_outcome() -> None:
+    """Each refusal of a request that has not run yet is counted by a name of its own."""
+    kinds = [each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, RequestRefused)]
+    before_running = {*kinds, ShuttingDown} - {RequestRefused, Abandoned, NotReplayable}
+    outcomes = [outcome_of(kind()) for kind in before_running]
+    assert len(set(outcomes)) == len(outcomes)
+    assert "failed" not in outcomes
+    assert set(OUTCOMES) == {*outcomes, *UNCHANGED, "replay", "rerun", "failed"}
+
+
+@pytest.mark.parametrize("refusal", [StoreUnavailable(), StoreRefused()])
+def test_the_stores_refusals(refusal: Refusal) -> None:
+    """What the store could not do says nothing of the request."""
+    assert outcome_of(refusal) == "failed"
+    assert outcome_of(KeyReused()) == "mismatch"
