@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.docs.served import EXAMPLES, ROOT, asgi, load, server, wsgi
+from tests.docs.served import ASKING, EXAMPLES, HANG_SECONDS, ROOT, asgi, load, server, wsgi
 
 KEY = {"Idempotency-Key": '"order-17"'}
 PROBLEM = "application/problem+json"
@@ -53,18 +53,44 @@ async def test_quickstart() -> None:
 
 
 async def test_fastapi() -> None:
-    """Two accounts with one key never meet; nobody is refused; what `paths` leaves out is not guarded."""
+    """Two accounts with one key never meet; a stranger gets 401, and who may not refund 403, replay or not."""
     example = load("fastapi_app")
     alice, bob = ({"Authorization": f"Bearer token-of-{name}"} for name in ("alice", "bob"))
+    body = {"amount": 5}
     async with asgi(example.app) as client:
         for who in (alice, bob, alice):
-            paid = await client.post("/payments", json={"amount": 5}, headers=KEY | who)
-        nobody = await client.post("/payments", json={"amount": 5}, headers=KEY)
-        note = await client.post("/notes", headers=KEY | alice)
+            paid = await client.post("/payments", json=body, headers=KEY | who)
+        nobody = await client.post("/payments", json=body, headers=KEY)
+        missing = await client.post("/payments", json=body, headers=alice)
+        refunds = [await client.post("/refunds", json=body, headers={"Idempotency-Key": "r"} | alice) for _ in range(2)]
+        example.CLERKS.clear()
+        refused = await client.post("/refunds", json=body, headers={"Idempotency-Key": "r"} | alice)
+        schema = (await client.get("/openapi.json")).json()
     assert is_replay(paid)
-    assert paid.json()["account"] == "alice"
-    assert (nobody.status_code, nobody.json()["code"]) == (400, "idempotency-scope-missing")
-    assert note.json() == {"guarded": False}
+    assert paid.json() == {"payment": 1, "account": "alice", "attempt": 1}
+    assert nobody.status_code == 401
+    assert (missing.status_code, missing.json()["code"]) == (400, "idempotency-key-missing")
+    assert [is_replay(each) for each in (*refunds, refused)] == [False, True, False]
+    assert refused.status_code == 403
+    assert example.ledger == [("alice", 5), ("bob", 5), ("alice", -5)]
+    assert all("x-idempotency" in schema["paths"][path]["post"] for path in ("/payments", "/refunds"))
+
+
+async def test_litestar() -> None:
+    """Login and permission are asked before the key; two accounts with one key never meet."""
+    example = load("litestar_app")
+    alice, bob = ({"Authorization": f"Bearer token-of-{name}"} for name in ("alice", "bob"))
+    body = {"amount": 5}
+    async with asgi(example.app) as client:
+        for who in (alice, bob, alice):
+            paid = await client.post("/payments", json=body, headers=KEY | who)
+        nobody = await client.post("/payments", json=body, headers=KEY)
+        missing = await client.post("/payments", json=body, headers=alice)
+        example.frozen.add("alice")
+        refused = await client.post("/payments", json=body, headers=KEY | alice)
+    assert is_replay(paid)
+    assert paid.json() == {"payment": 1, "account": "alice"}
+    assert [each.status_code for each in (nobody, missing, refused)] == [401, 400, 403]
     assert example.ledger == [("alice", 5), ("bob", 5)]
 
 
@@ -85,14 +111,21 @@ async def test_starlette() -> None:
 
 
 def test_flask() -> None:
-    """A Flask app is guarded around its wsgi_app."""
+    """A Flask view is guarded after its login: nobody gets 401, each account has its own keys, and one row stays."""
     example = load("flask_app")
-    with wsgi(example.app, example.app.wsgi_app) as client:
-        answers = [client.post("/payments", json={"amount": 5}, headers=KEY | {"X-Account": "a"}) for _ in range(2)]
-        other = client.post("/payments", json={"amount": 6}, headers=KEY | {"X-Account": "a"})
-    assert [answer.status_code for answer in (*answers, other)] == [201, 201, 422]
-    assert is_replay(answers[1])
-    assert example.payments == [5]
+    alice, bob = ({"Authorization": f"Bearer token-of-{name}"} for name in ("alice", "bob"))
+    with wsgi(example.app, example.app.extensions["semel"]) as client:
+        nobody = client.post("/payments", json={"amount": 5}, headers=KEY)
+        answers = [client.post("/payments", json={"amount": 5}, headers=KEY | alice) for _ in range(2)]
+        other = client.post("/payments", json={"amount": 6}, headers=KEY | alice)
+        bobs = client.post("/payments", json={"amount": 7}, headers=KEY | bob)
+    assert [answer.status_code for answer in (nobody, *answers, other, bobs)] == [401, 201, 201, 422, 201]
+    assert [is_replay(answer) for answer in (*answers, bobs)] == [False, True, False]
+    assert answers[0].content == answers[1].content
+    with example.app.app_context():
+        amounts = [payment.amount for payment in example.Payment.query.order_by(example.Payment.id)]
+        example.db.engine.dispose()
+    assert amounts == [5, 7]
 
 
 DJANGO = """
@@ -210,14 +243,16 @@ async def test_tutorial_guarded_charges_once() -> None:
 def test_tutorial_kill(name: str, expected: int, folder: Path) -> None:
     """After kill -9 in mid-handler the retry runs again: only a key of the provider's own stops the second charge."""
     program = (EXAMPLES / f"{name}.py").read_text()
-    (folder / "payments.py").write_text(program.replace("seconds=5", "seconds=1").replace("sleep(2)", "sleep(0.5)"))
+    program = program.replace("seconds=5", "seconds=1")
     body: dict[str, Any] = {"json": {"amount": 50}, "headers": KEY}
+    (folder / "payments.py").write_text(program.replace("sleep(2)", f"sleep({HANG_SECONDS})"))
     with server(folder) as (process, url):
         killer = f"until [ -s charges.txt ]; do sleep 0.01; done; kill -9 {process.pid}"
         with subprocess.Popen(["/bin/sh", "-c", killer], cwd=folder), pytest.raises(httpx.HTTPError):
-            httpx.post(url, **body)
+            httpx.post(url, **body, **ASKING)
+    (folder / "payments.py").write_text(program.replace("sleep(2)", "sleep(0)"))
     with server(folder) as (_, url):
-        while (answer := httpx.post(url, **body)).status_code == 409:
+        while (answer := httpx.post(url, **body, **ASKING)).status_code == 409:
             assert (answer.json()["code"], answer.headers["retry-after"]) == ("idempotency-key-in-progress", "1")
             threading.Event().wait(0.05)  # what the answer asks for, only more often
     assert (answer.status_code, is_replay(answer)) == (201, False)

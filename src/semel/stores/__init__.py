@@ -39,6 +39,7 @@ _ASYNC_STORES = {
 #: What an application may give, by the package and the name of its type (nothing is imported to look at it), and who
 #: takes transactions from it.
 _GIVEN = {
+    ("flask_sqlalchemy", "SQLAlchemy"): ("semel.stores.connections.flask_sqlalchemy", "FlaskSQLAlchemyConnections"),
     ("psycopg_pool", "ConnectionPool"): ("semel.stores.connections.psycopg", "PsycopgConnections"),
     ("sqlalchemy", "Engine"): ("semel.stores.connections.sqlalchemy", "SQLAlchemyConnections"),
     ("sqlalchemy", "sessionmaker"): ("semel.stores.connections.sqlalchemy", "SQLAlchemyConnections"),

@@ -1,0 +1,136 @@
+"""The extension: what the guarded views of one app share, from its settings to what runs beside it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from semel.core.policy import Policy
+from semel.errors import ConfigurationError, UnknownField
+from semel.exchange import Guard
+from semel.flask.decorator import EXTENSION, GivenPolicy, Scope, asked, check_routes, policy_of
+from semel.flask.view import BODY
+from semel.stores import Store
+from semel.stores import store as open_store
+from semel.work import Reaper, Sweeper, Workers
+
+try:
+    from flask import Flask, request
+except ImportError as error:  # pragma: no cover - seen only where the extra is missing
+    raise ImportError("semel.flask needs Flask 3. Run: pip install 'semel[flask]'") from error
+
+_PREFIX = "SEMEL_"
+_DEFAULTS: dict[str, Any] = {"STORE": "sqlite:///semel.db", "SCOPE": None, "POLICY": None, "WORK": False}
+
+
+class Semel:
+    """The extension for one app, or, by ``init_app``, for several."""
+
+    def __init__(
+        self,
+        app: Flask | None = None,
+        *,
+        store: str | Store | Any = None,
+        scope: Scope | None = None,
+        policy: GivenPolicy | None = None,
+        work: bool | None = None,
+    ) -> None:
+        """Guard the views of *app* that say ``@idempotent``. What is left out here, ``SEMEL_STORE``, ``SEMEL_SCOPE``,
+        ``SEMEL_POLICY`` and ``SEMEL_WORK`` in the app's config say.
+
+        *store* is a URL, a store, or what the application already has: Flask-SQLAlchemy's ``db``, an engine, a pool.
+        *scope* says whose request it is; it is called with the request, or with nothing if it takes nothing. With
+        *work*, this process also sweeps and reaps, as ``semel work`` does.
+        """
+        self._given = {"STORE": store, "SCOPE": scope, "POLICY": policy, "WORK": work}
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        """Read the app's config, and be ready to guard its views. Nothing is connected to yet."""
+        if EXTENSION in app.extensions:
+            raise ConfigurationError("This app has a Semel already. Use Semel(app), or semel.init_app(app) once.")
+        settings = self._settings(app)
+        installed = Installed(app, policy_of(settings["POLICY"]), settings["SCOPE"], settings["STORE"])
+        if settings["WORK"]:
+            store = installed.store
+            installed.workers = Workers([Sweeper(store), Reaper(store)])
+        app.extensions[EXTENSION] = installed
+        app.before_request(installed.start)
+        app.teardown_request(_let_go)
+
+    def _settings(self, app: Flask) -> dict[str, Any]:
+        configured = {name: value for name, value in app.config.items() if name.startswith(_PREFIX)}
+        for name in configured:
+            if name.removeprefix(_PREFIX) not in _DEFAULTS:
+                known = [_PREFIX + each for each in _DEFAULTS]
+                close = difflib.get_close_matches(name, known, n=1) or known
+                raise UnknownField(f"There is no setting {name}. There is: {', '.join(close)}.")
+        return {
+            name: next(
+                (each for each in (self._given[name], configured.get(_PREFIX + name)) if each is not None), default
+            )
+            for name, default in _DEFAULTS.items()
+        }
+
+
+class Installed:
+    """What the guarded views of one app share: ``app.extensions["semel"]``."""
+
+    def __init__(self, app: Flask, policy: Policy, scope: Scope | None, store: Any) -> None:
+        """Guard by *store* what says so in *app*."""
+        self.policy = policy
+        self.scope = asked(scope)
+        self.store, self.undo = _opened(app, store)
+        self.guard = Guard.of(self.store)
+        #: What a policy with enforcement="report" has seen in this process: ``tally.snapshot()``.
+        self.tally = self.guard.tally
+        self.workers: Workers | None = None
+        self._app = app
+        self._is_checked = False
+        # Here too and not at the first request alone, which may come in a thread that may not touch signals.
+        self.guard.gate.close_on_sigterm()
+
+    def start(self) -> None:
+        """Do what is to be done before the first request and not before: routes are added, and servers may fork."""
+        if not self._is_checked:
+            check_routes(self._app, self.policy, self.scope)
+            self.guard.gate.close_on_sigterm()
+            self._is_checked = True
+        if self.workers is not None:
+            self.workers.start()
+
+    def drain(self) -> None:
+        """Take on nothing new: guarded requests are refused (503), and those under way end. SIGTERM does this too."""
+        self.guard.gate.close()
+
+    def close(self) -> None:
+        """Stop what runs beside, and let go of every connection of the store's."""
+        if self.workers is not None:
+            self.workers.stop()
+        self.guard.keeper.close()
+        self.store.close()
+
+
+def _opened(app: Flask, given: Any) -> tuple[Store, Callable[[], None]]:
+    """Return the store, and what undoes what a view in its transaction has not committed."""
+    if isinstance(given, Store):
+        return given, _nothing
+    db = app.extensions.get("sqlalchemy")
+    with app.app_context():
+        if db is not None and (given is db or given is getattr(db, "engines", {}).get(None)):
+            lending: Any = import_module("semel.stores.connections.flask_sqlalchemy")
+            return open_store(db), lending.undo_uncommitted
+        return open_store(given), _nothing
+
+
+def _nothing() -> None:
+    """Nothing is ours to undo: the view has its own connection."""
+
+
+def _let_go(_error: BaseException | None) -> None:
+    body = request.environ.pop(BODY, None)
+    if body is not None:
+        body.close()

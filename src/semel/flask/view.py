@@ -1,0 +1,125 @@
+"""One request to a Flask view, in the core's terms and back. What is decided about it, ``flows/serve`` decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from semel.core.fingerprint import Buffer
+from semel.core.message import Answer
+from semel.core.replay import is_endless
+from semel.door import Body, declared_length, framed
+from semel.errors import ConfigurationError, SemelError
+from semel.views import Taken, View, gathered, written_form
+from semel.wsgi.environ import head_of, lowered, read_body
+from semel.wsgi.watching import give_back
+
+try:
+    from flask import Request, Response, current_app, got_request_exception, request
+    from werkzeug.datastructures import Headers
+except ImportError as error:  # pragma: no cover - seen only where the extra is missing
+    raise ImportError("semel.flask needs Flask 3. Run: pip install 'semel[flask]'") from error
+
+#: Where the body of a guarded request waits until the request ends, in its environ.
+BODY = "semel.body"
+
+_READ_BEFORE = (
+    "The body of this request was read before its guarded view, and not kept, so it can't be compared with a retry's. "
+    "Read it with request.get_data(), request.get_json() or request.form, which keep it."
+)
+
+
+class FlaskView(View[Response]):
+    """The request that Flask is serving in this context, and the view it is for."""
+
+    def __init__(self, view: Callable[[], Any], scope: Callable[[Request], object], undo: Callable[[], None]) -> None:
+        """*scope* says whose request it is; *undo* undoes what a view that raises has not committed."""
+        self.head = head_of(request.environ)
+        self._view = view
+        self._scope = scope
+        self._undo = undo
+
+    def whose(self) -> object:
+        """Ask the application, whose login has run by now."""
+        return self._scope(request)
+
+    def read_body(self, limit: int) -> Buffer | None:
+        """Read the body, and leave it where Flask will look for it; or find what Flask has made of it already."""
+        if not _was_touched(request):
+            return self._read_stream(limit)
+        length = declared_length(self.head)
+        if length > limit:
+            return None
+        data = request.get_data()
+        if not data and (request.form or request.files):
+            files = request.files.items(multi=True)
+            return written_form(
+                request.form.items(multi=True), ((name, each.filename, each.stream) for name, each in files)
+            )
+        if len(data) < length:
+            raise ConfigurationError(_READ_BEFORE)
+        return data if len(data) <= limit else None
+
+    def _read_stream(self, limit: int) -> Buffer | None:
+        body = request.environ[BODY] = Body()
+        is_whole = False
+        try:
+            is_whole = read_body(request.environ, self.head, body, limit)
+        finally:
+            # Whatever came of it: in report mode the view runs all the same.
+            give_back(request.environ, body, is_whole=is_whole)
+        return body.buffer() if is_whole else None
+
+    def call(self) -> Response:
+        """Call the view. What Flask's error handlers make of an exception is the view's answer, too."""
+        try:
+            answer = self._view()
+        except SemelError:
+            # Such as NoEffect: it is for the flow to judge, before any handler for every Exception.
+            raise
+        except Exception as error:  # noqa: BLE001 - one that no handler is for is raised again there
+            self._undo()
+            answer = current_app.handle_user_exception(error)
+        return current_app.make_response(answer)
+
+    def take(self, response: Response, limit: int) -> Taken:
+        """Return the *response* as far as it can be kept. A stream is read as far, and goes on from there."""
+        headers = lowered(response.get_wsgi_headers(request.environ))
+        if is_endless(headers):
+            return Taken(response.status_code, headers, None)
+        if response.is_sequence:
+            whole = b"".join(response.iter_encoded())
+            return Taken(response.status_code, headers, whole if len(whole) <= limit else None)
+        stream: Any = response.response
+        kept, rest = gathered(iter(response.iter_encoded()), limit)
+        if kept is None:
+            response.response = rest
+        else:
+            response.direct_passthrough = False
+            response.response = [kept]
+        if hasattr(stream, "close"):
+            response.call_on_close(stream.close)  # The response would have closed it, had it still been its own.
+        return Taken(response.status_code, headers, kept)
+
+    def response_of(self, answer: Answer) -> Response:
+        """Return a response of the app's own class, with the headers of *answer* and no others."""
+        response = current_app.make_response((answer.body or b"", answer.status))
+        response.headers = Headers(
+            [(name.decode("latin-1"), value.decode("latin-1")) for name, value in framed(answer)]
+        )
+        return response
+
+    def status_of(self, response: Response) -> int:
+        """Return the status of the view's own *response*."""
+        return response.status_code
+
+    def report(self, error: Exception) -> None:
+        """Tell whoever listens to Flask's signal, and the app's log, as Flask does with what no handler is for."""
+        app: Any = current_app
+        got_request_exception.send(app._get_current_object(), _async_wrapper=app.ensure_sync, exception=error)  # noqa: SLF001 - as Flask's documentation has it
+        app.log_exception((type(error), error, error.__traceback__))
+
+
+def _was_touched(request: Request) -> bool:
+    """Whether Flask has begun to read the body, for a ``before_request`` function or a decorator outside."""
+    return not vars(request).keys().isdisjoint({"stream", "form", "files", "_cached_data"})
