@@ -1,53 +1,56 @@
-"""FastAPI: each account has its own keys, and the handler asks what it is part of."""
+"""FastAPI: routes say that they are guarded, and are, once the app's own login and permissions have been asked."""
 
 from typing import Annotated
 
-from fastapi import Depends, FastAPI, Header, HTTPException
+from fastapi import APIRouter, Depends, FastAPI, HTTPException
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 
 import semel
-from semel.asgi import IdempotencyMiddleware
-from semel.door import RequestView
+from semel import Operation, Policy
+from semel.fastapi import Idempotent, install
 
 ACCOUNTS = {"token-of-alice": "alice", "token-of-bob": "bob"}
+CLERKS = {"alice"}
 ledger: list[tuple[str, int]] = []
+
+app = FastAPI()
+install(app, store="sqlite:///semel.db", policy=Policy.ietf(required=True))
+
+Token = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+
+
+def current_account(token: Token) -> str:
+    if token is None or token.credentials not in ACCOUNTS:
+        raise HTTPException(401)
+    return ACCOUNTS[token.credentials]  # the account, not the token: a token may be renewed between two tries
+
+
+def is_clerk(account: Annotated[str, Depends(current_account)]) -> None:
+    if account not in CLERKS:
+        raise HTTPException(403, "Only a clerk may refund.")
+
+
+guard = Idempotent(scope=current_account)
 
 
 class Payment(BaseModel):
     amount: int
 
 
-def account_of(authorization: str | None) -> str | None:
-    return ACCOUNTS.get((authorization or "").removeprefix("Bearer "))
-
-
-def whose_request(request: RequestView) -> str | None:
-    """Name the account, not the token: a token may be renewed between two tries."""
-    return account_of(request.headers.get("authorization"))
-
-
-def current_account(authorization: Annotated[str | None, Header()] = None) -> str:
-    account = account_of(authorization)
-    if account is None:
-        raise HTTPException(401)
-    return account
-
-
-app = FastAPI()
-app.add_middleware(IdempotencyMiddleware, store="sqlite:///semel.db", scope=whose_request, paths="/payments")
-
-
 @app.post("/payments", status_code=201)
-def pay(payment: Payment, account: Annotated[str, Depends(current_account)]) -> dict[str, object]:
-    ledger.append((account, payment.amount))
-    return {"payment": len(ledger), "account": account, "amount": payment.amount}
+async def pay(payment: Payment, operation: Annotated[Operation, Depends(guard)]) -> dict[str, object]:
+    ledger.append((operation.scope, payment.amount))
+    return {"payment": len(ledger), "account": operation.scope, "attempt": operation.attempt}
 
 
-@app.post("/notes", status_code=201)
-def note() -> dict[str, bool]:
-    """Not guarded (see `paths`), so there is no current operation."""
-    try:
-        semel.current()
-    except LookupError:
-        return {"guarded": False}
-    return {"guarded": True}
+refunds = APIRouter(prefix="/refunds", dependencies=[Depends(guard), Depends(is_clerk)])
+
+
+@refunds.post("", status_code=201)
+def refund(payment: Payment) -> dict[str, str]:
+    ledger.append((semel.current().scope, -payment.amount))
+    return {"refund": semel.current().key}
+
+
+app.include_router(refunds)

@@ -1,9 +1,7 @@
 """Every program in docs/examples runs, and does what the page that shows it says."""
 
 import asyncio
-import os
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.docs.served import ASKING, EXAMPLES, HANG_SECONDS, ROOT, asgi, load, server, wsgi
+from tests.docs.served import ASKING, EXAMPLES, HANG_SECONDS, asgi, load, server, wsgi
 
 KEY = {"Idempotency-Key": '"order-17"'}
 PROBLEM = "application/problem+json"
@@ -126,26 +124,6 @@ def test_flask() -> None:
         amounts = [payment.amount for payment in example.Payment.query.order_by(example.Payment.id)]
         example.db.engine.dispose()
     assert amounts == [5, 7]
-
-
-DJANGO = """
-from tests.docs.served import load, wsgi
-example = load("django_app")
-with wsgi(example.application, example.application) as client:
-    headers = {"Idempotency-Key": "k", "X-Account": "a"}
-    answers = [client.post("/payments", json={"amount": amount}, headers=headers) for amount in (5, 5, 6)]
-print([answer.status_code for answer in answers], answers[1].headers["idempotent-replayed"], example.payments)
-"""
-
-
-def test_django(folder: Path) -> None:
-    """A Django app is guarded around its WSGI application."""
-    # In a process of its own, since Django can be set up once in each.
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", DJANGO]
-    said = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert said.stderr.replace("Unprocessable Entity: /payments\n", "") == ""
-    assert said.stdout == "[201, 201, 422] true [5]\n"
 
 
 def test_wsgi() -> None:

@@ -1,0 +1,154 @@
+"""The dependency that guards a route. When it runs is settled in ``order.py``: after every other dependency."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import Depends, HTTPException
+from fastapi.params import Depends as Dependency
+from starlette.requests import HTTPConnection
+
+from semel.asgi.protocol import EXCHANGE, NOT_REACHED, full_path, head_of, is_before_handler
+from semel.asgi.route import RouteExchange, Settled, claim
+from semel.core.message import Answer
+from semel.core.policy import Policy
+from semel.core.scope import SingleTenant
+from semel.door import RequestView
+from semel.errors import ConfigurationError, NotGuarded
+from semel.operation import Operation, current
+
+_NO_SCOPE = (
+    "Idempotent(scope=…) needs to know whose request it is: give it the dependency that your routes log in with, "
+    "returning a string such as account.id. For an API with one user, say so: scope=semel.SINGLE_TENANT."
+)
+_OUT_OF_ORDER = (
+    "This route is guarded, and Semel has not seen it: a replay could be given before the app's other dependencies "
+    "have been asked. Call semel.fastapi.install(app, store=…). An app that is mounted wrapped in something else "
+    "can't be seen into, and needs an install of its own."
+)
+
+
+class AlreadyAnswered(HTTPException):
+    """The request has its answer already: a replay, or a refusal. It is on its way to the client, and whatever an
+    exception handler makes of this is thrown away; the status is there for those who look on.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        """Have the status of *answer*."""
+        super().__init__(answer.status, "The answer has been given.")
+
+
+class Idempotent:
+    """A dependency: the route runs once for each key, and its value is the ``Operation`` (None: there is no key).
+
+    *scope* is the dependency that says whose request it is: a string, an int or a UUID. It may also be
+    ``SINGLE_TENANT``, or a function of one ``RequestView``, as the middleware takes it. *policy* is that of
+    ``install`` where none is given.
+
+    ``Idempotent()`` guards nothing: it hands out the operation in an app that a middleware guards as a whole.
+    """
+
+    def __init__(self, *, scope: Any = None, policy: Policy | None = None) -> None:
+        """Guard by *policy* the requests of whoever *scope* names."""
+        if policy is not None and not isinstance(policy, Policy):
+            raise ConfigurationError(f"policy must be a Policy, such as Policy.ietf(), not {policy!r}.")
+        self.is_bare = scope is None
+        if scope is None and policy is not None:
+            raise ConfigurationError(_NO_SCOPE)
+        if scope is not None and not callable(scope) and not isinstance(scope, Dependency):
+            raise ConfigurationError(_NO_SCOPE)
+        self.policy = policy
+        self._asks = scope if _takes_a_view(scope) else None
+        parameters = [_parameter("connection", HTTPConnection)]
+        if scope is not None and self._asks is None:
+            depends = scope if isinstance(scope, Dependency) else Depends(scope)
+            parameters.append(_parameter("principal", Annotated[Any, depends]))
+        #: FastAPI reads here what to call this with, and so resolves the login as it does everywhere else.
+        self.__signature__ = inspect.Signature(parameters)
+
+    async def __call__(
+        self, connection: HTTPConnection, principal: object = None, *, is_last: bool = False
+    ) -> AsyncIterator[Operation | None]:
+        """Claim the key. FastAPI calls this; ``order.py`` sees to it that it *is last*."""
+        operation = await self._operation(connection, principal, is_last=is_last)
+        try:
+            yield operation
+        except Exception as error:
+            if is_before_handler(error):
+                # Middleware in between may hide the error from whoever is about to store its answer.
+                connection.scope[NOT_REACHED] = True
+            raise
+
+    async def _operation(self, connection: HTTPConnection, principal: object, *, is_last: bool) -> Operation | None:
+        scope = connection.scope
+        if scope["type"] != "http":
+            return None  # A WebSocket, on a router whose other routes are guarded.
+        if self.is_bare:
+            return _handed_out(connection)
+        if not is_last and _could_be(connection):
+            raise ConfigurationError(_OUT_OF_ORDER)
+        named = _checked(principal) if self._asks is None else partial(self._ask, self._asks, connection)
+        try:
+            return await claim(scope, named, self.policy)
+        except Settled as settled:
+            raise AlreadyAnswered(settled.answer) from None
+
+    async def _ask(self, asks: Callable[[RequestView], Any], connection: HTTPConnection) -> str | None:
+        """Ask a function of one ``RequestView``. It is asked where there is a key."""
+        scope = connection.scope
+        said = asks(RequestView.of(head_of(scope), full_path(scope), scope))
+        return _checked(await said if inspect.isawaitable(said) else said)
+
+
+def _could_be(connection: HTTPConnection) -> bool:
+    """Whether the guard of this request should have been put last."""
+    # An override has FastAPI build every dependency anew, without what was settled. Tests have them, servers don't.
+    return isinstance(connection.scope.get(EXCHANGE), RouteExchange) and not connection.app.dependency_overrides
+
+
+def _handed_out(connection: HTTPConnection) -> Operation | None:
+    if isinstance(connection.scope.get(EXCHANGE), RouteExchange):
+        raise ConfigurationError(f"Idempotent() is for an app that a middleware guards as a whole. {_NO_SCOPE}")
+    try:
+        return current()
+    except NotGuarded:
+        return None
+
+
+def _checked(principal: object) -> str | None:
+    """Return *principal* as a string. Nobody is None, and it is the claim that refuses nobody."""
+    if principal is None or isinstance(principal, str):
+        return principal
+    if isinstance(principal, int | UUID) and not isinstance(principal, bool):
+        return str(principal)
+    raise ConfigurationError(
+        f"scope gave a {type(principal).__name__}, and a key belongs to a string, an int or a UUID. "
+        "Give Idempotent a dependency that returns account.id, or whatever names the account for good."
+    )
+
+
+def _takes_a_view(scope: Any) -> bool:
+    """Whether *scope* is to be asked with a ``RequestView``, and is no dependency.
+
+    It has one parameter then, which is annotated so, or not at all. To FastAPI the latter would be a query parameter,
+    and nobody logs in with one.
+    """
+    if isinstance(scope, SingleTenant):
+        return True
+    if not inspect.isroutine(scope):
+        return False
+    try:
+        parameters = list(inspect.signature(scope, eval_str=True).parameters.values())
+    except (NameError, ValueError):
+        return False
+    if len(parameters) != 1 or parameters[0].default is not inspect.Parameter.empty:
+        return False
+    return parameters[0].annotation in {inspect.Parameter.empty, RequestView}
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)

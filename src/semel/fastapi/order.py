@@ -1,0 +1,150 @@
+"""Who is asked first: a route's guard is the last of its dependencies, wherever it was written.
+
+A replay is an answer. If it were given before a permission is asked for, whoever lost the permission could still read
+it; so everything else that may refuse the request comes first. What is decided about a key is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from fastapi.dependencies.models import Dependant
+from starlette.routing import BaseRoute
+
+from semel.core.policy import Policy
+from semel.core.replay import is_endless
+from semel.errors import ConfigurationError
+from semel.fastapi.dependency import Idempotent
+from semel.fastapi.routes import Guarded, guarded_routes, guards_of, lists, mounted
+
+
+class Order:
+    """The guarded routes of one app, each looked at once. A route that is added later is seen when it is there."""
+
+    def __init__(self, policy: Policy) -> None:
+        """Guard by *policy* where a route has none of its own."""
+        self._policy = policy
+        self._lists: list[Sequence[BaseRoute]] = []
+        self._lengths: list[int] = []
+
+    def see(self, routes: Sequence[BaseRoute]) -> None:
+        """Check and settle *routes*, unless nothing was added since the last time."""
+        if self._lengths and [len(each) for each in self._lists] == self._lengths:
+            return
+        for each in mounted(routes):
+            settle(each, self._policy)
+        # Last, so that what is set up wrongly is said again and again.
+        self._lists = list(lists(routes))
+        self._lengths = [len(each) for each in self._lists]
+
+
+def settle(routes: Sequence[BaseRoute], policy: Policy) -> None:
+    """Make the guard of each of *routes* the last to be asked. *policy* is that of guards without one."""
+    for guarded in guarded_routes(routes):
+        _check(guarded, policy)
+        guards = list(_guards(guarded.dependant))
+        if any(each.call is _in_order for each in guards[0].dependencies):
+            continue  # It was settled when another route was added.
+        if len(guards) > 1:
+            _hoist(guarded.dependant)
+        _put_last(guarded.dependant)
+        for guard in guards:
+            guard.dependencies = [*_gates(guarded.dependant, guard), *guard.dependencies]
+
+
+def _check(guarded: Guarded, default: Policy) -> None:
+    """Refuse what would never do what its author meant."""
+    if len(guarded.guards) > 1:
+        raise ConfigurationError(f"{guarded}: a route is guarded once, and this one has {len(guarded.guards)} guards.")
+    (guard,) = guarded.guards
+    if guard.is_bare:
+        return  # It says by itself where it is out of place.
+    policy = guard.policy or default
+    is_ever_guarded = bool(guarded.methods.intersection(policy.methods))
+    if guarded.says_so_itself and not is_ever_guarded:
+        raise ConfigurationError(
+            f"{guarded}: its policy guards {' and '.join(sorted(policy.methods))} only, so this route never would be. "
+            "Take Idempotent away from it, or name its method in Policy(methods=…); GET is never guarded."
+        )
+    if is_ever_guarded and _never_ends(guarded.route):
+        raise ConfigurationError(
+            f"{guarded}: it answers with an endless stream, which can't be kept for a retry. "
+            "Guard the route that starts the work, and stream from another."
+        )
+
+
+def _never_ends(route: object) -> bool:
+    response_class = getattr(route, "response_class", None)
+    # FastAPI wraps a default that was not chosen by the route.
+    response_class = getattr(response_class, "value", response_class)
+    media_type = getattr(response_class, "media_type", None) or ""
+    return is_endless(((b"content-type", str(media_type).encode()),))
+
+
+def _put_last(dependant: Dependant) -> None:
+    """Ask whoever asks for the guard last, and do so all the way down to it."""
+    others = [each for each in dependant.dependencies if not any(guards_of(each))]
+    holders = [each for each in dependant.dependencies if any(guards_of(each))]
+    # A new list: a request that is under way goes through the old one.
+    dependant.dependencies = others + holders
+    for each in holders:
+        _put_last(each)
+
+
+def _hoist(dependant: Dependant) -> None:
+    """Ask before all others those who stand beside the guard inside of a dependency, if several ask for it.
+
+    The first of these would be asked for the guard before the second is asked for anything. FastAPI remembers what a
+    dependency returned, and does not call it again where it was found.
+    """
+    beside = [replace(each, name=None) for each in _beside_the_guard(dependant) if each.use_cache]
+    dependant.dependencies = beside + dependant.dependencies
+
+
+def _beside_the_guard(dependant: Dependant) -> Iterator[Dependant]:
+    for each in dependant.dependencies:
+        if isinstance(each.call, Idempotent):
+            continue
+        if not any(guards_of(each)):
+            yield each
+        else:
+            yield from _beside_the_guard(each)
+
+
+def _guards(dependant: Dependant) -> Iterator[Dependant]:
+    if isinstance(dependant.call, Idempotent):
+        yield dependant
+        return
+    for each in dependant.dependencies:
+        yield from _guards(each)
+
+
+def _gates(dependant: Dependant, guard: Dependant) -> Iterator[Dependant]:
+    """Yield dependencies for *guard* that fail where a header or cookie of another dependency's is missing or wrong.
+
+    FastAPI collects such errors, and goes on to the next dependency: a client without its ``X-Token`` would come as far
+    as the guard. Path, query and body need no gate: a replay is for the same request.
+    """
+    yield Dependant(call=_in_order, name="is_last", path=dependant.path)
+    for each in _others(dependant, guard):
+        if each.header_params or each.cookie_params:
+            yield Dependant(
+                call=_in_order,
+                name="is_last",
+                path=dependant.path,
+                header_params=each.header_params,
+                cookie_params=each.cookie_params,
+            )
+
+
+def _others(dependant: Dependant, guard: Dependant) -> Iterator[Dependant]:
+    if dependant is not guard:
+        yield dependant
+        for each in dependant.dependencies:
+            yield from _others(each, guard)
+
+
+async def _in_order(**_headers: object) -> bool:
+    """Tell the guard that it has been put last."""
+    return True

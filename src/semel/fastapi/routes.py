@@ -1,0 +1,81 @@
+"""The routes of a FastAPI app, those of its routers and mounted apps too, and what guards each. It changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import fastapi.routing
+from fastapi.dependencies.models import Dependant
+from starlette.routing import BaseRoute, Host, Mount
+
+from semel.fastapi.dependency import Idempotent
+
+#: FastAPI has had this since it keeps included routers as they are; before, it copied their routes into the app.
+_contexts: Any = getattr(fastapi.routing, "iter_route_contexts", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A route that has an ``Idempotent`` among its dependencies."""
+
+    route: Any
+    dependant: Dependant
+    guards: tuple[Idempotent, ...]
+
+    @property
+    def methods(self) -> frozenset[str]:
+        """By which it may be called."""
+        return frozenset(self.route.methods or ())
+
+    @property
+    def says_so_itself(self) -> bool:
+        """Whether its own function has the guard as a parameter; otherwise it may be a whole router's."""
+        return any(each.name is not None and isinstance(each.call, Idempotent) for each in self.dependant.dependencies)
+
+    def __str__(self) -> str:
+        """Name it as a reader of the code would."""
+        return f"{' '.join(sorted(self.methods))} {self.route.path}"
+
+
+def guarded_routes(routes: Sequence[BaseRoute]) -> Iterator[Guarded]:
+    """Yield the guarded ones of these *routes*, and not those of mounted apps."""
+    for route in _flat(routes):
+        dependant = getattr(route, "dependant", None)
+        if isinstance(dependant, Dependant) and hasattr(route, "methods"):
+            guards = tuple(dict.fromkeys(guards_of(dependant)))
+            if guards:
+                yield Guarded(route, dependant, guards)
+
+
+def guards_of(dependant: Dependant) -> Iterator[Idempotent]:
+    """Yield every ``Idempotent`` that *dependant* asks for, by itself or by way of another."""
+    if isinstance(dependant.call, Idempotent):
+        yield dependant.call
+    for each in dependant.dependencies:
+        yield from guards_of(each)
+
+
+def mounted(routes: Sequence[BaseRoute]) -> Iterator[Sequence[BaseRoute]]:
+    """Yield *routes* and those of every app that is mounted among them."""
+    yield routes
+    for route in _flat(routes):
+        inner = getattr(route, "original_route", route)
+        if isinstance(inner, Mount | Host) and inner.routes:
+            yield from mounted(inner.routes)
+
+
+def lists(routes: Sequence[BaseRoute]) -> Iterator[Sequence[BaseRoute]]:
+    """Yield every list that a route can be added to later: the app's, its routers' and its mounted apps'."""
+    yield routes
+    for route in routes:
+        router = getattr(route, "original_router", None)
+        if router is not None:
+            yield from lists(router.routes)
+        elif isinstance(route, Mount | Host) and route.routes:
+            yield from lists(route.routes)
+
+
+def _flat(routes: Sequence[BaseRoute]) -> Iterator[Any]:
+    return iter(_contexts(routes) if _contexts is not None else routes)

@@ -1,0 +1,241 @@
+"""What a guarded operation says of itself in OpenAPI: a header, refusals, a marker. It knows of no framework.
+
+The fragments are plain JSON and mean the same in OpenAPI 3.0 and 3.1. OpenAPI has no word for an idempotency key, so
+the whole of the policy is in an extension, ``x-idempotency``.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Collection, Iterable, Iterator
+from datetime import timedelta
+from typing import Any, Final
+
+from semel.core.policy import Policy
+from semel.core.problem import refused
+from semel.errors import (
+    InProgress,
+    KeyExpired,
+    KeyInvalid,
+    KeyMissing,
+    KeyReused,
+    NotReplayable,
+    OutcomeUnknown,
+    Refusal,
+)
+
+Json = dict[str, Any]
+
+EXTENSION: Final = "x-idempotency"
+#: On every answer that may be a stored one.
+REPLAYED: Final = "Idempotent-Replayed"
+REPLAYED_HEADER: Final[Json] = {
+    "description": "Present, and true, where this answer was given before and the operation was not run again.",
+    "schema": {"type": "boolean"},
+}
+RETRY_AFTER_HEADER: Final[Json] = {
+    "description": "Seconds to wait. Where it is missing, the same request will not fare better.",
+    "schema": {"type": "integer", "minimum": 1},
+}
+
+PROBLEM_NAME: Final = "IdempotencyProblem"
+PROBLEM_SCHEMA: Final[Json] = {
+    "title": PROBLEM_NAME,
+    "description": "Why a request was refused (RFC 9457).",
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "code", "retryable"],
+    "properties": {
+        "type": {
+            "type": "string",
+            "format": "uri",
+            "description": "What kind of problem it is, and where to read of it.",
+        },
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string", "description": "What to do, for a person."},
+        "code": {"type": "string", "description": "The last part of `type`: for a program."},
+        "retryable": {"type": "boolean", "description": "Whether the same request, sent again, may fare better."},
+    },
+}
+
+STRIPE_NAME: Final = "IdempotencyError"
+STRIPE_SCHEMA: Final[Json] = {
+    "title": STRIPE_NAME,
+    "description": "Why a request was refused, as Stripe says it.",
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {
+                "type": {"type": "string", "enum": ["api_error", "idempotency_error", "invalid_request_error"]},
+                "code": {"type": "string"},
+                "message": {"type": "string", "description": "What to do, for a person."},
+                "doc_url": {"type": "string", "format": "uri"},
+            },
+        }
+    },
+}
+
+#: Of no operation in particular.
+EXAMPLE_KEY = "8e03978e-40d5-43e8-bc93-6894a57f9324"
+#: The edition of draft-ietf-httpapi-idempotency-key-header whose rules these are.
+FLAVOURS = {"ietf": "ietf-07", "stripe": "stripe"}
+#: What the letter of RFC 9651 takes: a quoted string.
+_QUOTED_STRING = r'^"([ !#-\[\]-~]|\\["\\])+"$'
+_QUOTES = 2
+
+#: What every guarded operation may answer in place of its own; some policies add to it.
+_REFUSALS: tuple[type[Refusal], ...] = (KeyInvalid, InProgress, NotReplayable, OutcomeUnknown, KeyReused)
+
+
+def parameters(policy: Policy) -> list[Json]:
+    """Return the header parameters: the one to send, and its other names where there are any."""
+    names = [policy.header] if isinstance(policy.header, str) else list(policy.header)
+    first, *others = names
+    schema: Json = {"type": "string", "minLength": 1, "maxLength": policy.max_key_length}
+    if policy.strict:
+        schema["minLength"] += _QUOTES
+        schema["maxLength"] += _QUOTES
+        schema["pattern"] = _QUOTED_STRING
+    example = f'"{EXAMPLE_KEY}"' if policy.strict or policy.dialect == "ietf" else EXAMPLE_KEY
+    every = [(first, _said_of_the_key(policy)), *((name, f"Another name for `{first}`.") for name in others)]
+    return [
+        {
+            "name": name,
+            "in": "header",
+            # OpenAPI can't say "one of these headers": a client that sends another of the names is right, too.
+            "required": policy.required and not others,
+            "description": description,
+            "schema": dict(schema),
+            "example": example,
+        }
+        for name, description in every
+    ]
+
+
+def responses(policy: Policy) -> dict[str, Json]:
+    """Return the refusals by their status, each with the bodies that it is sent with."""
+    refusals = [*_REFUSALS]
+    if policy.required:
+        refusals.insert(0, KeyMissing)
+    if policy.late == "refuse":
+        refusals.append(KeyExpired)
+    answers = [(each, refused(each(), policy)) for each in refusals]
+    found: dict[str, Json] = {}
+    for refusal, answer in sorted(answers, key=lambda pair: pair[1].status):
+        media_type = dict(answer.headers)[b"content-type"].decode()
+        response = found.setdefault(str(answer.status), {"description": "", "content": {media_type: _content(policy)}})
+        response["description"] += f"{' ' if response['description'] else ''}{refusal.title}."
+        response["content"][media_type]["examples"][refusal.slug] = {"value": json.loads(answer.body or b"")}
+        if refusal.retryable:
+            response["headers"] = {"Retry-After": copy.deepcopy(RETRY_AFTER_HEADER)}
+    return found
+
+
+def schemas(policy: Policy) -> dict[str, Json]:
+    """Return what belongs under ``components/schemas``: the responses point at it."""
+    if policy.dialect == "stripe":
+        return {STRIPE_NAME: copy.deepcopy(STRIPE_SCHEMA)}
+    return {PROBLEM_NAME: copy.deepcopy(PROBLEM_SCHEMA)}
+
+
+def extension(policy: Policy) -> Json:
+    """Return the value of ``x-idempotency``: the policy, for programs."""
+    fingerprint: list[str] = []
+    if policy.fingerprint is not None:
+        fingerprint = ["method", "path", "query", "media type", "body"]
+        fingerprint += [f"header {name}" for name in policy.fingerprint.headers]
+    return {
+        "flavour": FLAVOURS[policy.dialect],
+        "required": policy.required,
+        "ttl": iso_duration(policy.retention),
+        "scope": policy.scope_by,
+        "fingerprint": fingerprint,
+        "inProgress": policy.in_progress,
+        "stored": list(_ranges(sorted(policy.keep))),
+        "serverErrors": policy.server_errors,
+        "late": policy.late,
+        "enforcement": policy.enforcement,
+    }
+
+
+def described(operation: Json, policy: Policy, *, not_stored: Collection[str] = ()) -> Json:
+    """Return an OpenAPI *operation* with all of this added to what it says already.
+
+    *not_stored* are statuses that the framework itself answers, before a handler is reached.
+    """
+    told = copy.deepcopy(operation)
+    given = {(each.get("in"), str(each.get("name")).lower()) for each in told.get("parameters", ())}
+    fresh = [each for each in parameters(policy) if ("header", each["name"].lower()) not in given]
+    told["parameters"] = [*told.get("parameters", ()), *fresh]
+    answers: dict[str, Json] = told.setdefault("responses", {})
+    for status, response in answers.items():
+        if status not in not_stored and "$ref" not in response and is_stored(status, policy):
+            response.setdefault("headers", {}).setdefault(REPLAYED, copy.deepcopy(REPLAYED_HEADER))
+    for status, response in responses(policy).items():
+        answers[status] = _beside(answers[status], response) if status in answers else response
+    told[EXTENSION] = extension(policy)
+    return told
+
+
+def is_stored(status: str, policy: Policy) -> bool:
+    """Whether an answer that is declared as *status* ("201", "2XX", "default") may be a stored one."""
+    kept = {str(each) for each in policy.keep}
+    if policy.server_errors != "release":
+        kept.add("500")
+    if status == "default":
+        return True
+    if status.upper().endswith("XX"):
+        return any(each[0] == status[0] for each in kept)
+    return status in kept or (status.startswith("5") and "500" in kept)
+
+
+def iso_duration(duration: timedelta) -> str:
+    """Spell *duration* in ISO 8601. Days have no place in it: not every day has 24 hours."""
+    seconds, fraction = divmod(duration, timedelta(seconds=1))
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    decimals = f".{fraction // timedelta(microseconds=1):06}".rstrip("0") if fraction else ""
+    parts = [f"{hours}H" if hours else "", f"{minutes}M" if minutes else ""]
+    parts.append(f"{seconds}{decimals}S" if seconds or decimals else "")
+    return "PT" + ("".join(parts) or "0S")
+
+
+def _said_of_the_key(policy: Policy) -> str:
+    names = [policy.header] if isinstance(policy.header, str) else list(policy.header)
+    said = f"Unique to one operation, and the same on each of its retries. Kept for {iso_duration(policy.retention)}."
+    if policy.required and len(names) > 1:
+        said += f" One of {', '.join(f'`{name}`' for name in names)} is required."
+    return said
+
+
+def _content(policy: Policy) -> Json:
+    (name,) = schemas(policy)
+    return {"schema": {"$ref": f"#/components/schemas/{name}"}, "examples": {}}
+
+
+def _beside(theirs: Json, ours: Json) -> Json:
+    """Return the application's own response with ours beside it: either may be what a client gets."""
+    if "$ref" in theirs:
+        return theirs  # It is defined elsewhere, for other operations as well.
+    content: Json = theirs.setdefault("content", {})
+    for media_type, media in ours["content"].items():
+        if media_type not in content:
+            content[media_type] = media
+        elif content[media_type].get("schema") != media["schema"]:
+            content[media_type] = {"schema": {"anyOf": [content[media_type].get("schema", {}), media["schema"]]}}
+    theirs["headers"] = {**ours.get("headers", {}), **theirs.get("headers", {})}
+    if not theirs["headers"]:
+        del theirs["headers"]
+    return theirs
+
+
+def _ranges(statuses: Iterable[int]) -> Iterator[str]:
+    """Yield runs of neighbours: ``"200-205"``, ``"404"``."""
+    for _, group in itertools.groupby(enumerate(statuses), lambda pair: pair[1] - pair[0]):
+        run = [status for _, status in group]
+        yield str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
