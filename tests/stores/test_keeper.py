@@ -182,6 +182,14 @@ def test_close_ends_the_thread() -> None:
     assert not keepers()
 
 
+def test_close_before_the_thread_has_begun() -> None:
+    """A keeper that is closed at once ends at once, however long its leases are."""
+    for _ in range(100):
+        with kept() as rounds:
+            rounds.keeper.add(A, timedelta(hours=1))
+    assert not keepers()
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")  # That is the point of it.
 def test_fork() -> None:
     """After a fork the child keeps its own leases, by its own thread, and none of the parent's."""

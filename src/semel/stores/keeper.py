@@ -139,7 +139,8 @@ class Keeper:
         changed, thread = self._changed, threading.current_thread()
         while True:
             with changed:
-                woken = changed.wait(self._interval)
+                # It may have been closed before this thread came to wait: nobody would wake it then.
+                woken = self._thread is thread and changed.wait(self._interval)
                 if self._thread is not thread:
                     return
                 holds = () if woken else _held(self._leases)

@@ -1,0 +1,83 @@
+"""What a call was made with, written down so that a retry can be compared with it. It is never read back.
+
+The rule is *exact or nothing*: two values that a function could tell apart are never written alike (numbers excepted:
+1 and 1.0 are one), and a value that can't be written with certainty is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+from uuid import UUID
+
+#: Marks what JSON has no form for. A dictionary with such a name in it is written in another way.
+MARK = "$"
+
+_encode = json.JSONEncoder(allow_nan=False, sort_keys=True, separators=(",", ":")).encode
+
+#: The first kind that fits says how it is written: a datetime is a date too, and an Enum may be a string.
+_MARKED: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
+    (Enum, "enum", lambda each: f"{type(each).__qualname__}.{each.name}"),
+    (bytes, "bytes", bytes.hex),
+    (Decimal, "decimal", str),
+    (datetime, "datetime", datetime.isoformat),
+    (date, "date", date.isoformat),
+    (time, "time", time.isoformat),
+    (timedelta, "timedelta", lambda each: [each.days, each.seconds, each.microseconds]),
+    (UUID, "uuid", str),
+    (PurePath, "path", str),
+    (frozenset, "set", lambda each: sorted(_encode(form_of(one)) for one in each)),
+    (set, "set", lambda each: sorted(_encode(form_of(one)) for one in each)),
+)
+
+
+class CantBeWritten(TypeError):
+    """This value has no form of its own that a retry's could be compared with."""
+
+    def __init__(self, value: object) -> None:
+        """Say what kind of *value* it was; not which, for it may be a secret."""
+        super().__init__(type(value).__qualname__)
+
+
+def written(forms: Any) -> bytes:
+    """Write down what ``form_of`` has returned, or several of it in a list or under names."""
+    return _encode(forms).encode()
+
+
+def form_of(value: object) -> Any:
+    """Return *value* in a form that JSON can hold: the same for equal values, another for any other."""
+    try:
+        form = _form_of(value)
+        _encode(form)
+    except (ValueError, RecursionError) as error:  # NaN, or a list that holds itself
+        raise CantBeWritten(value) from error
+    return form
+
+
+def _form_of(value: Any) -> Any:
+    for kind, mark, form in _MARKED:
+        if isinstance(value, kind):
+            return {MARK + mark: form(value)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_form_of(each) for each in value]
+    if isinstance(value, Mapping):
+        return _members(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {each.name: _form_of(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return {MARK + type(value).__qualname__: fields}
+    raise CantBeWritten(value)
+
+
+def _members(value: Mapping[Any, Any]) -> Any:
+    if all(isinstance(name, str) and not name.startswith(MARK) for name in value):
+        return {name: _form_of(each) for name, each in value.items()}
+    # JSON would make one name of 1 and "1".
+    return {MARK + "dict": sorted([_encode(_form_of(name)), _encode(_form_of(each))] for name, each in value.items())}

@@ -1,0 +1,86 @@
+"""One guarded call of a function, in both colours. ``flows/guard`` says in what order."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from semel.core.commands import Ending, Flow
+from semel.errors import ConfigurationError, Refusal
+from semel.exchange import AsyncExchange, AsyncGuard, Exchange, Guard
+from semel.flows.reply import Reply
+from semel.functions.results import Outcome, Results
+from semel.operation import Operation
+from semel.telemetry.logs import logger
+
+
+class FunctionCall(Exchange):
+    """One call of a plain function."""
+
+    def __init__(self, guard: Guard, results: Results, call: Callable[[], Any]) -> None:
+        """Guard one *call*."""
+        super().__init__(guard)
+        self._call = call
+        self._name = results.name
+        self._outcome = Outcome(results)
+
+    def run(self, flow: Flow[Reply]) -> Any:
+        """Call the function, or return what an earlier call returned."""
+        try:
+            reply = self.conduct(flow)
+        except Refusal as refusal:
+            raise self._outcome.refused(refusal) from self._outcome.error
+        return self._outcome.of(reply)
+
+    def handle(self, operation: Operation, limit: int) -> Ending:
+        """Call the function."""
+        self._outcome.has_run = True
+        try:
+            result = self._call()
+            if inspect.iscoroutine(result):
+                # Nothing has run yet, so nothing is lost by saying so.
+                result.close()
+                _refuse_coroutine(self._name)
+        except Exception as error:  # noqa: BLE001 - it is the flow's to judge
+            return self._outcome.raised(error, operation)
+        return self._outcome.returned(result, operation, limit)
+
+
+class AsyncFunctionCall(AsyncExchange):
+    """One call of an async function. It goes on to its end even if its caller is cancelled."""
+
+    def __init__(self, guard: AsyncGuard, results: Results, call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Guard one *call*."""
+        super().__init__(guard)
+        self._call = call
+        self._name = results.name
+        self._outcome = Outcome(results)
+        self._caller_has_gone = False
+
+    async def run(self, flow: Flow[Reply]) -> Any:
+        """Call the function, or return what an earlier call returned."""
+        try:
+            reply = await self.conduct(flow)
+        except Refusal as refusal:
+            raise self._outcome.refused(refusal) from self._outcome.error
+        except asyncio.CancelledError:
+            self._caller_has_gone = True
+            raise
+        return self._outcome.of(reply)
+
+    async def handle(self, operation: Operation, limit: int) -> Ending:
+        """Call the function."""
+        self._outcome.has_run = True
+        try:
+            result = await self._call()
+        except Exception as error:  # noqa: BLE001 - it is the flow's to judge
+            if self._caller_has_gone:
+                logger.exception("%s failed after its caller was cancelled.", self._name)
+            return self._outcome.raised(error, operation)
+        return self._outcome.returned(result, operation, limit)
+
+
+def _refuse_coroutine(name: str) -> None:
+    raise ConfigurationError(f"{name} returned a coroutine. Guard the `async def` itself: nobody could await it here.")

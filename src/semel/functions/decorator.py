@@ -1,0 +1,159 @@
+"""``idempotent`` and ``once``: what people type. What they ask for is checked here, and done elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar, cast
+
+from semel.core.policy import FINAL_STATUSES, Policy
+from semel.core.record import OnCrash
+from semel.core.scope import SINGLE_TENANT
+from semel.errors import ConfigurationError
+from semel.functions.calls import AsyncFunctionCall, FunctionCall
+from semel.functions.guards import async_guard_at, guard_at
+from semel.functions.job import Compare, Job, Whose
+from semel.functions.names import Function, is_async, name_of, signature_of
+from semel.functions.results import Codec, Results
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: A queue, or a person, tries again later than an HTTP client does.
+RETENTION = timedelta(days=30)
+#: A one-off is for good: longer than anybody keeps the script.
+ONE_OFF_RETENTION = timedelta(days=3650)
+
+#: What a policy can say that needs a request, and what it says otherwise.
+_NEEDS_A_REQUEST: dict[str, object] = {
+    "enforcement": "enforce",
+    "in_progress": "conflict",
+    "key_from": None,
+    "store_request": False,
+}
+
+
+def idempotent(
+    *,
+    key: str | Function,
+    scope: Whose = SINGLE_TENANT,
+    store: Any = None,
+    name: str | None = None,
+    compare: Compare = "arguments",
+    keep: type[Exception] | Iterable[type[Exception]] = (),
+    codec: Codec | None = None,
+    policy: Policy | None = None,
+    retention: timedelta | None = None,
+    lease: timedelta | None = None,
+    on_crash: OnCrash | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Run a function once for each key, and return its first result to every later call.
+
+    *key* is the name of a parameter, or a function of the same arguments; so is *scope*, where it is no string. Keys
+    are kept under the scope and the function's *name*. *store* is a URL, a store, an engine or a pool; by default what
+    ``SEMEL_STORE`` says. *compare* says what must be the same on a retry. An exception frees the key, unless it is one
+    of *keep*.
+    """
+    policy = _policy(policy, RETENTION, compare, retention=retention, lease=lease, on_crash=on_crash)
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        is_awaited = is_async(function)
+        job = _job(function, name, policy, key=key, scope=scope, compare=compare, keep=keep, codec=codec)
+        decorated = _async_guarded(job, store) if is_awaited else _guarded(job, store)
+        return cast("Callable[P, R]", decorated)
+
+    return decorate
+
+
+def once(
+    key: str,
+    function: Callable[..., R],
+    /,
+    *args: Any,
+    scope: Whose = SINGLE_TENANT,
+    store: Any = None,
+    name: str | None = None,
+    compare: Compare = "arguments",
+    keep: type[Exception] | Iterable[type[Exception]] = (),
+    codec: Codec | None = None,
+    policy: Policy | None = None,
+    retention: timedelta | None = None,
+    lease: timedelta | None = None,
+    on_crash: OnCrash | None = None,
+) -> R:
+    """Call ``function(*args)`` once for *key*; return its first result whenever this is asked again.
+
+    To be awaited where *function* is ``async def``. The rest is as of ``idempotent``.
+    """
+    policy = _policy(policy, ONE_OFF_RETENTION, compare, retention=retention, lease=lease, on_crash=on_crash)
+    is_awaited = is_async(function)
+    call = function if isinstance(function, partial) else partial(function)
+
+    def the_key(*_args: Any, **_kwargs: Any) -> str:
+        return key
+
+    job = _job(call.func, name, policy, key=the_key, scope=scope, compare=compare, keep=keep, codec=codec)
+    decorated = _async_guarded(job, store) if is_awaited else _guarded(job, store)
+    return cast("R", decorated(*call.args, *args, **call.keywords))
+
+
+def _guarded(job: Job, given: Any) -> Function:
+    @wraps(job.function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        guard = guard_at(given)
+        flow = job.flow(args, kwargs, notes_replays=guard.store.notes_replays)
+        return FunctionCall(guard, job.results, partial(job.function, *args, **kwargs)).run(flow)
+
+    return guarded
+
+
+def _async_guarded(job: Job, given: Any) -> Function:
+    @wraps(job.function)
+    async def guarded(*args: Any, **kwargs: Any) -> Any:
+        guard = await async_guard_at(given)
+        flow = job.flow(args, kwargs, notes_replays=guard.store.notes_replays)
+        return await AsyncFunctionCall(guard, job.results, partial(job.function, *args, **kwargs)).run(flow)
+
+    return guarded
+
+
+def _job(
+    function: Function,
+    name: str | None,
+    policy: Policy,
+    *,
+    key: str | Function,
+    scope: Whose,
+    compare: Compare,
+    keep: type[Exception] | Iterable[type[Exception]],
+    codec: Codec | None,
+) -> Job:
+    name = name_of(function, name)
+    kinds: tuple[Any, ...] = (keep,) if isinstance(keep, type) else tuple(keep)
+    if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
+        raise ConfigurationError(f"keep must be exceptions, such as keep=(ValueError,), not {keep!r}.")
+    if codec is not None and not (hasattr(codec, "encode") and hasattr(codec, "decode")):
+        raise ConfigurationError("codec must have encode(result) -> bytes and decode(bytes) -> result.")
+    results = Results(name, codec, kinds, is_atomic=policy.mode == "atomic")
+    return Job(function, signature_of(function), name, key, scope, compare, policy, results)
+
+
+def _policy(
+    given: Policy | None, usual_retention: timedelta, compare: Compare, **said: timedelta | OnCrash | None
+) -> Policy:
+    if given is not None and not isinstance(given, Policy):
+        raise ConfigurationError(f"policy must be a Policy, such as Policy.ietf(), not {given!r}.")
+    policy = Policy(retention=usual_retention) if given is None else given
+    for field, usual in _NEEDS_A_REQUEST.items():
+        value = getattr(policy, field, usual)
+        if value != usual:
+            raise ConfigurationError(f"Policy.{field} can't be {value!r} for a function: it needs a request.")
+    changes: dict[str, Any] = {field: value for field, value in said.items() if value is not None}
+    if compare is None:
+        changes["fingerprint"] = None
+    # Of a function's endings not the statuses decide, but `keep`: what is to be kept is, and all else is freed.
+    return dataclasses.replace(
+        policy, scope_by="operation", keep=FINAL_STATUSES, server_errors="keep", dialect="ietf", **changes
+    )

@@ -1,0 +1,99 @@
+"""Where the keys of functions are kept, found when one is first called: one store for each URL, however many functions
+name it. What is opened here is closed here; a store that was given belongs to whoever gave it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+from collections.abc import AsyncGenerator, Hashable
+from typing import Any
+
+from semel.errors import ConfigurationError
+from semel.exchange import AsyncGuard, Guard
+from semel.stores import AsyncStore, Store, async_store, store
+
+VARIABLE = "SEMEL_STORE"
+
+_Loop = asyncio.AbstractEventLoop
+
+# Written to by ``setdefault``, which is one step: of two threads that come first one's guard is used, and the other's
+# has opened nothing. There is no lock, since a child that is forked while it is held could never take it.
+
+#: By what was given.
+_guards: dict[Any, Guard] = {}
+_async_guards: dict[Any, AsyncGuard] = {}
+#: By loop and URL, since connections belong to their loop; and what closes each with it.
+_on_loops: dict[tuple[_Loop, str], tuple[AsyncGuard, AsyncGenerator[None, None]]] = {}
+
+
+def guard_at(given: Any) -> Guard:
+    """Return what guards plain functions by the store that was *given*."""
+    given = _named(given)
+    return _guards.get(given) or _guards.setdefault(given, _guard(given))
+
+
+async def async_guard_at(given: Any) -> AsyncGuard:
+    """Return what guards async functions on the running loop by the store that was *given*."""
+    given = _named(given)
+    if not isinstance(given, str) or given.startswith("memory:"):
+        # The application's own, on whichever loop it uses it; or nothing that belongs to a loop.
+        return _async_guards.get(given) or _async_guards.setdefault(given, _async_guard(given))
+    place = asyncio.get_running_loop(), given
+    if place not in _on_loops:
+        _forget_closed_loops()
+        guard = _async_guard(given)
+        ending = _close_at_the_end(place, guard)
+        _on_loops[place] = guard, ending
+        await anext(ending)
+    return _on_loops[place][0]
+
+
+def close() -> None:
+    """Close the stores that plain functions have opened. Calling one again opens its store again.
+
+    The end of the process does this too, and the end of an event loop does it for async functions.
+    """
+    _async_guards.clear()
+    while _guards:
+        given, guard = _guards.popitem()
+        guard.keeper.close()
+        if guard.store is not given:
+            guard.store.close()
+
+
+atexit.register(close)
+
+
+def _guard(given: Any) -> Guard:
+    return Guard.of(given if isinstance(given, Store) else store(given))
+
+
+def _async_guard(given: Any) -> AsyncGuard:
+    return AsyncGuard.of(given if isinstance(given, AsyncStore) else async_store(given))
+
+
+def _named(given: Any) -> Any:
+    """Return what was *given*, or else the URL in the environment."""
+    found = os.environ.get(VARIABLE) if given is None else given
+    if found is None or found == "":
+        raise ConfigurationError(f"Which store? Give store=, such as store='sqlite:///semel.db', or set {VARIABLE}.")
+    if not isinstance(found, Hashable):
+        raise ConfigurationError(f"store must be a URL, a store, an engine or a pool, not {type(found).__name__}.")
+    return found
+
+
+async def _close_at_the_end(place: tuple[_Loop, str], guard: AsyncGuard) -> AsyncGenerator[None, None]:
+    # A loop that is about to end closes the async generators that were begun on it, as ``asyncio.run`` does.
+    try:
+        yield
+    finally:
+        _on_loops.pop(place, None)
+        guard.keeper.close()
+        await guard.store.close()
+
+
+def _forget_closed_loops() -> None:
+    for place in [each for each in tuple(_on_loops) if each[0].is_closed()]:
+        _on_loops.pop(place, None)

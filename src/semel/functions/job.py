@@ -1,0 +1,147 @@
+"""What a guarded function is called, and what of a call is its key, its owner and its likeness. It runs nothing."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from uuid import UUID
+
+from semel.core.commands import Flow
+from semel.core.fingerprint import Subject
+from semel.core.key import Key
+from semel.core.message import Head
+from semel.core.policy import Policy
+from semel.core.scope import SingleTenant, scoped
+from semel.errors import ConfigurationError, KeyInvalid, KeyMissing, ScopeMissing
+from semel.flows.guard import guard
+from semel.flows.reply import Reply
+from semel.functions.arguments import CantBeWritten, form_of, written
+from semel.functions.names import Function
+from semel.functions.results import Results
+
+#: What must be the same on a retry: every argument, what a function chooses, or nothing but the key.
+Compare = Function | Literal["arguments"] | None
+#: Whose key it is: a name, or a function of the same arguments.
+Whose = str | Function
+
+#: Stands where a request has its method, so that no function's key meets a request's.
+METHOD = "CALL"
+
+_JSON = ((b"content-type", b"application/json"),)
+#: Whose method it is does not count: most objects can't be written down.
+_OWNERS = frozenset({"self", "cls"})
+#: What is compared with a default without asking the value's own idea of equality.
+_SIMPLE = (bool, int, float, str, bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A function, and how its calls are told apart."""
+
+    function: Function
+    signature: inspect.Signature
+    name: str
+    key: str | Function
+    scope: Whose
+    compare: Compare
+    policy: Policy
+    results: Results
+
+    def __post_init__(self) -> None:
+        """Say no to what can never work."""
+        if isinstance(self.key, str) and self.key not in self.signature.parameters:
+            raise ConfigurationError(f"key: {self.name} has no parameter {self.key!r}. Name one, or give a function.")
+        if not isinstance(self.key, str) and not callable(self.key):
+            raise ConfigurationError(
+                "key must be the name of a parameter, or a function of the same arguments: "
+                'key="order_id", key=lambda order: f"invoice-{order.id}".'
+            )
+        if not isinstance(self.scope, str) and not callable(self.scope):
+            raise ConfigurationError("scope must be a string, or a function of the same arguments that returns one.")
+        if not (self.compare is None or self.compare == "arguments" or callable(self.compare)):
+            raise ConfigurationError('compare must be "arguments", a function of the same arguments, or None.')
+        for setting in ("key", "scope", "compare"):
+            if inspect.iscoroutinefunction(getattr(self, setting)):
+                raise ConfigurationError(f"{setting} must be a plain function: it is asked before anything is awaited.")
+
+    def flow(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, notes_replays: bool) -> Flow[Reply]:
+        """Return the flow of one call. What can't be guarded is refused here, before anything is asked of a store."""
+        # First of all, so that a call that Python would refuse is refused in Python's own words.
+        bound = self.signature.bind(*args, **kwargs)
+        key = self._key(bound, args, kwargs)
+        principal = self._principal(args, kwargs)
+        scope = scoped(principal, Head(METHOD, self.name, b"", ()), self.policy)
+        subject = Subject(METHOD, self.name, b"", _JSON, self._likeness(bound, args, kwargs))
+        return guard(
+            key,
+            scope,
+            subject,
+            self.policy,
+            token=os.urandom(16),
+            principal=str(principal),
+            notes_replays=notes_replays,
+        )
+
+    def _key(self, bound: inspect.BoundArguments, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Key:
+        if isinstance(self.key, str):
+            bound.apply_defaults()
+            value = bound.arguments[self.key]
+        else:
+            value = self.key(*args, **kwargs)
+        if value is None or value == "":
+            raise KeyMissing(
+                f"The key of this call of {self.name} is {value!r}. Give every operation a key of its own."
+            )
+        if isinstance(value, UUID) or (isinstance(value, int) and not isinstance(value, bool)):
+            value = str(value)
+        if not isinstance(value, str):
+            raise ConfigurationError(f"The key of {self.name} must be a string, not {type(value).__name__}.")
+        if len(value) > self.policy.max_key_length:
+            # Never cut short: that would make one key of two.
+            raise KeyInvalid(
+                f"The key of this call of {self.name} has {len(value)} characters, "
+                f"and at most {self.policy.max_key_length} are kept. Give a digest of it."
+            )
+        return Key(value)
+
+    def _principal(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        if isinstance(self.scope, str):
+            principal: object = self.scope
+        else:
+            principal = self.scope(None) if isinstance(self.scope, SingleTenant) else self.scope(*args, **kwargs)
+        if not principal:
+            raise ScopeMissing(f"scope of {self.name} gave {principal!r}. A key belongs to somebody: say to whom.")
+        return principal
+
+    def _likeness(self, bound: inspect.BoundArguments, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        if self.compare is None:
+            return b""
+        if callable(self.compare):
+            return written(self._form("what compare returned", self.compare(*args, **kwargs)))
+        own = {name: value for name, value in bound.arguments.items() if self._counts(name, value, bound)}
+        return written({name: self._form(f"the argument {name!r}", value) for name, value in own.items()})
+
+    def _counts(self, name: str, value: object, bound: inspect.BoundArguments) -> bool:
+        parameters = bound.signature.parameters
+        if name in _OWNERS and name == next(iter(parameters)):
+            return False
+        # What is left at its default does not count, so that a parameter can be added while retries are on their way.
+        default = parameters[name].default
+        is_default = value is default or (
+            isinstance(value, _SIMPLE) and type(value) is type(default) and value == default
+        )
+        is_nothing_more = parameters[name].kind in {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+        return not is_default and not (is_nothing_more and not value)
+
+    def _form(self, what: str, value: object) -> Any:
+        try:
+            return form_of(value)
+        except CantBeWritten as error:
+            raise ConfigurationError(
+                f"{self.name}: {what} holds a {error}, which can't be written down to compare a retry with. Give "
+                "compare=, a function of the same arguments that returns what must be the same "
+                "(compare=lambda order: [order.id, order.total]); or compare=None, to go by the key alone."
+            ) from None

@@ -1,0 +1,79 @@
+"""How arguments are written down, to compare a retry with."""
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum, StrEnum
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from semel.functions.arguments import CantBeWritten, form_of, written
+
+
+class Colour(Enum):
+    RED = 1
+
+
+class Word(StrEnum):
+    RED = "red"
+
+
+@dataclass
+class Order:
+    id: int
+    lines: list[Any]
+
+
+@dataclass
+class Parcel:
+    id: int
+    lines: list[Any]
+
+
+DAY = date(2026, 11, 16)
+UUID_1 = UUID(int=1)
+
+#: No two of them are one to a function.
+DIFFERENT: list[Any] = [
+    *(None, True, False, 0, 1, 1.5, "", "1", "red", b"1", b"", [], [1], [[1]], {}, {"1": 1}, {1: 1}, {"a": None}),
+    *(Decimal("1.0"), Decimal("1.00"), UUID_1, str(UUID_1), Colour.RED, Word.RED, Path("/a"), "/a", frozenset({1})),
+    *(DAY, DAY.isoformat(), datetime(2026, 11, 16, tzinfo=UTC), time(1), timedelta(days=1), timedelta(1, 1)),
+    *(Order(1, []), Order(1, [DAY]), Parcel(1, []), {"id": 1, "lines": []}, {"$date": "2026-11-16"}, {"$dict": []}),
+    *({(1, 2): 3}, {"$Order": {"id": 1, "lines": []}}),
+]
+
+
+def test_what_differs_is_written_differently() -> None:
+    """Two values that a function can tell apart are never written alike."""
+    for one, other in combinations(DIFFERENT, 2):
+        assert written(form_of(one)) != written(form_of(other)), (one, other)
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ((1, 2), [1, 2]),
+        ({1, 2, 3}, frozenset({3, 2, 1})),
+        ({1: "a", "b": 2}, {"b": 2, 1: "a"}),
+        (Order(1, [DAY]), Order(1, [DAY])),
+    ],
+)
+def test_what_is_equal_is_written_alike(one: object, other: object) -> None:
+    """The order of members does not count, nor what kind of list it is."""
+    assert written(form_of(one)) == written(form_of(other))
+
+
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
+
+
+@pytest.mark.parametrize("value", [object(), [object()], {"a": object()}, float("nan"), ENDLESS, Order, len])
+def test_what_can_not_be_written(value: object) -> None:
+    """What has no form of its own is refused, not guessed at."""
+    with pytest.raises(CantBeWritten):
+        form_of(value)
