@@ -82,8 +82,9 @@ ADVICE: dict[type[errors.Refusal], str] = {
     errors.AnswerNotStored: "It may have happened. Send the same request again, with the same key.",
 }
 
-# No client is ever sent it: it is stored past its retention, for people to look at.
-UNSENT = {errors.Abandoned.slug}
+# No client is sent these by Semel: what is stored past its retention, for people to look at; and what is raised to the
+# application, which answers for it.
+UNSENT = {errors.Abandoned.slug, errors.RowDiffers.slug}
 
 # What the source does not say beside the name itself.
 NOTES = {

@@ -13,7 +13,8 @@
     │   │   ├── OutcomeUnknown     409
     │   │   ├── KeyExpired         410
     │   │   ├── BodyTooLarge       413
-    │   │   └── KeyReused          422
+    │   │   ├── KeyReused          422
+    │   │   └── RowDiffers         422   raised to the application, for a natural key
     │   ├── HandlerEnded           the handler's
     │   │   ├── OperationFailed    500
     │   │   └── NoEffect           503   raised by a handler, to say that nothing happened
@@ -37,6 +38,7 @@
     │       ├── HandlerIsOver
     │       ├── ResultNotJSON
     │       └── RecoveryPointLost
+    ├── RowNotSeen                 the database's: a row that it neither takes nor shows
     ├── FailedBefore               the function's own: it raised, and that is its outcome
     ├── LeaseLost                  nobody's: another worker has the operation now
     └── Interrupted                nobody's: the caller of a flow has gone
@@ -46,7 +48,7 @@ An exception's docstring is its message.
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 
 class SemelError(Exception):
@@ -179,6 +181,26 @@ class KeyReused(RequestRefused):
     status = 422
     stripe_type = "idempotency_error"
     stripe_status = 400
+
+
+class RowDiffers(RequestRefused):
+    """A row is stored under this key, and it is not the one that was given now. Nothing was written."""
+
+    slug = "natural-key-reused"
+    title = "Natural key reused"
+    status = 422
+    stripe_type = "idempotency_error"
+    stripe_status = 400
+
+    def __init__(self, message: str | None = None, *, got: Any = None) -> None:
+        """Bring the stored row along: *got* has it, and where it differs."""
+        super().__init__(message)
+        self.got = got
+
+    @property
+    def detail(self) -> str:
+        """What the client is told: nothing of tables and columns, which are for the log."""
+        return "This was sent before with other content, and that is what is stored. Nothing was changed."
 
 
 class HandlerEnded(Refusal):
@@ -347,6 +369,10 @@ class RecoveryPointLost(StepError):
     def __init__(self, stored: tuple[str, ...], code: tuple[str, ...]) -> None:
         """Show both lists."""
         super().__init__(f"{_said(type(self))} Stored: {', '.join(stored)}. In the code: {', '.join(code) or 'none'}.")
+
+
+class RowNotSeen(SemelError):
+    """The database neither inserts this row nor shows the one that is in its way."""
 
 
 class FailedBefore(SemelError):

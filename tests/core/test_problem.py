@@ -89,3 +89,11 @@ def test_every_refusal_has_both_bodies(kind: type[Refusal]) -> None:
     error = golden(refused(kind(), STRIPE).body)["error"]
     assert error["message"] == problem["detail"]
     assert error["doc_url"] == problem["type"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stripes_clients_are_told_whether_to_retry(kind: type[Refusal]) -> None:
+    """Stripe's clients would send any 409 or 5xx again, so they are told, in their own header; others are not."""
+    said = dict(refused(kind(), STRIPE).headers)[b"stripe-should-retry"]
+    assert said == (b"true" if kind.retryable else b"false")
+    assert b"stripe-should-retry" not in dict(refused(kind(), IETF).headers)

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from semel.core.commands import Answered, Raised, Streaming
 from semel.core.message import Answer, Headers
 from semel.core.policy import FINAL_STATUSES, NEVER_REPLAYED, Policy, ServerErrors
+from semel.core.problem import refused
 from semel.core.replay import MARKER, REPLAYED_HEADERS, Free, Keep, is_endless, judge, kept, replayed
 from semel.core.state import Event
+from semel.errors import OperationFailed
 
 POLICY = Policy()
 OK = Answer(201, ((b"content-type", b"text/plain"), (b"set-cookie", b"s=1")), b"\x00\xff")
@@ -105,6 +107,16 @@ def test_tombstone_is_told() -> None:
     assert answer.headers[-1] == (b"location", b"/rides/1")
     assert b"etag" not in dict(answer.headers)
     assert MARKER not in answer.headers
+
+
+@pytest.mark.parametrize("status, said", [(201, None), (402, None), (500, b"false"), (503, b"false")])
+def test_stripes_clients_stop_at_a_replayed_server_error(status: int, said: bytes | None) -> None:
+    """A server error that is kept will not change: Stripe's clients are told so, once; others know no such header."""
+    stored = Answer(status, ((b"content-type", b"text/plain"),), b"")
+    assert dict(replayed(stored, Policy.stripe()).headers).get(b"stripe-should-retry") == said
+    assert b"stripe-should-retry" not in dict(replayed(stored, POLICY).headers)
+    failed = refused(OperationFailed(), Policy.stripe())
+    assert [name for name, _ in replayed(failed, Policy.stripe()).headers].count(b"stripe-should-retry") == 1
 
 
 def test_more_headers_on_request() -> None:

@@ -4,7 +4,8 @@ It keeps no record of its own and replays no answer: what is stored is the row i
 caller has open, and never commits.
 """
 
+from semel.errors import RowDiffers, RowNotSeen
 from semel.natural.front import insert_or_get
-from semel.natural.got import Got, RowDiffers, RowNotSeen
+from semel.natural.got import Got
 
 __all__ = ["Got", "RowDiffers", "RowNotSeen", "insert_or_get"]

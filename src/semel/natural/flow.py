@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, RowDiffers, RowNotSeen
 from semel.natural.asked import Asked
 from semel.natural.faults import explain
-from semel.natural.got import Got, RowDiffers, RowNotSeen
+from semel.natural.got import Got
 
 S = TypeVar("S")
 R = TypeVar("R")
