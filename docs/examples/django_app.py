@@ -1,31 +1,47 @@
-"""Django in one file: the middleware goes around the WSGI application, which wsgi.py calls `application`."""
+"""Django in one file: a payment and the record of its key commit together, or not at all."""
 
 import json
 
+import django
 from django.conf import settings
 from django.core.wsgi import get_wsgi_application
+from django.db import models
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
 
-from semel.door import RequestView
-from semel.wsgi import IdempotencyMiddleware
+from semel.django import idempotent
 
-settings.configure(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"])
+settings.configure(
+    ALLOWED_HOSTS=["*"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.sqlite3"}},
+    DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+    INSTALLED_APPS=["semel.django"],
+    ROOT_URLCONF=__name__,
+    SEMEL={"POLICY": {"mode": "atomic", "required": True}},
+)
+django.setup()
 
-payments: list[int] = []
+
+class Payment(models.Model):  # type: ignore[misc]  # noqa: DJ008 - Django has no types; and nobody shows it
+    amount = models.IntegerField()
+    account = models.CharField(max_length=100)
+
+    class Meta:
+        app_label = "shop"
 
 
+def whose_request(request: HttpRequest) -> str | None:
+    """With Django's own login, leave the scope out: it is `request.user` then."""
+    account: str | None = request.headers.get("X-Account")
+    return account
+
+
+@idempotent(scope=whose_request)
 def pay(request: HttpRequest) -> JsonResponse:
-    payments.append(json.loads(request.body)["amount"])
-    return JsonResponse({"payment": len(payments), "amount": payments[-1]}, status=201)
+    amount = json.loads(request.body)["amount"]
+    payment = Payment.objects.create(amount=amount, account=request.headers["X-Account"])
+    return JsonResponse({"payment": payment.pk, "amount": amount}, status=201)
 
 
 urlpatterns = [path("payments", pay)]
-
-
-def whose_request(request: RequestView) -> str | None:
-    """Django's own login has not run yet at this point, so the scope is read from the request's headers."""
-    return request.headers.get("x-account")
-
-
-application = IdempotencyMiddleware(get_wsgi_application(), store="sqlite:///semel.db", scope=whose_request)
+application = get_wsgi_application()

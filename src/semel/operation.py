@@ -128,20 +128,25 @@ class Operation:
         return self._stage
 
 
-_current: ContextVar[Operation] = ContextVar("semel.operation")
+_current: ContextVar[Operation | None] = ContextVar("semel.operation", default=None)
 
 
 def current() -> Operation:
     """Return the operation this code runs for; raise ``NotGuarded`` where there is none."""
-    try:
-        return _current.get()
-    except LookupError:
-        raise NotGuarded from None
+    operation = _current.get()
+    if operation is None:
+        raise NotGuarded
+    return operation
 
 
 def begin(operation: Operation) -> None:
     """Make *operation* the current one in this context, for good. For doors that run each request in its own."""
     _current.set(operation)
+
+
+def leave() -> None:
+    """Be part of no operation any more, in this context. For doors that entered one in a context which is over."""
+    _current.set(None)
 
 
 @contextmanager

@@ -1,0 +1,24 @@
+"""Semel as a Django app: put ``"semel.django"`` into ``INSTALLED_APPS``. Importing it touches no model and no setting.
+
+The records are kept in Django's own database, through Django's own connections. What guards requests is imported when
+it is asked for: the decorator ``idempotent``, and ``IdempotencyMiddleware``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from semel.django.middleware import IdempotencyMiddleware
+    from semel.django.views import idempotent
+
+__all__ = ["IdempotencyMiddleware", "idempotent"]
+
+_WHERE = {"IdempotencyMiddleware": "semel.django.middleware", "idempotent": "semel.django.views"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

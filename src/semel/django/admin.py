@@ -1,0 +1,248 @@
+"""The records in Django's admin, to look at. Nothing can be added, changed or deleted here: what a record says decides
+whether money moves twice, so ``semel keys`` alone changes one, and writes down who did.
+
+Whoever may view records sees keys, states, times, headers and the audit trail. The bodies of answers, kept requests and
+the results of steps are the customers' own data: they are shown to superusers, and to those with the permission
+``semel.view_record_contents``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from django.contrib import admin
+from django.contrib.admin.utils import quote
+from django.contrib.admin.views.main import ChangeList
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.timezone import is_aware, localtime
+
+from semel.django import conf
+from semel.django.models import AuditLine, Record
+
+#: Bytes of a body that are shown. More would be for ``semel keys show``.
+PREVIEW_BYTES = 4096
+#: Lines of the audit trail that are shown: the last ones.
+TRAIL_LINES = 200
+
+#: Not read for a list: they may be large.
+_LARGE = ("body", "fingerprint", "headers", "request", "request_body", "steps", "token")
+
+_TEXTUAL = (
+    "text/",
+    "application/json",
+    "application/problem+json",
+    "application/xml",
+    "application/x-www-form-urlencoded",
+)
+
+_WITHHELD = "Shown to those with the permission semel.view_record_contents."
+
+
+class Named(NamedTuple):
+    """Both halves of a record's name, since a key by itself is not one."""
+
+    scope: str
+    key: str
+
+    def __str__(self) -> str:
+        """Write it for a URL."""
+        return json.dumps([self.scope, self.key], ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def of(cls, text: str) -> Named | None:
+        """Read it back from a URL, where it may be anything."""
+        try:
+            scope, key = json.loads(text)
+        except (TypeError, ValueError):
+            return None
+        return cls(scope, key) if isinstance(scope, str) and isinstance(key, str) else None
+
+
+class RecordList(ChangeList):  # type: ignore[misc]  # Django has no types
+    """The list, whose links name scope and key."""
+
+    def get_queryset(self, *arguments: Any, **named: Any) -> QuerySet[Record]:
+        """Return the records of the list, without what may be large."""
+        return super().get_queryset(*arguments, **named).defer(*_LARGE)
+
+    def url_for_result(self, result: Record) -> str:
+        """Return the address of one record's page."""
+        name = f"{self.model_admin.admin_site.name}:semel_record_change"
+        address: str = reverse(name, args=(quote(str(Named(result.scope, result.key))),))
+        return address
+
+
+@admin.register(Record)
+class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # as above
+    """Records, to look at."""
+
+    list_display = ("key", "scope", "state", "attempt", "recovery_point", "status", "created", "expires")
+    list_filter = ("state",)
+    list_per_page = 50
+    # Counting all of a large table takes longer than showing the page.
+    show_full_result_count = False
+    search_fields = ("key__startswith",)
+    search_help_text = "The beginning of a key."
+    fieldsets = (
+        (None, {"fields": ("scope", "key", "state", "attempt", "recovery_point", "tries", "policy")}),
+        ("Times", {"fields": ("created_at", "lease_expires_at", "completed_at", "expires_at")}),
+        ("Answer", {"fields": ("status", "answer_headers", "answer_body")}),
+        ("Work", {"fields": ("steps_taken", "kept_request")}),
+        ("Audit trail", {"fields": ("trail",)}),
+    )
+    actions = None
+
+    def get_changelist(self, _request: HttpRequest, **_: Any) -> type[RecordList]:
+        """Return the list."""
+        return RecordList
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Record]:
+        """Return the records, from the database that keeps them."""
+        return super().get_queryset(request).using(conf.settings().database)
+
+    def get_object(self, request: HttpRequest, object_id: str, _from_field: str | None = None) -> Record | None:
+        """Find one record by scope and key."""
+        named = Named.of(object_id)
+        if named is None:
+            return None
+        found: Record | None = self.get_queryset(request).filter(scope=named.scope, key=named.key).first()
+        if found is not None:
+            found.may_be_read = request.user.has_perm("semel.view_record_contents")
+        return found
+
+    def get_readonly_fields(self, _request: HttpRequest, _obj: object = None) -> Sequence[str]:
+        """Return all of them."""
+        return [name for _, part in self.fieldsets for name in part["fields"]]
+
+    def has_add_permission(self, _request: HttpRequest) -> bool:
+        """Nobody."""
+        return False
+
+    def has_change_permission(self, _request: HttpRequest, _obj: object = None) -> bool:
+        """Nobody."""
+        return False
+
+    def has_delete_permission(self, _request: HttpRequest, _obj: object = None) -> bool:
+        """Nobody."""
+        return False
+
+    def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        """Those who may, where the records are in Django's database."""
+        return conf.settings().store is None and bool(super().has_view_permission(request, obj))
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """The same."""
+        return conf.settings().store is None and bool(super().has_module_permission(request))
+
+    @admin.display(ordering="created_at")  # type: ignore[untyped-decorator]  # as above
+    def created(self, record: Record) -> str:
+        """Show when the key was first seen."""
+        return _time(record.created_at)
+
+    @admin.display(ordering="expires_at")  # type: ignore[untyped-decorator]  # as above
+    def expires(self, record: Record) -> str:
+        """Show when its retention ends."""
+        return _time(record.expires_at)
+
+    def policy(self, record: Record) -> str:
+        """Show what was decided when the key was claimed."""
+        return f"after a crash: {record.on_crash}; after retention: {record.after_retention}"
+
+    def answer_headers(self, record: Record) -> str:
+        """Show the headers of the answer, decoded."""
+        return _table((), _pairs(record.headers)) if record.headers else "–"
+
+    def answer_body(self, record: Record) -> str:
+        """Show the beginning of the body, if it is text and the user may."""
+        if record.status is None:
+            return "–"
+        if record.body is None:
+            return "Not kept: it was too large, or a stream. It was sent once."
+        return _body(record, bytes(record.body), _pairs(record.headers))
+
+    def steps_taken(self, record: Record) -> str:
+        """Show what each step returned."""
+        if record.steps is None:
+            return "–"
+        return _text(json.dumps(json.loads(record.steps), indent=2, ensure_ascii=False)) if _may(record) else _WITHHELD
+
+    def kept_request(self, record: Record) -> str:
+        """Show the request, while it is kept to be run again."""
+        if record.request is None:
+            return "–"
+        if not _may(record):
+            return _WITHHELD
+        kept = json.loads(record.request)
+        line = f"{kept['method']} {kept['path']}" + (f"?{kept['query']}" if kept["query"] else "")
+        return _html(
+            "{}{}{}",
+            _text(line),
+            _table((), kept["headers"]),
+            _body(record, bytes(record.request_body), kept["headers"]),
+        )
+
+    def trail(self, record: Record) -> str:
+        """Show the audit trail of this key."""
+        lines = AuditLine.objects.using(conf.settings().database).filter(scope=record.scope, key=record.key)
+        last = list(reversed(lines.order_by("-id")[:TRAIL_LINES]))
+        if not last:
+            return "–"
+        rows = [
+            (_time(each.at, "milliseconds"), each.event, each.attempt, each.detail or "", each.actor) for each in last
+        ]
+        return _table(("at", "event", "attempt", "detail", "by"), rows)
+
+
+def _time(time: datetime, precision: str = "seconds") -> str:
+    """Show a time in the project's own zone, to the second: retries come within a few of them."""
+    local: datetime = localtime(time) if is_aware(time) else time
+    return local.replace(tzinfo=None).isoformat(" ", precision)
+
+
+def _may(record: Record) -> bool:
+    return bool(getattr(record, "may_be_read", False))
+
+
+def _pairs(headers: str | None) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in json.loads(headers or "[]")]
+
+
+def _body(record: Record, body: bytes, headers: Iterable[tuple[str, str]]) -> str:
+    said = {name.lower(): value for name, value in headers}
+    media_type = said.get("content-type", "")
+    size = f"{len(body)} bytes of {media_type or 'an unknown type'}"
+    if not body:
+        return "Empty."
+    if not _may(record):
+        return f"{size}. {_WITHHELD}"
+    if not media_type.lower().startswith(_TEXTUAL) or said.get("content-encoding", "identity") != "identity":
+        return f"{size}, not shown."
+    more = f"… {size}, of which {PREVIEW_BYTES} are shown." if len(body) > PREVIEW_BYTES else ""
+    return _html("{}{}", _text(body[:PREVIEW_BYTES].decode("utf-8", "replace")), more)
+
+
+def _text(text: str) -> str:
+    """Show *text* as it is. Whatever is in it, the browser takes it for text."""
+    return _html('<pre style="white-space: pre-wrap; margin: 0">{}</pre>', text)
+
+
+def _table(titles: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    head = _joined("<th>{}</th>", titles)
+    lines = [_html("<tr>{}</tr>", _joined("<td>{}</td>", row)) for row in rows]
+    return _html("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>", head, _joined("{}", lines))
+
+
+def _joined(template: str, cells: Iterable[Any]) -> str:
+    return _html("{}", format_html_join("", template, ((cell,) for cell in cells)))
+
+
+def _html(template: str, *parts: Any) -> str:
+    """Put *parts* into *template*, each escaped, unless it was made here."""
+    made: str = format_html(template, *parts)
+    return made

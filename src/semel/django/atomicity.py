@@ -1,0 +1,91 @@
+"""Where Django's ``ATOMIC_REQUESTS`` goes when a view is guarded: inside the guard.
+
+Django would put it around all, and what the guard writes would be seen by nobody before it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.db import connections, transaction
+
+from semel.core.policy import Policy
+from semel.django import conf
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Where Django looks for the aliases that a view wants no transaction on.
+MARK = "_non_atomic_requests"
+
+
+class EveryAlias(set[str]):
+    """The aliases that a view opted out of by itself; to Django it is opted out of all, since the guard sees to it."""
+
+    def __contains__(self, alias: object) -> bool:
+        """Whatever it is."""
+        return True
+
+
+def opted_out(view: Any) -> frozenset[str]:
+    """Return the aliases that *view* was to have no transaction on, guarded or not."""
+    return frozenset(iter(getattr(view, MARK, ())))
+
+
+def see_to(view: F) -> F:
+    """Tell Django that the guard opens the transactions of *view*."""
+    setattr(view, MARK, EveryAlias(opted_out(view)))
+    return view
+
+
+def aliases(without: Collection[str]) -> list[str]:
+    """Return the databases that a request is to have a transaction on, as Django would find them."""
+    each = connections.settings.items()
+    return [alias for alias, entry in each if entry["ATOMIC_REQUESTS"] and alias not in without]
+
+
+@contextmanager
+def blocks(without: Collection[str], policy: Policy | None) -> Iterator[None]:
+    """Open the transactions of a view; *policy* is None where it is not guarded.
+
+    In atomic mode there is one around them already. One inside that is rolled back alone, when the view raises what is
+    answered below 500: the answer is kept, and what the view wrote is not.
+    """
+    wanted = aliases(without)
+    if policy is not None and policy.mode == "atomic":
+        wanted = list(dict.fromkeys((*wanted, conf.settings().database)))
+    with ExitStack() as stack:
+        for alias in wanted:
+            stack.enter_context(transaction.atomic(using=alias))
+        yield
+
+
+class AsyncBlocks:
+    """The same for an async view: in the thread where Django runs its ORM."""
+
+    def __init__(self, without: Collection[str], policy: Policy | None) -> None:
+        """Nothing is open yet."""
+        self._wanted = policy is not None and policy.mode == "atomic"
+        self._without = without
+        self._block: Any = None
+
+    async def __aenter__(self) -> None:
+        """Open them."""
+        if aliases(self._without):
+            # What Django says itself where it would have opened them.
+            raise RuntimeError(
+                "You cannot use ATOMIC_REQUESTS with async views. Mark it with transaction.non_atomic_requests."
+            )
+        if self._wanted:
+            self._block = transaction.atomic(using=conf.settings().database)
+            await sync_to_async(self._block.__enter__)()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Commit them, or roll them back."""
+        if self._block is not None:
+            await sync_to_async(self._block.__exit__)(kind, error, trace)

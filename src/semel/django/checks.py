@@ -1,0 +1,128 @@
+"""What ``manage.py check`` finds wrong before a request does: the setting ``SEMEL``, its database, and where the
+middleware stands. It connects to nothing.
+
+    E001–E009  the setting SEMEL and its parts    E010–E013  the database    E014, E015  what a STORE rules out
+    E020–E022, W020  the order of MIDDLEWARE
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.checks import CheckMessage, Error, Tags, Warning, register  # noqa: A004 - Django's own name for it
+from django.db import connections, router
+
+from semel.django import conf
+
+OURS = frozenset({"semel.django.middleware.IdempotencyMiddleware", "semel.django.IdempotencyMiddleware"})
+
+_AUTH = "django.contrib.auth.middleware."
+_HTTP = "django.middleware."
+
+#: What must stand above, and why; by the number of the complaint.
+_ABOVE = (
+    (
+        "semel.E020",
+        (
+            "django.contrib.sessions.middleware.SessionMiddleware",
+            f"{_AUTH}AuthenticationMiddleware",
+            f"{_AUTH}RemoteUserMiddleware",
+            f"{_AUTH}PersistentRemoteUserMiddleware",
+        ),
+        "it says who is logged in, and a key belongs to somebody",
+    ),
+    (
+        "semel.E021",
+        (f"{_HTTP}csrf.CsrfViewMiddleware", f"{_AUTH}LoginRequiredMiddleware"),
+        "what it refuses must not be answered from a record, nor its refusal be kept in one",
+    ),
+    (
+        "semel.E022",
+        (f"{_HTTP}gzip.GZipMiddleware", f"{_HTTP}http.ConditionalGetMiddleware"),
+        "what it makes of an answer suits one client and one request, and must not be kept for the next",
+    ),
+)
+
+
+@register(Tags.compatibility)  # type: ignore[untyped-decorator]  # Django has no types
+def check(**_: Any) -> list[CheckMessage]:
+    """Look at the settings."""
+    said, problems = conf.read(getattr(django_settings, conf.NAME, {}))
+    found = [Error(each.message, hint=each.hint, id=each.id) for each in problems]
+    return [*found, *_database(said), *_store(said), *_order(list(django_settings.MIDDLEWARE), said)]
+
+
+def _database(said: conf.Settings) -> Iterator[CheckMessage]:
+    alias = said.database
+    if said.store is not None:
+        return
+    if alias not in connections.settings:
+        known = ", ".join(map(repr, connections.settings))
+        yield Error(
+            f'SEMEL["DATABASE"] is {alias!r}, and DATABASES has none of that name.',
+            hint=f"It has {known}.",
+            id="semel.E010",
+        )
+        return
+    wrapper = connections[alias]
+    if wrapper.vendor not in {"postgresql", "sqlite"}:
+        yield Error(
+            f"The database {alias!r} is {wrapper.display_name}, in which Semel can't keep its records.",
+            hint='Name a PostgreSQL or SQLite one in SEMEL["DATABASE"], or give a store of its own in SEMEL["STORE"].',
+            id="semel.E011",
+        )
+    elif wrapper.vendor == "postgresql" and wrapper.Database.__name__ != "psycopg":
+        yield Error(
+            f"The database {alias!r} is used through {wrapper.Database.__name__}, and Semel needs psycopg 3.",
+            hint="Run: pip install 'psycopg[binary]'. Django takes it by itself.",
+            id="semel.E012",
+        )
+    elif not router.allow_migrate(alias, "semel", model_name="record"):
+        yield Error(
+            f"DATABASE_ROUTERS keep the app semel from the database {alias!r}, so its tables are not made there.",
+            hint=f'Have allow_migrate({alias!r}, "semel") return True, or name another database in SEMEL["DATABASE"].',
+            id="semel.E013",
+        )
+
+
+def _store(said: conf.Settings) -> Iterator[CheckMessage]:
+    if said.store is None:
+        return
+    if any(policy.mode == "atomic" for policy in said.policies):
+        yield Error(
+            'POLICY has mode="atomic", and SEMEL["STORE"] is a store of its own: what the ORM writes is not in its '
+            "transactions.",
+            hint='Leave STORE out, so that records are kept in Django\'s database; or use mode="guard".',
+            id="semel.E014",
+        )
+    if said.audit != "on":
+        yield Error(
+            'SEMEL["AUDIT"] is about Django\'s database, and SEMEL["STORE"] is a store of its own.',
+            hint=f"Leave AUDIT out, and add ?audit={said.audit} to the URL of the store.",
+            id="semel.E015",
+        )
+
+
+def _order(middleware: list[str], said: conf.Settings) -> Iterator[CheckMessage]:
+    ours = [place for place, each in enumerate(middleware) if each in OURS]
+    if not ours:
+        return
+    mine, first = middleware[ours[0]], ours[0]
+    below = middleware[first + 1 :]
+    for number, names, why in _ABOVE:
+        for each in names:
+            if each in below:
+                yield Error(
+                    f"MIDDLEWARE has {mine} above {each}: {why}.",
+                    hint=f"Move {mine} below {each}.",
+                    id=number,
+                )
+    if said.scope is conf.user_scope and not any("auth" in each.lower() for each in middleware):
+        yield Warning(
+            f"MIDDLEWARE has {mine} and nothing that says who is logged in, so every guarded request is nobody's"
+            + (f", and all share the scope {conf.ANONYMOUS!r}." if said.allow_anonymous else " and is refused."),
+            hint='Add AuthenticationMiddleware above it, or say whose a request is in SEMEL["SCOPE"].',
+            id="semel.W020",
+        )

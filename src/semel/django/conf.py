@@ -1,0 +1,285 @@
+"""The setting ``SEMEL``, read into one frozen value, and the stores that it names. Nothing here is checked twice:
+``manage.py check`` and the first request read it the same way.
+
+    SEMEL = {
+        "DATABASE": "default",              # the alias of the database that keeps the records
+        "POLICY": {"required": True},       # a Policy, fields of Policy.ietf(), "ietf" or "stripe"
+        "SCOPE": "shop.api.whose_request",  # callable(request) -> str; default: the user who is logged in
+        "ALLOW_ANONYMOUS": False,           # True: requests of nobody share the scope "anonymous"
+        "PATHS": ["/api/*"],                # what the middleware guards; default: everything
+        "AUDIT": "on",                      # the audit trail: "on", "off", or "replays" to have those in it, too
+        "STORE": "postgresql://…",          # a store of its own, instead of Django's database
+    }
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from asgiref.sync import sync_to_async
+from django.conf import settings as django_settings
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from semel.core.policy import Policy
+from semel.door import Paths, Routes
+from semel.errors import ConfigurationError
+from semel.stores import AsyncStore, Store
+from semel.stores import async_store as open_async_store
+from semel.stores import store as open_store
+from semel.stores.django import AsyncDjangoStore, DjangoStore
+from semel.stores.postgres.address import Audit
+
+NAME = "SEMEL"
+
+#: The scope of requests that nobody has logged in for, where such are allowed.
+ANONYMOUS = "anonymous"
+
+#: Says whose request it is; None is nobody's. It may be a coroutine function, for async views.
+Scope = Callable[[Any], str | Awaitable[str | None] | None]
+
+
+def user_scope(request: Any) -> str | None:
+    """Return whose request it is by Django's own login: ``user:<primary key>``; None where nobody is logged in."""
+    return _scope_of(getattr(request, "user", None))
+
+
+async def async_user_scope(request: Any) -> str | None:
+    """Return the same for an async view, where looking up the user must not hold up the loop."""
+    if hasattr(request, "auser"):
+        return _scope_of(await request.auser())
+    named: str | None = await sync_to_async(user_scope)(request)
+    return named
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What ``SEMEL`` says."""
+
+    #: The alias of Django's database that keeps the records.
+    database: str = "default"
+    policy: Policy = field(default_factory=Policy.ietf)
+    #: As it was given; ``whose`` and ``awhose`` ask it.
+    scope: Scope = user_scope
+    allow_anonymous: bool = False
+    #: What the middleware guards, and by which policy.
+    paths: Paths = None
+    audit: Audit = "on"
+    #: The URL of a store of its own; None is Django's database.
+    store: str | None = None
+
+    @property
+    def routes(self) -> Routes:
+        """What the middleware guards."""
+        return Routes(self.policy, self.paths)
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """Every policy that is in it."""
+        more = self.paths.values() if isinstance(self.paths, Mapping) else ()
+        return (self.policy, *more)
+
+    def whose(self, request: Any) -> str | None:
+        """Return whose *request* it is, for a view that runs in a thread; None is refused."""
+        if inspect.iscoroutinefunction(self.scope):
+            raise ConfigurationError(f'{NAME}["SCOPE"] is `async def`, and this view is not: nobody could await it.')
+        return self._somebody(self.scope(request))
+
+    async def awhose(self, request: Any) -> str | None:
+        """Return whose *request* it is, for a view that runs on an event loop; None is refused."""
+        if self.scope is user_scope:
+            return self._somebody(await async_user_scope(request))
+        if inspect.iscoroutinefunction(self.scope):
+            return self._somebody(await self.scope(request))
+        # It may ask the database.
+        return self._somebody(await sync_to_async(self.scope)(request))
+
+    def _somebody(self, named: Any) -> str | None:
+        said: str | None = ANONYMOUS if not named and self.allow_anonymous else named
+        return said
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong with one setting, as ``manage.py check`` shows it."""
+
+    id: str
+    message: str
+    hint: str
+
+
+class Wrong(Exception):
+    """A setting is wrong: what is, and what to do."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        """Say *message*; *hint* is the remedy."""
+        super().__init__(message)
+        self.hint = hint
+
+
+def read(given: object) -> tuple[Settings, list[Problem]]:
+    """Read what ``SEMEL`` is set to. What is wrong is left at its default, and told of."""
+    if not isinstance(given, Mapping):
+        return Settings(), [
+            Problem(
+                "semel.E001", f"{NAME} is {type(given).__name__}, not a dict.", f'{NAME} = {{"DATABASE": "default"}}'
+            )
+        ]
+    found: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for name, value in given.items():
+        if name not in _READERS:
+            problems.append(Problem("semel.E002", f"{NAME}[{name!r}] is not known.", _nearest(name)))
+            continue
+        number, reader = _READERS[name]
+        try:
+            found[name.lower()] = reader(value)
+        except Wrong as wrong:
+            problems.append(Problem(number, f"{NAME}[{name!r}] {wrong}", wrong.hint))
+    return Settings(**found), problems
+
+
+_lock = threading.RLock()
+_settings: Settings | None = None
+_store: Store | None = None
+_async_store: AsyncStore | None = None
+
+
+def settings() -> Settings:
+    """Return what ``SEMEL`` says now; raise ``ConfigurationError`` where it is wrong."""
+    global _settings  # noqa: PLW0603 - read once, since every request asks; forgotten when it changes
+    if _settings is None:
+        said, problems = read(getattr(django_settings, NAME, {}))
+        if problems:
+            raise ConfigurationError(" ".join(f"{each.message} {each.hint}" for each in problems))
+        _settings = said
+    return _settings
+
+
+def store() -> Store:
+    """Return the store for what runs in threads."""
+    global _store  # noqa: PLW0603 - as above
+    with _lock:
+        if _store is None:
+            said = settings()
+            _store = open_store(said.store) if said.store else DjangoStore(said.database, audit=said.audit)
+        return _store
+
+
+def async_store() -> AsyncStore:
+    """Return the store for what runs on an event loop. A STORE of its own needs a loop that stays."""
+    global _async_store  # noqa: PLW0603 - as above
+    with _lock:
+        if _async_store is None:
+            said = settings()
+            _async_store = (
+                open_async_store(said.store) if said.store else AsyncDjangoStore(said.database, audit=said.audit)
+            )
+        return _async_store
+
+
+def _forget(*, setting: str, **_: Any) -> None:
+    global _settings, _store, _async_store  # noqa: PLW0603 - as above
+    if setting == NAME:
+        with _lock:
+            if _store is not None:
+                _store.close()
+            # The other one is its loop's to close. Django's connections are Django's.
+            _settings = _store = _async_store = None
+
+
+setting_changed.connect(_forget, dispatch_uid="semel")
+
+
+def _database(value: object) -> str:
+    if not isinstance(value, str):
+        raise Wrong(f"is {value!r}.", 'Give the name of an entry of DATABASES, such as "default".')
+    return value
+
+
+def _policy(value: object) -> Policy:
+    if isinstance(value, Policy):
+        return value
+    try:
+        if isinstance(value, Mapping):
+            return Policy.ietf(**value)
+        if isinstance(value, str) and value in _PRESETS:
+            return _PRESETS[value]()
+    except (ConfigurationError, TypeError) as error:
+        raise Wrong("can't be right.", str(error)) from error
+    raise Wrong(f"is {value!r}.", 'Give a Policy, a dict of its fields, "ietf" or "stripe".')
+
+
+def _scope(value: object) -> Scope:
+    if isinstance(value, str):
+        try:
+            value = import_string(value)
+        except ImportError as error:
+            raise Wrong("can't be imported.", f"{error}.") from error
+    if not callable(value):
+        raise Wrong(
+            f"is {value!r}.",
+            "Give a function of the request that says whose it is, or its dotted path, or leave it out.",
+        )
+    return value
+
+
+def _allow_anonymous(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise Wrong(f"is {value!r}.", "Give True or False.")
+    return value
+
+
+def _paths(value: Any) -> Paths:
+    if isinstance(value, Iterator):
+        raise Wrong("is used up by whoever reads it first.", "Give a list.")
+    paths: Paths = {each: _policy(policy) for each, policy in value.items()} if isinstance(value, Mapping) else value
+    try:
+        Routes(None, paths)
+    except ConfigurationError as error:
+        raise Wrong("can't be right.", str(error)) from error
+    return paths
+
+
+def _audit(value: object) -> Audit:
+    for each in get_args(Audit):
+        if value == each:
+            known: Audit = each
+            return known
+    raise Wrong(f"is {value!r}.", f"Give one of {', '.join(map(repr, get_args(Audit)))}.")
+
+
+def _store_url(value: object) -> str | None:
+    if value is not None and (not isinstance(value, str) or "://" not in value):
+        # It is not shown: it may hold a password.
+        raise Wrong("is no URL of a store.", "Give one such as postgresql://user@host/database, or leave it out.")
+    return value
+
+
+_PRESETS: dict[str, Callable[[], Policy]] = {"ietf": Policy.ietf, "stripe": Policy.stripe}
+
+#: What is read how, and by which number ``manage.py check`` complains of it.
+_READERS: dict[object, tuple[str, Callable[[Any], Any]]] = {
+    "DATABASE": ("semel.E003", _database),
+    "POLICY": ("semel.E004", _policy),
+    "SCOPE": ("semel.E005", _scope),
+    "ALLOW_ANONYMOUS": ("semel.E006", _allow_anonymous),
+    "PATHS": ("semel.E007", _paths),
+    "AUDIT": ("semel.E008", _audit),
+    "STORE": ("semel.E009", _store_url),
+}
+
+
+def _nearest(name: object) -> str:
+    known = [str(each) for each in _READERS]
+    near = difflib.get_close_matches(str(name).upper(), known, 1)
+    return f"Is it {near[0]!r} that is meant?" if near else f"There are {', '.join(known)}."
+
+
+def _scope_of(user: Any) -> str | None:
+    return f"user:{user.pk}" if user is not None and user.is_authenticated else None

@@ -1,0 +1,100 @@
+"""The guards of this process, for what the settings say now, and where the steps of a guarded view are taken.
+
+Leases are renewed by one thread for views of both colours: an event loop may live for one request only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from semel.core.commands import Flow
+from semel.core.policy import Policy
+from semel.django import conf
+from semel.door import Gate, Routes
+from semel.errors import ConfigurationError
+from semel.exchange import AsyncGuard, Guard
+from semel.stage import AsyncStage, Call, Stage
+from semel.stores.keeper import Keeper
+from semel.telemetry.tally import Tally
+
+#: Closed for good when the server is told to stop.
+GATE = Gate()
+#: What a policy with enforcement="report" has seen in this process: ``TALLY.snapshot()``.
+TALLY = Tally()
+
+_lock = threading.Lock()
+_guard: Guard | None = None
+_async_guard: AsyncGuard | None = None
+_routes: tuple[conf.Settings, Routes] | None = None
+
+
+def guard() -> Guard:
+    """Return the guard of what runs in threads."""
+    global _guard  # noqa: PLW0603 - one per process, since its leases are renewed by one thread
+    store = conf.store()
+    found = _guard
+    if found is not None and found.store is store:
+        return found
+    with _lock:
+        if _guard is None or _guard.store is not store:
+            if _guard is not None:
+                _guard.keeper.close()
+            _guard = Guard(store, Keeper(store.perform), GATE, TALLY)
+        return _guard
+
+
+def async_guard() -> AsyncGuard:
+    """Return the guard of what runs on event loops."""
+    global _async_guard  # noqa: PLW0603 - as above
+    threads, store = guard(), conf.async_store()
+    found = _async_guard
+    if found is None or found.store is not store or found.keeper is not threads.keeper:
+        found = _async_guard = AsyncGuard(store, threads.keeper, GATE, TALLY)
+    return found
+
+
+def routes() -> Routes:
+    """Return what the middleware guards."""
+    global _routes  # noqa: PLW0603 - read once, since every request asks
+    said = conf.settings()
+    found = _routes
+    if found is None or found[0] is not said:
+        found = _routes = said, said.routes
+    return found[1]
+
+
+def checked(policy: Policy) -> Policy:
+    """Return *policy* if a view of Django's can be guarded by it."""
+    if policy.store_request:
+        raise ConfigurationError(
+            "store_request=True can't be had in Django: an operation is finished without its client through the whole "
+            "application. Put semel.wsgi.IdempotencyMiddleware around it in wsgi.py, or semel.asgi's in asgi.py."
+        )
+    if policy.mode == "atomic" and conf.settings().store is not None:
+        raise ConfigurationError(
+            'mode="atomic" commits with the ORM, so its records must be in Django\'s own database: take '
+            f'{conf.NAME}["STORE"] away, and name an alias in {conf.NAME}["DATABASE"].'
+        )
+    return policy
+
+
+class Anywhere(AsyncStage):
+    """Steps of a view that may be in a thread, on a loop, or first in one and then on the other.
+
+    In the ORM's own thread nobody may wait for a loop that waits for that thread.
+    """
+
+    def __init__(self) -> None:
+        """Look where we are at each step."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def take(self, step: Flow[Any], call: Call) -> Any:
+        """Take one step here and now; on an event loop, return what is to be awaited."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return Stage(conf.store()).take(step, call)
+        self._store = conf.async_store()
+        return self._take(step, call)

@@ -1,0 +1,261 @@
+"""The middleware: it guards the views of a whole project, but for those that are guarded by themselves.
+
+The key is claimed once the URL has found its view and the ``process_view`` of those in front (CSRF, login) has let the
+request in; so what no view answers is never kept, and a replay gets past nobody. What is kept is what comes back from
+the view and from the middleware behind this one. All of it happens in the thread in which Django runs the ORM of the
+request, whichever colour the view has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.db import transaction
+from django.http import HttpResponse
+
+from semel.core.commands import Ending, NotStarted, RunHandler, RunUnguarded, Undo
+from semel.core.policy import Policy
+from semel.core.replay import FIRST_SERVER_ERROR
+from semel.django import conf, guards
+from semel.django.request import Request, Response, claim
+from semel.django.views import Choice, DjangoView, choice_of
+from semel.django.waiting import to_the_end
+from semel.door import raised
+from semel.drivers import resume, run_until
+from semel.errors import NoEffect, StoreError
+from semel.flows.reply import PassOn, Reraise, Send
+from semel.flows.serve import serve
+from semel.operation import Operation, enter, leave
+from semel.views import ViewExchange
+
+#: Where a request has its exchange, between the claim and the end.
+_EXCHANGE = "_semel_exchange"
+
+
+class IdempotencyMiddleware:
+    """Guards what ``SEMEL["PATHS"]`` says. In ``MIDDLEWARE`` it comes after those who decide who may come in."""
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[Request], Any]) -> None:
+        """Pass requests on to *get_response*."""
+        self.get_response = get_response
+        self._is_async = iscoroutinefunction(get_response)
+        if self._is_async:
+            markcoroutinefunction(self)
+            # So that what is not guarded is not taken to a thread and back.
+            self.process_view = self._process_view  # type: ignore[method-assign]
+        guards.GATE.close_on_sigterm()
+
+    def policy_for(self, request: Request) -> Policy | None:
+        """Return the policy of *request*, or None when it is not guarded. Override it to choose by other things."""
+        return guards.routes().policy_for(request.method, request.path)
+
+    def __call__(self, request: Request) -> Any:
+        """Serve one request."""
+        if self._is_async:
+            return to_the_end(self._through(request), if_=lambda: hasattr(request, _EXCHANGE))
+        try:
+            response = self.get_response(request)
+        except BaseException as error:
+            _abandon(request, error)
+            raise
+        return _end(request, response)
+
+    def process_view(self, request: Request, view: Any, _args: Any, _kwargs: Any) -> Any:
+        """Claim the key of *request*, which is about to reach its *view*; or answer it."""
+        policy = None if choice_of(view) is not None else self.policy_for(request)
+        return _start(request, policy) if policy is not None and claim(request) else None
+
+    async def _process_view(self, request: Request, view: Any, _args: Any, _kwargs: Any) -> Response | None:
+        policy = None if choice_of(view) is not None else self.policy_for(request)
+        if policy is None or not claim(request):
+            return None
+        response: Response | None = await sync_to_async(_start)(request, policy)
+        return response
+
+    def process_exception(self, request: Request, error: Exception) -> Response | None:
+        """Note what the view raised, before Django makes an answer of it, and tells everybody that the view failed."""
+        exchange: MiddlewareExchange | None = getattr(request, _EXCHANGE, None)
+        if exchange is None:
+            return None
+        exchange.error = error
+        # These two are answered by us. What stands in for that answer goes no further than the way back to us.
+        exchange.is_told = exchange.operation is None or not isinstance(error, NoEffect | StoreError)
+        return None if exchange.is_told else HttpResponse(status=FIRST_SERVER_ERROR)
+
+    async def _through(self, request: Request) -> Response:
+        try:
+            response = await self.get_response(request)
+        except BaseException as error:
+            # In the request's own thread, behind a claim that may still be under way there.
+            await sync_to_async(_abandon)(request, error)
+            raise
+        exchange = getattr(request, _EXCHANGE, None)
+        if exchange is not None and exchange.operation is not None and exchange.operation.loose_ends:
+            await exchange.operation.tie_up()
+        return response if exchange is None else await sync_to_async(_end)(request, response)
+
+
+class MiddlewareExchange(ViewExchange[Response]):
+    """One request, claimed before its view and ended after it. Django calls the view."""
+
+    def __init__(self, policy: Policy, request: Request) -> None:
+        """Nothing is begun yet."""
+        view = DjangoView(request, _nobody_calls_it, Choice())
+        super().__init__(guards.guard(), policy, view)
+        #: What the view raised.
+        self.error: Exception | None = None
+        #: Whether Django has told of it.
+        self.is_told = True
+        self.operation: Operation | None = None
+        self._reached: RunHandler | RunUnguarded | None = None
+        #: The current operation, and in atomic mode a transaction in the transaction.
+        self._open = ExitStack()
+        self._flow = serve(view.head, policy, os.urandom(16), notes_replays=self.guard.store.notes_replays)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the view is to be called now, and its answer to be brought here."""
+        return self._reached is not None
+
+    def start(self) -> Response | None:
+        """Claim the key; return what is to be answered in the view's place."""
+        until: Any = (RunHandler, RunUnguarded)
+        try:
+            reached: Any = run_until(self._flow, self.perform, until)
+            if isinstance(reached, RunHandler) and self.guard.gate.is_closed:
+                reached = resume(self._flow, NotStarted(), self.perform)
+            if isinstance(reached, RunHandler):
+                self._enter(self.take_on(reached))
+            elif isinstance(reached, RunUnguarded) and reached.hold is not None and reached.lease is not None:
+                self._hold = reached.hold
+                self.guard.keeper.add(reached.hold, reached.lease)
+        except BaseException:
+            self.let_go()
+            raise
+        if isinstance(reached, Send):
+            return self._view.response_of(reached.answer)
+        self._reached = None if isinstance(reached, PassOn) else reached
+        return None
+
+    def stage(self) -> guards.Anywhere:
+        """Look where the view is at each step."""
+        return guards.Anywhere()
+
+    def conclude(self, response: Response) -> Response:
+        """Store what the view has answered; return what is to be sent."""
+        try:
+            if self.operation is None:
+                resume(self._flow, None if self.error else response.status_code, self.perform)
+                return response
+            self._leave(self.error)
+            ending = self._ending(self.operation, response)
+            answer = getattr(ending, "answer", None)
+            reply = resume(self._flow, ending, self.perform)
+        except BaseException:
+            self.let_go()
+            raise
+        finally:
+            self._discard()
+        if isinstance(reply, Reraise) and not self.is_told:
+            if reply.answer is None:
+                raise reply.error
+            self._view.report(reply.error)
+        if isinstance(reply, Send | Reraise) and reply.answer is not None and reply.answer is not answer:
+            # For what was raised, too, so that this client and its retries see the same.
+            return self._view.response_of(reply.answer)
+        return response
+
+    def not_started(self) -> None:
+        """Let go of the key: its view was never called."""
+        self._leave(None)
+        try:
+            resume(self._flow, NotStarted() if self.operation is not None else None, self.perform)
+        finally:
+            self._discard()
+
+    def let_go(self) -> None:
+        """Leave nothing open. What the view did is not known, and its lease decides."""
+        self._leave(SystemExit())
+        self.end(Undo())
+        self._discard()
+
+    def _ending(self, operation: Operation, response: Response) -> Ending:
+        if self.error is not None and response.status_code >= FIRST_SERVER_ERROR:
+            return raised(self.error, operation)
+        try:
+            return self._view.take(response, self._limit).ending(operation)
+        except Exception as error:  # noqa: BLE001 - a stream that broke; it is the flow's to judge
+            self.is_told = False
+            return raised(error, operation)
+
+    @property
+    def _limit(self) -> int:
+        return self._reached.limit if isinstance(self._reached, RunHandler) else 0
+
+    def _enter(self, operation: Operation) -> None:
+        self.operation = operation
+        self._open.enter_context(_current(operation))
+        if self._policy.mode == "atomic":
+            # Rolled back alone where the view raises what is answered below 500: the answer is kept all the same.
+            self._open.enter_context(transaction.atomic(using=conf.settings().database))
+
+    def _leave(self, error: BaseException | None) -> None:
+        self._open.__exit__(type(error) if error else None, error, None)
+
+    def _discard(self) -> None:
+        if self._hold is not None:
+            self.guard.keeper.discard(self._hold)
+
+
+@contextmanager
+def _current(operation: Operation) -> Iterator[None]:
+    """Make *operation* the current one. Between an async project's threads and its loop, contexts are copied."""
+    entered = enter(operation)
+    entered.__enter__()
+    try:
+        yield
+    finally:
+        try:
+            entered.__exit__(None, None, None)
+        except ValueError:
+            leave()
+
+
+def _start(request: Request, policy: Policy) -> Response | None:
+    exchange = MiddlewareExchange(guards.checked(policy), request)
+    response = exchange.start()
+    if exchange.is_under_way:
+        setattr(request, _EXCHANGE, exchange)
+    return response
+
+
+def _end(request: Request, response: Response) -> Response:
+    exchange: MiddlewareExchange | None = request.__dict__.pop(_EXCHANGE, None)
+    return response if exchange is None else exchange.conclude(response)
+
+
+def _abandon(request: Request, error: BaseException) -> None:
+    exchange: MiddlewareExchange | None = request.__dict__.pop(_EXCHANGE, None)
+    if exchange is None:
+        return
+    if isinstance(error, asyncio.CancelledError):
+        # Once the key is claimed nobody is cancelled: this one was before, and its view was not reached.
+        exchange.not_started()
+    elif isinstance(error, Exception):
+        # Under DEBUG_PROPAGATE_EXCEPTIONS. Django gives no answer to it, and goes on raising it.
+        exchange.error = error
+        exchange.conclude(HttpResponse(status=FIRST_SERVER_ERROR))
+    else:
+        exchange.let_go()
+
+
+def _nobody_calls_it() -> Response:
+    raise AssertionError("Django calls the view.")  # pragma: no cover - nobody does

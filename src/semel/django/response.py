@@ -1,0 +1,86 @@
+"""What a view has answered, as far as it can be kept: rendered, gathered, or too large. It must still be there to send.
+
+A stream is read up to the limit before anything of it is sent, since an answer leaves only once it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from asgiref.sync import async_to_sync, sync_to_async
+from django.http.response import HttpResponseBase
+
+from semel.core.replay import is_endless
+from semel.django.request import Response, headers_of
+from semel.views import Taken, gathered
+
+
+def checked(response: Any, view: Any) -> Response:
+    """Return what *view* has returned if it is a response, in the words of Django otherwise."""
+    if isinstance(response, HttpResponseBase):
+        return response
+    name = getattr(view, "__qualname__", type(view).__name__)
+    what = "None" if response is None else f"{type(response).__name__}"
+    raise ValueError(f"The view {name} didn't return an HttpResponse object. It returned {what} instead.")
+
+
+def is_unrendered(response: Response) -> bool:
+    """Whether a response is yet to be rendered, as a ``TemplateResponse`` is."""
+    return not getattr(response, "is_rendered", True) and callable(getattr(response, "render", None))
+
+
+def taken(response: Response, limit: int, *, on_a_loop: bool) -> Taken:
+    """Return a rendered *response* as far as it can be kept; *on_a_loop*: an event loop will send it."""
+    if not _can_be_gathered(response):
+        return _whole(response, limit)
+    if response.is_async:
+        # Without a loop that stays, a stream that is begun has to be read to its end: Django does so, too.
+        body, rest = async_to_sync(_gathered)(response.streaming_content, limit, to_the_end=not on_a_loop)
+    else:
+        body, rest = gathered(iter(response.streaming_content), limit)
+    response.streaming_content = rest
+    return Taken(response.status_code, headers_of(response), body)
+
+
+async def async_taken(response: Response, limit: int) -> Taken:
+    """Return the same for an async view."""
+    if not _can_be_gathered(response):
+        return _whole(response, limit)
+    rest: Any
+    if response.is_async:
+        body, rest = await _gathered(response.streaming_content, limit)
+    else:
+        body, rest = await sync_to_async(gathered)(iter(response.streaming_content), limit)
+    response.streaming_content = rest
+    return Taken(response.status_code, headers_of(response), body)
+
+
+def _can_be_gathered(response: Response) -> bool:
+    return response.streaming and not is_endless(headers_of(response))
+
+
+def _whole(response: Response, limit: int) -> Taken:
+    body = None if response.streaming or len(response.content) > limit else response.content
+    return Taken(response.status_code, headers_of(response), body)
+
+
+async def _gathered(chunks: AsyncIterator[bytes], limit: int, *, to_the_end: bool = False) -> tuple[bytes | None, Any]:
+    held: list[bytes] = []
+    size = 0
+    async for chunk in chunks:
+        held.append(chunk)
+        size += len(chunk)
+        if size > limit and not to_the_end:
+            return None, _chained(held, chunks)
+    if to_the_end:
+        return (b"".join(held) if size <= limit else None), held
+    whole = b"".join(held)
+    return whole, _chained([whole], chunks)
+
+
+async def _chained(held: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    for chunk in held:
+        yield chunk
+    async for chunk in rest:
+        yield chunk

@@ -1,0 +1,125 @@
+"""REST framework: a mixin that guards its views after its own authentication, permissions and throttles.
+
+    class Payments(IdempotentMixin, ModelViewSet):
+        idempotency_policy = Policy.ietf(mode="atomic")
+        idempotency_actions = ["create"]
+
+What its exception handler answers is an answer, and is kept like any other. A replay is a plain response: it is not
+rendered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any, ClassVar
+
+from semel.core.policy import Policy
+from semel.django import atomicity, guards
+from semel.django.request import Request, Response, claim, release
+from semel.django.response import checked
+from semel.django.views import MARK, Choice, DjangoView
+from semel.views import ViewExchange
+
+try:
+    import rest_framework  # noqa: F401 - only to say what is missing
+except ImportError as error:  # pragma: no cover - seen only where the extra is missing
+    raise ImportError("semel.django.rest needs REST framework. Run: pip install djangorestframework") from error
+
+
+class IdempotentMixin:
+    """Guards a view of REST framework's. It comes first among the bases."""
+
+    #: None is what the settings say.
+    idempotency_policy: ClassVar[Policy | None] = None
+    #: Says whose request it is, given REST framework's own; None is what the settings say. Or override
+    #: ``get_idempotency_scope``.
+    idempotency_scope: ClassVar[Any] = None
+    #: The actions of a viewset that are guarded; None is all of them that have a guarded method.
+    idempotency_actions: ClassVar[Collection[str] | None] = None
+
+    @classmethod
+    def as_view(cls, *args: Any, **kwargs: Any) -> Any:
+        """Mark the view: the middleware leaves it alone, and its transactions are opened inside of the guard."""
+        view = super().as_view(*args, **kwargs)  # type: ignore[misc]  # APIView's
+        setattr(view, MARK, Choice(cls.idempotency_policy))
+        return atomicity.see_to(view)
+
+    def get_idempotency_policy(self, request: Request) -> Policy | None:
+        """Return the policy of *request*; None: it is not guarded. Override it to choose by request."""
+        action = (getattr(self, "action_map", None) or {}).get(request.method.lower())
+        if self.idempotency_actions is not None and action not in self.idempotency_actions:
+            return None
+        return Choice(self.idempotency_policy).policy_for(request.method)
+
+    def get_idempotency_scope(self, request: Request) -> Any:
+        """Return whose *request* it is: a string, or a primary key."""
+        scope = type(self).idempotency_scope
+        return Choice(None, scope).whose(request)
+
+    def dispatch(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        """Serve *request*."""
+        dispatch = super().dispatch  # type: ignore[misc]  # APIView's
+        if self.get_idempotency_policy(request) is not None:
+            return dispatch(request, *args, **kwargs)
+        # Nothing is guarded, so all of it is in the transaction that Django would have opened.
+        with atomicity.blocks(_opted_out(self), None):
+            return dispatch(request, *args, **kwargs)
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Let REST framework say who may come in; whoever may, comes to the guard next, and then to the handler."""
+        super().initial(request, *args, **kwargs)  # type: ignore[misc]  # APIView's
+        view: Any = self
+        name = request.method.lower()
+        handler = getattr(self, name, None) if name in view.http_method_names else None
+        policy = self.get_idempotency_policy(request)
+        if handler is not None and policy is not None:
+            choice = Choice(policy, self.get_idempotency_scope)
+
+            def guarded(request: Request, *args: Any, **kwargs: Any) -> Response:
+                return serve(self, partial(handler, request, *args, **kwargs), request, choice)
+
+            setattr(self, name, guarded)
+
+
+def serve(view: Any, handler: Callable[[], Response], request: Request, choice: Choice) -> Response:
+    """Call the *handler* of a *view* of REST framework's, guarded; give its response as the view has finalized it."""
+    policy = choice.policy_for(request.method)
+    if policy is None or not claim(request):
+        return handler()
+    without = _opted_out(view)
+
+    def call() -> Response:
+        with atomicity.blocks(without, policy):
+            try:
+                response = handler()
+            except Exception as error:  # noqa: BLE001 - as APIView does
+                # Inside of the transaction, which it may have rolled back.
+                response = view.handle_exception(error)
+        return checked(view.finalize_response(request, response, *view.args, **view.kwargs), view)
+
+    try:
+        response = ViewExchange(guards.guard(), policy, DjangoView(request, call, choice)).serve()
+    except Exception:
+        # The view's own way to treat it has been tried.
+        view.handle_exception = _raise
+        raise
+    finally:
+        release(request)
+    # It is finalized, or it is ours, and plain.
+    view.finalize_response = _as_it_is
+    return response
+
+
+def _opted_out(view: Any) -> Collection[str]:
+    """Return what was opted out of, by the class or where its URL is."""
+    match = getattr(view.request, "resolver_match", None)
+    return atomicity.opted_out(match.func if match else type(view).dispatch)
+
+
+def _raise(error: Exception) -> Response:
+    raise error
+
+
+def _as_it_is(_request: Request, response: Response, *_args: Any, **_kwargs: Any) -> Response:
+    return response

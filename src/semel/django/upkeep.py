@@ -1,0 +1,52 @@
+"""Sweeping and reaping once, for ``manage.py`` and for Celery. What the services do is in ``semel/work/``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from semel.core.upkeep import MAX_BATCH
+from semel.errors import ConfigurationError, SemelError
+from semel.flows.upkeep import ReapReport, SweepReport
+from semel.stores import Store
+from semel.work import Reaper, Sweeper
+from semel.work.durations import duration
+
+#: As ``semel reap`` has it.
+AUDIT_RETENTION = "90d"
+
+
+def sweep(store: Store) -> SweepReport:
+    """Free the keys of workers that died; park the operations that may not run again."""
+    return Sweeper(store).run_once()
+
+
+def reap(store: Store, audit_retention: str = AUDIT_RETENTION, batch: int = MAX_BATCH) -> ReapReport:
+    """Clear away what is past its retention."""
+    if batch < 1:
+        raise ConfigurationError("batch must be 1 or more.")
+    return Reaper(store, audit_retention=duration(audit_retention), batch=batch).run_once()
+
+
+def add_json(parser: Any) -> None:
+    """Add the option ``--json``."""
+    parser.add_argument("--json", action="store_true", dest="as_json", help="Print for machines.")
+
+
+def told(run: Callable[[], SweepReport | ReapReport], *, as_json: bool) -> str:
+    """Return what to print of one *run*. One that was cut short is a failure, after what it did has been said."""
+    try:
+        report = run()
+    except SemelError as error:
+        raise CommandError(str(error)) from error
+    said = str(report)
+    if as_json:
+        facts: dict[str, Any] = {each.name: getattr(report, each.name) for each in dataclasses.fields(report)}
+        said = json.dumps(facts | {"error": str(report.error) if report.error else None})
+    if report.error is not None:
+        raise CommandError(said) from report.error
+    return said

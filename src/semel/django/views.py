@@ -1,0 +1,273 @@
+"""The decorator ``idempotent``: it guards one view, after whatever is decorated outside of it has let the request in.
+
+    @idempotent                                     # by what the settings say
+    @idempotent(policy=Policy.ietf(mode="atomic"), scope=lambda request: request.user.account_id)
+
+It is for views of Django's, plain and async, functions and methods. REST framework's own views have ``rest.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any, TypeVar, overload
+from uuid import UUID
+
+from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.core.handlers.exception import response_for_exception
+from django.http import Http404, StreamingHttpResponse
+from django.http.multipartparser import MultiPartParserError
+
+from semel.core.fingerprint import Buffer
+from semel.core.message import Answer
+from semel.core.policy import Policy
+from semel.django import atomicity, conf, guards
+from semel.django.request import DjangoRequest, Request, Response, claim, release
+from semel.django.response import async_taken, checked, is_unrendered, taken
+from semel.django.waiting import to_the_end
+from semel.errors import ConfigurationError
+from semel.flows.reply import Reply, Reraise
+from semel.views import AsyncView, AsyncViewExchange, Taken, View, ViewExchange
+
+#: What Django answers below 500 when a view raises it: an answer like any other.
+ANSWERED = (Http404, PermissionDenied, BadRequest, SuspiciousOperation, MultiPartParserError)
+
+#: The mark of a view that is guarded by itself: a ``Choice``. The middleware leaves it alone.
+MARK = "semel_guard"
+
+Scope = Callable[[Any], Any]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """By which policy a view is guarded, and whose its requests are; None is what the settings say."""
+
+    policy: Policy | None = None
+    scope: Scope | None = None
+
+    def __post_init__(self) -> None:
+        """Check both, where they are written down."""
+        policy: object = self.policy
+        if policy is not None and not isinstance(policy, Policy):
+            raise ConfigurationError(f"policy must be a Policy, such as Policy.ietf(), not {policy!r}.")
+        if self.scope is not None and not callable(self.scope):
+            raise ConfigurationError(
+                "scope must be a function of the request that says whose it is: "
+                f"scope=lambda request: request.user.account_id, not {self.scope!r}."
+            )
+
+    def policy_for(self, method: str) -> Policy | None:
+        """Return the policy of a request, or None when it is not guarded."""
+        policy = conf.settings().policy if self.policy is None else self.policy
+        return guards.checked(policy) if method in policy.methods else None
+
+    def whose(self, request: Request) -> object:
+        """Return whose *request* it is, for a view in a thread."""
+        return _named(self._settings().whose(request))
+
+    async def awhose(self, request: Request) -> object:
+        """Return the same for a view on an event loop."""
+        return _named(await self._settings().awhose(request))
+
+    def _settings(self) -> conf.Settings:
+        said = conf.settings()
+        return said if self.scope is None else dataclasses.replace(said, scope=self.scope)
+
+
+class DjangoView(DjangoRequest, View[Response]):
+    """One request to a view, and the view."""
+
+    def __init__(self, request: Request, call: Callable[[], Response], choice: Choice) -> None:
+        """Guard *call*, which may raise what Django answers."""
+        super().__init__(request)
+        self._call = call
+        self._choice = choice
+
+    def whose(self) -> object:
+        """Ask the application."""
+        return self._choice.whose(self.request)
+
+    def read_body(self, limit: int) -> Buffer | None:
+        """Read the body, and leave it in place."""
+        return self.whole_body(limit)
+
+    def call(self) -> Response:
+        """Call the view, and render what it returns."""
+        try:
+            response = self._call()
+        except ANSWERED as error:
+            response = response_for_exception(self.http, error)
+        return response.render() if is_unrendered(response) else response
+
+    def take(self, response: Response, limit: int) -> Taken:
+        """Return the response as far as it can be kept."""
+        return taken(response, limit, on_a_loop=hasattr(self.http, "scope"))
+
+
+class AsyncDjangoView(DjangoRequest, AsyncView[Response]):
+    """The same on an event loop."""
+
+    def __init__(self, request: Request, call: Callable[[], Any], choice: Choice) -> None:
+        """Guard *call*, as of a plain view."""
+        super().__init__(request)
+        self._call = call
+        self._choice = choice
+
+    async def whose(self) -> object:
+        """Ask the application."""
+        return await self._choice.awhose(self.request)
+
+    async def read_body(self, limit: int) -> Buffer | None:
+        """Read the body, which Django has received already, and leave it in place."""
+        return self.whole_body(limit)
+
+    async def call(self) -> Response:
+        """Call the view, and render what it returns."""
+        try:
+            response = await self._call()
+        except ANSWERED as error:
+            response = await sync_to_async(response_for_exception, thread_sensitive=False)(self.http, error)
+        return await sync_to_async(response.render)() if is_unrendered(response) else response
+
+    async def take(self, response: Response, limit: int) -> Taken:
+        """Return the response as far as it can be kept."""
+        return await async_taken(response, limit)
+
+
+class AsyncDjangoExchange(AsyncViewExchange[Response]):
+    """One request to an async view. Its steps may be taken in plain functions, too."""
+
+    def stage(self) -> guards.Anywhere:
+        """Look where we are at each step."""
+        return guards.Anywhere()
+
+    async def _give(self, reply: Reply) -> Response:
+        if isinstance(reply, Reraise) and reply.answer is not None:
+            # Whoever is told of an error may send mail, or ask the database: not on a loop.
+            return await sync_to_async(self._report, thread_sensitive=False)(reply.error, reply.answer)
+        return await super()._give(reply)
+
+    def _report(self, error: Exception, answer: Answer) -> Response:
+        self._view.report(error)
+        return self._view.response_of(answer)
+
+
+@overload
+def idempotent(view: F) -> F: ...
+
+
+@overload
+def idempotent(*, policy: Policy | None = None, scope: Scope | None = None) -> Callable[[F], F]: ...
+
+
+def idempotent(view: Any = None, *, policy: Policy | None = None, scope: Scope | None = None) -> Any:
+    """Guard *view* by *policy*; *scope* says whose its requests are. Either may be left to the settings."""
+    choice = Choice(policy, scope)
+    return partial(_guarded, choice) if view is None else _guarded(choice, view)
+
+
+def choice_of(view: Any) -> Choice | None:
+    """Return how *view* is guarded by itself: it, or the function that ``@api_view`` was put around."""
+    made = getattr(view, "cls", None)
+    handlers = [getattr(made, name, None) for name in getattr(made, "http_method_names", ())]
+    cells = [cell.cell_contents for each in handlers for cell in getattr(each, "__closure__", None) or ()]
+    found = (getattr(each, MARK, None) for each in (view, *cells))
+    return next((choice for choice in found if isinstance(choice, Choice)), None)
+
+
+def _guarded(choice: Choice, view: Any) -> Any:
+    _refuse(view)
+    guards.GATE.close_on_sigterm()
+    guarded: Any
+    if _is_async(view):
+
+        @wraps(view)
+        async def guarded(request: Request, *args: Any, **kwargs: Any) -> Response:
+            policy = choice.policy_for(request.method)
+
+            async def call() -> Response:
+                async with atomicity.AsyncBlocks(atomicity.opted_out(guarded), policy):
+                    return checked(await view(request, *args, **kwargs), view)
+
+            if policy is None or not claim(request):
+                return await call()
+            try:
+                exchange = AsyncDjangoExchange(guards.async_guard(), policy, AsyncDjangoView(request, call, choice))
+                return await to_the_end(exchange.serve())
+            finally:
+                release(request)
+
+    else:
+
+        @wraps(view)
+        def guarded(request: Request, *args: Any, **kwargs: Any) -> Response:
+            if hasattr(request, "_request"):  # REST framework's, from @api_view
+                return _by_rest_framework(choice, view, request, *args, **kwargs)
+            policy = choice.policy_for(request.method)
+
+            def call() -> Response:
+                with atomicity.blocks(atomicity.opted_out(guarded), policy):
+                    return checked(view(request, *args, **kwargs), view)
+
+            if policy is None or not claim(request):
+                return call()
+            try:
+                return ViewExchange(guards.guard(), policy, DjangoView(request, call, choice)).serve()
+            finally:
+                release(request)
+
+        atomicity.see_to(guarded)
+    setattr(guarded, MARK, choice)
+    return guarded
+
+
+def _by_rest_framework(choice: Choice, view: Any, request: Request, *args: Any, **kwargs: Any) -> Response:
+    from semel.django.rest import serve  # noqa: PLC0415 - where it is not installed, there is no such request
+
+    return serve(request.parser_context["view"], partial(view, request, *args, **kwargs), request, choice)
+
+
+def _is_async(view: Any) -> bool:
+    # What as_view() returns for an async class is marked; its dispatch() is a plain function that returns a coroutine.
+    return iscoroutinefunction(view) or bool(getattr(_instance_of(view), "view_is_async", False))
+
+
+def _instance_of(view: Any) -> Any:
+    """Return whose method *view* is, as ``method_decorator`` hands it over."""
+    function = view.func if isinstance(view, partial) else view
+    return getattr(function, "__self__", None)
+
+
+def _refuse(view: Any) -> None:
+    """Say no where it can be seen already that guarding *view* would not do what is meant."""
+    if not callable(view):
+        raise ConfigurationError(
+            f"@idempotent guards a view, and {view!r} is none. Its arguments have names: policy=, scope=."
+        )
+    if isinstance(view, type):
+        raise ConfigurationError(
+            f"@idempotent guards a function. For a class, write @method_decorator(idempotent, name='dispatch') "
+            f"above {view.__name__}; for one of REST framework's, derive it from semel.django.rest.IdempotentMixin."
+        )
+    if hasattr(view, "cls") or hasattr(_instance_of(view), "initialize_request"):
+        raise ConfigurationError(
+            "This is a view of REST framework's, which logs in inside of it: a guard around it would not know whose "
+            "request it is. Derive it from semel.django.rest.IdempotentMixin, or put @idempotent below @api_view."
+        )
+    if hasattr(view, MARK):
+        raise ConfigurationError("This view is guarded already.")
+    said = getattr(view, "__annotations__", {}).get("return")
+    if said is StreamingHttpResponse or said == StreamingHttpResponse.__name__:
+        raise ConfigurationError(
+            f"{getattr(view, '__qualname__', view)} answers with a stream, and a stream can't be given again. Leave it "
+            "unguarded; or, where what it streams is small, say that it returns HttpResponseBase."
+        )
+
+
+def _named(principal: object) -> object:
+    # Primary keys are numbers or UUIDs, and are what people have at hand.
+    return str(principal) if isinstance(principal, int | UUID) and not isinstance(principal, bool) else principal

@@ -1,0 +1,250 @@
+"""PostgreSQL below Django, through psycopg 3: the statements of ``stores/postgres`` on Django's own connection.
+
+Its sessions are the application's, so none of the settings that suit our statements alone are made on them; how long a
+statement may take is what OPTIONS says. Statements are not prepared, so no plan is kept that a grown table makes bad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from django.db import Error as DjangoError
+
+from semel.core.commands import Begin, Claim, Command, Complete, Open, Settle
+from semel.errors import ConfigurationError, StoreError, StoreNotReady, StoreReadOnly, StoreUnavailable
+from semel.stores.connections.endings import Notices, lost, of_commit, of_statement
+from semel.stores.django.units import Database, no_tables
+from semel.stores.django.wrapper import Block, Wrapper, close, name_of
+from semel.stores.lane import refused
+from semel.stores.postgres.address import LOCK_SECONDS, Address
+from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, translated, unreachable
+from semel.stores.postgres.joined import JoinedStatements
+from semel.stores.postgres.statements import Statements
+from semel.stores.postgres.store import TRIES
+from semel.stores.statement import Joined, Names, Statement
+
+try:
+    import psycopg
+    from psycopg.pq import TransactionStatus
+    from psycopg.rows import tuple_row
+except ImportError as error:
+    raise ImportError("PostgreSQL needs psycopg 3. Run: pip install 'semel[postgres]'") from error
+
+T = TypeVar("T")
+
+_PROBE = Statement("SELECT 1", [], lambda _rows: None)
+
+
+@dataclass(frozen=True)
+class _Name(Address):
+    """A database's name in place of its address, in messages."""
+
+    def __str__(self) -> str:
+        return self.url
+
+
+class Postgres(Database):
+    """One PostgreSQL database of Django's."""
+
+    def __init__(self, alias: str, *, audit: bool, actor: Callable[[], str]) -> None:
+        """Nothing is connected yet."""
+        self._alias = alias
+        self._statements = Statements(Names(), audit=audit, actor=actor)
+        self._joined = JoinedStatements(self._statements)
+        self._address = _Name(f'DATABASES["{alias}"]', Names())
+
+    def connect(self, wrapper: Wrapper) -> None:
+        """See that there is a connection of psycopg's."""
+        try:
+            if not wrapper.in_atomic_block:
+                wrapper.close_if_health_check_failed()
+            wrapper.ensure_connection()
+        except DjangoError as error:
+            raise unreachable(error, self._address) from error
+        if not isinstance(wrapper.connection, psycopg.Connection):
+            raise ConfigurationError(
+                f"{name_of(wrapper)} is used through {wrapper.Database.__name__}. Semel needs psycopg 3, which Django "
+                "takes by itself where it is installed: pip install 'psycopg[binary]'"
+            )
+
+    def drop(self, wrapper: Wrapper) -> None:
+        """Close a connection that is broken. What else is idle in a pool is as useless: the server was restarted, or
+        another is the primary now.
+        """
+        close(wrapper)
+        pool = getattr(wrapper, "pool", None)  # Django has none before 5.1.
+        if pool:
+            with suppress(psycopg.Error):
+                pool.check()
+
+    def carry_out(self, wrapper: Wrapper, command: Command[T], *, is_nested: bool) -> T:
+        """Carry out one command."""
+        run = self._run_once if is_nested else self._run
+        outcome: Any
+        match command:
+            case Claim():
+                outcome = run(wrapper, self._statements.claim([command]))[0]
+            case Complete():
+                outcome = run(wrapper, self._statements.complete([command]))[0]
+                outcome = outcome or run(wrapper, self._statements.completed(command.hold))
+            case Settle():
+                run(wrapper, self._statements.wait(command), is_patient=False)
+                outcome = run(wrapper, self._statements.of(command), is_patient=False)
+            case _:
+                outcome = run(wrapper, self._statements.of(command))
+        return outcome  # type: ignore[no-any-return]  # by the command's own type
+
+    def check(self, wrapper: Wrapper) -> None:
+        """Raise where the tables are missing, or the server is a replica."""
+        if self._run_once(wrapper, self._statements.check()):
+            raise self._read_only()
+
+    def joined(self) -> JoinedStatements:
+        """Return the statements that join."""
+        return self._joined
+
+    def start(self, wrapper: Wrapper, command: Begin | Open) -> None:
+        """Nothing: the first statement tells who is at a key, in any process."""
+
+    def stop(self, command: Begin | Open) -> None:
+        """Nothing: the end of the transaction tells."""
+
+    def begin(self, wrapper: Wrapper, block: Block, command: Begin | Open) -> None:
+        """Enter the block. psycopg begins with the first statement: ours, or else the handler's, and that must not be
+        the one that finds the server gone, or the transaction over.
+        """
+        try:
+            block.__enter__()
+        except DjangoError as error:
+            raise unreachable(error, self._address) from error
+        if isinstance(command, Open):
+            try:
+                self._execute(wrapper, _PROBE)
+            except psycopg.Error as error:
+                raise self._meaning(error) or refused(error) from error
+
+    def is_lost(self, wrapper: Wrapper) -> bool:
+        """Whether there is no connection any more."""
+        return wrapper.connection is None or wrapper.closed_in_transaction or bool(wrapper.connection.closed)
+
+    def is_over(self, wrapper: Wrapper) -> bool:
+        """Whether a COMMIT or ROLLBACK was sent by name."""
+        return bool(wrapper.connection.info.transaction_status == TransactionStatus.IDLE)
+
+    def has_failed(self, wrapper: Wrapper) -> bool:
+        """Whether a statement has failed."""
+        return bool(wrapper.connection.info.transaction_status == TransactionStatus.INERROR)
+
+    def run(self, wrapper: Wrapper, joined: Joined[T]) -> T:
+        """Run one statement in the transaction."""
+        try:
+            return self._execute(wrapper, Statement(joined.query.numbered, joined.in_order, joined.read))
+        except psycopg.Error as error:
+            known = self._in_our_words(of_statement(error, error.sqlstate, self._address))
+            if known is not None:
+                raise known from error
+            raise
+        except Exception:
+            raise  # A value that can't be sent.
+        except BaseException:
+            close(wrapper)
+            raise
+
+    def commit(self, wrapper: Wrapper) -> StoreError | None:
+        """Say COMMIT; return that it may not have reached a replica, where the server says so."""
+        connection, notices = wrapper.connection, Notices()
+        try:
+            connection.add_notice_handler(notices.from_psycopg)
+            try:
+                psycopg.Cursor(connection).execute(b"COMMIT", prepare=False)
+            finally:
+                connection.remove_notice_handler(notices.from_psycopg)
+        except psycopg.Error as error:
+            known = of_commit(error, error.sqlstate, self._address, is_lost=connection.closed)
+            if known is None:
+                # Refused, by a constraint that is checked at the end: the handler's own, in Django's words.
+                with wrapper.wrap_database_errors:
+                    raise
+            close(wrapper)
+            raise known from error
+        except BaseException:
+            close(wrapper)
+            raise
+        try:
+            notices.check(self._address)
+        except StoreError as said:
+            return said
+        return None
+
+    def lost(self) -> StoreError:
+        """Say that the connection was lost before COMMIT."""
+        return lost(self._address)
+
+    def _run(self, wrapper: Wrapper, statement: Statement[T], *, is_patient: bool = True) -> T:
+        """Run one statement in its own transaction. A lost connection or a deadlock is not the caller's affair, if it
+        ends there.
+        """
+        was_sent = False
+        for left in reversed(range(TRIES)):
+            try:
+                return self._run_once(wrapper, statement, is_patient=is_patient)
+            except StoreUnavailable as error:
+                # Sent once is sent, even if the last try got no connection.
+                was_sent = error.was_sent = was_sent or error.was_sent
+                if left == 0 or not was_sent or is_too_slow(error):
+                    raise
+            except psycopg.Error as error:
+                if error.sqlstate not in TRANSIENT:
+                    raise
+                if left == 0:
+                    raise outlasted(error, self._address, was_sent=was_sent) from error
+            self.connect(wrapper)
+        raise AssertionError  # pragma: no cover - the last round returned or raised
+
+    def _run_once(self, wrapper: Wrapper, statement: Statement[T], *, is_patient: bool = True) -> T:
+        try:
+            if is_patient or wrapper.in_atomic_block:
+                return self._execute(wrapper, statement)
+            # It waits for a transaction to end whose client may be gone without a word.
+            with wrapper.connection.transaction():
+                psycopg.Cursor(wrapper.connection).execute(_IMPATIENT)
+                return self._execute(wrapper, statement)
+        except psycopg.Error as error:
+            known = self._meaning(error)
+            if known is None:
+                raise
+            if not (isinstance(known, StoreNotReady) or wrapper.in_atomic_block):
+                # The next statement is better off with a new connection: to a server that is up again, or to the one
+                # that is the primary now.
+                self.drop(wrapper)
+            raise known from error
+        except Exception:
+            raise  # A value that can't be sent.
+        except BaseException:
+            # Interrupted in the middle: what comes back on this connection next would be somebody else's answer.
+            close(wrapper)
+            raise
+
+    @staticmethod
+    def _execute(wrapper: Wrapper, statement: Statement[T]) -> T:
+        # Not the connection's own kind of cursor, nor its kind of rows: both are the application's choice.
+        cursor = psycopg.RawCursor(wrapper.connection, row_factory=tuple_row)
+        cursor.execute(statement.sql.encode(), statement.parameters, binary=True, prepare=False)
+        return statement.read(cursor.fetchall())
+
+    def _meaning(self, error: psycopg.Error) -> StoreError | None:
+        return self._in_our_words(translated(error, error.sqlstate, self._address))
+
+    def _in_our_words(self, known: StoreError | None) -> StoreError | None:
+        if isinstance(known, StoreNotReady):
+            return no_tables(self._alias)
+        return self._read_only() if isinstance(known, StoreReadOnly) else known
+
+    def _read_only(self) -> StoreReadOnly:
+        return StoreReadOnly(f'{self._address} is a read-only replica. Name the primary in SEMEL["DATABASE"].')
+
+
+_IMPATIENT = f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'".encode()

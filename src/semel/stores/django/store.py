@@ -1,0 +1,144 @@
+"""The store in one of Django's databases, for threads. Each command goes over the calling thread's own connection:
+test databases, routers, backends, passwords and limits are Django's affair, and stay it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TypeVar
+
+from django.core.management import call_command
+from django.db import transaction
+
+from semel.core.commands import Claim, Command, Now, Renew, TakeOver
+from semel.core.record import Hold
+from semel.errors import ConfigurationError, SemelError
+from semel.stores.base import Store, this_process
+from semel.stores.django import schema
+from semel.stores.django.units import Database, DjangoConnections
+from semel.stores.django.wrapper import Opened, Standing, Wrapper, name_of, standing_of, wrapper_of
+from semel.stores.lane import refused
+from semel.stores.postgres.address import Audit
+from semel.stores.transaction import JoinedStatements, Transaction
+
+T = TypeVar("T")
+
+#: Each is imported when it is asked for: its driver is an extra.
+_DATABASES = {
+    "postgresql": ("semel.stores.django.postgres", "Postgres"),
+    "sqlite": ("semel.stores.django.sqlite", "SQLite"),
+}
+
+#: What may be asked in the middle of a handler's transaction: it writes nothing, and sees nothing of it.
+_HARMLESS = frozenset({Now})
+
+
+class DjangoStore(Store):
+    """Records in the database *alias* of Django's."""
+
+    def __init__(self, alias: str = "default", *, audit: Audit = "on") -> None:
+        """Nothing is connected yet."""
+        self.alias = alias
+        self.notes_replays = audit == "replays"
+        self._has_audit = audit != "off"
+        self._databases: dict[str, Database] = {}
+        #: Claimed inside the transaction of a test: nobody else can see them, so nobody can take them over.
+        self._sheltered: set[Hold] = set()
+
+    def perform(self, command: Command[T]) -> T:
+        """Carry out one store command, in a transaction of its own."""
+        if isinstance(command, Renew) and self._sheltered:
+            command = Renew(tuple(each for each in command.holds if each[0] not in self._sheltered))  # type: ignore[assignment]  # of the same kind
+        wrapper = wrapper_of(self.alias)
+        opened = Opened(wrapper)
+        try:
+            database = self._database(wrapper)
+            database.connect(wrapper)
+            return self._carry_out(database, wrapper, command)
+        finally:
+            opened.tidy()
+
+    def transaction(self) -> Transaction:
+        """Return a transaction of the application's own, on ``django.db.connections[alias]``; not begun yet."""
+        return Transaction(*self.parts())
+
+    def parts(self) -> tuple[DjangoConnections, JoinedStatements]:
+        """Return what a transaction is made of, in either colour."""
+        database = self._database(wrapper_of(self.alias))
+        return DjangoConnections(self.alias, database), database.joined()
+
+    def open(self) -> None:
+        """See whether the tables are there, and can be written."""
+        wrapper = wrapper_of(self.alias)
+        opened = Opened(wrapper)
+        try:
+            database = self._database(wrapper)
+            database.connect(wrapper)
+            database.check(wrapper)
+        finally:
+            opened.tidy()
+
+    def migrate(self) -> list[str]:
+        """Do what ``manage.py migrate semel`` does; return which of Semel's own migrations were applied."""
+        wrapper = wrapper_of(self.alias)
+        before = schema.applied(wrapper)
+        call_command("migrate", "semel", database=self.alias, verbosity=0, interactive=False)
+        return [each for each in schema.applied(wrapper) if each not in before]
+
+    def close(self) -> None:
+        """Nothing is ours."""
+
+    def _database(self, wrapper: Wrapper) -> Database:
+        vendor: str = wrapper.vendor
+        if vendor not in self._databases:
+            self._databases[vendor] = self._made(wrapper, vendor)
+        return self._databases[vendor]
+
+    def _made(self, wrapper: Wrapper, vendor: str) -> Database:
+        if vendor not in _DATABASES:
+            raise ConfigurationError(
+                f"{name_of(wrapper)} is {wrapper.display_name}. Semel keeps its records in PostgreSQL or SQLite: name "
+                'one of these in SEMEL["DATABASE"], or give a store of its own in SEMEL["STORE"].'
+            )
+        module, name = _DATABASES[vendor]
+        try:
+            kind = getattr(import_module(module), name)
+        except ImportError as error:
+            raise ConfigurationError(f"{name_of(wrapper)}: {error}") from error
+        made: Database = kind(self.alias, audit=self._has_audit, actor=self._author)
+        return made
+
+    def _author(self) -> str:
+        # A name that can't be written as text must not stop what it is the name of.
+        return (self.actor or this_process()).encode("utf-8", "replace").decode()
+
+    def _carry_out(self, database: Database, wrapper: Wrapper, command: Command[T]) -> T:
+        match standing_of(wrapper):
+            case Standing.FREE:
+                return _carried_out(database, wrapper, command, is_nested=False)
+            case Standing.IN_TEST:
+                return self._sheltering(database, wrapper, command)
+            case Standing.LENT if type(command) in _HARMLESS:
+                return _carried_out(database, wrapper, command, is_nested=True)
+            case Standing.LENT:
+                raise ConfigurationError(
+                    f"{type(command).__name__} was asked for inside a transaction that Semel has lent to a handler, "
+                    "and would be undone with it. Ask before or after."
+                )
+
+    def _sheltering(self, database: Database, wrapper: Wrapper, command: Command[T]) -> T:
+        """Carry it out inside the transaction of a test, which a statement that fails must not break."""
+        with transaction.atomic(using=self.alias):
+            outcome = _carried_out(database, wrapper, command, is_nested=True)
+        if isinstance(command, Claim | TakeOver) and isinstance(outcome, Hold):
+            self._sheltered.add(outcome)
+        return outcome
+
+
+def _carried_out(database: Database, wrapper: Wrapper, command: Command[T], *, is_nested: bool) -> T:
+    try:
+        return database.carry_out(wrapper, command, is_nested=is_nested)
+    except SemelError:
+        raise
+    except Exception as error:
+        raise refused(error) from error

@@ -1,0 +1,69 @@
+"""Every scenario, through every door that Django has, on PostgreSQL and SQLite."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import psycopg
+import pytest
+from django.test import override_settings
+
+from semel.testing import servers
+from tests.django import project, worlds
+from tests.web.harness import Api
+from tests.web.scenarios import SCENARIOS, Scenario
+
+DOORS: dict[str, Any] = {
+    "decorator": worlds.DjangoWorld,
+    "async": worlds.AsyncDjangoWorld,
+    "rest": worlds.DrfWorld,
+    "middleware": worlds.MiddlewareWorld,
+    "async middleware": worlds.AsyncMiddlewareWorld,
+}
+#: The doors differ in what is Django's; the databases, in what is the store's. Not every pair is worth its time.
+WORLDS = (
+    *("decorator-postgres", "decorator-sqlite", "async-postgres", "async-sqlite", "rest-postgres", "rest-sqlite"),
+    *("middleware-sqlite", "async middleware-postgres"),
+)
+SKIPPED = {
+    "d3 repeated headers come back as often, and in order": "A response of Django's has one line for each name.",
+}
+
+
+@pytest.fixture(scope="module")
+def shared_postgres(postgres_server: servers.PostgresServer, migrated_postgres: str) -> Iterator[str]:
+    """A database for scenarios, which keep to a tenant of their own."""
+    name = f"django_{uuid4().hex}"
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {migrated_postgres}".encode())
+        yield urlsplit(postgres_server.url)._replace(path=f"/{name}").geturl()
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def world(
+    request: pytest.FixtureRequest, migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """One door on one database."""
+    door, store = request.param.rsplit("-", 1)
+    if store == "postgres":
+        url: str = request.getfixturevalue("shared_postgres")
+    else:
+        file = tmp_path_factory.mktemp("scenarios") / "django.db"
+        shutil.copy(migrated_sqlite, file)
+        url = f"sqlite:///{file}"
+    with project.databases(default=url), override_settings(SEMEL={"SCOPE": worlds.brought_scope}):
+        opened = DOORS[door]()
+        yield opened
+        opened.close()
+
+
+@pytest.mark.parametrize("scenario", [pytest.param(each, id=each.name) for each in SCENARIOS])
+def test_scenario(world: Any, scenario: Scenario) -> None:
+    """What a client sees does not depend on the door, nor on the store."""
+    if scenario.name in SKIPPED:
+        pytest.skip(SKIPPED[scenario.name])
+    scenario.check(Api(world, scenario.policy))

@@ -1,0 +1,167 @@
+"""``manage.py migrate`` makes the tables that ``semel migrate`` makes, and either finds the other's done."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from io import StringIO
+from typing import Any
+
+import psycopg
+import pytest
+from django.core.management import call_command
+from django.db import connection, connections
+from django.test import override_settings
+
+from semel import stores
+from semel.core.record import Hold
+from semel.errors import StoreNotReady
+from semel.stores.django import DjangoStore, schema
+from tests.django import project
+from tests.django.operations import claim_on
+
+ALL = ["0001_pre_keys", "0002_pre_steps"]
+
+
+@pytest.fixture(params=["postgres_url", "sqlite_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    """An empty database of each kind, in turn."""
+    found: str = request.getfixturevalue(request.param)
+    return found
+
+
+def migrate(*arguments: str, **options: Any) -> None:
+    call_command("migrate", *arguments, verbosity=0, interactive=False, **options)
+
+
+def look(url: str) -> list[Any]:
+    """Return all that the tables consist of, as the database itself describes it."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
+            return file.execute(
+                "SELECT type, name, sql FROM sqlite_master WHERE tbl_name LIKE 'semel%' ORDER BY type, name"
+            ).fetchall()
+    with psycopg.connect(url) as server:
+        columns = server.execute(
+            "SELECT table_name, column_name, data_type, is_nullable, column_default, collation_name"
+            "  FROM information_schema.columns WHERE table_name LIKE 'semel%' ORDER BY 1, ordinal_position"
+        ).fetchall()
+        constraints = server.execute(
+            "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid::regclass::text LIKE 'semel%'"
+            " ORDER BY 1"
+        ).fetchall()
+        indexes = server.execute("SELECT indexdef FROM pg_indexes WHERE tablename LIKE 'semel%' ORDER BY 1").fetchall()
+        return [columns, constraints, indexes]
+
+
+def test_same_tables(url: str, request: pytest.FixtureRequest) -> None:
+    """Column for column, constraint for constraint, they are the same."""
+    with project.databases(default=url):
+        migrate()
+        ours = look(url)
+        migrate("semel", "zero")
+        assert not [each for each in look(url) if each]
+    with closing(stores.store(url)) as store:
+        store.migrate()
+    assert look(url) == ours
+
+
+def test_semel_migrate_afterwards(url: str) -> None:
+    """Where Django has made the tables, ``semel migrate`` finds nothing to do."""
+    with project.databases(default=url):
+        migrate("semel")
+        assert schema.applied(connection) == ALL
+    with closing(stores.store(url)) as store:
+        assert store.migrate() == []
+        assert isinstance(store.perform(claim_on()), Hold)
+
+
+def test_semel_migrate_before(url: str) -> None:
+    """Where ``semel migrate`` was first, Django writes down that it is done, and touches nothing."""
+    with closing(stores.store(url)) as store:
+        store.migrate()
+        hold = store.perform(claim_on())
+    before = look(url)
+    with project.databases(default=url):
+        migrate("semel")
+        migrate("semel")
+        assert look(url) == before
+        found = DjangoStore().perform(claim_on())
+        assert not isinstance(found, Hold)
+        assert isinstance(hold, Hold)
+
+
+def test_one_of_two(url: str) -> None:
+    """A database may stop at each migration, and go on or back from there, with empty tables."""
+    with project.databases(default=url):
+        migrate("semel", "0001")
+        assert schema.applied(connection) == ALL[:1]
+        first = look(url)
+        with pytest.raises(StoreNotReady):
+            DjangoStore().open()
+        migrate("semel")
+        assert schema.applied(connection) == ALL
+        DjangoStore().perform(claim_on())
+        migrate("semel", "0001")
+        assert look(url) == first
+        migrate("semel", "zero")
+        assert schema.applied(connection) == []
+        migrate("semel")
+        assert isinstance(DjangoStore().perform(claim_on()), Hold)
+
+
+def test_models_are_up_to_date(sqlite: str) -> None:
+    """``makemigrations --check`` has nothing to say."""
+    said = StringIO()
+    call_command("makemigrations", "semel", check=True, dry_run=True, stdout=said)
+    assert "No changes" in said.getvalue()
+
+
+def test_only_where_the_records_are(postgres_url: str, sqlite_url: str) -> None:
+    """The tables are made in the database that SEMEL names, and in no other."""
+    with project.databases(default=postgres_url, records=sqlite_url), override_settings(SEMEL={"DATABASE": "records"}):
+        for alias in ("default", "records"):
+            migrate(database=alias)
+        assert schema.applied(connections["default"]) == []
+        assert schema.applied(connections["records"]) == ALL
+        DjangoStore("records").open()
+
+
+class Elsewhere:
+    """A router that keeps Semel out."""
+
+    def allow_migrate(self, db: str, app_label: str, **_: Any) -> bool | None:
+        return False if app_label == "semel" else None
+
+
+def test_routers(sqlite_url: str) -> None:
+    """A router has the last word."""
+    with project.databases(default=sqlite_url), override_settings(DATABASE_ROUTERS=[Elsewhere()]):
+        migrate("semel")
+        assert schema.applied(connection) == []
+
+
+def test_another_database_named_later(postgres_url: str, sqlite_url: str) -> None:
+    """Where SEMEL names another database than before, the store says how to have its tables made after all."""
+    with project.databases(default=postgres_url, records=sqlite_url):
+        migrate("semel", database="records")
+        with override_settings(SEMEL={"DATABASE": "records"}):
+            with pytest.raises(StoreNotReady, match="zero --fake"):
+                DjangoStore("records").open()
+            migrate("semel", "zero", database="records", fake=True)
+            migrate("semel", database="records")
+            DjangoStore("records").open()
+
+
+def test_sqlmigrate(url: str) -> None:
+    """``sqlmigrate`` shows what would be run, and runs nothing."""
+    with project.databases(default=url):
+        said = StringIO()
+        for name in ("0001", "0002"):
+            call_command("sqlmigrate", "semel", name, stdout=said)
+        assert "CREATE TABLE semel_keys (" in said.getvalue()
+        assert "CREATE TABLE semel_audit (" in said.getvalue()
+        assert "semel_keys_migrations" in said.getvalue()
+        call_command("sqlmigrate", "semel", "0002", backwards=True, stdout=said)
+        assert "DROP TABLE IF EXISTS semel_keys" in said.getvalue()
+        assert schema.applied(connection) == []

@@ -1,0 +1,423 @@
+"""REST framework's views: the guard comes after its login, and keeps what its exception handler answers."""
+
+from typing import Any, ClassVar
+
+import pytest
+from django.db import connection, transaction
+from django.http import HttpResponse
+from django.urls import include, path
+from rest_framework import serializers
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.decorators import api_view, authentication_classes, permission_classes
+from rest_framework.exceptions import APIException, AuthenticationFailed, ValidationError
+from rest_framework.generics import CreateAPIView
+from rest_framework.parsers import JSONParser, MultiPartParser
+from rest_framework.permissions import BasePermission, IsAuthenticated
+from rest_framework.response import Response
+from rest_framework.routers import SimpleRouter
+from rest_framework.throttling import BaseThrottle
+from rest_framework.views import APIView
+from rest_framework.viewsets import ModelViewSet
+
+import semel
+from semel import NoEffect, Policy
+from semel.django import idempotent
+from semel.django.rest import IdempotentMixin
+from semel.errors import ConfigurationError
+from tests.django import project
+from tests.django.door import ASGI, WSGI, Visitor, amounts, assert_kept, code, everybody, is_replay, records
+from tests.django.shop.models import Payment
+from tests.web.scenarios import multipart
+
+ATOMIC = Policy.ietf(mode="atomic")
+OURS = "semel.django.IdempotencyMiddleware"
+
+
+class Person:
+    is_authenticated = True
+
+    def __init__(self, pk: str) -> None:
+        self.pk = pk
+
+
+#: Who has which token.
+TOKENS: dict[str, str] = {}
+
+
+class ByToken(BaseAuthentication):  # type: ignore[misc]  # REST framework has no types
+    def authenticate(self, request: Any) -> tuple[Person, str] | None:
+        token = request.headers.get("Authorization")
+        if token is None:
+            return None
+        if token not in TOKENS:
+            raise AuthenticationFailed
+        return Person(TOKENS[token]), token
+
+    def authenticate_header(self, _request: Any) -> str:
+        return "Bearer"
+
+
+class NotBanned(BasePermission):  # type: ignore[misc]  # REST framework has no types
+    banned: ClassVar[set[str]] = set()
+
+    def has_permission(self, request: Any, _view: Any) -> bool:
+        return request.user.pk not in self.banned
+
+
+class PaymentSerializer(serializers.ModelSerializer):  # type: ignore[misc]  # REST framework has no types
+    class Meta:
+        model = Payment
+        fields = ("id", "amount", "account")
+
+
+class Payments(IdempotentMixin, CreateAPIView):  # type: ignore[misc]  # REST framework has no types
+    authentication_classes = (ByToken,)
+    permission_classes = (IsAuthenticated, NotBanned)
+    queryset = Payment.objects.all()
+    serializer_class = PaymentSerializer
+
+
+@pytest.fixture(autouse=True)
+def _tokens() -> Any:
+    TOKENS.update({"one": "jane", "two": "joe"})
+    yield
+    TOKENS.clear()
+    NotBanned.banned.clear()
+
+
+@pytest.fixture(params=[WSGI, ASGI])
+def under(request: pytest.FixtureRequest) -> str:
+    """Either kind of server."""
+    return str(request.param)
+
+
+BODY = {"amount": 5, "account": "a"}
+
+
+def ask(url: str = "/pay", *, who: str | None = "one", key: str | None = "key-1", **more: Any) -> Any:
+    """Pay, with the token *who*."""
+    visitor = Visitor(more.pop("under", WSGI))
+    headers = {} if who is None else {"Authorization": who}
+    return visitor.post(url, key=key, headers=headers, **(more or {"data": BODY, "content_type": "application/json"}))
+
+
+def serving(*views: Any, **settings: Any) -> Any:
+    patterns = [path(f"pay{number + 1 if number else ''}", view) for number, view in enumerate(views)]
+    return project.serving(patterns, **settings)
+
+
+@pytest.mark.parametrize("policy", [Policy.ietf(), ATOMIC])
+def test_a_retry_is_a_replay(database: str, under: str, policy: Policy) -> None:
+    """A generic view runs once; its retry gets the very bytes, and is not rendered again."""
+
+    class Guarded(Payments):
+        idempotency_policy = policy
+
+    with serving(Guarded.as_view()):
+        first, again = ask(under=under), ask(under=under)
+        assert (first.status_code, first.json()["amount"]) == (201, 5)
+        assert_kept(first, again)
+        assert again["Content-Type"] == "application/json"
+        assert type(again) is HttpResponse
+        assert code(ask(data={**BODY, "amount": 6}, content_type="application/json")) == "idempotency-key-reused"
+    assert amounts() == [5]
+
+
+def test_the_scope_is_the_user_of_rest_framework(sqlite: str) -> None:
+    """A key belongs to whom REST framework's authentication names; another token of the same user gets the replay."""
+    with serving(Payments.as_view()):
+        assert not is_replay(ask(who="one"))
+        assert not is_replay(ask(who="two"))
+        TOKENS["three"] = "jane"
+        assert is_replay(ask(who="three"))
+    assert {each.scope for each in records()} == {"user:jane", "user:joe"}
+
+
+def test_who_is_not_let_in_gets_no_replay(sqlite: str) -> None:
+    """A user who is gone gets 401, one who may not any more 403, one who is too quick 429; nothing of it is kept."""
+
+    class Slowly(BaseThrottle):  # type: ignore[misc]  # REST framework has no types
+        is_over = False
+
+        def allow_request(self, *_: Any) -> bool:
+            return not self.is_over
+
+    class Throttled(Payments):
+        throttle_classes = (Slowly,)
+
+    with serving(Throttled.as_view()):
+        assert ask(who=None).status_code == 401
+        assert ask().status_code == 201
+        NotBanned.banned.add("jane")
+        assert ask().status_code == 403
+        NotBanned.banned.clear()
+        Slowly.is_over = True
+        assert ask().status_code == 429
+        Slowly.is_over = False
+        assert is_replay(ask())
+        del TOKENS["one"]
+        assert ask().status_code == 401
+    assert amounts() == [5]
+
+
+@pytest.mark.parametrize("by", ["attribute", "method"])
+def test_a_scope_of_ones_own(sqlite: str, by: str) -> None:
+    """The scope is a function of REST framework's request, or a method."""
+
+    class ByFunction(Payments):
+        idempotency_scope = staticmethod(lambda request: f"token {request.auth}")
+
+    class ByMethod(Payments):
+        def get_idempotency_scope(self, request: Any) -> str:
+            return f"token {request.auth}"
+
+    with serving((ByFunction if by == "attribute" else ByMethod).as_view()):
+        assert [is_replay(ask(who=token)) for token in ("one", "two", "one")] == [False, False, True]
+    assert {each.scope for each in records()} == {"token one", "token two"}
+
+
+def test_validation_is_an_answer(sqlite: str, under: str) -> None:
+    """What the handler refuses is kept: 400 of the serializer, with REST framework's own words."""
+    with serving(Payments.as_view()):
+        wrong: dict[str, Any] = {"data": {"amount": "much"}, "content_type": "application/json"}
+        first, again = ask(under=under, **wrong), ask(under=under, **wrong)
+    assert first.json()["amount"] == ["A valid integer is required."]
+    assert_kept(first, again)
+
+
+def test_exception_handlers(sqlite: str) -> None:
+    """A custom exception handler answers for the view, once; what it does not know is raised, once."""
+    asked: list[str] = []
+
+    def handler(error: Exception, _context: Any) -> Response | None:
+        asked.append(str(error))
+        return Response({"sorry": str(error)}, 409) if isinstance(error, LookupError) else None
+
+    class Failing(Payments):
+        error: Exception = LookupError("no account")
+
+        def create(self, *_: Any, **__: Any) -> Response:
+            raise self.error
+
+        def get_exception_handler(self) -> Any:
+            return handler
+
+    class Broken(Failing):
+        error = RuntimeError("oops")
+        idempotency_policy = Policy.ietf(server_errors="release")
+
+    class Closed(Failing):
+        error = NoEffect("closed")
+
+    with serving(Failing.as_view(), Broken.as_view(), Closed.as_view()):
+        first, again = ask(), ask()
+        assert (first.status_code, first.json()) == (409, {"sorry": "no account"})
+        assert_kept(first, again)
+        assert ask("/pay2", key="key-2").status_code == 500
+        assert code(ask("/pay3", key="key-3")) == "no-effect"
+    assert asked == ["no account", "oops", "closed"]
+    assert [each.key for each in records()] == ["key-1"]
+
+
+def test_responses_are_finalized_once(sqlite: str) -> None:
+    """A view's own finalize_response is asked once for its response, and never for a replay."""
+    asked: list[Any] = []
+
+    class Counting(Payments):
+        def finalize_response(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
+            asked.append(response.data)
+            response = super().finalize_response(request, response, *args, **kwargs)
+            response["Location"] = "/payments/1"
+            return response
+
+    with serving(Counting.as_view()):
+        first, again = ask(), ask()
+    assert_kept(first, again)
+    assert again["Location"] == "/payments/1"
+    assert len(asked) == 1
+
+
+class ViewSet(IdempotentMixin, ModelViewSet):  # type: ignore[misc]  # REST framework has no types
+    authentication_classes = (ByToken,)
+    permission_classes = (IsAuthenticated,)
+    queryset = Payment.objects.order_by("pk")
+    serializer_class = PaymentSerializer
+
+
+def test_viewsets(sqlite: str) -> None:
+    """A viewset is guarded at the actions that are named, or at all that have a guarded method."""
+
+    class OnlyCreate(ViewSet):
+        idempotency_actions = ("create",)
+
+    for kind, is_patch_guarded in ((ViewSet, True), (OnlyCreate, False)):
+        router = SimpleRouter(trailing_slash=False)
+        router.register("payments", kind)
+        Payment.objects.all().delete()
+        with project.serving([path("", include(router.urls))]):
+            key = f"create-{is_patch_guarded}"
+            first, again = ask("/payments", key=key), ask("/payments", key=key)
+            assert_kept(first, again)
+            one = f"/payments/{first.json()['id']}"
+            client = Visitor().client
+            headers = {"Authorization": "one", "Idempotency-Key": f"patch-{is_patch_guarded}"}
+            json = {"content_type": "application/json", "headers": headers}
+            patched = [client.patch(one, {"amount": 7}, **json) for _ in range(2)]
+            assert [each.status_code for each in patched] == [200, 200]
+            assert is_replay(patched[1]) == is_patch_guarded
+            assert client.get(one, headers=headers).json()["amount"] == 7
+            assert client.delete(one, headers=headers).status_code == 204
+
+
+def test_methods_that_are_not_there(sqlite: str) -> None:
+    """A method that the view lacks is 405, of REST framework, and takes no key."""
+    with serving(Payments.as_view()):
+        answer = Visitor().client.patch("/pay", headers={"Authorization": "one", "Idempotency-Key": "k"})
+        options = Visitor().client.options("/pay", headers={"Authorization": "one", "Idempotency-Key": "k"})
+    assert (answer.status_code, options.status_code) == (405, 200)
+    assert records() == []
+
+
+@pytest.mark.parametrize("middleware", [[], [OURS]])
+@pytest.mark.parametrize("policy", [Policy.ietf(), ATOMIC])
+def test_functions(sqlite: str, under: str, middleware: list[str], policy: Policy) -> None:
+    """A function below @api_view is guarded by @idempotent, whoever else is there."""
+
+    @api_view(["POST", "PUT"])  # type: ignore[untyped-decorator]  # REST framework has no types
+    @authentication_classes([ByToken])  # type: ignore[untyped-decorator]  # as above
+    @permission_classes([IsAuthenticated])  # type: ignore[untyped-decorator]  # as above
+    @idempotent(policy=policy)
+    def view(request: Any) -> Response:
+        serializer = PaymentSerializer(data=request.data)
+        serializer.is_valid(raise_exception=True)
+        serializer.save()
+        return Response(serializer.data, 201)
+
+    with serving(view, MIDDLEWARE=middleware):
+        assert ask(who=None).status_code == 401
+        first, again = ask(under=under), ask(under=under)
+        assert first.status_code == 201
+        assert_kept(first, again)
+        wrong = [ask(key="key-2", data={}, content_type="application/json") for _ in range(2)]
+        assert wrong[0].json() == {"amount": ["This field is required."], "account": ["This field is required."]}
+        assert_kept(*wrong)
+    assert amounts() == [5]
+    assert {each.scope for each in records()} == {"user:jane"}
+
+
+def test_the_middleware_leaves_it_alone(sqlite: str, under: str) -> None:
+    """Where the whole project is guarded, a view with the mixin is guarded once, by itself."""
+    with serving(Payments.as_view(), MIDDLEWARE=[OURS], SEMEL={"SCOPE": everybody}):
+        assert_kept(ask(under=under), ask(under=under))
+    assert [each.scope for each in records()] == ["everybody"]
+    assert len(records()) == 1
+
+
+def test_the_wrong_way_round_is_refused(sqlite: str) -> None:
+    """A decorator around a view of REST framework's would not know its user, and says what to use instead."""
+    with pytest.raises(ConfigurationError, match="IdempotentMixin"):
+        idempotent(Payments.as_view())
+    with pytest.raises(ConfigurationError, match="IdempotentMixin"):
+        idempotent(Payments)
+
+
+# Bodies
+
+
+@pytest.mark.parametrize("method", ["post", "patch"])
+@pytest.mark.parametrize("reads_early", [False, True])
+def test_an_upload_with_another_boundary(sqlite: str, method: str, reads_early: bool) -> None:
+    """A form with files is the same whatever its boundary, also where a permission has read it before."""
+    seen: list[Any] = []
+
+    class Reading(BasePermission):  # type: ignore[misc]  # REST framework has no types
+        def has_permission(self, request: Any, _view: Any) -> bool:
+            return not reads_early or bool(request.data["note"])
+
+    class Uploads(IdempotentMixin, APIView):  # type: ignore[misc]  # REST framework has no types
+        authentication_classes = (ByToken,)
+        permission_classes = (Reading,)
+        parser_classes = (MultiPartParser, JSONParser)
+
+        def post(self, request: Any) -> Response:
+            seen.extend([request.data["note"], request.FILES["file"].read()])
+            return Response({"ok": True})
+
+        patch = post
+
+    with serving(Uploads.as_view()):
+        for content in (b"x" * 300_000, b"x" * 300_000, b"other"):
+            sent = multipart(content)
+            headers = {"Authorization": "one", "Idempotency-Key": "k"}
+            send = getattr(Visitor().client, method)
+            last = send("/pay", sent["body"], content_type=sent["content_type"], headers=headers)
+    assert last.status_code == 422
+    assert seen == ["n", b"x" * 300_000]
+
+
+# Transactions
+
+
+@pytest.mark.parametrize("policy", [Policy.ietf(), ATOMIC])
+def test_atomic_requests(database: str, policy: Policy) -> None:
+    """Under ATOMIC_REQUESTS what REST framework answers for is rolled back, and its answer is kept."""
+    seen: list[bool] = []
+
+    class Refusing(Payments):
+        idempotency_policy = policy
+
+        def perform_create(self, serializer: Any) -> None:
+            seen.append(connection.in_atomic_block)
+            super().perform_create(serializer)
+            raise ValidationError("Not on Sundays.")
+
+    class Failing(Refusing):
+        def perform_create(self, serializer: Any) -> None:
+            serializer.save()
+            raise APIException("oops")
+
+    class Reading(Payments):
+        def get(self, _request: Any) -> Response:
+            seen.append(connection.in_atomic_block)
+            return Response([])
+
+    entry = {**project.settings_of(database), "ATOMIC_REQUESTS": True}
+    with (
+        project.databases(default=entry),
+        serving(
+            Refusing.as_view(), Failing.as_view(), Reading.as_view(), transaction.non_atomic_requests(Reading.as_view())
+        ),
+    ):
+        first, again = ask(), ask()
+        assert (first.status_code, first.json()) == (400, ["Not on Sundays."])
+        assert_kept(first, again)
+        assert ask("/pay2", key="key-2").status_code == 500
+        assert ask("/pay3", key="key-3").status_code == 201
+        for url in ("/pay3", "/pay4"):
+            Visitor().client.get(url, headers={"Authorization": "one"})
+        assert amounts() == [5]
+    assert seen == [True, True, False]
+
+
+def test_atomic_mode_rolls_back_what_is_refused(database: str) -> None:
+    """In atomic mode a server error of REST framework's takes everything back; a hook runs once, after the commit."""
+    hooks: list[int] = []
+
+    class Hooked(Payments):
+        idempotency_policy = ATOMIC
+
+        def perform_create(self, serializer: Any) -> None:
+            serializer.save()
+            transaction.on_commit(lambda: hooks.append(len(records())))
+            assert semel.current().connection.alias == "default"
+
+    class Failing(Hooked):
+        def perform_create(self, serializer: Any) -> None:
+            super().perform_create(serializer)
+            raise APIException("oops")
+
+    with serving(Hooked.as_view(), Failing.as_view()):
+        assert ask("/pay2").status_code == 500
+        assert (amounts(), records(), hooks) == ([], [], [])
+        assert_kept(ask(), ask())
+    assert (amounts(), hooks) == ([5], [1])
