@@ -26,6 +26,8 @@ class Case:
     #: Where the keys are kept; None: nothing is guarded.
     store: StoreKind | None = None
     work: Work = "nothing"
+    #: Whose view it is: an async one of Starlette's under uvicorn, or a sync one of Django's under gunicorn.
+    framework: Literal["Starlette", "Django"] = "Starlette"
     #: Whether its keys are used already, and go round.
     replays: bool = False
     #: The case it is compared with, and the least part of that one's throughput that is left.
@@ -50,6 +52,9 @@ CASES = (
     Case("insert-atomic", "one INSERT, atomic", "PostgreSQL", "atomic", baseline="insert", target=0.75),
     Case("commits", "three commits", work="commits", baseline="commits"),
     Case("phases", "three phases", "PostgreSQL", "phases", baseline="commits", target=0.80),
+    Case("django", "Django, one INSERT", None, "insert", "Django", baseline="django"),
+    Case("django-guard", "Django, guard", "PostgreSQL", "insert", "Django", baseline="django"),
+    Case("django-atomic", "Django, atomic", "PostgreSQL", "atomic", "Django", baseline="django"),
 )
 
 WAL_TARGET_BYTES = 0.0

@@ -65,7 +65,7 @@ class Connection:
 
 
 def _length(head: bytes) -> int:
-    value = head[head.index(LENGTH) + len(LENGTH) :]
+    value = head[head.lower().index(LENGTH) + len(LENGTH) :]
     return int(value.partition(b"\r\n")[0])
 
 

@@ -76,7 +76,7 @@ def _stands(plan: Plan, bases: Databases) -> Iterator[list[Stand]]:
         for case in plan.cases:
             _say(f"{case.title}: starting")
             url, database = fresh(case, bases)
-            server = stack.enter_context(WebServer(url, case.work, database))
+            server = stack.enter_context(WebServer(url, case.work, database, framework=case.framework))
             stands.append(
                 Stand(case, server, url or database, used_keys(folder, plan, server) if case.replays else None)
             )

@@ -34,7 +34,7 @@ def profile(case: Case, *, seconds: float) -> str:
             with WebServer(url) as other:
                 keys = used_keys(Path(folder), plan, other)
         file = Path(folder, "profile")
-        with WebServer(url, case.work, database, profile=file) as server:
+        with WebServer(url, case.work, database, file, case.framework) as server:
             load.send(Load(server.port, plan.connections, requests=plan.warm_up_requests, keys=keys))
             outcome = load.send(Load(server.port, plan.connections, seconds=seconds, keys=keys))
         return _listed(file, outcome.requests + plan.warm_up_requests)

@@ -27,12 +27,18 @@ class Facts:
 
 
 class WebServer:
-    """The app under uvicorn. It ends with this process, however that ends."""
+    """The app under its server. It ends with this process, however that ends."""
 
     def __init__(
-        self, store: str | None, work: Work = "nothing", database: str | None = None, profile: Path | None = None
+        self,
+        store: str | None,
+        work: Work = "nothing",
+        database: str | None = None,
+        profile: Path | None = None,
+        framework: str = "Starlette",
     ) -> None:
         options = {"--store": store, "--work": work, "--database": database, "--profile": profile}
+        options |= {"--framework": framework}
         words = [str(word) for option in options.items() if option[1] for word in option]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.server", *words],
