@@ -8,6 +8,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -286,7 +287,8 @@ def _stop(operation: Operation, task: asyncio.Task[Any]) -> None:
             operation.story.is_lost = True
             task.cancel()
 
-    task.get_loop().call_soon_threadsafe(stop)
+    with suppress(RuntimeError):  # Its loop has ended, and the handler with it. The keeper has others to keep.
+        task.get_loop().call_soon_threadsafe(stop)
 
 
 def _this_task() -> asyncio.Task[Any]:

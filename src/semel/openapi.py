@@ -108,7 +108,7 @@ def parameters(policy: Policy) -> list[Json]:
             "name": name,
             "in": "header",
             # OpenAPI can't say "one of these headers": a client that sends another of the names is right, too.
-            "required": policy.required and not others,
+            "required": _is_required(policy) and not others,
             "description": description,
             "schema": dict(schema),
             "example": example,
@@ -120,7 +120,7 @@ def parameters(policy: Policy) -> list[Json]:
 def responses(policy: Policy) -> dict[str, Json]:
     """Return the refusals by their status, each with the bodies that it is sent with."""
     refusals = [*_REFUSALS]
-    if policy.required:
+    if policy.required or policy.key_from is not None:
         refusals.insert(0, KeyMissing)
     if policy.late == "refuse":
         refusals.append(KeyExpired)
@@ -151,7 +151,7 @@ def extension(policy: Policy) -> Json:
         fingerprint += [f"header {name}" for name in policy.fingerprint.headers]
     return {
         "flavour": FLAVOURS[policy.dialect],
-        "required": policy.required,
+        "required": _is_required(policy),
         "ttl": iso_duration(policy.retention),
         "scope": policy.scope_by,
         "fingerprint": fingerprint,
@@ -208,9 +208,14 @@ def iso_duration(duration: timedelta) -> str:
 def _said_of_the_key(policy: Policy) -> str:
     names = [policy.header] if isinstance(policy.header, str) else list(policy.header)
     said = f"Unique to one operation, and the same on each of its retries. Kept for {iso_duration(policy.retention)}."
-    if policy.required and len(names) > 1:
+    if _is_required(policy) and len(names) > 1:
         said += f" One of {', '.join(f'`{name}`' for name in names)} is required."
     return said
+
+
+def _is_required(policy: Policy) -> bool:
+    """Whether a request without the header is always refused: where a key can be made of the body, it is not."""
+    return policy.required and policy.key_from is None
 
 
 def _content(policy: Policy) -> Json:

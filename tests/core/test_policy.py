@@ -148,6 +148,7 @@ WRONG: list[tuple[str, Any]] = [
     ("methods", "POST"),
     ("methods", None),
     ("methods", [1]),
+    *[("methods", [method]) for method in ("", "*", "POST ", "POST, PATCH", "POST|PUT")],
     *[("methods", [method]) for method in sorted(NEVER_GUARDED)],
     ("required", None),
     ("key_from", "body"),

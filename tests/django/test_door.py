@@ -24,6 +24,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 import semel
 from semel import NoEffect, Policy
+from semel.core.state import State
 from semel.django import guards, idempotent
 from semel.errors import ConfigurationError
 from tests.django import project
@@ -251,6 +252,38 @@ def test_a_body_that_somebody_has_used_up(sqlite: str) -> None:
     visitor.client.raise_request_exception = True
     with serving(greedy), pytest.raises(ConfigurationError, match=r"use request\.body"):
         visitor.post()
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "multipart/form-data; boundary=b"])
+def test_a_body_that_somebody_has_used_up_and_then_looked_for(sqlite: str, content_type: str) -> None:
+    """Once its stream is read, request.POST is empty, whatever was sent: no two bodies may pass for the same one."""
+    guarded = idempotent(pay)
+
+    def greedy(request: Any) -> Any:
+        request.read()
+        assert not request.POST
+        return guarded(request)
+
+    visitor = Visitor()
+    visitor.client.raise_request_exception = True
+    with serving(greedy), pytest.raises(ConfigurationError, match=r"use request\.body"):
+        visitor.post(data='{"amount": 5, "account": "a"}', content_type=content_type)
+
+
+def test_a_form_without_fields(sqlite: str) -> None:
+    """A form may have nothing in it, also where the check for CSRF has read it already."""
+    form: dict[str, Any] = {"data": b"--boundary--\r\n", "content_type": "multipart/form-data; boundary=boundary"}
+
+    @idempotent
+    def view(_request: Any) -> HttpResponse:
+        return HttpResponse("done")
+
+    def looked_for(request: Any) -> HttpResponse:
+        assert not request.POST
+        return view(request)
+
+    with serving(looked_for):
+        assert_kept(Visitor().post(**form), Visitor().post(**form))
 
 
 def test_paths_in_any_script(sqlite: str) -> None:
@@ -601,6 +634,57 @@ def test_a_plain_function_in_an_async_view(sqlite: str) -> None:
         for number, under in enumerate((WSGI, ASGI)):
             assert_kept(*(Visitor(under).post(key=f"key-{number}") for _ in range(2)))
     assert amounts() == [7, 7]
+
+
+class OwnAnswers:
+    """Middleware of the project's that answers what views raise, and adds to what they render."""
+
+    def __init__(self, get_response: Any) -> None:
+        self._get_response = get_response
+
+    def __call__(self, request: Any) -> Any:
+        return self._get_response(request)
+
+    def process_exception(self, _request: Any, error: Exception) -> HttpResponse:
+        return HttpResponse(f"our own: {error}", status=404)
+
+    def process_template_response(self, _request: Any, response: Any) -> Any:
+        response.context_data["shop"] = "ours"
+        return response
+
+
+@pytest.mark.parametrize("under", [WSGI, ASGI])
+@pytest.mark.parametrize("policy", [Policy.ietf(), Policy.ietf(enforcement="report")], ids=["without a key", "report"])
+def test_what_is_not_guarded_is_djangos(sqlite: str, under: str, policy: Policy) -> None:
+    """Without a key, and where Semel only reports, what a view raises or renders is its middleware's, as ever."""
+    template = engines["django"].from_string("{{ shop }}")
+    guard = idempotent(policy=policy)
+
+    def gone(_request: Any) -> HttpResponse:
+        raise Http404("gone")
+
+    async def agone(_request: Any) -> HttpResponse:
+        raise Http404("gone")
+
+    def show(request: Any) -> HttpResponse:
+        return TemplateResponse(request, template, {})
+
+    key = None if policy.enforcement == "enforce" else "key-1"
+    with serving(guard(gone), guard(agone), guard(show), MIDDLEWARE=[f"{__name__}.OwnAnswers"]):
+        answers = [Visitor(under).post(each, key=key).content for each in ("/pay", "/pay2", "/pay3")]
+    assert answers == [b"our own: gone", b"our own: gone", b"ours"]
+
+
+def test_report_mode_knows_what_django_answers(sqlite: str) -> None:
+    """To report mode what Django answers below 500 is an answer, and is no server error that would free the key."""
+
+    def gone(_request: Any) -> HttpResponse:
+        raise Http404
+
+    policy = Policy.ietf(enforcement="report", server_errors="release")
+    with serving(idempotent(policy=policy)(gone)):
+        assert Visitor().post().status_code == 404
+        assert [record.state for record in records()] == [State.COMPLETE]
 
 
 @pytest.mark.parametrize("under", [WSGI, ASGI])

@@ -4,13 +4,15 @@ import asyncio
 import json
 import unittest
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.contrib.auth.models import User
 from django.core.handlers.asgi import ASGIHandler
-from django.db import connection, transaction
+from django.db import IntegrityError, connection, transaction
 from django.http import Http404, HttpResponse
 from django.test import TestCase
 from django.urls import path
@@ -115,6 +117,51 @@ def test_what_is_raised_takes_the_writes_back_and_is_kept(database: str, under: 
         assert amounts() == []
         assert_kept(*(Visitor(under).post("/pay2", key="key-2") for _ in range(2)))
         assert amounts() == [5]
+
+
+@pytest.mark.parametrize("door", ["decorator", "middleware"])
+def test_a_failed_statement_that_the_view_has_caught(database: str, under: str, colour: int, door: str) -> None:
+    """What a statement that failed inside the transaction takes with it is never answered for as if it were there."""
+
+    def twice() -> None:
+        User.objects.create(username="jane")
+        with suppress(IntegrityError):
+            User.objects.create(username="jane")
+
+    def plain(_request: Any) -> HttpResponse:
+        twice()
+        return HttpResponse("done", status=201)
+
+    async def asynchronous(_request: Any) -> HttpResponse:
+        await sync_to_async(twice)()
+        return HttpResponse("done", status=201)
+
+    view: Any = (plain, asynchronous)[colour]
+    guarded, middleware = (idempotent(policy=ATOMIC)(view), []) if door == "decorator" else (view, [OURS])
+    with serving(guarded, MIDDLEWARE=middleware, SEMEL={"SCOPE": everybody, "POLICY": ATOMIC}):
+        assert Visitor(under).post().status_code == 500
+        assert (records(), User.objects.count()) == ([], 0)
+
+
+def test_a_view_that_rolls_back_by_itself(database: str, under: str) -> None:
+    """A savepoint of the view's own, and set_rollback, mean what they always mean: the answer is kept."""
+
+    def in_a_savepoint(request: Any) -> HttpResponse:
+        User.objects.create(username="jane")
+        with suppress(IntegrityError), transaction.atomic():
+            User.objects.create(username="jane")
+        return pay(request)
+
+    def on_purpose(request: Any) -> HttpResponse:
+        response = pay(request)
+        transaction.set_rollback(True)
+        return response
+
+    with serving(*(idempotent(policy=ATOMIC)(each) for each in (in_a_savepoint, on_purpose))):
+        visitor = Visitor(under)
+        assert_kept(visitor.post(), visitor.post())
+        assert_kept(visitor.post("/pay2", key="key-2"), visitor.post("/pay2", key="key-2"))
+    assert amounts() == [5]
 
 
 def test_on_commit_runs_once_and_after_the_commit(database: str, under: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.models import User
 from django.core.handlers.asgi import ASGIHandler
 from django.db import connection
@@ -20,6 +20,7 @@ from django.views import View
 
 import semel
 from semel import NoEffect, Policy
+from semel.core.state import State
 from semel.django import IdempotencyMiddleware, guards, idempotent
 from semel.operation import current
 from tests.django import project
@@ -328,6 +329,28 @@ def test_included_urls(sqlite: str) -> None:
         assert_kept(*(Visitor().post("/v1/pay") for _ in range(2)))
 
 
+class Envelope:
+    """Middleware that changes every answer which comes from behind it."""
+
+    def __init__(self, get_response: Any) -> None:
+        self._get_response = get_response
+
+    def __call__(self, request: Any) -> Any:
+        response = self._get_response(request)
+        return HttpResponse(b"<%b>" % response.content, status=response.status_code)
+
+
+def test_middleware_between_the_guard_and_the_view(sqlite: str, under: str) -> None:
+    """What the middleware behind the guard makes of an answer is kept with it, and is not made of a replay again."""
+    with serving(lambda _request: HttpResponse("paid"), middleware=[OURS, f"{__name__}.Envelope"]):
+        first, again = Visitor(under).post(), Visitor(under).post()
+        assert (
+            code(Visitor(under).post(data={"amount": 6}, content_type="application/json")) == "idempotency-key-reused"
+        )
+    assert first.content == b"<paid>"
+    assert_kept(first, again)
+
+
 # Clients that hang up
 
 
@@ -431,8 +454,9 @@ def test_a_client_that_hangs_up_before_the_view(sqlite: str, mode: str) -> None:
     """A request that is cancelled while its key is being claimed leaves the key free: its view was not reached."""
 
     async def hang_up(request: Any) -> None:
-        assert await middleware.process_view(request, pay, (), {}) is None
-        raise asyncio.CancelledError
+        task: Any = asyncio.current_task()
+        asyncio.get_running_loop().call_soon(task.cancel)
+        await middleware.process_view(request, pay, (), {})
 
     async def serve() -> None:
         with pytest.raises(asyncio.CancelledError):
@@ -444,6 +468,35 @@ def test_a_client_that_hangs_up_before_the_view(sqlite: str, mode: str) -> None:
         assert records() == []
         assert guards.guard().keeper._leases == {}
         assert not connection.in_atomic_block
+
+
+@pytest.mark.parametrize("door", ["decorator", "middleware"])
+@pytest.mark.parametrize("mode", ["guard", "atomic"])
+async def test_a_view_that_is_cancelled_in_the_middle(postgres: str, door: str, mode: str) -> None:
+    """What a view did before it was cancelled nobody knows, so its key is not freed; in atomic mode it did nothing."""
+    runs: list[str] = []
+    policy = Policy.ietf(mode=mode)
+
+    async def cancelled(request: Any) -> None:
+        await apay(request)
+        runs.append("ran")
+        task = asyncio.ensure_future(asyncio.Event().wait())
+        task.cancel()
+        await task
+
+    lines = (("Idempotency-Key", b"k"), ("Content-Type", b"application/json"))
+    request = Request("POST", "/pay", lines, b'{"amount": 5}')
+    view, middleware = (idempotent(policy=policy)(cancelled), ()) if door == "decorator" else (cancelled, (OURS,))
+    with serving(view, middleware=middleware, SEMEL={"SCOPE": everybody, "POLICY": policy}):
+        handler = ASGIHandler()
+        client = AsgiClient(request)
+        with pytest.raises(asyncio.CancelledError):
+            await handler(asgi_scope(request), client.receive, client.send)
+        found = await sync_to_async(records)()
+        paid = await sync_to_async(amounts)()
+        assert guards.guard().keeper._leases == {}
+    kept = ([State.PROCESSING], [5]) if mode == "guard" else ([], [])
+    assert ([record.state for record in found], paid, runs) == (*kept, ["ran"])
 
 
 def test_a_stream_that_breaks_was_never_begun(sqlite: str, under: str) -> None:

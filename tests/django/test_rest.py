@@ -9,7 +9,7 @@ from django.urls import include, path
 from rest_framework import serializers
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import api_view, authentication_classes, permission_classes
-from rest_framework.exceptions import APIException, AuthenticationFailed, ValidationError
+from rest_framework.exceptions import APIException, AuthenticationFailed, PermissionDenied, ValidationError
 from rest_framework.generics import CreateAPIView
 from rest_framework.parsers import JSONParser, MultiPartParser
 from rest_framework.permissions import BasePermission, IsAuthenticated
@@ -397,6 +397,62 @@ def test_atomic_requests(database: str, policy: Policy) -> None:
             Visitor().client.get(url, headers={"Authorization": "one"})
         assert amounts() == [5]
     assert seen == [True, True, False]
+
+
+def test_atomic_mode_takes_back_what_was_written_before_a_refusal(database: str) -> None:
+    """In atomic mode what the exception handler answers is kept, without what the handler wrote before it raised."""
+
+    class Refusing(Payments):
+        idempotency_policy = ATOMIC
+
+        def perform_create(self, serializer: Any) -> None:
+            serializer.save()
+            raise ValidationError("Not on Sundays.")
+
+    with serving(Refusing.as_view()):
+        first, again = ask(), ask()
+    assert (first.status_code, first.json()) == (400, ["Not on Sundays."])
+    assert_kept(first, again)
+    assert amounts() == []
+
+
+def test_a_scope_that_says_no(sqlite: str) -> None:
+    """What the scope raises is REST framework's to answer, and nothing is kept of it."""
+
+    class Nameless(Payments):
+        def get_idempotency_scope(self, _request: Any) -> str:
+            raise PermissionDenied("Say for which account.")
+
+    with serving(Nameless.as_view()):
+        response = ask()
+        assert (response.status_code, response.json()) == (403, {"detail": "Say for which account."})
+        assert records() == []
+
+
+def test_the_mixin_comes_first() -> None:
+    """Behind the view the mixin would guard nothing: that is an error where the class is written."""
+    with pytest.raises(ConfigurationError, match="first among the bases"):
+        type("Payments", (CreateAPIView, IdempotentMixin), {})
+    type("Derived", (Payments, CreateAPIView), {"initialize_request": APIView.initialize_request})
+
+
+def test_a_policy_that_depends_on_who_it_is(database: str) -> None:
+    """get_idempotency_policy may ask who has logged in; under ATOMIC_REQUESTS who is not guarded has a transaction."""
+
+    class Choosing(Payments):
+        def get_idempotency_policy(self, request: Any) -> Policy | None:
+            return None if request.user.pk == "joe" else Policy.ietf()
+
+        def perform_create(self, serializer: Any) -> None:
+            serializer.save()
+            raise ValidationError("Not on Sundays.")
+
+    entry = {**project.settings_of(database), "ATOMIC_REQUESTS": True}
+    with project.databases(default=entry), serving(Choosing.as_view(), MIDDLEWARE=[]):
+        assert_kept(ask(), ask())
+        answers = [ask(who="two") for _ in range(2)]
+        assert [(each.status_code, is_replay(each)) for each in answers] == [(400, False)] * 2
+        assert (amounts(), len(records())) == ([], 1)
 
 
 def test_atomic_mode_rolls_back_what_is_refused(database: str) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.contrib.auth.models import Group, User
 from django.core.checks import run_checks
 from django.db import connections
 from django.test import override_settings
+from django.utils.functional import SimpleLazyObject
 
 from semel import Policy
 from semel.django import conf
@@ -125,6 +127,37 @@ class TestScope:
 
         for request, expected in ((somebody(), "user:7"), (SimpleNamespace(auser=auser), "user:8")):
             assert async_to_sync(conf.Settings().awhose)(request) == expected
+
+    def test_a_user_whom_a_middleware_has_set(self) -> None:
+        """Whoever logs in by a token sets request.user: that is who counts in an async view, too, not the session's."""
+
+        async def nobody() -> Any:
+            return somebody(is_authenticated=False).user
+
+        async def another() -> Any:
+            return somebody(8).user
+
+        whose = async_to_sync(conf.Settings(allow_anonymous=True).awhose)
+        for auser in (nobody, another):
+            assert whose(SimpleNamespace(user=somebody().user, auser=auser)) == "user:7"
+
+    @pytest.mark.parametrize("allow_anonymous", [False, True])
+    def test_users_who_were_never_saved(self, allow_anonymous: bool) -> None:
+        """Users without a primary key can't be told apart: that is an error, and never one scope for all of them."""
+        said = conf.Settings(allow_anonymous=allow_anonymous)
+        request = SimpleNamespace(user=User(username="jane"))
+        with pytest.raises(ConfigurationError, match=r'SEMEL\["SCOPE"\]'):
+            said.whose(request)
+        with pytest.raises(ConfigurationError, match="primary key"):
+            async_to_sync(said.awhose)(request)
+
+    def test_those_who_log_in_from_other_tables(self) -> None:
+        """Where others than users can log in, the same number in two tables is two principals."""
+        group = Group(pk=7)
+        group.is_authenticated = True
+        whose = conf.Settings().whose
+        assert whose(SimpleNamespace(user=group)) == "auth.group:7"
+        assert whose(SimpleNamespace(user=SimpleLazyObject(lambda: User(pk=7)))) == "user:7"
 
     def test_of_the_projects_own(self) -> None:
         """A scope of the project's own may be a plain function, for both colours, or an async one, for one."""

@@ -18,13 +18,15 @@ import pytest
 from django.db import connection, connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, TestCase, TransactionTestCase, override_settings
+from django.test.utils import setup_test_environment, teardown_test_environment
 from django.urls import path
 
-from semel.core.commands import Begin, Claim, Complete, Look, Note, Now, ReadTrail, Renew, Undo, Verdict
+from semel.core.commands import Begin, Browse, Claim, Complete, Look, Note, Now, ReadTrail, Renew, Undo, Verdict
 from semel.core.record import Found, Hold, Record
 from semel.core.state import Event, State
 from semel.errors import ConfigurationError, StoreNotReady, StoreReadOnly, StoreRefused, StoreUnavailable
 from semel.stores.django import DjangoStore, turns
+from semel.stores.keeper import Keeper
 from semel.stores.sqlite import file
 from semel.stores.statement import Names
 from tests.django import project
@@ -187,6 +189,26 @@ class TestInTests:
                 assert in_a_thread(lambda: store.perform(renew)) == {foreign}
 
         run(Case)
+
+    def test_transaction_test_case(self, database: str) -> None:
+        """What a ``TransactionTestCase`` has committed is gone after it; outside of a test run nothing is touched."""
+        keys = iter(["one", "two"])
+
+        class Case(TransactionTestCase):  # type: ignore[misc]  # as above
+            databases = frozenset({"default"})
+
+            def test(self) -> None:
+                assert isinstance(DjangoStore().perform(claim_on(next(keys))), Hold)
+
+        run(Case)
+        assert isinstance(DjangoStore().perform(claim_on("one")), Found)
+        setup_test_environment()
+        try:
+            run(Case)
+        finally:
+            teardown_test_environment()
+        assert DjangoStore().perform(Browse(9)) == ()
+        assert DjangoStore().perform(ReadTrail("alice", "two", 9)) == ()
 
     def test_in_memory(self) -> None:
         """A SQLite database in memory, as tests have it, is as good as a file for one thread."""
@@ -353,6 +375,26 @@ class TestThreads:
 
         in_a_thread(renew)
         assert opened == [False, False]
+
+    def test_keeper(self, database: str) -> None:
+        """Leases are kept alive from a thread of the keeper's own."""
+        store = DjangoStore()
+        claim = claim_on()
+        hold = store.perform(claim)
+        assert isinstance(hold, Hold)
+
+        def lease_ends() -> Any:
+            record = in_a_thread(lambda: store.perform(Look("alice", "key")))
+            return record.lease_expires_at
+
+        before = lease_ends()
+        keeper = Keeper(store.perform)
+        try:
+            keeper.add(hold, timedelta(milliseconds=150))
+            while lease_ends() == before:
+                pass
+        finally:
+            keeper.close()
 
     def test_connection_that_was_there(self, database: str) -> None:
         """One that the application had opened is left to the application, which may be reading from it."""

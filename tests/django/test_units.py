@@ -7,7 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, Self
 
 import psycopg
@@ -21,6 +21,7 @@ from semel.core.recovery import written
 from semel.errors import AnswerNotStored, CommitUnknown, ConfigurationError, StoreUnavailable
 from semel.stores.django import DjangoStore
 from semel.stores.django import postgres as on_postgres
+from semel.stores.django.postgres import Postgres
 from semel.testing import servers
 from tests.django import project
 from tests.django.operations import ANSWER, STEPS, begun, claim_on, finish, finished, step
@@ -153,6 +154,27 @@ class TestEnds:
             with pytest.raises(StoreUnavailable, match="locked"):
                 store.perform(claim_on())
             rival.execute("ROLLBACK")
+            is_usable(store)
+
+    def test_readers_of_an_old_journal(self, django_sqlite_url: str) -> None:
+        """Without write-ahead logging a reader can hold up a commit; then it is certain that nothing was committed."""
+        with closing(sqlite3.connect(django_sqlite_url.removeprefix("sqlite:///"))) as file:
+            assert file.execute("PRAGMA journal_mode = DELETE").fetchall() == [("delete",)]
+        entry = project.settings_of(django_sqlite_url, timeout=0.1)
+        with project.databases(default=entry), Rival(django_sqlite_url) as rival:
+            store = DjangoStore()
+            rival.read()
+            with pytest.raises(StoreUnavailable, match="locked"):
+                store.perform(claim_on())
+            lent, claim = store.transaction(), claim_on()
+            hold = begun(lent, claim)
+            pay()
+            with pytest.raises(StoreUnavailable, match="locked") as error:
+                lent.perform(finish(claim, hold))
+            assert not isinstance(error.value, CommitUnknown)
+            lent.perform(Undo())
+            rival.execute("COMMIT")
+            assert (paid(), store_look(store)) == ([], None)
             is_usable(store)
 
 
@@ -344,6 +366,32 @@ class TestLostCommits:
                 assert "1 on_commit functions were not run" in caplog.text
                 is_usable(store)
 
+    def test_connection_that_is_lost_after_the_commit(
+        self, django_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is committed is committed, even if the connection is of no use to Django after it."""
+        entry = project.settings_of(django_postgres_url) | {"CONN_HEALTH_CHECKS": True}
+        with project.databases(default=entry):
+            store, wrapper = DjangoStore(), connections["default"]
+            lent, claim = store.transaction(), claim_on()
+            hold = begun(lent, claim)
+            pay()
+            commit, port = Postgres.commit, wrapper.settings_dict["PORT"]
+
+            def commit_and_lose(database: Postgres, wrapper: Any) -> Any:
+                said = commit(database, wrapper)
+                wrapper.connection.close()
+                wrapper.health_check_done = False
+                wrapper.settings_dict["PORT"] = "1"
+                return said
+
+            monkeypatch.setattr(Postgres, "commit", commit_and_lose)
+            finished(lent, claim, hold)
+            wrapper.settings_dict["PORT"] = port
+            monkeypatch.undo()
+            assert (paid(), store_look(store)) == (["alice"], ANSWER)
+            is_usable(store)
+
     def test_settle_waits_but_not_for_ever(self, postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Who asks what became of a COMMIT waits for a transaction that is still at the key, for some seconds."""
         monkeypatch.setattr(on_postgres, "_IMPATIENT", b"SET LOCAL lock_timeout = '50ms'")
@@ -444,6 +492,11 @@ class Rival:
         except sqlite3.OperationalError as error:
             return str(error)
         return "done"
+
+    def read(self) -> None:
+        """Begin to read, and go on doing so."""
+        self._connection.execute("BEGIN").close()
+        self._connection.execute("SELECT count(*) FROM shop_payment").fetchall()
 
     def __enter__(self) -> Self:
         return self

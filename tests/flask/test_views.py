@@ -324,6 +324,33 @@ def test_a_body_that_is_gone_is_a_loud_error(shop: Shop) -> None:
     assert shop.runs == 0
 
 
+def test_a_chunked_body_that_is_gone_is_a_loud_error(shop: Shop) -> None:
+    """The same where nobody has said how long it was, so that nothing seems to be missing."""
+    shop.app.testing = True
+
+    def throw_away() -> None:
+        flask.request.stream.read()
+
+    shop.app.before_request(throw_away)
+    with pytest.raises(ConfigurationError, match="get_data"):
+        chunked(shop, b"amount=5")
+    assert shop.runs == 0
+    assert shop.post().status_code == 201
+
+
+@pytest.mark.parametrize("enforcement", ["enforce", "report"])
+def test_an_answer_that_streams_the_request(install: Install, enforcement: str) -> None:
+    """A stream that is too large to be kept may read from a large body when its request has ended."""
+    shop = Shop(install, policy=Policy.ietf(enforcement=enforcement, max_response_body=10))
+
+    def echo() -> flask.Response:
+        stream = flask.request.stream
+        return flask.Response(iter(lambda: stream.read(65536), b""))
+
+    shop.behave = echo
+    assert shop.post(data=b"x" * 700_000).data == b"x" * 700_000
+
+
 @pytest.mark.parametrize("is_read_before", [False, True])
 def test_a_body_over_the_limit_is_refused(install: Install, is_read_before: bool) -> None:
     """413, whether or not somebody has read it before."""

@@ -214,6 +214,30 @@ def test_a_kept_exception_is_the_outcome(keys: Store) -> None:
     assert runs == [1]
 
 
+class SpeechlessError(Exception):
+    """A failure that can't be put into words."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("as told")
+
+
+def test_a_kept_exception_without_words_is_kept(keys: Store) -> None:
+    """An exception that can't say what it is is the outcome like any other, and is known by its kind."""
+    runs: list[int] = []
+
+    @idempotent(key="number", store=keys, keep=SpeechlessError)
+    def charge(number: int) -> None:
+        runs.append(number)
+        raise SpeechlessError
+
+    with pytest.raises(SpeechlessError):
+        charge(1)
+    with pytest.raises(FailedBefore) as failed:
+        charge(1)
+    assert (failed.value.error, failed.value.words) == (f"{__name__}.SpeechlessError", "")
+    assert runs == [1]
+
+
 def test_what_says_that_nothing_happened_is_never_kept(memory: MemoryStore) -> None:
     """NoEffect, and an operation that says so, free the key whatever is to be kept."""
     runs: list[str] = []

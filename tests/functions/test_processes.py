@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery.contrib.testing.worker import start_worker
+from celery.signals import setup_logging
 
 from semel.errors import ConfigurationError
 from semel.functions import idempotent
@@ -90,6 +92,19 @@ def test_fork(worker: Worker) -> None:
     assert worker.effects == ["sent"] * 2
 
 
+@pytest.fixture
+def logging_as_it_is() -> Iterator[None]:
+    """A worker of Celery's sets up the process's logging, for good, unless somebody says that they do."""
+
+    def leave_it(**_: object) -> None:
+        pass
+
+    setup_logging.connect(leave_it)
+    yield
+    setup_logging.disconnect(leave_it)
+
+
+@pytest.mark.usefixtures("logging_as_it_is")
 def test_a_worker_of_celery(tmp_path: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that is delivered twice is done once, and both deliveries have its result."""
     monkeypatch.setenv("SEMEL_STORE", sqlite_url)

@@ -307,6 +307,28 @@ async def test_values(url: str, kind: Any, value: Any, other: Any) -> None:
     sync_engine.dispose()
 
 
+class Blank(TypeDecorator[str]):
+    """Forms send empty strings where they mean nothing."""
+
+    impl = String
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: object) -> Any:
+        return value or None
+
+    def process_result_value(self, value: Any, dialect: object) -> Any:
+        return value or ""
+
+
+def test_a_key_that_is_stored_as_null(engine: Engine) -> None:
+    """A column's type may make NULL of a key, and of NULL the key again: that is refused, since nothing is a retry."""
+    table = Table("forms", MetaData(), Column("number", Blank, unique=True))
+    with engine.connect() as connection:
+        table.create(connection)
+        with pytest.raises(ConfigurationError, match=r"\(number\) is NULL .* Roll back"):
+            insert_or_get(connection, table, {"number": ""}, unique="number")
+
+
 def test_translated_schema(postgres_url: str) -> None:
     """A schema that is put in on execution is the one that is asked about its columns, too."""
     engine = create_engine(

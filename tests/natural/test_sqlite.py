@@ -89,6 +89,13 @@ def test_odd_names(connection: sqlite3.Connection) -> None:
     assert [(each.is_new, each.row) for each in got] == [(True, row), (False, row)]
 
 
+def test_a_key_that_is_stored_as_null(connection: sqlite3.Connection) -> None:
+    """SQLite stores NULL for NaN, which is equal to nothing, so that nothing would be a retry: it is refused."""
+    connection.execute("CREATE TABLE readings (at REAL UNIQUE)")
+    with pytest.raises(ConfigurationError, match=r"\(at\) is NULL .* Roll back"):
+        insert_or_get(connection, "readings", {"at": float("nan")}, unique="at")
+
+
 def test_no_table(connection: sqlite3.Connection) -> None:
     """A table that is not there is named."""
     with pytest.raises(ConfigurationError, match="no such table: ordres"):

@@ -21,7 +21,7 @@ from starlette.routing import Mount, Route
 
 import semel
 from semel import NoEffect, Policy
-from semel.asgi import IdempotencyMiddleware
+from semel.asgi import PER_ROUTE, IdempotencyMiddleware, claim
 from semel.core.commands import Browse, Complete, Look
 from semel.core.record import Record
 from semel.core.state import State
@@ -209,6 +209,49 @@ class TestNeighbours:
         assert again.headers["idempotent-replayed"] == "true"
         assert keys == ["k"]
 
+    @pytest.mark.parametrize("is_per_route", [False, True])
+    async def test_a_method_in_small_letters_is_guarded(self, *, is_per_route: bool) -> None:
+        """A server may leave ``patch`` as it came, and an app take it for PATCH: it is guarded all the same."""
+        runs: list[str] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if is_per_route:
+                await claim(scope, "alice")
+            runs.append(scope["method"])
+            await StarletteResponse(status_code=201)(scope, receive, send)
+
+        scope = PER_ROUTE if is_per_route else semel.SINGLE_TENANT
+        door = IdempotencyMiddleware(app, store=AsyncMemoryStore(), scope=scope)
+        for method in ("patch", "patch", "PATCH"):
+            request = Request(method=method, lines=(("Idempotency-Key", b"k"),))
+            assert (await call_asgi(door, request)).status == 201
+        assert runs == ["patch"]
+
+    @pytest.mark.parametrize("limit", [100, 4])
+    async def test_messages_are_the_apps_again_once_they_are_sent(self, limit: int) -> None:
+        """An app may send one dictionary over and over, and headers that can be read once, as to a server."""
+        sent: list[Any] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            headers = iter([(b"content-type", b"text/plain")])
+            await send({"type": "http.response.start", "status": 201, "headers": headers})
+            message: Message = {"type": "http.response.body", "more_body": True}
+            for message["body"] in (b"one", b"two"):
+                await send(message)
+            await send({"type": "http.response.body"})
+
+        async def send(message: Message) -> None:
+            sent.append({**message})
+
+        door = IdempotencyMiddleware(
+            app, store=AsyncMemoryStore(), scope=semel.SINGLE_TENANT, policy=Policy(max_response_body=limit)
+        )
+        request = Request(lines=(("Idempotency-Key", b"k"),))
+        await door(asgi_scope(request), AsgiClient(request).receive, send)
+        start, *parts = sent
+        assert list(start["headers"]) == [(b"content-type", b"text/plain")]
+        assert b"".join(each.get("body", b"") for each in parts) == b"onetwo"
+
     async def test_fastapi_validation_frees_the_key(self) -> None:
         """Parameters that FastAPI refuses reach no handler, so the key is free for the request that is put right."""
         app = fastapi.FastAPI()
@@ -243,6 +286,25 @@ class TestNeighbours:
         assert [answer.status_code for answer in answers] == [422, 422]
         assert effects == [5]
 
+    async def test_an_error_of_the_same_name_as_fastapis_is_kept(self) -> None:
+        """An application's own RequestValidationError says nothing of whether a handler was reached."""
+        effects: list[int] = []
+        own_error = type("RequestValidationError", (Exception,), {})
+
+        async def pay(_request: Any) -> Any:
+            effects.append(5)
+            raise own_error
+
+        async def explain(_request: Any, _error: Exception) -> Any:
+            return PlainTextResponse("No.", 422)
+
+        app = Starlette(routes=[Route("/pay", pay, methods=["POST"])], exception_handlers={own_error: explain})
+        app.add_middleware(IdempotencyMiddleware, store=AsyncMemoryStore(), scope=semel.SINGLE_TENANT)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client:
+            answers = [await client.post("/pay", headers={"Idempotency-Key": "k"}) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [422, 422]
+        assert effects == [5]
+
 
 class TestLeases:
     async def test_lease_ends_with_the_flow_however_it_ends(self) -> None:
@@ -267,16 +329,18 @@ class TestGarbage:
         requests = [Request(lines=(("Idempotency-Key", b"key-%d" % number),), body=b"5") for number in range(20)]
         gc.collect()
         gc.disable()
+        gc.freeze()  # What other tests have left, and is let go of only now, is not looked at.
         try:
             for request in requests * 2:
                 await call_asgi(door.app, request)
             gc.set_debug(gc.DEBUG_SAVEALL)
             gc.collect()
-            # Threads of other tests leave garbage too: only what Semel's own modules made is counted.
+            # Other tests' threads go on making garbage: only what Semel's own modules made is counted.
             left = [thing for thing in gc.garbage if maker_of(thing).startswith("semel.")]
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
+            gc.unfreeze()
             gc.enable()
         assert left == []
 
@@ -411,7 +475,7 @@ class TestErrors:
                 raise asyncio.CancelledError
             await PlainTextResponse("made", 201)(scope, receive, send)
 
-        door = Door(app, lease=timedelta(milliseconds=200))
+        door = Door(app, lease=timedelta(seconds=1))
         client = AsgiClient(KEYED)
         with pytest.raises(asyncio.CancelledError):
             await door.app(asgi_scope(KEYED), client.receive, client.send)

@@ -5,7 +5,7 @@ from typing import Any
 
 import flask
 import pytest
-from werkzeug.test import TestResponse
+from werkzeug.test import EnvironBuilder, TestResponse
 from werkzeug.wrappers import Response
 
 import semel
@@ -55,6 +55,15 @@ def test_a_retry_is_a_replay(shop: Shop) -> None:
     assert (again.status_code, again.data, again.headers["Location"]) == (201, b"made", "/p/1")
     assert again.headers["Idempotent-Replayed"] == "true"
     assert shop.post(json={"amount": 6}).status_code == 422
+    assert len(shop.runs) == 1
+
+
+def test_a_method_in_small_letters_is_guarded(shop: Shop) -> None:
+    """Flask takes ``post`` for POST, and some servers leave it as it came: guarded all the same, as one method."""
+    for method in ("post", "post", "POST"):
+        environ = EnvironBuilder("/pay", headers=[("Idempotency-Key", "key-1")]).get_environ()
+        answer = shop.flask.test_client().open(environ | {"REQUEST_METHOD": method}, buffered=True)
+        assert (answer.status_code, answer.data) == (201, b"made")
     assert len(shop.runs) == 1
 
 

@@ -17,6 +17,7 @@ import semel.wsgi
 from semel import Policy
 from semel.asgi import PER_ROUTE, claim
 from semel.core.commands import Browse, Command
+from semel.core.events import ReportFailed
 from semel.core.record import Record
 from semel.core.state import State
 from semel.door import RequestView
@@ -606,6 +607,46 @@ async def test_route_that_only_reports(fails: bool) -> None:
     assert operations == [None, None]
     assert middleware.tally.snapshot().total == {"new": 1, "replay": 1}
     await middleware.store.close()
+
+
+async def test_route_that_is_guarded_where_others_only_report() -> None:
+    """A store that rests after a failure in report mode is asked all the same for a route that is guarded."""
+    ran: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        operation = await claim(scope, "alice", replace(REPORT, enforcement="enforce"))
+        assert operation is not None
+        ran.append(operation.key)
+        middleware.tally.tell(ReportFailed(None, "store", "a storm, at another route"))
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"paid"})
+
+    middleware = semel.asgi.IdempotencyMiddleware(app, store="memory://", scope=PER_ROUTE, policy=REPORT)
+    middleware.tally._clock = lambda: 0.0
+    answers = [await call_asgi(middleware, pay()) for _ in range(2)]
+    assert [(answer.status, answer.body, answer.is_replay) for answer in answers] == [
+        (201, b"paid", False),
+        (201, b"paid", True),
+    ]
+    assert ran == ["key-1"]
+    await middleware.store.close()
+
+
+async def test_route_that_only_reports_leaves_a_failing_store_alone(weather: Weather) -> None:
+    """A store that failed a route which only reports is not asked again for a moment, whatever other routes do."""
+    weather.fails = ("Claim",)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert await claim(scope, "alice", REPORT) is None
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"paid"})
+
+    store = AsyncFlakyStore(weather)
+    middleware = semel.asgi.IdempotencyMiddleware(app, store=store, scope=PER_ROUTE, policy=Policy())
+    middleware.tally._clock = lambda: 0.0
+    assert [(await call_asgi(middleware, pay())).status for _ in range(3)] == [201] * 3
+    assert weather.asked == 1
+    await store.close()
 
 
 async def test_route_whose_client_hangs_up() -> None:

@@ -128,12 +128,13 @@ class Handling:
     async def _take(self, job: Job, message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.start":
-            self._held.append(message)
-            self._status, self._headers = message["status"], lowered(message.get("headers", ()))
+            # Copied, here and below: what is sent is the app's again, and its headers may be ones that are read once.
+            self._held.append({**message, "headers": list(message.get("headers", ()))})
+            self._status, self._headers = message["status"], lowered(self._held[-1]["headers"])
             if is_endless(self._headers):
                 await self._conclude(job, streaming(self._status, self._headers, job.operation))
         elif kind == "http.response.body":
-            self._held.append(message)
+            self._held.append({**message})
             self._size += len(message.get("body", b""))
             if self._size > job.command.limit:
                 await self._conclude(job, streaming(self._status, self._headers, job.operation))

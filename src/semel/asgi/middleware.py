@@ -7,7 +7,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from semel.asgi.exchange import AppGuard, Exchange
-from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Message, Receive, full_path
+from semel.asgi.protocol import (
+    EXCHANGE,
+    WHOLE_APP,
+    ASGIApp,
+    ASGIScope,
+    ASGISend,
+    Message,
+    Receive,
+    full_path,
+    method_of,
+)
 from semel.asgi.route import PerRoute, RouteExchange
 from semel.asgi.stored import scope_of, surroundings_of
 from semel.core.commands import Look, Park, ReadRequest
@@ -111,11 +121,13 @@ class IdempotencyMiddleware:
         await self.app(scope, receive, send)
 
     def _exchange(self, scope: ASGIScope) -> Exchange | None:
-        method, path = scope["method"], full_path(scope)
+        method, path = method_of(scope), full_path(scope)
         if not self._is_per_route:
             policy = self.routes.policy_for(method, path)
             return Exchange(self.guard, policy) if policy is not None else None
-        policy = None if method in NEVER_GUARDED else self.routes.policy_at(path)
+        # Claimed around the whole app already, and the route that claims it again is to be told so.
+        is_taken = scope.get(EXCHANGE) == WHOLE_APP
+        policy = None if is_taken or method in NEVER_GUARDED else self.routes.policy_at(path)
         return RouteExchange(self.guard, policy) if policy is not None else None
 
 

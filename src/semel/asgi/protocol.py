@@ -37,6 +37,8 @@ BEFORE_HANDLER = frozenset(
 )
 #: The one in which FastAPI calls it.
 HANDLER = ("fastapi.routing", "run_endpoint_function")
+#: What FastAPI raises for parameters that don't fit, by module and name.
+VALIDATION = ("fastapi.exceptions", "RequestValidationError")
 
 #: Ways round ``http.response.body``: an answer that takes one can't be seen, so a guarded request is not offered them.
 HIDDEN_EXTENSIONS = frozenset({"http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"})
@@ -46,7 +48,13 @@ def head_of(scope: ASGIScope) -> Head:
     """Return all of the request but its body."""
     raw = scope.get("raw_path")
     path = raw.decode("latin-1").partition("?")[0] if raw else quote(full_path(scope))
-    return Head(scope["method"], path, scope.get("query_string", b""), lowered(scope["headers"]))
+    return Head(method_of(scope), path, scope.get("query_string", b""), lowered(scope["headers"]))
+
+
+def method_of(scope: ASGIScope) -> str:
+    """Return the method in capitals, as ASGI wants it. Not every server obliges, and some frameworks don't mind."""
+    method: str = scope["method"]
+    return method.upper()
 
 
 def full_path(scope: ASGIScope) -> str:
@@ -79,7 +87,8 @@ def is_before_handler(error: BaseException) -> bool:
     A handler may raise the same error, and then it was called, which the traceback shows.
     """
     frames = {(frame.f_globals.get("__name__"), frame.f_code.co_name) for frame, _ in walk_tb(error.__traceback__)}
-    is_refused = type(error).__name__ == "RequestValidationError" or not BEFORE_HANDLER.isdisjoint(frames)
+    kind = type(error).__module__, type(error).__name__
+    is_refused = kind == VALIDATION or not BEFORE_HANDLER.isdisjoint(frames)
     return is_refused and HANDLER not in frames
 
 

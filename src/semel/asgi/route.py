@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from semel.asgi import watching
 from semel.asgi.exchange import AppGuard, Exchange
 from semel.asgi.handling import Handling, Job
-from semel.asgi.protocol import EXCHANGE, ASGIScope, ASGISend, Message, Receive, head_of, hide_extensions
+from semel.asgi.protocol import EXCHANGE, ASGIScope, ASGISend, Message, Receive, head_of, hide_extensions, method_of
 from semel.asgi.watching import Watch
 from semel.core.commands import NameScope, NotStarted, ReadBody, RunHandler, RunUnguarded
 from semel.core.fingerprint import Buffer
@@ -72,7 +72,7 @@ async def claim(scope: ASGIScope, principal: object, policy: Policy | None = Non
     exchange = scope.get(EXCHANGE)
     if isinstance(exchange, RouteExchange):
         return await exchange.claim(principal, policy)
-    if scope["method"] in NEVER_GUARDED:
+    if method_of(scope) in NEVER_GUARDED:
         return None
     raise ConfigurationError(_TWICE if exchange is not None else _NOT_INSTALLED)
 
@@ -116,6 +116,7 @@ class RouteExchange(Exchange):
         if self._head.method not in policy.methods:
             return None
         self._principal, self._policy = principal, policy
+        self.is_reporting = policy.enforcement == "report"
         flow = serve(self._head, policy, os.urandom(16), notes_replays=self.guard.store.notes_replays)
         reached: Any
         until = RunUnguarded if policy.enforcement == "report" else RunHandler

@@ -62,6 +62,7 @@ EVERYTHING = Fingerprinter()
 PROBLEM_BASE = "https://semel.readthedocs.io/problems/"
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_METHOD = re.compile(r"[A-Z][A-Z0-9_-]*")  # To the standard even * is one, which would silently guard nothing.
 
 Dialect = Literal["ietf", "stripe"]
 ScopeBy = Literal["principal", "operation"]
@@ -186,6 +187,8 @@ class Policy:
         methods = frozenset(method.upper() for method in _words("methods", self.methods))
         if safe := methods & NEVER_GUARDED:
             _wrong("methods", sorted(safe), "unsafe methods only: these need no key")
+        if wrong := [method for method in methods if not _METHOD.fullmatch(method)]:
+            _wrong("methods", sorted(wrong), 'names of methods, such as {"POST", "PUT"}: no request has one like this')
         if not methods:
             _wrong("methods", self.methods, "at least one method")
         self._set("methods", methods)

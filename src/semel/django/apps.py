@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 try:
     from django.apps import AppConfig
+    from django.db import connections
+    from django.db.models.signals import post_migrate
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("semel.django needs Django. Run: pip install 'semel[django]'") from error
 
@@ -17,5 +22,19 @@ class SemelConfig(AppConfig):  # type: ignore[misc]  # Django has no types
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Have the settings checked."""
+        """Have the settings checked, and the records of a test not outlive it."""
         from semel.django import checks  # noqa: F401, PLC0415 - registers them, once Django is set up
+
+        post_migrate.connect(_forget_what_tests_left, sender=self, dispatch_uid="semel")
+
+
+def _forget_what_tests_left(*, using: str, plan: object = None, **_: Any) -> None:
+    """Empty the tables where ``TransactionTestCase`` has emptied all others: Django does not know that these are its.
+
+    Never outside of a test run. There, some call this signal by hand, and it must cost them nothing.
+    """
+    testing = sys.modules.get("django.test.utils")
+    if plan is None and hasattr(getattr(testing, "_TestState", None), "saved_data"):
+        from semel.stores.django import schema  # noqa: PLC0415 - in tests only
+
+        schema.clear(connections[using])

@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
+from django.db.transaction import Atomic
 
 from semel.core.policy import Policy
 from semel.django import conf
+from semel.stores.connections.endings import FAILED_INSIDE
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,19 +49,48 @@ def aliases(without: Collection[str]) -> list[str]:
     return [alias for alias, entry in each if entry["ATOMIC_REQUESTS"] and alias not in without]
 
 
+class Inner(Atomic):  # type: ignore[misc]  # Django has no types
+    """The block of a view inside of the guard's transaction. It is rolled back alone, when the view raises what is
+    answered below 500: the answer is kept, and what the view wrote is not.
+
+    Django would also roll it back, without a word, where a statement has failed and the view has caught that; an
+    answer which says that all went well would be kept then, and nothing of what it tells of.
+    """
+
+    def __init__(self) -> None:
+        """On the database that keeps the records."""
+        super().__init__(using=conf.settings().database, savepoint=True, durable=False)
+
+    def __enter__(self) -> None:
+        """Begin."""
+        super().__enter__()
+        self._before = connections[self.using].rollback_exc
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End; raise where what was written is lost behind the view's back."""
+        wrapper = connections[self.using]
+        is_lost = error is None and wrapper.needs_rollback and wrapper.rollback_exc is not self._before
+        super().__exit__(kind, error, trace)
+        if is_lost:
+            raise transaction.TransactionManagementError(FAILED_INSIDE) from wrapper.rollback_exc
+
+
 @contextmanager
 def blocks(without: Collection[str], policy: Policy | None) -> Iterator[None]:
     """Open the transactions of a view; *policy* is None where it is not guarded.
 
-    In atomic mode there is one around them already. One inside that is rolled back alone, when the view raises what is
-    answered below 500: the answer is kept, and what the view wrote is not.
+    In atomic mode there is one around them already.
     """
     wanted = aliases(without)
-    if policy is not None and policy.mode == "atomic":
-        wanted = list(dict.fromkeys((*wanted, conf.settings().database)))
+    inner = Inner() if policy is not None and policy.mode == "atomic" else None
     with ExitStack() as stack:
         for alias in wanted:
-            stack.enter_context(transaction.atomic(using=alias))
+            if inner is None or alias != inner.using:
+                stack.enter_context(transaction.atomic(using=alias))
+        if inner is not None:
+            stack.enter_context(inner)
         yield
 
 
@@ -80,7 +111,7 @@ class AsyncBlocks:
                 "You cannot use ATOMIC_REQUESTS with async views. Mark it with transaction.non_atomic_requests."
             )
         if self._wanted:
-            self._block = transaction.atomic(using=conf.settings().database)
+            self._block = Inner()
             await sync_to_async(self._block.__enter__)()
 
     async def __aexit__(

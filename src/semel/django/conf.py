@@ -24,6 +24,7 @@ from typing import Any, get_args
 from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
+from django.db.models import Model
 from django.utils.module_loading import import_string
 
 from semel.core.policy import Policy
@@ -51,10 +52,9 @@ def user_scope(request: Any) -> str | None:
 
 async def async_user_scope(request: Any) -> str | None:
     """Return the same for an async view, where looking up the user must not hold up the loop."""
-    if hasattr(request, "auser"):
-        return _scope_of(await request.auser())
+    # Not auser first: who logs in by a token, or acts for another, sets ``user`` alone.
     named: str | None = await sync_to_async(user_scope)(request)
-    return named
+    return _scope_of(await request.auser()) if named is None and hasattr(request, "auser") else named
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,4 +282,19 @@ def _nearest(name: object) -> str:
 
 
 def _scope_of(user: Any) -> str | None:
-    return f"user:{user.pk}" if user is not None and user.is_authenticated else None
+    if user is None or not user.is_authenticated:
+        return None
+    if user.pk is None:
+        raise ConfigurationError(
+            "The user who is logged in was never saved, and has no primary key to be told from others by. Say whose a "
+            f'request is in {NAME}["SCOPE"].'
+        )
+    return f"{_kind_of(user)}:{user.pk}"
+
+
+def _kind_of(user: Any) -> str:
+    """Tell users from those of other tables who may log in, too: numbers are given out by each table anew."""
+    if not isinstance(user, Model):
+        return "user"
+    tables = [each._meta.label for each in user.__class__.__mro__ if hasattr(each, "_meta")]  # noqa: SLF001 - as it is called
+    return "user" if django_settings.AUTH_USER_MODEL in tables else str(tables[0].lower())

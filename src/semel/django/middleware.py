@@ -15,13 +15,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
-from django.db import transaction
 from django.http import HttpResponse
 
 from semel.core.commands import Ending, NotStarted, RunHandler, RunUnguarded, Undo
 from semel.core.policy import Policy
 from semel.core.replay import FIRST_SERVER_ERROR
-from semel.django import conf, guards
+from semel.django import atomicity, guards
 from semel.django.request import Request, Response, claim
 from semel.django.views import Choice, DjangoView, choice_of
 from semel.django.waiting import to_the_end
@@ -35,6 +34,8 @@ from semel.views import ViewExchange
 
 #: Where a request has its exchange, between the claim and the end.
 _EXCHANGE = "_semel_exchange"
+#: Where it has the answer that it got in its view's place, on the way back to us: what is between may change it.
+_ANSWER = "_semel_answer"
 
 
 class IdempotencyMiddleware:
@@ -77,7 +78,12 @@ class IdempotencyMiddleware:
         policy = None if choice_of(view) is not None else self.policy_for(request)
         if policy is None or not claim(request):
             return None
-        response: Response | None = await sync_to_async(_start)(request, policy)
+        try:
+            response: Response | None = await sync_to_async(_start)(request, policy)
+        except asyncio.CancelledError:
+            # In the request's own thread, behind a claim that may still be under way there.
+            await sync_to_async(_take_back)(request)
+            raise
         return response
 
     def process_exception(self, request: Request, error: Exception) -> Response | None:
@@ -94,13 +100,14 @@ class IdempotencyMiddleware:
         try:
             response = await self.get_response(request)
         except BaseException as error:
-            # In the request's own thread, behind a claim that may still be under way there.
             await sync_to_async(_abandon)(request, error)
             raise
         exchange = getattr(request, _EXCHANGE, None)
-        if exchange is not None and exchange.operation is not None and exchange.operation.loose_ends:
+        if exchange is None:
+            return _answer(request, response)
+        if exchange.operation is not None and exchange.operation.loose_ends:
             await exchange.operation.tie_up()
-        return response if exchange is None else await sync_to_async(_end)(request, response)
+        return await sync_to_async(_end)(request, response)
 
 
 class MiddlewareExchange(ViewExchange[Response]):
@@ -204,8 +211,7 @@ class MiddlewareExchange(ViewExchange[Response]):
         self.operation = operation
         self._open.enter_context(_current(operation))
         if self._policy.mode == "atomic":
-            # Rolled back alone where the view raises what is answered below 500: the answer is kept all the same.
-            self._open.enter_context(transaction.atomic(using=conf.settings().database))
+            self._open.enter_context(atomicity.Inner())
 
     def _leave(self, error: BaseException | None) -> None:
         self._open.__exit__(type(error) if error else None, error, None)
@@ -234,26 +240,38 @@ def _start(request: Request, policy: Policy) -> Response | None:
     response = exchange.start()
     if exchange.is_under_way:
         setattr(request, _EXCHANGE, exchange)
+    elif response is not None:
+        setattr(request, _ANSWER, response)
     return response
 
 
 def _end(request: Request, response: Response) -> Response:
     exchange: MiddlewareExchange | None = request.__dict__.pop(_EXCHANGE, None)
-    return response if exchange is None else exchange.conclude(response)
+    return _answer(request, response) if exchange is None else exchange.conclude(response)
+
+
+def _answer(request: Request, response: Response) -> Response:
+    """Return what we have answered, as it was; it has what those between us and the view once made of it."""
+    return request.__dict__.pop(_ANSWER, response)
+
+
+def _take_back(request: Request) -> None:
+    """Free the key of a request that was cancelled while it was being claimed."""
+    exchange: MiddlewareExchange | None = request.__dict__.pop(_EXCHANGE, None)
+    if exchange is not None:
+        exchange.not_started()
 
 
 def _abandon(request: Request, error: BaseException) -> None:
     exchange: MiddlewareExchange | None = request.__dict__.pop(_EXCHANGE, None)
     if exchange is None:
         return
-    if isinstance(error, asyncio.CancelledError):
-        # Once the key is claimed nobody is cancelled: this one was before, and its view was not reached.
-        exchange.not_started()
-    elif isinstance(error, Exception):
+    if isinstance(error, Exception):
         # Under DEBUG_PROPAGATE_EXCEPTIONS. Django gives no answer to it, and goes on raising it.
         exchange.error = error
         exchange.conclude(HttpResponse(status=FIRST_SERVER_ERROR))
     else:
+        # A view that was cancelled, too: the loop has ended, or it awaited what was.
         exchange.let_go()
 
 

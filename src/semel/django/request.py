@@ -11,8 +11,10 @@ import io
 import weakref
 from typing import Any
 
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.core.signals import got_request_exception
-from django.http import HttpResponse
+from django.http import Http404, HttpResponse
+from django.http.multipartparser import MultiPartParserError
 from django.utils.log import log_response
 
 from semel.asgi.protocol import head_of as asgi_head_of
@@ -23,6 +25,13 @@ from semel.errors import BodyIncomplete, ConfigurationError
 from semel.views import Translation, written_form
 from semel.wsgi.environ import head_of as wsgi_head_of
 from semel.wsgi.environ import lowered
+
+#: What Django answers below 500 when a view raises it: an answer like any other.
+STATUSES: tuple[tuple[tuple[type[Exception], ...], int], ...] = (
+    ((Http404,), 404),
+    ((PermissionDenied,), 403),
+    ((BadRequest, SuspiciousOperation, MultiPartParserError), 400),
+)
 
 #: On a request that somebody guards already.
 _CLAIMED = "_semel_is_claimed"
@@ -62,7 +71,7 @@ class DjangoRequest(Translation[Response]):
     def _parsed_body(self) -> Buffer:
         """Return what stands for a body that was read before us: by the check for CSRF, or by REST framework."""
         http = self.http
-        if not (hasattr(http, "_post") and hasattr(http, "_files")):
+        if not (hasattr(http, "_post") and hasattr(http, "_files") and _is_parsed(http, self.head)):
             raise ConfigurationError(
                 "Something in front of the guard has read the request's body from its stream, so nobody can tell any "
                 "more what was asked. Have it use request.body, which leaves the body in place."
@@ -88,6 +97,10 @@ class DjangoRequest(Translation[Response]):
         """Return the status of the view's own response."""
         status: int = response.status_code
         return status
+
+    def status_raised(self, error: Exception) -> int | None:
+        """Return what Django answers with by itself where a view raises *error*; None: as a server error."""
+        return next((status for kinds, status in STATUSES if isinstance(error, kinds)), None)
 
     def report(self, error: Exception) -> None:
         """Do what Django does about an exception that nobody has caught. It is logged with the response."""
@@ -128,6 +141,14 @@ def head_of(request: Request) -> Head:
 def headers_of(response: Response) -> Headers:
     """Return the headers of a response; its cookies are elsewhere, and are not kept."""
     return lowered((name, str(value)) for name, value in response.items())
+
+
+def _is_parsed(http: Request, head: Head) -> bool:
+    """Whether the form is what was sent: where there was none, or its stream was read before, it is empty to Django."""
+    boundary = http.content_params.get("boundary")
+    # The only line of a form without fields.
+    is_empty = boundary is not None and declared_length(head) <= len(f"\r\n--{boundary}--\r\n")
+    return bool(http.POST or http.FILES) or is_empty
 
 
 def _latin(path: str) -> str:

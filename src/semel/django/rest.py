@@ -19,6 +19,7 @@ from semel.django import atomicity, guards
 from semel.django.request import Request, Response, claim, release
 from semel.django.response import checked
 from semel.django.views import MARK, Choice, DjangoView
+from semel.errors import ConfigurationError
 from semel.views import ViewExchange
 
 try:
@@ -37,6 +38,13 @@ class IdempotentMixin:
     idempotency_scope: ClassVar[Any] = None
     #: The actions of a viewset that are guarded; None is all of them that have a guarded method.
     idempotency_actions: ClassVar[Collection[str] | None] = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a view that would come before its guard: it would not be guarded, and nobody would be told."""
+        super().__init_subclass__(**kwargs)
+        before = cls.__mro__[: cls.__mro__.index(IdempotentMixin)]
+        if any(hasattr(each, "initialize_request") and not issubclass(each, IdempotentMixin) for each in before):
+            raise ConfigurationError(f"{cls.__name__}: IdempotentMixin comes first among the bases, before the view.")
 
     @classmethod
     def as_view(cls, *args: Any, **kwargs: Any) -> Any:
@@ -60,7 +68,7 @@ class IdempotentMixin:
     def dispatch(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         """Serve *request*."""
         dispatch = super().dispatch  # type: ignore[misc]  # APIView's
-        if self.get_idempotency_policy(request) is not None:
+        if self._may_be_guarded(request):
             return dispatch(request, *args, **kwargs)
         # Nothing is guarded, so all of it is in the transaction that Django would have opened.
         with atomicity.blocks(_opted_out(self), None):
@@ -80,6 +88,25 @@ class IdempotentMixin:
                 return serve(self, partial(handler, request, *args, **kwargs), request, choice)
 
             setattr(self, name, guarded)
+        elif handler is not None and self._may_be_guarded(request):
+
+            def in_transactions(request: Request, *args: Any, **kwargs: Any) -> Response:
+                with atomicity.blocks(_opted_out(self), None):
+                    return handler(request, *args, **kwargs)
+
+            setattr(self, name, in_transactions)
+
+    def _may_be_guarded(self, request: Request) -> bool:
+        """Whether it is not known to be unguarded before the login: whoever chooses by request may ask who that is."""
+        is_chosen = type(self).get_idempotency_policy is not IdempotentMixin.get_idempotency_policy
+        return is_chosen or self.get_idempotency_policy(request) is not None
+
+
+class _Refused(Exception):
+    """Takes back what a handler wrote before it raised what the view's exception handler has answered."""
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
 
 
 def serve(view: Any, handler: Callable[[], Response], request: Request, choice: Choice) -> Response:
@@ -88,21 +115,29 @@ def serve(view: Any, handler: Callable[[], Response], request: Request, choice: 
     if policy is None or not claim(request):
         return handler()
     without = _opted_out(view)
+    raised: list[Exception] = []
 
     def call() -> Response:
-        with atomicity.blocks(without, policy):
-            try:
-                response = handler()
-            except Exception as error:  # noqa: BLE001 - as APIView does
-                # Inside of the transaction, which it may have rolled back.
-                response = view.handle_exception(error)
+        try:
+            with atomicity.blocks(without, policy):
+                try:
+                    response = handler()
+                except Exception as error:
+                    raised.append(error)
+                    # Inside of the transaction, which it may have rolled back.
+                    response = view.handle_exception(error)
+                    if policy.mode == "atomic":
+                        raise _Refused(response) from error
+        except _Refused as refused:
+            response = refused.response
         return checked(view.finalize_response(request, response, *view.args, **view.kwargs), view)
 
     try:
         response = ViewExchange(guards.guard(), policy, DjangoView(request, call, choice)).serve()
     except Exception:
-        # The view's own way to treat it has been tried.
-        view.handle_exception = _raise
+        if raised:
+            # The view's own way to treat it has been tried.
+            view.handle_exception = _raise
         raise
     finally:
         release(request)

@@ -16,24 +16,21 @@ from typing import Any, TypeVar, overload
 from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.core.handlers.exception import response_for_exception
-from django.http import Http404, StreamingHttpResponse
-from django.http.multipartparser import MultiPartParserError
+from django.http import StreamingHttpResponse
 
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.django import atomicity, conf, guards
-from semel.django.request import DjangoRequest, Request, Response, claim, release
+from semel.django.request import STATUSES, DjangoRequest, Request, Response, claim, release
 from semel.django.response import async_taken, checked, is_unrendered, taken
 from semel.django.waiting import to_the_end
 from semel.errors import ConfigurationError
 from semel.flows.reply import Reply, Reraise
 from semel.views import AsyncView, AsyncViewExchange, Taken, View, ViewExchange
 
-#: What Django answers below 500 when a view raises it: an answer like any other.
-ANSWERED = (Http404, PermissionDenied, BadRequest, SuspiciousOperation, MultiPartParserError)
+ANSWERED = tuple(kind for kinds, _ in STATUSES for kind in kinds)
 
 #: The mark of a view that is guarded by itself: a ``Choice``. The middleware leaves it alone.
 MARK = "semel_guard"
@@ -103,6 +100,10 @@ class DjangoView(DjangoRequest, View[Response]):
             response = response_for_exception(self.http, error)
         return response.render() if is_unrendered(response) else response
 
+    def call_unguarded(self) -> Response:
+        """Call the view, and leave the rest to Django and its middleware."""
+        return self._call()
+
     def take(self, response: Response, limit: int) -> Taken:
         """Return the response as far as it can be kept."""
         return taken(response, limit, on_a_loop=hasattr(self.http, "scope"))
@@ -132,6 +133,11 @@ class AsyncDjangoView(DjangoRequest, AsyncView[Response]):
         except ANSWERED as error:
             response = await sync_to_async(response_for_exception, thread_sensitive=False)(self.http, error)
         return await sync_to_async(response.render)() if is_unrendered(response) else response
+
+    async def call_unguarded(self) -> Response:
+        """Call the view, as of a plain one."""
+        response: Response = await self._call()
+        return response
 
     async def take(self, response: Response, limit: int) -> Taken:
         """Return the response as far as it can be kept."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import FastAPI
 
@@ -37,6 +37,9 @@ def install(
 
 class RouteMiddleware(IdempotencyMiddleware):
     """The ASGI middleware, with an eye on the app's routes: each guard is asked last."""
+
+    #: By this an outer app knows a mounted one that has an install of its own.
+    is_installed: ClassVar = True
 
     def __init__(
         self, app: ASGIApp, *, store: str | AsyncStore | Any, policy: Policy | None = None, work: bool = False

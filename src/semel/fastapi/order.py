@@ -32,8 +32,8 @@ class Order:
         """Check and settle *routes*, unless nothing was added since the last time."""
         if self._lengths and [len(each) for each in self._lists] == self._lengths:
             return
-        for each in mounted(routes):
-            settle(each, self._policy)
+        for each, policy in mounted(routes, self._policy):
+            settle(each, policy)
         # Last, so that what is set up wrongly is said again and again.
         self._lists = list(lists(routes))
         self._lengths = [len(each) for each in self._lists]

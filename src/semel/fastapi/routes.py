@@ -10,6 +10,7 @@ import fastapi.routing
 from fastapi.dependencies.models import Dependant
 from starlette.routing import BaseRoute, Host, Mount
 
+from semel.core.policy import Policy
 from semel.fastapi.dependency import Idempotent
 
 #: FastAPI has had this since it keeps included routers as they are; before, it copied their routes into the app.
@@ -57,13 +58,13 @@ def guards_of(dependant: Dependant) -> Iterator[Idempotent]:
         yield from guards_of(each)
 
 
-def mounted(routes: Sequence[BaseRoute]) -> Iterator[Sequence[BaseRoute]]:
-    """Yield *routes* and those of every app that is mounted among them."""
-    yield routes
+def mounted(routes: Sequence[BaseRoute], policy: Policy) -> Iterator[tuple[Sequence[BaseRoute], Policy]]:
+    """Yield *routes* and those of every app that is mounted among them, each with the policy of guards without one."""
+    yield routes, policy
     for route in _flat(routes):
         inner = getattr(route, "original_route", route)
         if isinstance(inner, Mount | Host) and inner.routes:
-            yield from mounted(inner.routes)
+            yield from mounted(inner.routes, _policy_of(inner.app) or policy)
 
 
 def lists(routes: Sequence[BaseRoute]) -> Iterator[Sequence[BaseRoute]]:
@@ -75,6 +76,14 @@ def lists(routes: Sequence[BaseRoute]) -> Iterator[Sequence[BaseRoute]]:
             yield from lists(router.routes)
         elif isinstance(route, Mount | Host) and route.routes:
             yield from lists(route.routes)
+
+
+def _policy_of(app: object) -> Policy | None:
+    """Return the policy of *app*'s own install, if it has one: its guards are asked by that, wherever it is mounted."""
+    for each in getattr(app, "user_middleware", ()):
+        if getattr(each.cls, "is_installed", False):
+            return each.kwargs["policy"] or Policy.ietf()
+    return None
 
 
 def _flat(routes: Sequence[BaseRoute]) -> Iterator[Any]:

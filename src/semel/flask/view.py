@@ -15,13 +15,16 @@ from semel.wsgi.environ import head_of, lowered, read_body
 from semel.wsgi.watching import give_back
 
 try:
-    from flask import Request, Response, current_app, got_request_exception, request
+    from flask import Request, Response, after_this_request, current_app, got_request_exception, request
     from werkzeug.datastructures import Headers
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("semel.flask needs Flask 3. Run: pip install 'semel[flask]'") from error
 
 #: Where the body of a guarded request waits until the request ends, in its environ.
 BODY = "semel.body"
+
+#: Where Flask keeps what it has read of a body.
+_KEPT = frozenset({"form", "files", "_cached_data"})
 
 _READ_BEFORE = (
     "The body of this request was read before its guarded view, and not kept, so it can't be compared with a retry's. "
@@ -50,18 +53,21 @@ class FlaskView(View[Response]):
         length = declared_length(self.head)
         if length > limit:
             return None
+        is_taken = vars(request).keys().isdisjoint(_KEPT)
         data = request.get_data()
         if not data and (request.form or request.files):
             files = request.files.items(multi=True)
             return written_form(
                 request.form.items(multi=True), ((name, each.filename, each.stream) for name, each in files)
             )
-        if len(data) < length:
+        # Of a chunked one nobody can tell what is missing.
+        if len(data) < length or (is_taken and "HTTP_TRANSFER_ENCODING" in request.environ):
             raise ConfigurationError(_READ_BEFORE)
         return data if len(data) <= limit else None
 
     def _read_stream(self, limit: int) -> Buffer | None:
         body = request.environ[BODY] = Body()
+        after_this_request(_leave_to_stream)
         is_whole = False
         try:
             is_whole = read_body(request.environ, self.head, body, limit)
@@ -120,6 +126,13 @@ class FlaskView(View[Response]):
         app.log_exception((type(error), error, error.__traceback__))
 
 
+def _leave_to_stream(response: Response) -> Response:
+    """Leave the body to an answer that streams: it may read from it after its request has ended."""
+    if not response.is_sequence and (body := request.environ.pop(BODY, None)) is not None:
+        response.call_on_close(body.close)
+    return response
+
+
 def _was_touched(request: Request) -> bool:
     """Whether Flask has begun to read the body, for a ``before_request`` function or a decorator outside."""
-    return not vars(request).keys().isdisjoint({"stream", "form", "files", "_cached_data"})
+    return not vars(request).keys().isdisjoint({"stream", *_KEPT})

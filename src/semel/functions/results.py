@@ -93,7 +93,7 @@ class Results:
     def failure(self, error: Exception) -> Answer:
         """Return what is stored of *error*."""
         kind = f"{module_of(type(error))}.{type(error).__qualname__}".removeprefix("builtins.")
-        said = {"error": kind, "message": str(error)[:MAX_WORDS]}
+        said = {"error": kind, "message": _words(error)}
         # Escaped: the words of an exception may hold what UTF-8 can't.
         return Answer(RAISED, ((b"content-type", JSON_TYPE),), json.dumps(said).encode())
 
@@ -157,3 +157,10 @@ class Outcome:
 def _freed(operation: Operation) -> Ending:
     # To the flow it is as if the function had not been reached: nothing is kept, whatever the policy keeps.
     return answered(Answer(RAISED), operation, reached_handler=False)
+
+
+def _words(error: Exception) -> str:
+    try:
+        return str(error)[:MAX_WORDS]
+    except Exception:  # noqa: BLE001 - its words are its own code, and what is known of it without them is kept
+        return ""

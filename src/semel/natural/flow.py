@@ -42,7 +42,7 @@ class Language(Protocol[S_co, R_co]):
         """What it says."""
 
     def insert(self) -> S_co:
-        """Insert the row unless its key is there; bring it back, and last, where there is one, the predicate."""
+        """Insert the row unless its key is there; bring it back, whether the key is no NULL, and any predicate."""
 
     def stored(self) -> Generator[S_co, Rows, Rows]:
         """Read the row under the key; bring it, and last a yes or no for each compared column."""
@@ -74,8 +74,13 @@ def insert_or_get(language: Language[S, R]) -> Generator[S, Rows, Got[R]]:
 
 def _new(language: Language[Any, R], rows: Rows) -> Got[R]:
     asked = language.asked
-    row, flags = _split(language, rows, 0 if asked.where is None else 1)
-    if not all(flags):
+    row, (is_key, *holds) = _split(language, rows, 1 if asked.where is None else 2)
+    if not is_key:
+        raise ConfigurationError(
+            f"{asked.into}: the key ({asked.key}) is NULL in the row that went in, whatever was given for it, and a "
+            "retry would add another. Roll back, and give a value that is stored as one."
+        )
+    if not all(holds):
         raise ConfigurationError(
             f"{asked.into}: where= does not hold for the row that went in, so the index does not have it, and a "
             "retry would add another. Roll back, and give values for which it holds."

@@ -20,7 +20,7 @@ from semel.natural.got import Got
 from semel.natural.text import COLUMN_TYPES, as_dict
 
 try:
-    from sqlalchemy import Connection, Result, Table, Text, bindparam, cast, inspect, select, text
+    from sqlalchemy import Connection, Result, Table, Text, and_, bindparam, cast, inspect, select, text
     from sqlalchemy.dialects import postgresql, sqlite
     from sqlalchemy.exc import NoInspectionAvailable
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -142,7 +142,8 @@ class _Language:
         unless = inserted.on_conflict_do_nothing(index_elements=columns, index_where=self._where)
         # With parameters of its own: those in the conflict's predicate are written out, and would not be sent.
         holds = [] if self._where is None else [replacement_traverse(self._where, {}, _copied)]
-        statement: Executable = unless.returning(self._target.entity, *holds)
+        is_key = and_(*(column.is_not(None) for column in columns))
+        statement: Executable = unless.returning(self._target.entity, is_key, *holds)
         return statement
 
     def stored(self) -> Generator[Executable, Rows, Rows]:

@@ -95,11 +95,12 @@ class Text(Generic[R]):
         values = ", ".join(map(draft.put, shape.inserted))
         key = ", ".join(map(quoted, shape.unique))
         where = "" if shape.where is None else f" WHERE {shape.where}"
+        is_key = " AND ".join(f"{quoted(column)} IS NOT NULL" for column in shape.unique)
         holds = "" if shape.where is None else f", ({shape.where})"
         # DO UPDATE would bring a stored row as well, and write a new version of it each time.
         return draft.query(
             f"INSERT INTO {shape.table} ({columns}) VALUES ({values}) "  # noqa: S608 - names are quoted
-            f"ON CONFLICT ({key}){where} DO NOTHING RETURNING {shape.returned}{holds}"
+            f"ON CONFLICT ({key}){where} DO NOTHING RETURNING {shape.returned}, ({is_key}){holds}"
         )
 
     def _read(self, draft: _Draft, same: list[str], key: list[str]) -> Query:

@@ -35,6 +35,10 @@ class AsyncView(Translation[R]):
     async def call(self) -> R:
         """As ``View.call``."""
 
+    async def call_unguarded(self) -> R:
+        """As ``View.call_unguarded``."""
+        return await self.call()
+
     @abstractmethod
     async def take(self, response: R, limit: int) -> Taken:
         """As ``View.take``."""
@@ -86,11 +90,11 @@ class AsyncViewExchange(AsyncExchange, Generic[R]):
         if command.hold is not None and command.lease is not None:
             self.guard.keeper.add(command.hold, command.lease)
         try:
-            self._response = await self._view.call()
+            self._response = await self._view.call_unguarded()
             self._has_run = True
         except Exception as error:  # noqa: BLE001 - it goes on when the flow has ended
             self._error = error
-            return None
+            return self._view.status_raised(error)
         finally:
             if command.hold is not None:
                 self.guard.keeper.discard(command.hold)
@@ -100,7 +104,7 @@ class AsyncViewExchange(AsyncExchange, Generic[R]):
         if self._error is not None:
             raise self._error
         if isinstance(reply, PassOn | Done):
-            return cast("R", self._response) if self._has_run else await self._view.call()
+            return cast("R", self._response) if self._has_run else await self._view.call_unguarded()
         if isinstance(reply, Send):
             if self._response is not None and reply.answer is self._answer:
                 return self._response

@@ -50,6 +50,10 @@ class Translation(ABC, Generic[R]):
     def status_of(self, response: R) -> int:
         """Return the status of the view's own *response*."""
 
+    def status_raised(self, error: Exception) -> int | None:  # noqa: ARG002 - a server error, unless a framework knows better
+        """Return the status that the framework answers with where a view raises *error*; None: as a server error."""
+        return None
+
     @abstractmethod
     def report(self, error: Exception) -> None:
         """Tell whoever reports errors that the view raised *error*: the client gets an answer of ours for it."""

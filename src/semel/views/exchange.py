@@ -35,6 +35,10 @@ class View(Translation[R]):
     def call(self) -> R:
         """Call the view. An exception that the framework would answer below 500 is to be answered here."""
 
+    def call_unguarded(self) -> R:
+        """Call the view as if nobody were there: what it raises may go on. By default, as ``call``."""
+        return self.call()
+
     @abstractmethod
     def take(self, response: R, limit: int) -> Taken:
         """Return the *response* as far as it can be kept. It must still be there to send."""
@@ -86,11 +90,11 @@ class ViewExchange(Exchange, Generic[R]):
         if command.hold is not None and command.lease is not None:
             self.keep_lease(command.hold, command.lease)
         try:
-            self._response = self._view.call()
+            self._response = self._view.call_unguarded()
             self._has_run = True
         except Exception as error:  # noqa: BLE001 - it goes on when the flow has ended
             self._error = error
-            return None
+            return self._view.status_raised(error)
         finally:
             self.let_go()
         return self._view.status_of(self._response)
@@ -99,7 +103,7 @@ class ViewExchange(Exchange, Generic[R]):
         if self._error is not None:
             raise self._error
         if isinstance(reply, PassOn | Done):
-            return cast("R", self._response) if self._has_run else self._view.call()
+            return cast("R", self._response) if self._has_run else self._view.call_unguarded()
         if isinstance(reply, Send):
             if self._response is not None and reply.answer is self._answer:
                 return self._response

@@ -20,7 +20,13 @@ def head_of(environ: WSGIEnvironment) -> Head:
     headers |= {name: environ[name] for name in ("CONTENT_TYPE", "CONTENT_LENGTH") if environ.get(name)}
     fields = lowered((name.replace("_", "-"), value) for name, value in headers.items())
     query = environ.get("QUERY_STRING", "").encode("latin-1")
-    return Head(environ["REQUEST_METHOD"], _raw_path(environ), query, fields)
+    return Head(method_of(environ), _raw_path(environ), query, fields)
+
+
+def method_of(environ: WSGIEnvironment) -> str:
+    """Return the method in capitals, as Flask and Django read it. Some clients and servers leave ``patch`` as it is."""
+    method: str = environ["REQUEST_METHOD"]
+    return method.upper()
 
 
 def path_of(environ: WSGIEnvironment) -> str:

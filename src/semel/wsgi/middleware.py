@@ -18,7 +18,7 @@ from semel.stores.keeper import Keeper
 from semel.telemetry.logs import logger
 from semel.telemetry.tally import Tally
 from semel.work import Completer, Reaper, Service, Sweeper, Workers
-from semel.wsgi.environ import path_of
+from semel.wsgi.environ import method_of, path_of
 from semel.wsgi.exchange import AppGuard, Exchange
 from semel.wsgi.stored import environ_of, nowhere
 
@@ -92,7 +92,7 @@ class IdempotencyMiddleware:
         """Serve one request of the server's."""
         if self.workers is not None:
             self.workers.start()  # Here and not before: a server may fork in between.
-        policy = self.routes.policy_for(environ["REQUEST_METHOD"], path_of(environ))
+        policy = self.routes.policy_for(method_of(environ), path_of(environ))
         if policy is None:
             return self.app(environ, start_response)
         return Exchange(self.guard, policy, environ, start_response).serve()

@@ -1,11 +1,12 @@
 """The fragments of OpenAPI that every framework's schema is told of a policy."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from semel import Fingerprinter, Policy
+from semel import BodyHash, Fingerprinter, Policy
 from semel.openapi import described, extension, is_stored, iso_duration, parameters, responses, schemas
 
 
@@ -40,6 +41,16 @@ def test_several_names_are_none_of_them_required() -> None:
     assert (first["required"], other["required"]) == (False, False)
     assert "One of `Idempotency-Key`, `X-Key` is required" in first["description"]
     assert extension(Policy.ietf(required=True, header=("Idempotency-Key", "X-Key")))["required"] is True
+
+
+def test_where_a_key_is_made_of_the_body_no_header_is_required() -> None:
+    """A client may leave the header out, whatever the policy requires, and is refused where no key can be made."""
+    by_body = Policy.ietf(required=True, key_from=BodyHash(fields=["amount"], window=timedelta(minutes=10)))
+    (header,) = parameters(by_body)
+    assert (header["required"], extension(by_body)["required"]) == (False, False)
+    for policy in (by_body, replace(by_body, required=False)):
+        examples = responses(policy)["400"]["content"]["application/problem+json"]["examples"]
+        assert set(examples) == {"idempotency-key-missing", "idempotency-key-invalid"}
 
 
 def test_refusals_follow_the_policy() -> None:

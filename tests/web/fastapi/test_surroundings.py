@@ -17,8 +17,11 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from semel import Operation, Policy
+from semel.asgi import IdempotencyMiddleware
 from semel.core.commands import Browse, Look
+from semel.errors import ConfigurationError
 from semel.fastapi import Idempotent, install
+from semel.stores.memory import AsyncMemoryStore
 from tests.docs.served import asgi
 from tests.web.fastapi.shop import KEY, Payment, Shop, bearer, client_of, post, seen
 
@@ -111,6 +114,48 @@ async def test_mounted_apps_are_told_apart() -> None:
         shop.app.mount(version, inner)
     answers = [seen(await post(shop.app, path)) for path in ("/v1/pay", "/v1/pay", "/v2/pay")]
     assert answers == [(200, False), (200, True), (422, False)]
+
+
+async def test_a_mounted_app_with_an_install_of_its_own() -> None:
+    """A mounted app that has an install of its own is guarded by that one's policy, and not by the outer app's."""
+    shop, inner = Shop(), FastAPI()
+    install(inner, store=AsyncMemoryStore(memory=shop.memory), policy=Policy(methods={"PUT"}))
+
+    @inner.put("/pay")
+    async def pay(operation: Annotated[Operation, Depends(shop.guard)]) -> str:
+        return operation.key
+
+    shop.app.mount("/v1", inner)
+    async with client_of(shop.app) as client:
+        assert [seen(await client.put("/v1/pay", headers=KEY)) for _ in range(2)] == [(200, False), (200, True)]
+
+
+async def test_a_mounted_app_with_an_install_of_its_own_that_is_wrong() -> None:
+    """What a mounted app's own policy would never guard is refused, whatever the outer app's says."""
+    shop, inner = Shop(methods={"PUT"}), FastAPI()
+    install(inner, store=AsyncMemoryStore(memory=shop.memory))
+
+    @inner.put("/pay")
+    async def pay(operation: Annotated[Operation, Depends(shop.guard)]) -> str:
+        return operation.key
+
+    shop.app.mount("/v1", inner)
+    with pytest.raises(ConfigurationError, match="PATCH and POST only"):
+        await httpx.ASGITransport(shop.app).handle_async_request(httpx.Request("GET", "http://shop.test/"))
+
+
+async def test_a_middleware_around_the_whole_app_and_its_routes_both_guard() -> None:
+    """A request is guarded once: with a second claim, its own first would refuse it as in progress, for good."""
+    shop = Shop()
+    shop.pay()
+    shop.app.add_middleware(
+        IdempotencyMiddleware, store=AsyncMemoryStore(memory=shop.memory), scope=lambda _request: "alice"
+    )
+    transport = httpx.ASGITransport(shop.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop.test") as client:
+        with pytest.raises(ConfigurationError, match="and so does the middleware around the whole app"):
+            await client.post("/pay", json={"amount": 5}, headers=KEY | bearer("token-1"))
+    assert shop.runs == []
 
 
 async def test_a_root_path() -> None:

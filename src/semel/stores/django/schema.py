@@ -62,6 +62,14 @@ def revert(editor: Any, name: str) -> None:
                 apply(editor, earlier)
 
 
+def clear(wrapper: Wrapper) -> None:
+    """Delete every record and the whole audit trail, where there are any. For tests."""
+    if wrapper.vendor in PACKAGES and len(applied(wrapper)) == len(_scripts(wrapper.vendor)):
+        with wrapper.cursor() as cursor:
+            for table in (DEFAULT_TABLE, DEFAULT_AUDIT):
+                cursor.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
+
+
 def _scripts(vendor: str) -> list[tuple[str, str]]:
     return load_migrations(PACKAGES[vendor], Names())
 

@@ -15,6 +15,10 @@ from semel.stores.sqlite.file import BUSY_TIMEOUT, Place
 from semel.stores.sqlite.units import kept_waiting
 
 
+#: How many times as long to wait in a crowd that moves. A client that waits longer has given up by itself.
+MOST_WAITS = 6
+
+
 class Turns:
     """The turns at one file, and the keys that transactions of this process are at."""
 
@@ -29,6 +33,8 @@ class Turns:
         self._running: dict[tuple[str, str], list[bytes]] = {}
         self._turn = threading.Lock()
         self._holder = ""
+        #: How often it was given on.
+        self._given = 0
 
     def start(self, command: Begin | Open) -> Found | None:
         """Set down that a transaction is at a key; or say what another one is at there."""
@@ -48,12 +54,19 @@ class Turns:
 
     def take(self, who: str, place: Place) -> None:
         """Wait for the turn. *who* is named to those who wait in vain."""
-        if not self._turn.acquire(timeout=BUSY_TIMEOUT.total_seconds()):
-            raise kept_waiting(place, self._holder)
-        self._holder = who
+        for _ in range(MOST_WAITS):
+            given = self._given
+            if self._turn.acquire(timeout=BUSY_TIMEOUT.total_seconds()):
+                self._holder = who
+                return
+            if self._given == given:
+                # One and the same has it all that time. In a crowd that moves, everybody's turn comes.
+                break
+        raise kept_waiting(place, self._holder)
 
     def give_on(self) -> None:
         """Let the next have its turn."""
+        self._given += 1
         self._turn.release()
 
 

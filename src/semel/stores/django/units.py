@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from django.db.transaction import TransactionManagementError
@@ -188,16 +189,21 @@ class DjangoUnit(Unit):
         said: StoreError | None = None
         try:
             self._check()
-            if not self._is_nested:
+            if self._is_nested:
+                self._leave(None)
+            else:
                 # Taken away, so that what goes wrong with them is not taken for the commit's own trouble.
                 waiting, wrapper.run_on_commit = wrapper.run_on_commit, []
                 said = self._database.commit(wrapper)
-            self._leave(None)
         except BaseException as error:
             if isinstance(error, CommitUnknown) and waiting:
                 _logger.warning("%d on_commit functions were not run: %s", len(waiting), error)
             self.rollback()
             raise
+        try:
+            self._leave(None)
+        except Exception:  # noqa: BLE001 - all is committed; whoever comes next gets another connection
+            close(wrapper)
         self._end(waiting)
         if said is not None:
             raise said
@@ -211,9 +217,9 @@ class DjangoUnit(Unit):
                 close(self.connection)
             self._leave(_Undone())
         except Exception:  # noqa: BLE001 - whatever it was, closing does the same
-            close(self.connection)
+            self._tear_off()
         except BaseException:
-            close(self.connection)
+            self._tear_off()
             raise
         finally:
             self._end([])
@@ -236,15 +242,23 @@ class DjangoUnit(Unit):
             blocks[-1].__exit__(type(error) if error else None, error, None)
             blocks = self.connection.atomic_blocks
 
+    def _tear_off(self) -> None:
+        """Close the connection, and have Django forget the blocks that it was in."""
+        close(self.connection)
+        with suppress(Exception):
+            self._leave(_Undone())
+
     def _end(self, waiting: list[Any]) -> None:
         """Give the turn on, run what waits for the commit, and see to the connection."""
         if self._has_ended:
             return
         self._has_ended = True
         self._database.stop(self._command)
-        if waiting:
-            self._run_all(waiting)
-        self._opened.tidy()
+        try:
+            if waiting:
+                self._run_all(waiting)
+        finally:
+            self._opened.tidy()
 
     def _run_all(self, waiting: list[Any]) -> None:
         """Run the ``on_commit`` functions. The answer is committed, and is what the client gets now and on a retry: an
