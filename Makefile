@@ -15,8 +15,8 @@ demo: .venv/.ready ## See a payment retried, raced and crashed, and made once.
 rides: .venv/.ready ## See an API of several steps killed half-way, and resumed.
 	@$(BIN)/python -m examples.rides
 
-test: .venv/.ready ## Run every test, on real PostgreSQL and Redis.
-	@$(BIN)/python -m pytest
+test: .venv/.ready ## Run every test, on real PostgreSQL and Redis, on every core.
+	@$(BIN)/python -m pytest -n auto --dist worksteal
 
 cover: .venv/.ready ## Run the tests of core and flows, and show each branch they miss.
 	@$(BIN)/python -m pytest tests/core tests/flows --cov

@@ -1,14 +1,33 @@
-"""The servers and databases that tests ask for by name. Each test gets an empty one."""
+"""The servers and databases that tests ask for by name. Each test gets an empty one.
 
+Run by several processes (``make test``), each of them has servers of its own, and none of its tests knows of others.
+"""
+
+import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
-from uuid import uuid4
 
-import psycopg
 import pytest
 
 from semel.testing import servers
+from tests.databases import Databases
+
+#: A worker has a PostgreSQL of its own, and a core with nothing to do helps nobody who waits for the last test.
+MOST_WORKERS = 8
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """What ``-n auto`` is: one process for each core, and two where there is one, since tests also wait."""
+    if "SEMEL_TEST_POSTGRES" in os.environ:
+        return 1  # Some tests look at what the whole server does, and there is one for all.
+    return min(max(2, os.cpu_count() or 1), MOST_WORKERS)
+
+
+@pytest.fixture(autouse=True)
+def plain_logging() -> None:
+    """What is logged is what a new process logs, whatever the frameworks of other tests have set up."""
+    logging.getLogger().setLevel(logging.WARNING)
 
 
 @pytest.fixture(scope="session")
@@ -17,14 +36,17 @@ def postgres_server() -> Iterator[servers.PostgresServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def postgres_databases(postgres_server: servers.PostgresServer) -> Iterator[Databases]:
+    with Databases(postgres_server.url) as databases:
+        yield databases
+
+
 @pytest.fixture
-def postgres_url(postgres_server: servers.PostgresServer) -> Iterator[str]:
+def postgres_url(postgres_databases: Databases) -> Iterator[str]:
     """The URL of an empty database."""
-    name = f"semel_{uuid4().hex}"
-    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
-        yield urlsplit(postgres_server.url)._replace(path=f"/{name}").geturl()
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    with postgres_databases.lend() as url:
+        yield url
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import httpx
 from examples.rides.provider import LOOPBACK
 
 ROOT = Path(__file__).parents[2]
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 POLL_SECONDS = 0.05
 
 

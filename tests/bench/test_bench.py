@@ -34,6 +34,7 @@ def test_bench_prints_every_row() -> None:
         assert what in shown
     spelled = json.loads(as_json(report))
     assert spelled["throughput"].keys() == spelled["latency"].keys() == {case.name for case in CASES}
-    assert spelled["latency"]["postgres-first"]["statements"] == 2
-    assert spelled["latency"]["postgres-replay"]["statements"] == 1
+    # Few requests are counted, and a statement of the server's sweeper or completer may come in between.
+    assert 2 <= spelled["latency"]["postgres-first"]["statements"] < 2.5
+    assert 1 <= spelled["latency"]["postgres-replay"]["statements"] < 1.5
     assert spelled["wal_bytes_per_write"].keys() == {case.name for case in CASES if case.writes}

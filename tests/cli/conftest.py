@@ -1,31 +1,49 @@
 """The command line as people run it: a process of its own."""
 
+import json
 import os
 import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from tests.cli.commands import Job
+from tests.warm import Warm
+
 Semel = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.fixture(scope="session")
+def plain_environment() -> dict[str, str]:
+    """The environment of the tests, without what a command would look at."""
+    return {name: value for name, value in os.environ.items() if name not in {"SEMEL_STORE", "FORCE_COLOR", "COLUMNS"}}
+
+
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
+def environment(plain_environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
     """The environment of a command: no store is set in it, and its temporary files are the test's."""
-    ours = {name: value for name, value in os.environ.items() if name not in {"SEMEL_STORE", "FORCE_COLOR", "COLUMNS"}}
-    return ours | {"TMPDIR": str(tmp_path)}
+    return plain_environment | {"TMPDIR": str(tmp_path)}
+
+
+@pytest.fixture(scope="session")
+def commands(plain_environment: dict[str, str]) -> Iterator[Warm]:
+    with Warm("tests.cli.commands", plain_environment) as warm:
+        yield warm
 
 
 @pytest.fixture
-def semel(environment: dict[str, str], tmp_path: Path) -> Semel:
+def semel(
+    commands: Warm, environment: dict[str, str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Semel:
     """Run a command in an empty folder."""
+    said = tmp_path_factory.mktemp("said")
 
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "semel", *arguments]
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment | variables, capture_output=True, text=True, check=False
-        )
+        out, err = said / "stdout", said / "stderr"
+        job = Job(arguments, str(tmp_path), environment | variables, str(out), str(err))
+        status = int(commands.ask(json.dumps(asdict(job))))
+        return subprocess.CompletedProcess(arguments, status, out.read_text(), err.read_text())
 
     return run

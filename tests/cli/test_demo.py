@@ -79,7 +79,7 @@ def test_interrupted(running: subprocess.Popen[str], number: signal.Signals, tmp
     """Ctrl-C ends the storm at once, with its summary, and leaves nothing behind."""
     read_until(r"replays [1-9]", running)
     running.send_signal(number)
-    rest, _ = running.communicate(timeout=10)
+    rest, _ = running.communicate(timeout=60)
     assert figure(rest, "double charges") == 0
     assert running.returncode == 0
     assert not list(tmp_path.iterdir())
@@ -97,7 +97,7 @@ def test_killed(running: subprocess.Popen[str]) -> None:
 def is_served(port: int) -> bool:
     """Whether somebody takes a connection; if so, the answer comes when they have gone."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as held, suppress(ConnectionResetError):
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as held, suppress(ConnectionResetError):
             held.recv(1)
     except ConnectionRefusedError:
         return False

@@ -137,7 +137,7 @@ def test_work(url: str, keys: Store, environment: dict[str, str], tmp_path: Path
             assert line, "it ended before it had done its work"
             wanted = {each for each in wanted if each not in line}
         working.send_signal(number)
-        said, errors = working.communicate(timeout=30)
+        said, errors = working.communicate(timeout=60)
     assert working.returncode == 0
     assert said == f"{number.name}: ending the runs under way.\n"
     assert "Traceback" not in errors
@@ -158,10 +158,10 @@ def test_two_at_work(url: str, keys: Store, environment: dict[str, str], tmp_pat
             assert each.stdout is not None
             assert each.stdout.readline()
         first.kill()
-        first.wait(30)
+        first.wait(60)
         keys.perform(Claim("acme", "late", os.urandom(16), b"", OVER, DAY, on_crash="refuse"))
         assert second.stderr is not None
         while states(keys)["late"] is not State.UNKNOWN:
             assert second.stderr.readline(), "it ended"
         second.terminate()
-        assert second.wait(30) == 0
+        assert second.wait(60) == 0

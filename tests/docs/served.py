@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -16,9 +17,14 @@ from uuid import uuid4
 
 import httpx
 
+from semel.testing.servers import _free_port
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 BASE_URL = "http://localhost:8000"
+HANG_SECONDS = 60
+#: How a real server is asked. Nothing is encrypted, and to read the world's certificates takes longer than a request.
+ASKING: dict[str, Any] = {"timeout": HANG_SECONDS, "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
 
 
 def load(name: str) -> ModuleType:
@@ -66,7 +72,7 @@ def wsgi(app: Any, guard: Any) -> Iterator[httpx.Client]:
 @contextmanager
 def server(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A real server of a tutorial's payments.py, and where it takes payments."""
-    port = free_port()
+    port = _free_port()
     command = ["-m", "uvicorn", "payments:app", "--port", str(port), "--log-level", "critical"]
     with process(folder, command, port) as running:
         yield running, f"http://127.0.0.1:{port}/payments"
@@ -86,8 +92,3 @@ def process(folder: Path, command: list[str], port: int) -> Iterator[subprocess.
         finally:
             if running.poll() is None:
                 running.send_signal(signal.SIGTERM)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])

@@ -18,7 +18,8 @@ from semel import stores
 from semel.core.commands import Claim, Look
 from semel.core.message import Head, Request
 from semel.core.state import State
-from tests.docs.served import EXAMPLES, asgi, free_port, load, process, server, wsgi
+from semel.testing.servers import _free_port
+from tests.docs.served import ASKING, EXAMPLES, HANG_SECONDS, asgi, load, process, server, wsgi
 
 KEY = {"Idempotency-Key": "order-17"}
 
@@ -123,19 +124,21 @@ async def test_work() -> None:
 
 @contextmanager
 def bank(folder: Path) -> Iterator[str]:
-    """The card company of the tutorial, which is quicker here, and the programs that call it."""
-    port = free_port()
+    """The card company of the tutorial, and the programs that call it. It answers at once, or never: see `killed`."""
+    port = _free_port()
+    slowly = f"time.sleep({HANG_SECONDS} if len(book) == int(open('held').read()) else 0)"
+    (folder / "held").write_text("0")
     for name in ("bank", "naive", "steps"):
         program = (EXAMPLES / "tutorial" / f"{name}.py").read_text().replace("9000", str(port))
-        (folder / f"{name}.py").write_text(
-            program.replace("SLOW = 3.0", "SLOW = 0.5").replace("seconds=5", "seconds=1")
-        )
+        program = program.replace("time.sleep(SLOW)", slowly).replace("seconds=5", "seconds=1")
+        (folder / f"{name}.py").write_text(program)
     with process(folder, ["bank.py"], port):
         yield f"http://127.0.0.1:{port}"
 
 
 def killed(folder: Path, books: str, lines: int, key: dict[str, str] = KEY) -> None:
-    """Send a payment, and kill -9 the server when the books have so many lines."""
+    """Send a payment, and kill -9 the server when the books have so many lines, and it waits for an answer."""
+    (folder / "held").write_text(str(lines))
     with server(folder) as (running, url):
 
         def kill() -> None:
@@ -146,22 +149,23 @@ def killed(folder: Path, books: str, lines: int, key: dict[str, str] = KEY) -> N
         killer = threading.Thread(target=kill)
         killer.start()
         with pytest.raises(httpx.HTTPError):
-            httpx.post(url, json={"amount": 50}, headers=key)
+            httpx.post(url, json={"amount": 50}, headers=key, **ASKING)
         killer.join()
+    (folder / "held").write_text("0")
 
 
 def retried(folder: Path, amount: int = 50, key: dict[str, str] = KEY) -> httpx.Response:
     """Do as a good client does."""
     with server(folder) as (_, url):
         while True:
-            answer = httpx.post(url, json={"amount": amount}, headers=key)
+            answer = httpx.post(url, json={"amount": amount}, headers=key, **ASKING)
             if "in-progress" not in answer.text and answer.status_code != 500:
                 return answer
             threading.Event().wait(0.05)  # what the answer asks for, only more often
 
 
 def book(books: str) -> list[str]:
-    return httpx.get(books).text.splitlines()
+    return httpx.get(books, **ASKING).text.splitlines()
 
 
 def test_tutorial_naive(folder: Path) -> None:

@@ -2,12 +2,9 @@
 
 import json
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,8 +15,7 @@ from psycopg.rows import dict_row
 from examples.rides.servers import provider
 from semel.stores import store
 from tests.examples.dying import Job, Outcome
-
-ROOT = Path(__file__).parents[2]
+from tests.warm import Warm
 
 _AGE = {
     "sqlite": "UPDATE semel_keys SET lease_expires_at = 0 WHERE state = 'processing'",
@@ -33,16 +29,12 @@ class World:
 
     url: str
     provider: httpx.Client
-    children: "subprocess.Popen[str]"
+    children: Warm
 
     def send(self, rider: str, line: int = 0, function: str | None = None, provider: str | None = None) -> Outcome:
         """Book a ride, or retry it: the request is the same. It is killed at *line*, if that is not 0."""
         job = Job(self.url, provider or str(self.provider.base_url), rider, line, function)
-        assert self.children.stdin is not None
-        assert self.children.stdout is not None
-        self.children.stdin.write(json.dumps(asdict(job)) + "\n")
-        self.children.stdin.flush()
-        return Outcome(**json.loads(self.children.stdout.readline()))
+        return Outcome(**json.loads(self.children.ask(json.dumps(asdict(job)))))
 
     def retry(self, rider: str, line: int = 0) -> Outcome:
         """Send it again once the lease of whoever died over it has run out."""
@@ -75,17 +67,18 @@ class World:
             return cursor.fetchall() if cursor.description else []
 
 
+@pytest.fixture(scope="session")
+def children() -> Iterator[Warm]:
+    with Warm("tests.examples.dying") as warm:
+        yield warm
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, children: Warm) -> Iterator[World]:
     """A new one on each database."""
     url: str = request.getfixturevalue(f"{request.param}_url")
     keys = store(url)
     keys.migrate()
     keys.close()
-    command = [sys.executable, "-m", "tests.examples.dying"]
-    with (
-        provider() as books,
-        # It ends when nobody can give it jobs any more, which is when this block ends.
-        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as children,
-    ):
+    with provider() as books:
         yield World(url, books, children)

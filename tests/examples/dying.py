@@ -8,11 +8,13 @@ import importlib
 import json
 import os
 import signal
+import ssl
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -154,5 +156,8 @@ def in_child(job: Job) -> Outcome:
 if __name__ == "__main__":
     for name in FIRST_USED:
         importlib.import_module(name)
+    # Every child would read the world's certificates again, for longer than its request takes; the provider has none.
+    ssl.create_default_context = cache(ssl.create_default_context)  # type: ignore[assignment]
+    httpx.create_ssl_context()
     for line in sys.stdin:
         print(json.dumps(asdict(in_child(Job(**json.loads(line))))), flush=True)  # noqa: T201 - spoken to a program

@@ -26,7 +26,7 @@ from semel.stores.statement import Joined, Query
 from semel.stores.transaction import Connections, Unit
 
 #: Long enough for a loaded machine; a test that waits this long has failed.
-PATIENCE = timedelta(seconds=20)
+PATIENCE = timedelta(seconds=60)
 
 SCHEMA = """
 CREATE TABLE rides (id integer PRIMARY KEY);

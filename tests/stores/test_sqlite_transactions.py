@@ -224,9 +224,9 @@ class TestWaiting:
 
         with ThreadPoolExecutor(1) as thread:
             answer = thread.submit(ask)
-            assert asked.wait(10)
+            assert asked.wait(60)
             assert first.perform(finish(claim, hold)) is Verdict.DONE
-            found = answer.result(10)
+            found = answer.result(60)
         assert isinstance(found, Found)
         assert (found.state, found.token) == (State.COMPLETE, claim.token)
 
@@ -290,9 +290,9 @@ class TestWaiting:
         connection.set_trace_callback(lambda sql: asked.set() if sql.startswith("BEGIN") else None)
         with ThreadPoolExecutor(1) as thread:
             settled = thread.submit(rival.perform, Settle(hold))
-            assert asked.wait(10)
+            assert asked.wait(60)
             assert transaction.perform(finish(claim, hold)) is Verdict.DONE
-            record = settled.result(10)
+            record = settled.result(60)
         assert record is not None
         assert (record.token, record.answer) == (claim.token, ANSWER)
 
@@ -528,7 +528,7 @@ class TestAsync:
             may_commit = threading.Event()
             lender = store._connections.lender  # type: ignore[attr-defined]
             commit = lender.commit
-            lender.commit = lambda connection: may_commit.wait(10) and commit(connection)
+            lender.commit = lambda connection: may_commit.wait(60) and commit(connection)
             ending = asyncio.create_task(transaction.perform(finish(claim, hold)))
             while transaction._unit is not None:  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.001)

@@ -15,7 +15,7 @@ from tests.web.serving import Backstage, Server, code, seen
 
 KINDS = ("uvicorn", "gunicorn gthread")
 HELD = '{"hold": true}'
-LEASE_MS = 1000
+LEASE_MS = 1500
 
 Stage = Callable[..., Backstage]
 

@@ -18,7 +18,7 @@ from semel.work.loop import JITTER, _jittered
 SOON = timedelta(milliseconds=1)
 NEVER = timedelta(days=1)
 #: Far longer than anything here takes.
-HANG_SECONDS = 20
+HANG_SECONDS = 60
 
 
 class Counting:

@@ -99,7 +99,7 @@ def memory_world() -> World:
 def sqlite_world(url: str) -> World:
     def age(duration: timedelta) -> None:
         milliseconds = duration // timedelta(milliseconds=1)
-        with closing(sqlite3.connect(urlsplit(url).path[1:], timeout=10)) as connection, connection:
+        with closing(sqlite3.connect(urlsplit(url).path[1:], timeout=60)) as connection, connection:
             for statement in _ageing(f"- {milliseconds}"):
                 connection.execute(statement)
 
