@@ -1,7 +1,9 @@
 """Empty PostgreSQL databases, lent to one test after another. It starts no server."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
@@ -24,6 +26,10 @@ BEGIN
     GRANT USAGE ON SCHEMA public TO PUBLIC;
 END $$
 """
+
+LEAVE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+#: How long whoever is connected may take to be gone, and how often we look.
+LEAVING, POLL, SECOND = timedelta(seconds=20), timedelta(milliseconds=2), timedelta(seconds=1)
 
 HAS_SETTINGS = "SELECT 1 FROM pg_db_role_setting JOIN pg_database d ON d.oid = setdatabase WHERE datname = %s"
 
@@ -56,7 +62,9 @@ class Databases:
         """The URL of an empty database, which ends with the block."""
         name = f"semel_{uuid4().hex}"
         if self._spare:
-            self._do("ALTER DATABASE {} RENAME TO {}", self._spare.pop(), name)
+            spare = self._spare.pop()
+            self._send_away(spare)
+            self._do("ALTER DATABASE {} RENAME TO {}", spare, name)
         else:
             self._do("CREATE DATABASE {}", name)
         try:
@@ -77,12 +85,19 @@ class Databases:
         """Whether it is nobody's any more, and emptying it makes it like a new one."""
         if self._admin.execute(HAS_SETTINGS, [name]).fetchone():
             return False
-        self._admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+        self._send_away(name)
         try:
-            self._do("ALTER DATABASE {} RENAME TO {}", name, spare)  # It waits for those who are going.
+            self._do("ALTER DATABASE {} RENAME TO {}", name, spare)
         except psycopg.errors.ObjectInUse:  # Somebody has come back meanwhile.
             return False
         return True
+
+    def _send_away(self, name: str) -> None:
+        """End every connection to it. A rename would wait for them too, but looks only every tenth of a second."""
+        for _ in range(int(LEAVING / POLL)):
+            if not self._admin.execute(LEAVE, [name]).fetchall():
+                return
+            time.sleep(POLL / SECOND)
 
     def _do(self, statement: str, *names: str) -> None:
         self._admin.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))

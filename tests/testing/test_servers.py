@@ -15,6 +15,7 @@ import redis
 
 from semel.testing import servers
 from semel.testing.process import ServerDidNotStart
+from tests.databases import Databases
 
 
 def ask(url: str, question: str) -> object:
@@ -42,6 +43,22 @@ def test_each_test_has_an_empty_database(postgres_url: str) -> None:
     """A test's database is its own and holds no table."""
     assert ask(postgres_url, "SELECT current_database()") == urlsplit(postgres_url).path[1:]
     assert ask(postgres_url, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 0
+
+
+@pytest.mark.parametrize("setting", ["RESET ALL", "SET default_transaction_read_only = on"])
+def test_what_a_test_leaves_in_its_database_is_gone(postgres_databases: Databases, setting: str) -> None:
+    """Tables, schemas, settings and connections of one test are not there for the next, nor is its database's name."""
+    with postgres_databases.lend() as before:
+        left_open = psycopg.connect(before, autocommit=True)
+        left_open.execute("CREATE TABLE left_over AS SELECT 1 AS one; CREATE SCHEMA other CREATE TABLE more (one int)")
+        left_open.execute(f"ALTER DATABASE {urlsplit(before).path[1:]} {setting}".encode())
+    with postgres_databases.lend() as after:
+        assert ask(after, "SELECT count(*) FROM pg_class WHERE oid >= 16384") == 0
+        assert ask(after, "SELECT count(*) FROM pg_namespace WHERE nspname IN ('other', 'public')") == 1
+        assert ask(after, "SHOW default_transaction_read_only") == "off"
+        with pytest.raises(psycopg.OperationalError, match="does not exist"):
+            psycopg.connect(before)
+    left_open.close()
 
 
 def test_the_wheel_carries_postgres(monkeypatch: pytest.MonkeyPatch) -> None:
