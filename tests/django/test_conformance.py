@@ -56,7 +56,7 @@ def postgres_candidate(
 def sqlite_candidate(path: Path, template: Path, open_store: Open) -> Iterator[Candidate]:
     def age(duration: timedelta) -> None:
         back = ", ".join(f"{time} = {time} - :milliseconds" for time in TIMES)
-        with closing(sqlite3.connect(path, timeout=10)) as connection, connection:
+        with closing(sqlite3.connect(path, timeout=60)) as connection, connection:
             by = {"milliseconds": duration // timedelta(milliseconds=1)}
             connection.execute(f"UPDATE semel_keys SET {back}", by)
             connection.execute("UPDATE semel_audit SET at = at - :milliseconds", by)

@@ -305,6 +305,23 @@ class TestReadiness:
                 DjangoStore().perform(claim_on())
 
 
+class TestPreparing:
+    @pytest.mark.parametrize("options, is_prepared", [({}, False), ({"prepare_threshold": 1}, True)])
+    def test_statements_are_prepared_where_the_application_has_it_so(
+        self, postgres: str, options: dict[str, Any], is_prepared: bool
+    ) -> None:
+        """Whether statements are prepared is the application's choice: a pooler between may not bear it."""
+        with project.databases(default=project.settings_of(postgres, **options)):
+            store = DjangoStore()
+            connection.ensure_connection()  # One that is opened for a command alone is closed after it.
+            for number in range(4):
+                store.perform(claim_on(key=f"key-{number}"))
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%semel_keys%'")
+                ((count,),) = cursor.fetchall()
+            assert bool(count) == is_prepared
+
+
 class TestLostConnections:
     def test_command(self, postgres: str) -> None:
         """A connection that the server has closed is replaced, and the command is carried out."""
@@ -437,12 +454,12 @@ class TestThreads:
             lent, claim = store.transaction(), claim_on()
             hold = begun(lent, claim)
             ready.set()
-            go_on.wait(20)
+            go_on.wait(60)
             finished(lent, claim, hold)
 
         with ThreadPoolExecutor(1) as thread:
             running = thread.submit(first)
-            assert ready.wait(20)
+            assert ready.wait(60)
             second = DjangoStore().transaction()
             seen = second.perform(Begin(claim_on()))
             second.perform(Undo())

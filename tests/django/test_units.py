@@ -407,7 +407,7 @@ class TestLostCommits:
 
         with ThreadPoolExecutor(1) as thread:
             running = thread.submit(work)
-            assert ready.wait(20)
+            assert ready.wait(60)
             with pytest.raises(StoreUnavailable, match="busy"):
                 store.perform(Settle(Hold("alice", "key", 1, claim.token)))
             go_on.set()

@@ -238,9 +238,9 @@ def test_tutorial_kill(name: str, expected: int, folder: Path) -> None:
 
 
 def load_quick(name: str) -> Any:
-    """Load an example of the tutorial whose card company answers at once."""
+    """Load an example of the tutorial whose card company answers soon."""
     example: Any = load(name)
-    example.time = type("Time", (), {"sleep": staticmethod(lambda _: time.sleep(0.05))})
+    example.time = type("Time", (), {"sleep": staticmethod(lambda _: time.sleep(0.3))})
     return example
 
 

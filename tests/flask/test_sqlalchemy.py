@@ -23,7 +23,7 @@ from semel.core.record import Record
 from semel.errors import ConfigurationError
 from semel.flask import Semel, idempotent
 
-HANG_SECONDS = 20
+HANG_SECONDS = 60
 KEY = {"Idempotency-Key": "key-1"}
 
 

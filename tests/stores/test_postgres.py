@@ -230,7 +230,7 @@ class TestTrouble:
 
     def test_server_that_comes_back_is_used_again(self) -> None:
         """A store survives its server's crash: it fails while the server is down, and works when it is up again."""
-        with servers.postgres() as server:
+        with servers.postgres(settings={"fsync": "on"}) as server:  # With settings it is ours, and may be killed.
             postgres = PostgresStore(server.url)
             postgres.migrate()
             finished(postgres, "before")

@@ -15,7 +15,7 @@ from semel.stores.base import AsyncStore, Store
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.step import Step
 from tests.web.conftest import DOORS
-from tests.web.harness import Api, AsgiWorld, Reply, WsgiWorld
+from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Reply, WsgiWorld
 from tests.web.scenarios import assert_problem, assert_replayed
 
 T = TypeVar("T")
@@ -153,5 +153,5 @@ def test_two_requests_and_one_storm(api: Api, weather: Weather) -> None:
     """One key's misfortune is not another's."""
     weather.storms[Complete] = 4
     unlucky: Future[Any] = api.start(key="a")
-    assert_problem(unlucky.result(20), 503, "answer-not-stored")
+    assert_problem(unlucky.result(HANG_SECONDS), 503, "answer-not-stored")
     assert api.send(key="b").status == 201

@@ -1,7 +1,7 @@
 """PostgreSQL below Django, through psycopg 3: the statements of ``stores/postgres`` on Django's own connection.
 
 Its sessions are the application's, so none of the settings that suit our statements alone are made on them; how long a
-statement may take is what OPTIONS says. Statements are not prepared, so no plan is kept that a grown table makes bad.
+statement may take is what OPTIONS says, and whether it is prepared (``prepare_threshold``, which Django leaves out).
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class Postgres(Database):
     def _execute(wrapper: Wrapper, statement: Statement[T]) -> T:
         # Not the connection's own kind of cursor, nor its kind of rows: both are the application's choice.
         cursor = psycopg.RawCursor(wrapper.connection, row_factory=tuple_row)
-        cursor.execute(statement.sql.encode(), statement.parameters, binary=True, prepare=False)
+        cursor.execute(statement.sql.encode(), statement.parameters, binary=True)
         return statement.read(cursor.fetchall())
 
     def _meaning(self, error: psycopg.Error) -> StoreError | None:
