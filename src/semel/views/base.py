@@ -14,6 +14,7 @@ from semel.core.commands import Ending
 from semel.core.message import Answer, Head, Headers
 from semel.core.replay import is_endless
 from semel.door import CHUNK_BYTES, answered, streaming
+from semel.flows.reply import Reraise, Send
 from semel.operation import Operation
 
 R = TypeVar("R")
@@ -57,6 +58,19 @@ class Translation(ABC, Generic[R]):
     @abstractmethod
     def report(self, error: Exception) -> None:
         """Tell whoever reports errors that the view raised *error*: the client gets an answer of ours for it."""
+
+    def response_to(self, reply: Send | Reraise, own: R | None, answer: Answer | None) -> R:
+        """Return what the client gets: the view's *own* response where *answer* was taken from it, or ours.
+
+        An exception that nobody answers for is raised.
+        """
+        if isinstance(reply, Send):
+            return own if own is not None and reply.answer is answer else self.response_of(reply.answer)
+        if reply.answer is None:
+            raise reply.error
+        # So that this client and its retries see the same.
+        self.report(reply.error)
+        return self.response_of(reply.answer)
 
 
 def gathered(chunks: Iterator[bytes], limit: int) -> tuple[bytes | None, Iterator[bytes]]:

@@ -12,7 +12,7 @@ from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.door import raised
 from semel.exchange import Exchange, Guard, Performs
-from semel.flows.reply import Done, PassOn, Reply, Send
+from semel.flows.reply import Done, PassOn, Reply
 from semel.flows.serve import serve
 from semel.operation import Operation
 from semel.views.base import Taken, Translation
@@ -104,15 +104,7 @@ class ViewExchange(Exchange, Generic[R]):
             raise self._error
         if isinstance(reply, PassOn | Done):
             return cast("R", self._response) if self._has_run else self._view.call_unguarded()
-        if isinstance(reply, Send):
-            if self._response is not None and reply.answer is self._answer:
-                return self._response
-            return self._view.response_of(reply.answer)
-        if reply.answer is None:
-            raise reply.error
-        # So that this client and its retries see the same.
-        self._view.report(reply.error)
-        return self._view.response_of(reply.answer)
+        return self._view.response_to(reply, self._response, self._answer)
 
     performs: ClassVar[Performs] = {
         **Exchange.performs,
