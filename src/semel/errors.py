@@ -7,11 +7,13 @@
     │   │   ├── KeyInvalid         400
     │   │   ├── ScopeMissing       400
     │   │   ├── BodyIncomplete     400
+    │   │   ├── OperationNotFound  404
     │   │   ├── Abandoned          408
     │   │   ├── InProgress         409
     │   │   ├── NotReplayable      409
     │   │   ├── OutcomeUnknown     409
     │   │   ├── KeyExpired         410
+    │   │   ├── OperationExpired   410
     │   │   ├── BodyTooLarge       413
     │   │   ├── KeyReused          422
     │   │   └── RowDiffers         422   raised to the application, for a natural key
@@ -117,6 +119,22 @@ class BodyIncomplete(RequestRefused):
     slug = "request-body-incomplete"
     title = "Request body incomplete"
     retryable = True
+
+
+class OperationNotFound(RequestRefused):
+    """There is no such operation of yours. Ask at the address that was given with its 202, as the same user."""
+
+    slug = "operation-not-found"
+    title = "Operation not found"
+    status = 404
+
+
+class OperationExpired(RequestRefused):
+    """This operation is past its retention, and its answer is no longer kept."""
+
+    slug = "operation-expired"
+    title = "Operation expired"
+    status = 410
 
 
 class Abandoned(RequestRefused):

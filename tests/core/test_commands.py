@@ -37,8 +37,8 @@ def test_failure_comes_in_at_the_command() -> None:
 #: What can be given up when its caller goes: whatever runs before a handler; a step of a handler, which is cancelled
 #: with it; the end of the handler's own transaction, which leaves all of it or nothing; and all of report mode.
 INTERRUPTIBLE = {
-    "before the handler": {"NameScope", "ReadBody", "Claim", "TakeOver", "Now", "Look", "Begin"},
-    "a step": {"Open", "CallInside", "Commit", "Save", "CallOutside", "AskOutside", "Park", "Settle"},
+    "before the handler": {"NameScope", "ReadBody", "Claim", "TakeOver", "Now", "Look", "Begin", "Wait"},
+    "a step": {"Open", "CallInside", "Commit", "Save", "CallOutside", "AskOutside", "Park", "Settle", "Mark"},
     "the end of its transaction": {"Finish"},
     "a handler that is only watched": {"RunUnguarded"},
 }

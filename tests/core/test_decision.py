@@ -5,16 +5,16 @@ from itertools import product
 
 import pytest
 
-from semel.core.decision import RETRY_AFTER_SECONDS, Decision, Refuse, Replay, Run, decide
+from semel.core.decision import Accepted, Busy, Decision, Refuse, Replay, Run, decide
 from semel.core.message import Answer
 from semel.core.policy import Late, Policy
 from semel.core.record import Found, OnCrash
 from semel.core.state import TERMINAL, State
-from semel.errors import InProgress, KeyExpired, KeyReused, OutcomeUnknown, Refusal
+from semel.errors import KeyExpired, KeyReused, OutcomeUnknown, Refusal
 
 ANSWER = Answer(201, ((b"location", b"/charges/1"),), b"{}")
 
-RUN, REPLAY, REUSED, BUSY = "run", "replay", "reused", "busy"
+RUN, REPLAY, REUSED, BUSY, ACCEPTED = "run", "replay", "reused", "busy", "accepted"
 LATE = {"rerun": RUN, "refuse": "expired"}
 CRASH = {"rerun": RUN, "refuse": "unknown"}
 
@@ -71,6 +71,22 @@ def test_every_case(
     assert named(decision) == wanted
 
 
+@pytest.mark.parametrize("late", ["rerun", "refuse"])
+@pytest.mark.parametrize("lease_is_over, is_expired, is_same", list(product(YES_OR_NO, YES_OR_NO, YES_OR_NO)))
+@pytest.mark.parametrize("state", State)
+def test_every_case_of_an_accepted_one(
+    *, state: State, lease_is_over: bool, is_expired: bool, is_same: bool, late: Late
+) -> None:
+    """What was accepted is left to its worker, whatever became of that; all else is decided as ever."""
+    found = replace(seen(state, lease_is_over=lease_is_over, is_expired=is_expired), is_accepted=True)
+    wanted = TABLE[WHERE[state], lease_is_over, is_expired, is_same]
+    if wanted in (BUSY, CRASH) and state is not State.UNKNOWN:
+        wanted = ACCEPTED
+    if isinstance(wanted, dict):
+        wanted = wanted[late]
+    assert named(decide(found, Policy(late=late), is_same_request=is_same)) == wanted
+
+
 @pytest.mark.parametrize("on_crash", ["rerun", "refuse"])
 def test_recovery_point_is_always_run_on_from(on_crash: OnCrash) -> None:
     """With steps it is known what a dead worker did, so the rest is run, whatever the policy says of crashes."""
@@ -82,13 +98,6 @@ def test_steps_of_a_parked_operation() -> None:
     """Steps don't unpark: of the last one nobody knows."""
     found = replace(seen(State.UNKNOWN, lease_is_over=True), steps='[{"effect":"charge_created"}]')
     assert named(decide(found, Policy(), is_same_request=True)) == "unknown"
-
-
-def test_busy_says_when_to_come_back() -> None:
-    """A client that is told to wait is told how long."""
-    decision = decide(seen(State.PROCESSING), Policy(), is_same_request=True)
-    assert isinstance(decision, Refuse)
-    assert decision.refusal.retry_after == RETRY_AFTER_SECONDS
 
 
 @pytest.mark.parametrize("state", State)
@@ -110,10 +119,13 @@ def named(decision: Decision) -> str:
         case Replay(answer):
             assert answer is ANSWER
             return REPLAY
+        case Busy():
+            return BUSY
+        case Accepted():
+            return ACCEPTED
         case Refuse(refusal):
             refusals: dict[type[Refusal], str] = {
                 KeyReused: REUSED,
-                InProgress: BUSY,
                 KeyExpired: "expired",
                 OutcomeUnknown: "unknown",
             }

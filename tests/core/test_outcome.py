@@ -10,6 +10,8 @@ from semel.errors import (
     Abandoned,
     KeyReused,
     NotReplayable,
+    OperationExpired,
+    OperationNotFound,
     Refusal,
     RequestRefused,
     RowDiffers,
@@ -39,8 +41,9 @@ def test_routes(path: str, route: str) -> None:
 def test_every_refusal_has_an_outcome() -> None:
     """Each refusal of a request that has not run yet is counted by a name of its own."""
     kinds = [each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, RequestRefused)]
-    # A replay's, an operator's, and one that a handler raises.
-    others: set[type[Refusal]] = {RequestRefused, Abandoned, NotReplayable, RowDiffers}
+    # A replay's, an operator's, one that a handler raises, and those of an address where nothing is run.
+    of_addresses: set[type[Refusal]] = {OperationNotFound, OperationExpired}
+    others: set[type[Refusal]] = {RequestRefused, Abandoned, NotReplayable, RowDiffers, *of_addresses}
     before_running = {*kinds, ShuttingDown} - others
     outcomes = [outcome_of(kind()) for kind in before_running]
     assert len(set(outcomes)) == len(outcomes)

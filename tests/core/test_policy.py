@@ -8,7 +8,7 @@ import pytest
 
 from semel.core.body_hash import BodyHash
 from semel.core.fingerprint import Fingerprinter
-from semel.core.policy import FINAL_STATUSES, NEVER_GUARDED, Policy
+from semel.core.policy import FINAL_STATUSES, NEVER_GUARDED, Policy, WhileInProgress
 from semel.core.vendors import VENDORS
 from semel.errors import ConfigurationError, UnknownField
 
@@ -78,6 +78,21 @@ def test_rungs_of_the_ladder() -> None:
     assert (Policy().mode, Policy().store_request) == ("guard", False)
     assert Policy.stripe(mode="atomic").mode == "atomic"
     assert Policy(store_request=True).store_request
+
+
+@pytest.mark.parametrize("how", [{"in_progress": "accept"}, {"preferences": ["respond-async"]}])
+def test_accepted_handlers_are_not_atomic(how: dict[str, Any]) -> None:
+    """What is accepted is answered before any commit, so it can't be had with atomic mode; the message says so."""
+    assert Policy(**how).may_accept
+    with pytest.raises(ConfigurationError, match=r'Policy\.mode can.t be .*"guard" where requests are accepted'):
+        Policy(mode="atomic", **how)
+
+
+@pytest.mark.parametrize("in_progress, hints", [("conflict", False), ("wait", True), ("accept", True)])
+def test_ends_are_announced_where_somebody_waits(in_progress: WhileInProgress, hints: bool) -> None:
+    """Nobody is told of an end unless the policy has others wait for it: it is not for nothing."""
+    policy = Policy(in_progress=in_progress)
+    assert (policy.gives_hints, policy.may_accept) == (hints, in_progress == "accept")
 
 
 def test_report_mode_has_no_atomic_handlers() -> None:
@@ -163,11 +178,20 @@ WRONG: list[tuple[str, Any]] = [
     ("fingerprint", "body"),
     ("mode", "fast"),
     ("in_progress", None),
+    ("preferences", "wait"),
+    ("preferences", ["return=minimal"]),
+    ("wait", 10),
+    ("wait", timedelta(0)),
+    ("max_waiters", -1),
+    ("max_waiters", True),
+    ("max_waiters_per_key", None),
+    ("max_waiters_per_key", 1.5),
     ("lease", 30),
     ("lease", timedelta(0)),
     ("lease", timedelta(days=2)),
     ("retention", None),
     ("retention", -SECOND),
+    ("retention", timedelta.max),
     ("keep", "2xx"),
     ("keep", 200),
     ("keep", [199]),

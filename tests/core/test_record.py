@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from semel.core.message import Answer
-from semel.core.record import NOBODYS_TOKEN, Hold, Record, Stuck
+from semel.core.record import NOBODYS_TOKEN, Hold, Milestone, Record, Stuck
 from semel.core.state import State
+from semel.errors import ConfigurationError
 
 NOW = datetime(2025, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -44,7 +45,7 @@ COMPLETE = replace(
         (COMPLETE, {"completed_at": None}, "says when it ended"),
         (PROCESSING, {"lease_expires_at": None}, "has a lease"),
         (COMPLETE, {"lease_expires_at": NOW}, "has a lease"),
-        (PROCESSING, {"state": State.PENDING}, "has a lease"),
+        (PROCESSING, {"state": State.PENDING, "is_accepted": True}, "has a lease"),
     ],
 )
 def test_impossible_records_are_refused(record: Record, change: dict[str, object], rule: str) -> None:
@@ -54,9 +55,27 @@ def test_impossible_records_are_refused(record: Record, change: dict[str, object
 
 
 def test_pending_record_has_no_lease() -> None:
-    """A pending record has neither lease nor answer."""
-    pending = replace(PROCESSING, state=State.PENDING, lease_expires_at=None, lease_left=None)
+    """A pending record was accepted, and has neither lease nor answer."""
+    pending = replace(PROCESSING, state=State.PENDING, lease_expires_at=None, lease_left=None, is_accepted=True)
     assert not pending.is_stuck
+    with pytest.raises(ValueError, match="was accepted"):
+        replace(pending, is_accepted=False)
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan"), float("inf"), "0.5", None, True])
+def test_progress_is_between_nothing_and_all(fraction: object) -> None:
+    """What no progress bar can show is refused."""
+    with pytest.raises(ConfigurationError, match="a number between 0 and 1, not "):
+        Milestone(fraction)  # type: ignore[arg-type]  # the wrong ones on purpose
+
+
+@pytest.mark.parametrize("note", ["x" * 201, 5, b"bytes"])
+def test_note_is_a_line(note: object) -> None:
+    """A note is a text of one line's length, or none."""
+    with pytest.raises(ConfigurationError, match="at most 200 characters"):
+        Milestone(0.5, note)  # type: ignore[arg-type]  # as above
+    assert Milestone(1, "x" * 200).note == "x" * 200
+    assert Milestone(0).note is None
 
 
 def test_parked_record_has_no_lease() -> None:

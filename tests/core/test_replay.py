@@ -10,7 +10,7 @@ from semel.core.commands import Answered, Raised, Streaming
 from semel.core.message import Answer, Headers
 from semel.core.policy import FINAL_STATUSES, NEVER_REPLAYED, Policy, ServerErrors
 from semel.core.problem import refused
-from semel.core.replay import MARKER, REPLAYED_HEADERS, Free, Keep, is_endless, judge, kept, replayed
+from semel.core.replay import MARKER, REPLAYED_HEADERS, Free, Keep, is_endless, judge, kept, replayed, retold
 from semel.core.state import Event
 from semel.errors import OperationFailed
 
@@ -107,6 +107,20 @@ def test_tombstone_is_told() -> None:
     assert answer.headers[-1] == (b"location", b"/rides/1")
     assert b"etag" not in dict(answer.headers)
     assert MARKER not in answer.headers
+
+
+def test_answer_is_told_for_the_first_time() -> None:
+    """Who asks what became of it gets the answer as it was, with nothing to say that it is a replay."""
+    answer = Answer(201, ((b"location", b"/charges/1"), (b"x-own", b"1")), b"{}")
+    assert retold(answer, Policy()) == answer
+
+
+def test_tombstone_is_told_for_the_first_time() -> None:
+    """An answer that was not kept is told as such, and where its outcome is, if it said so."""
+    told = retold(Answer(200, ((b"location", b"/reports/1"), (b"x-own", b"1")), None), Policy())
+    assert told.status == 409
+    assert told.headers[-1] == (b"location", b"/reports/1")
+    assert b"x-own" not in dict(told.headers)
 
 
 @pytest.mark.parametrize("status, said", [(201, None), (402, None), (500, b"false"), (503, b"false")])

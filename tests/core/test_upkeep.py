@@ -1,5 +1,6 @@
 """What becomes of records that nobody works on, case by case."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -14,8 +15,8 @@ from semel.core.upkeep import (
     Hand,
     ParkIt,
     Run,
-    Wait,
     finishing,
+    is_due,
     next_batch,
     pause_after,
     sweeping,
@@ -77,16 +78,17 @@ def test_pauses_double_up_to_a_limit() -> None:
 def test_finishing_waits_for_its_time(tries: int) -> None:
     """An operation is finished once its worker has been silent for as long as this try's pause, and not before."""
     pause = pause_after(tries)
-    assert finishing(stuck(tries=tries, silent_for=pause - MOMENT)) == Wait(MOMENT)
+    assert not is_due(stuck(tries=tries, silent_for=pause - MOMENT))
+    assert is_due(stuck(tries=tries, silent_for=pause))
+    assert is_due(stuck(tries=tries, silent_for=pause, token=NOBODYS_TOKEN))
     assert finishing(stuck(tries=tries, silent_for=pause)) == Run()
-    assert finishing(stuck(tries=tries, silent_for=pause, token=NOBODYS_TOKEN)) == Run()
 
 
 def test_finishing_gives_up() -> None:
     """After the last try, and its pause, an operation is parked. What its client tries by itself does not count."""
     late = timedelta(days=1)
     assert finishing(stuck(tries=MAX_ATTEMPTS, silent_for=late)) == ParkIt()
-    assert isinstance(finishing(stuck(tries=MAX_ATTEMPTS)), Wait)
+    assert not is_due(stuck(tries=MAX_ATTEMPTS))
     assert finishing(stuck(tries=2, silent_for=late), max_attempts=2) == ParkIt()
     assert finishing(stuck(attempt=100, silent_for=late)) == Run()
 
@@ -124,3 +126,35 @@ def test_every_size_is_regained() -> None:
         size = next_batch(size, None, 200) or 0
         rounds += 1
     assert (size, rounds < 40) == (200, True)
+
+
+def accepted(each: Stuck) -> Stuck:
+    return replace(each, is_accepted=True, has_request=True)
+
+
+def test_what_was_accepted_is_begun_at_once() -> None:
+    """Nobody else will run it, so it waits for nobody; what a dead worker was at is taken over at once, too."""
+    resolved = stuck(token=NOBODYS_TOKEN)  # by an operator
+    for each in (stuck(), stuck(tries=1, attempt=1), resolved):
+        assert is_due(accepted(each))
+        assert finishing(accepted(each)) == Run()
+
+
+def test_what_was_accepted_and_ended_in_vain_waits() -> None:
+    """After a try that ended in vain comes a pause, twice as long each time, and after the last an operator."""
+    for tries in range(1, MAX_ATTEMPTS):
+        each = accepted(stuck(tries=tries, token=NOBODYS_TOKEN))
+        assert not is_due(replace(each, silent_for=pause_after(tries - 1) - MOMENT))
+        assert is_due(replace(each, silent_for=pause_after(tries - 1)))
+        assert finishing(each) == Run()
+    tired = accepted(stuck(tries=MAX_ATTEMPTS, token=NOBODYS_TOKEN, silent_for=timedelta(days=1)))
+    assert finishing(tired) == ParkIt()
+
+
+def test_what_was_accepted_and_may_not_run_again() -> None:
+    """A policy that refuses a second run has a dead worker's parked; what was not begun, or ended in order, is run."""
+    assert finishing(accepted(stuck("refuse"))) == Run()
+    assert finishing(accepted(stuck("refuse", tries=1))) == ParkIt()
+    assert finishing(accepted(stuck("refuse", tries=1, steps=STEPS))) == Run()
+    given_up = accepted(stuck("refuse", tries=1, token=NOBODYS_TOKEN, silent_for=FIRST_PAUSE))
+    assert finishing(given_up) == Run()

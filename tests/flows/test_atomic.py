@@ -277,7 +277,7 @@ def test_another_request_under_the_same_key(state: State) -> None:
 @pytest.mark.parametrize("there", [LOCKED, found(lease_is_over=False)], ids=["a transaction", "a worker with a lease"])
 def test_busy(there: Found) -> None:
     """While another runs it, in a transaction or under a lease, a second is told to wait."""
-    assert refusal(played([*ASK, (Begin, there), UNDO]).result) == BUSY
+    assert refusal(played([*ASK, (Begin, there), UNDO, UNDO]).result) == BUSY
 
 
 def test_another_request_while_the_first_runs() -> None:

@@ -1,5 +1,6 @@
 """Finishing what no client came back for: what is run, what waits, what is parked."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,8 @@ from semel.core.commands import (
     FindStuck,
     FinishOne,
     Look,
+    Lost,
+    Note,
     Park,
     Release,
     RunHandler,
@@ -19,7 +22,7 @@ from semel.core.commands import (
     Tell,
     Verdict,
 )
-from semel.core.events import FinishedAbandoned, GaveUpAbandoned, TookOver
+from semel.core.events import FinishedAbandoned, FinishedAccepted, GaveUpAbandoned, TookOver
 from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.record import Hold, Record, Stuck
@@ -29,7 +32,7 @@ from semel.core.upkeep import MAX_ATTEMPTS
 from semel.errors import InProgress, StoreUnavailable
 from semel.flows.finish import MAX_OPERATIONS, FinishReport, finish, finish_abandoned
 from semel.flows.reply import Send
-from semel.testing.script import play
+from semel.testing.script import Line, play
 from tests.core.test_record import PROCESSING
 
 LONG = timedelta(hours=1)
@@ -58,20 +61,39 @@ def record(hold: Hold) -> Record:
 def test_finished() -> None:
     """What is stuck and whose time has come is run, told of, and counted by whether it ended."""
     played = play(finish_abandoned(), [found(stuck(), stuck(2)), (FinishOne, 201), (Tell, None), (FinishOne, None)])
-    assert played.commands[0] == FindStuck(MAX_OPERATIONS, with_request=True, with_nobodys=True)
+    assert played.commands[0] == FindStuck(
+        MAX_OPERATIONS, with_request=True, with_nobodys=True, with_pending=True, only_due=True
+    )
     tell = played.commands[2]
     assert isinstance(tell, Tell)
     assert isinstance(tell.happening, FinishedAbandoned)
     assert (tell.happening.attempt, tell.happening.status) == (2, 201)
     assert played.result == FinishReport(finished=1, failed=1)
-    assert str(played.result) == "completed: 1 finished, 1 failed, 0 parked, 0 waiting"
+    assert str(played.result) == "completed: 1 finished, 1 failed, 0 parked"
     assert not played.result.is_idle
 
 
-def test_waits_for_its_client_first() -> None:
-    """A client that comes back by itself is the better one to finish its operation."""
-    report = play(finish_abandoned(), [found(stuck(silent_for=timedelta(seconds=1)))]).result
-    assert report == FinishReport(waiting=1)
+def test_accepted() -> None:
+    """What was accepted is told of as such. What was pending is in its first attempt, what was taken over in the next;
+    one that another has is not counted.
+    """
+    pending, taken_over = accepted(stuck(1)), accepted(stuck(2, tries=1))
+    ends: list[Line] = [(FinishOne, 201), (Tell, None), (FinishOne, 500), (Tell, None), (FinishOne, Again.AGAIN)]
+    played = play(finish_abandoned(), [found(pending, taken_over, pending), *ends])
+    told = [each.happening for each in played.commands if isinstance(each, Tell)]
+    assert [type(each) for each in told] == [FinishedAccepted, FinishedAccepted]
+    assert [(each.attempt, each.status) for each in told if isinstance(each, FinishedAccepted)] == [(1, 201), (3, 500)]
+    assert played.result == FinishReport(finished=2)
+
+
+def accepted(each: Stuck) -> Stuck:
+    return replace(each, is_accepted=True)
+
+
+def test_nothing_is_due() -> None:
+    """Where no operation's time has come, nothing is done."""
+    report = play(finish_abandoned(), [found()]).result
+    assert report == FinishReport()
     assert report.is_idle
 
 
@@ -138,3 +160,12 @@ def test_refused(error: Exception) -> None:
     reply = play(finish(stuck(), Policy(), b"t" * 16), [(TakeOver, error)]).result
     assert isinstance(reply, Send)
     assert reply.answer.status in {409, 503}
+
+
+def test_lost_while_it_ran() -> None:
+    """An operation that another worker has taken over meanwhile is that one's to end, and is only counted here."""
+    hold = taken()
+    script = [(TakeOver, hold), (Tell, None), (Look, record(hold)), (RunHandler, Lost()), (Tell, None), (Note, None)]
+    reply = play(finish(stuck(), Policy(), b"t" * 16), script).result
+    assert isinstance(reply, Send)
+    assert reply.answer.status == 409

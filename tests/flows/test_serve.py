@@ -534,6 +534,20 @@ def test_answer_is_stored_patiently() -> None:
     assert result.result == Send(CREATED)
 
 
+def test_an_answer_is_not_lost_for_want_of_a_hint() -> None:
+    """The first try to store an answer gives the hint that others wait for; those after it ask for nothing more than
+    the answer.
+    """
+    script: list[Line] = [
+        *BEGIN,
+        (Claim, HOLD),
+        (RunHandler, Answered(CREATED)),
+        *((Complete, CUT_OFF), (Pause, None), (Complete, Verdict.DONE)),
+    ]
+    result = played(script, Policy(in_progress="wait"))
+    assert [each.wakes for each in result.commands if isinstance(each, Complete)] == [True, False]
+
+
 def test_answer_that_can_not_be_stored() -> None:
     """An answer that can't be stored is not sent, and its key is never freed: the effect may be there."""
     tries: list[Line] = [line for _ in COMPLETE_PAUSES for line in ((Complete, CUT_OFF), (Pause, None))]

@@ -1,6 +1,7 @@
 """Sweeping, reaping and resolving: what is asked for, in what order, and what is counted."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -278,6 +279,14 @@ def test_operation_was_not_applied(steps: tuple[Begun, ...], step: str | None) -
     """An operation that did nothing is forgotten: as a record, it would refuse a second run for ever."""
     played = play(resolve_not_applied(parked(*steps)), [(Discard, Verdict.DONE), (Note, None)])
     assert played.commands == (Discard(HOLD), Note(HOLD, "not applied", step))
+
+
+@pytest.mark.parametrize("steps, step", [((), None), ((CHARGING,), "charge_created")])
+def test_accepted_operation_was_not_applied(steps: tuple[Begun, ...], step: str | None) -> None:
+    """One that was accepted is not forgotten, though it did nothing: it goes back to the workers."""
+    record = replace(parked(*steps), is_accepted=True)
+    played = play(resolve_not_applied(record), [(Unpark, Verdict.DONE), (Note, None)])
+    assert played.commands == (Unpark(HOLD, Progress()), Note(HOLD, "not applied", step))
 
 
 def test_done_steps_are_never_forgotten() -> None:

@@ -8,7 +8,7 @@ from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.record import Found
 from semel.core.state import TERMINAL, State
-from semel.errors import InProgress, KeyExpired, KeyReused, OutcomeUnknown, Refusal
+from semel.errors import KeyExpired, KeyReused, OutcomeUnknown, Refusal
 
 #: Most handlers end within a second, and a client that comes back too early is told again.
 RETRY_AFTER_SECONDS = 1
@@ -27,16 +27,26 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
+class Busy:
+    """The first still runs. Whether the other waits, or is told to come back, is for its policy to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A worker has it, or will: say where its state can be asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     """Run nothing, and say why."""
 
     refusal: Refusal
 
 
-Decision = Run | Replay | Refuse
+Decision = Run | Replay | Busy | Accepted | Refuse
 
 
-def decide(found: Found, policy: Policy, *, is_same_request: bool) -> Decision:
+def decide(found: Found, policy: Policy, *, is_same_request: bool) -> Decision:  # noqa: PLR0911 - a list of cases, by rank
     """Decide what a request gets whose key is *found* in the store."""
     is_over = found.lease_is_over
     if found.is_expired and is_over:
@@ -47,8 +57,11 @@ def decide(found: Found, policy: Policy, *, is_same_request: bool) -> Decision:
         return Refuse(KeyReused())
     if found.state in TERMINAL and found.answer is not None:
         return Replay(found.answer)
+    if found.is_accepted and found.state is not State.UNKNOWN:
+        # Whoever holds it, or nobody: its client was promised a worker, which runs it after a pause that is its own.
+        return Accepted()
     if not is_over:
-        return Refuse(InProgress(retry_after=RETRY_AFTER_SECONDS))
+        return Busy()
     if found.state is State.UNKNOWN:
         return Refuse(OutcomeUnknown())
     # With a recovery point it is known what was done, and the rest can be done.

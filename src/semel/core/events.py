@@ -103,6 +103,15 @@ class FinishedAbandoned:
 
 
 @dataclass(frozen=True, slots=True)
+class FinishedAccepted:
+    """An operation that was accepted was run, and has ended."""
+
+    key: str
+    attempt: int
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
 class GaveUpAbandoned:
     """This operation was run to finish it, too often and to no end. It is parked for an operator to resolve."""
 
@@ -141,6 +150,7 @@ Happening = (
     | Swept
     | SweptUnknown
     | FinishedAbandoned
+    | FinishedAccepted
     | GaveUpAbandoned
     | Reported
     | ReportFailed

@@ -59,6 +59,8 @@ class Subject:
     #: Lower-case names, in the order they came.
     headers: Sequence[tuple[bytes, bytes]]
     body: Buffer
+    #: As of ``Head``. It is part of the path already, so no fingerprint looks at it.
+    mount: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

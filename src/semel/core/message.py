@@ -18,6 +18,8 @@ class Head:
     query: bytes
     #: Lower-case names, in the order they came, repeats and all.
     headers: Headers
+    #: The mount point by itself, decoded: a request that is kept is run again from there.
+    mount: str = ""
 
     def values(self, name: bytes) -> list[bytes]:
         """Every value sent under *name* (lower case), in order."""

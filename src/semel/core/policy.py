@@ -53,6 +53,14 @@ LEASE = timedelta(seconds=30)
 #: The mode among published APIs; clients give up long before.
 RETENTION = timedelta(hours=24)
 
+#: As far ahead as every store can count: Redis does so in floating point, and no calendar goes beyond the year 9999.
+LONGEST = timedelta(days=100 * 365)
+
+#: Below the time-outs of most clients and proxies, which give up after 15 seconds or more.
+WAIT = timedelta(seconds=10)
+#: Far more than people who click twice; a client that sends more is better told to come back.
+MAX_WAITERS_PER_KEY = 100
+
 MAX_REQUEST_BODY = 8 * 1024 * 1024
 MAX_RESPONSE_BODY = 1024 * 1024
 
@@ -67,7 +75,8 @@ _METHOD = re.compile(r"[A-Z][A-Z0-9_-]*")  # To the standard even * is one, whic
 Dialect = Literal["ietf", "stripe"]
 ScopeBy = Literal["principal", "operation"]
 Mode = Literal["guard", "atomic"]
-WhileInProgress = Literal["conflict"]
+WhileInProgress = Literal["conflict", "wait", "accept"]
+Preference = Literal["wait", "respond-async"]
 ServerErrors = Literal["auto", "release", "keep"]
 Late = Literal["rerun", "refuse"]
 Enforcement = Literal["enforce", "report"]
@@ -96,8 +105,19 @@ class Policy:
     #: Which rung of the ladder: "guard" is one run at a time, and one answer; "atomic" commits what the handler writes
     #: and its answer together.
     mode: Mode = "guard"
-    #: What a duplicate gets while the first still runs: "conflict" is 409 with ``Retry-After``.
+    #: What a duplicate gets while the first still runs: "conflict" is 409 with ``Retry-After``; "wait" holds it back,
+    #: and gives it the first one's answer. With "accept" every request is stored, answered with 202 and the address of
+    #: its state, and run by a worker.
     in_progress: WhileInProgress = "conflict"
+    #: Which of a client's own wishes (``Prefer``) are met, whatever *in_progress* says: "wait", "respond-async".
+    preferences: Collection[Preference] = frozenset({"wait"})
+    #: How long a duplicate is held back at most; then it is told to come back (409).
+    wait: timedelta = WAIT
+    #: How many may be held back at once in one process; others are told to come back. None is a thousand on an event
+    #: loop, and four where each occupies a thread.
+    max_waiters: int | None = None
+    #: How many of them for one key.
+    max_waiters_per_key: int = MAX_WAITERS_PER_KEY
     #: How long a worker may be silent before its key is taken over. A live one renews.
     lease: timedelta = LEASE
     #: How long an answer is kept, from the first sight of the key.
@@ -156,12 +176,23 @@ class Policy:
         self._check_fingerprint()
         self._check_problem_base()
         self._check_enforcement()
+        self._check_waiting()
         self._set("_by_body", self._check_key_from())
 
     @property
     def header_names(self) -> tuple[bytes, ...]:
         """The accepted request headers, lower case, the one to recommend first."""
         return self._header_names  # type: ignore[attr-defined, no-any-return]  # put there by _set
+
+    @property
+    def gives_hints(self) -> bool:
+        """Whether the end of an operation is announced: somebody is likely to wait for it, in whatever process."""
+        return self.in_progress != "conflict"
+
+    @property
+    def may_accept(self) -> bool:
+        """Whether a request can be stored, to be run by a worker."""
+        return self.in_progress == "accept" or "respond-async" in self.preferences
 
     @property
     def by_body(self) -> Policy:
@@ -203,12 +234,14 @@ class Policy:
                 _wrong(name, getattr(self, name), "True or False")
 
     def _check_durations(self) -> None:
-        for name in ("lease", "retention"):
+        for name in ("lease", "retention", "wait"):
             value = getattr(self, name)
             if not isinstance(value, timedelta):
                 _wrong(name, value, "a timedelta, such as timedelta(seconds=30)")
             if value <= timedelta(0):
                 _wrong(name, value, "longer than nothing")
+            if value > LONGEST:
+                _wrong(name, value, f"no longer than a hundred years, or timedelta(days={LONGEST.days})")
         if self.lease > self.retention:
             _wrong("lease", self.lease, f"no longer than retention ({self.retention})")
 
@@ -247,6 +280,18 @@ class Policy:
         if given.unless_header is not None and given.unless_header.lower().encode() in self.header_names:
             _wrong("key_from", given, "a BodyHash whose unless_header is not the header of the key")
         return dataclasses.replace(self, key_from=None, fingerprint=None, retention=given.window)
+
+    def _check_waiting(self) -> None:
+        wishes = frozenset(_words("preferences", self.preferences))
+        if unknown := wishes - frozenset(get_args(Preference)):
+            _wrong("preferences", sorted(unknown), "some of " + ", ".join(repr(each) for each in get_args(Preference)))
+        self._set("preferences", wishes)
+        for name in ("max_waiters", "max_waiters_per_key"):
+            value = getattr(self, name)
+            if not (_is_count(value) and value >= 0) and not (name == "max_waiters" and value is None):
+                _wrong(name, value, "a number of requests, 0 or more")
+        if self.may_accept and self.mode == "atomic":
+            _wrong("mode", self.mode, '"guard" where requests are accepted: the answer (202) leaves before any commit')
 
     def _check_enforcement(self) -> None:
         if self.enforcement == "report" and self.mode == "atomic":

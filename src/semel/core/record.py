@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from semel.core.message import Answer
 from semel.core.state import TERMINAL, State
+from semel.errors import ConfigurationError
 
 #: What a retry meets after a worker died in mid-handler.
 OnCrash = Literal["rerun", "refuse"]
 #: What the reaper leaves of a record: nothing; a tombstone without its answer; all of it (it was stripped before).
 AfterRetention = Literal["delete", "strip", "keep"]
+
+
+#: A line below a progress bar.
+MAX_NOTE_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,28 @@ class Found:
     is_expired: bool
     #: How far it has come, as ``recovery`` writes it; None when no step was recorded.
     steps: str | None = None
+    #: It was accepted, to be run by a worker and by nobody else.
+    is_accepted: bool = False
+    #: How long its answer will be kept, by the database's clock; None where nobody needs to know.
+    retention_left: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Milestone:
+    """How far an operation is, in its handler's own words."""
+
+    #: Between 0 and 1.
+    fraction: float
+    note: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no progress bar can show."""
+        fraction: Any = self.fraction
+        note: Any = self.note
+        if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 <= fraction <= 1:
+            raise ConfigurationError(f"progress is a number between 0 and 1, not {fraction!r}.")
+        if note is not None and (not isinstance(note, str) or len(note) > MAX_NOTE_LENGTH):
+            raise ConfigurationError(f"The note of a progress is a text of at most {MAX_NOTE_LENGTH} characters.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +97,9 @@ class Record:
     #: By the database's clock, when it was read. Negative when over.
     lease_left: timedelta | None
     retention_left: timedelta
+    #: It was accepted, to be run by a worker and by nobody else.
+    is_accepted: bool = False
+    milestone: Milestone | None = None
 
     def __post_init__(self) -> None:
         """Refuse a record that no store may hold; the schema's CHECK constraints say the same."""
@@ -78,6 +108,7 @@ class Record:
         _require(terminal == (self.answer is not None), "a terminal record has an answer, and no other has")
         _require(terminal == (self.completed_at is not None), "a terminal record says when it ended")
         _require((self.state is State.PROCESSING) == (self.lease_expires_at is not None), "processing has a lease")
+        _require(self.is_accepted or self.state is not State.PENDING, "what is pending was accepted")
 
     @property
     def is_expired(self) -> bool:
@@ -92,22 +123,32 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A record whose worker is silent past its lease: what the sweeper and the completer have to judge."""
+    """A record that nobody works on, though it has not ended: what the sweeper and the completer have to judge.
+
+    Its worker is silent past its lease, or none has begun it yet (it is pending).
+    """
 
     hold: Hold
     on_crash: OnCrash
     steps: str | None
     #: Whether the request was kept, so that it can be run again without its client.
     has_request: bool
-    #: How long ago the lease ran out, by the database's clock.
+    #: How long ago the lease ran out, by the database's clock; of a pending one, how long ago it was accepted.
     silent_for: timedelta
     #: How often it was run without its client.
     tries: int = 0
+    #: It was accepted: a worker is to run it, and no client will.
+    is_accepted: bool = False
 
     @property
     def is_nobodys(self) -> bool:
         """Whether its key was freed already."""
         return self.hold.token == NOBODYS_TOKEN
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether nobody has begun it yet: its next attempt is the first."""
+        return self.is_accepted and self.tries == 0 and not self.is_nobodys
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,14 +79,21 @@ def kept(headers: Headers, policy: Policy) -> Headers:
 def replayed(answer: Answer, policy: Policy) -> Answer:
     """Return the stored *answer*, marked; for a tombstone, the refusal that says the operation is done all the same."""
     if answer.is_tombstone:
-        where = tuple(pair for pair in answer.headers if pair[0] == b"location")
-        refusal = refused(NotReplayable(), policy)
-        return Answer(refusal.status, (*refusal.headers, *where), refusal.body)
+        return retold(answer, policy)
     headers = (*answer.headers, MARKER)
     if policy.dialect == "stripe" and answer.status >= FIRST_SERVER_ERROR:
         # It will be the same the next time, and Stripe's clients would ask for it until they are told.
         headers = (*(pair for pair in headers if pair[0] != SHOULD_RETRY), (SHOULD_RETRY, b"false"))
     return Answer(answer.status, headers, answer.body)
+
+
+def retold(answer: Answer, policy: Policy) -> Answer:
+    """Return the stored *answer* to somebody who asks for it and has not got it yet, as far as anybody knows."""
+    if not answer.is_tombstone:
+        return answer
+    where = tuple(pair for pair in answer.headers if pair[0] == b"location")
+    refusal = refused(NotReplayable(), policy)
+    return Answer(refusal.status, (*refusal.headers, *where), refusal.body)
 
 
 def is_endless(headers: Headers) -> bool:

@@ -40,20 +40,26 @@ SINGLE_TENANT = SingleTenant()
 
 def scoped(principal: object, head: Head, policy: Policy) -> str:
     """Return the scope of a request of *principal*: the principal, or the principal and the operation."""
-    if not principal:
-        raise ScopeMissing
-    if not isinstance(principal, str):
-        raise ConfigurationError(f"scope must return a string, not {type(principal).__name__}.")
-    if len(principal) > MAX_PRINCIPAL_LENGTH or _CONTROL.search(principal):
-        raise ConfigurationError(
-            f"scope must return at most {MAX_PRINCIPAL_LENGTH} characters, none of them a control character."
-        )
+    principal = principal_of(principal)
     if policy.scope_by == "principal":
         return principal
     scope = f"{principal}{SEPARATOR}{head.method} {head.path}"
     if len(scope) <= MAX_SCOPE_LENGTH:
         return scope
     return f"{principal}{SEPARATOR}{head.method} sha256:{hashlib.sha256(head.path.encode()).hexdigest()}"
+
+
+def principal_of(named: object) -> str:
+    """Return whom the application *named*, if that can be anybody."""
+    if not named:
+        raise ScopeMissing
+    if not isinstance(named, str):
+        raise ConfigurationError(f"scope must return a string, not {type(named).__name__}.")
+    if len(named) > MAX_PRINCIPAL_LENGTH or _CONTROL.search(named):
+        raise ConfigurationError(
+            f"scope must return at most {MAX_PRINCIPAL_LENGTH} characters, none of them a control character."
+        )
+    return named
 
 
 def reported(scope: str) -> str:

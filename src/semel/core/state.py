@@ -23,7 +23,7 @@ class State(StrEnum):
 class Event(StrEnum):
     """What can happen to an operation."""
 
-    ACCEPT = "accept"  #: stored, to be run later
+    ACCEPT = "accept"  #: stored, to be run by a worker; also in place of a record that expired
     CLAIM = "claim"  #: a worker starts it
     RENEW = "renew"  #: the worker is still alive
     TAKE_OVER = "take over"  #: the worker's lease ran out; or the record expired, and a late retry starts anew
@@ -49,10 +49,16 @@ TRANSITIONS: dict[State | None, dict[Event, State | None]] = {
         Event.FAIL: State.FAILED,
     },
     State.PENDING: {
+        Event.ACCEPT: State.PENDING,
         Event.CLAIM: State.PROCESSING,
+        Event.TAKE_OVER: State.PROCESSING,
+        Event.RELEASE: None,
+        Event.PARK: State.UNKNOWN,
+        Event.DISCARD: None,
         Event.ABANDON: State.FAILED,
     },
     State.PROCESSING: {
+        Event.ACCEPT: State.PENDING,
         Event.RENEW: State.PROCESSING,
         Event.TAKE_OVER: State.PROCESSING,
         Event.SAVE: State.PROCESSING,
@@ -66,16 +72,19 @@ TRANSITIONS: dict[State | None, dict[Event, State | None]] = {
         Event.ABANDON: State.FAILED,
     },
     State.UNKNOWN: {
+        Event.ACCEPT: State.PENDING,
         Event.TAKE_OVER: State.PROCESSING,
         Event.RESOLVE: State.PROCESSING,
         Event.COMPLETE: State.COMPLETE,
         Event.DISCARD: None,
     },
     State.COMPLETE: {
+        Event.ACCEPT: State.PENDING,
         Event.TAKE_OVER: State.PROCESSING,
         Event.REAP: None,
     },
     State.FAILED: {
+        Event.ACCEPT: State.PENDING,
         Event.TAKE_OVER: State.PROCESSING,
         Event.REAP: None,
     },

@@ -38,13 +38,6 @@ class Run:
     """Finish it now, without its client."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Leave it alone for now."""
-
-    duration: timedelta
-
-
 def sweeping(stuck: Stuck, *, has_completer: bool) -> Free | Hand | ParkIt:
     """Decide what the sweeper does. *has_completer*: whether somebody finishes operations whose request was kept."""
     if _may_not_run_again(stuck):
@@ -52,17 +45,29 @@ def sweeping(stuck: Stuck, *, has_completer: bool) -> Free | Hand | ParkIt:
     return Hand() if has_completer and stuck.has_request else Free()
 
 
-def finishing(stuck: Stuck, max_attempts: int = MAX_ATTEMPTS) -> Run | Wait | ParkIt:
-    """Decide what the completer does: it waits twice as long after each try of its own, and after the last gives up.
+def finishing(stuck: Stuck, max_attempts: int = MAX_ATTEMPTS) -> Run | ParkIt:
+    """Decide what the completer does about an operation whose time has come: after its last try it gives up.
 
     A client that comes back meanwhile is not kept from finishing its operation by itself, however often it tries.
     """
-    if _may_not_run_again(stuck):
-        return ParkIt()
-    left = pause_after(stuck.tries) - stuck.silent_for
-    if left > timedelta(0):
-        return Wait(left)
-    return Run() if stuck.tries < max_attempts else ParkIt()
+    return ParkIt() if _may_not_run_again(stuck) or stuck.tries >= max_attempts else Run()
+
+
+def is_due(stuck: Stuck) -> bool:
+    """Whether the time of *stuck* has come."""
+    return stuck.silent_for >= pause_of(stuck)
+
+
+def pause_of(stuck: Stuck) -> timedelta:
+    """Return how long nobody may have worked on it before the completer does: twice as long after each try of its own.
+
+    Databases say the same in their own words, in ``find_stuck``.
+    """
+    if not stuck.is_accepted:
+        return pause_after(stuck.tries)
+    # Nobody else will do it. It is begun at once, and taken over at once from a worker that died; only one that ended
+    # in vain has to wait.
+    return pause_after(stuck.tries - 1) if stuck.tries and stuck.is_nobodys else timedelta(0)
 
 
 def pause_after(tries: int) -> timedelta:
@@ -85,4 +90,5 @@ def next_batch(size: int, outcome: StoreError | None, largest: int = MAX_BATCH) 
 
 def _may_not_run_again(stuck: Stuck) -> bool:
     # With steps it is known what was done, whatever the policy says of crashes, and the rest can be done.
-    return stuck.on_crash == "refuse" and not stuck.steps
+    is_known = stuck.is_accepted and (stuck.tries == 0 or stuck.is_nobodys)  # It was not begun, or ended in order.
+    return stuck.on_crash == "refuse" and not stuck.steps and not is_known

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import assert_never
 
 from semel.core.commands import (
+    Again,
+    Announce,
     Begin,
     Claim,
     Ending,
@@ -24,12 +26,14 @@ from semel.core.commands import (
     Undo,
     Verdict,
 )
-from semel.core.decision import Refuse, Replay, Run, decide
+from semel.core.decision import Accepted, Busy, Refuse, Replay, Run, decide
 from semel.core.events import NotKept, NotStored, StoreFailed, TookOver
 from semel.core.fingerprint import Subject
 from semel.core.key import Key
 from semel.core.message import Answer
 from semel.core.policy import Policy
+from semel.core.preference import NONE as NO_PREFERENCES
+from semel.core.preference import Preferences
 from semel.core.record import Found, Hold
 from semel.core.recovery import check_end, read_back
 from semel.core.replay import Free, Keep, judge, replayed
@@ -44,18 +48,23 @@ from semel.errors import (
 )
 from semel.flows.handle import COMPLETE_PAUSES, Ran, handler_ran, note, reply_to, tell_fenced
 from semel.flows.reply import Reply, Send
+from semel.flows.waiting import applied, wait
 
 
 def run_atomically(
-    key: Key, claim: Claim, subject: Subject, policy: Policy, *, notes_replays: bool = False
+    key: Key,
+    claim: Claim,
+    subject: Subject,
+    policy: Policy,
+    wishes: Preferences = NO_PREFERENCES,
+    *,
+    notes_replays: bool = False,
 ) -> Flow[Reply]:
     """Guard one request in the application's own transaction."""
     try:
-        seen = yield from Begin(claim)
+        seen, got = yield from _begin(claim, subject, policy, wishes)
         before = _hold_of(seen, claim)
-        got = _judge(seen, claim, subject, policy) if isinstance(seen, Found) else seen
         if isinstance(got, Answer):
-            yield from Undo()
             if notes_replays and before is not None:
                 yield from note(before, "replayed")
             return Send(got)
@@ -75,15 +84,46 @@ def run_atomically(
         raise
 
 
-def _judge(found: Found, claim: Claim, subject: Subject, policy: Policy) -> Hold | Answer:
-    """Decide about a key that was there before this request."""
+def _begin(
+    claim: Claim, subject: Subject, policy: Policy, wishes: Preferences
+) -> Flow[tuple[Hold | Found, Hold | Answer]]:
+    """Get the key's lock, with an open transaction, or the answer to give instead, with none."""
+    has_waited = False
+    told: Found | Again = Again.AGAIN
+    while True:
+        seen = (yield from Begin(claim)) if isinstance(told, Again) else told
+        is_news = has_waited and isinstance(told, Again)
+        got = (yield from _judge(seen, claim, subject, policy, is_news=is_news)) if isinstance(seen, Found) else seen
+        if isinstance(got, Hold) and isinstance(told, Again):
+            return seen, got
+        yield from Undo()
+        if isinstance(got, Answer):
+            return seen, applied(got, policy, wishes) if has_waited else got
+        if isinstance(got, Hold):
+            # Another has seen that it may be taken over, in a transaction that was not ours.
+            told = Again.AGAIN
+            continue
+        told = yield from wait(claim.scope, claim.key, policy, wishes)
+        has_waited = True
+
+
+def _judge(
+    found: Found, claim: Claim, subject: Subject, policy: Policy, *, is_news: bool
+) -> Flow[Hold | Answer | Busy]:
+    """Decide about a key that was there before this request; *is_news* to others who wait for it, if it has ended."""
     recipe = policy.fingerprint
     is_same = recipe is None or recipe.matches(found.fingerprint, claim.fingerprint, subject)
-    match decide(found, policy, is_same_request=is_same):
+    decision = decide(found, policy, is_same_request=is_same)
+    if is_news and isinstance(decision, Replay | Refuse):
+        yield from Announce(claim.scope, claim.key, found)
+    match decision:
         case Replay(answer):
             return replayed(answer, policy)
         case Refuse(refusal):
             raise refusal
+        case Busy() | Accepted():
+            # Accepted by a policy of another day: a worker has it, and it is in progress all the same.
+            return Busy()
         case Run():
             if found.is_expired:
                 return Hold(claim.scope, claim.key, 1, claim.token)
@@ -123,7 +163,7 @@ def _end(key: Key, claim: Claim, hold: Hold, ending: Ending, policy: Policy, *, 
             if isinstance(ran, Streaming):
                 yield from Tell(NotKept(key.short(), ran.status))
             try:
-                yield from _finish(key, Finish(claim, hold, before, event, answer))
+                yield from _finish(key, Finish(claim, hold, before, event, answer, policy.gives_hints))
             except SemelError:
                 raise
             except Exception as error:  # noqa: BLE001 - the application's own: a constraint that is checked at COMMIT

@@ -6,6 +6,7 @@ For a request that has just claimed its key, and for an operation that is finish
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import assert_never
 
@@ -30,7 +31,6 @@ from semel.core.commands import (
 from semel.core.decision import RETRY_AFTER_SECONDS
 from semel.core.events import Fenced, LostLease, NotKept, NotStored
 from semel.core.key import Key
-from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.problem import refused
 from semel.core.record import Hold
@@ -64,19 +64,26 @@ def progress_of(hold: Hold) -> Flow[Progress]:
     return read_back(record.steps)
 
 
-def run_handler(key: Key, hold: Hold, progress: Progress, policy: Policy) -> Flow[Reply]:
-    """Run the handler, store its answer, and only then let the answer go."""
+def run_handler(key: Key, hold: Hold, progress: Progress, policy: Policy, *, is_accepted: bool = False) -> Flow[Reply]:
+    """Run the handler, store its answer, and only then let the answer go.
+
+    What a router answers by itself (no such path) is the end of an operation that *is accepted*: nobody else will
+    answer it.
+    """
     ending = yield from RunHandler(hold, policy.lease, policy.max_response_body, progress)
     if isinstance(ending, NotStarted):
-        yield from release(hold)
-    ran, verdict = _weigh((yield from handler_ran(key, hold, ending)), policy)
+        yield from release(hold, policy)
+    ended = yield from handler_ran(key, hold, ending)
+    if is_accepted and isinstance(ended, Answered):
+        ended = replace(ended, reached_handler=True)
+    ran, verdict = _weigh(ended, policy)
     match verdict:
         case Free():
-            yield from release(hold)
+            yield from release(hold, policy)
         case Keep(event, answer):
             if isinstance(ran, Streaming):
                 yield from Tell(NotKept(key.short(), ran.status))
-            if (yield from _complete(key, hold, event, answer)) is Verdict.FENCED:
+            if (yield from _complete(key, Complete(hold, event, answer, policy.gives_hints))) is Verdict.FENCED:
                 yield from tell_fenced(key, hold)
         case unheard:  # pragma: no cover - mypy proves that nothing is left
             assert_never(unheard)
@@ -134,22 +141,24 @@ def tell_fenced(key: Key, hold: Hold) -> Flow[None]:
     raise InProgress(retry_after=RETRY_AFTER_SECONDS)
 
 
-def release(hold: Hold) -> Flow[None]:
+def release(hold: Hold, policy: Policy) -> Flow[None]:
     """Free the key if the store can be reached; otherwise its lease will."""
     with suppress(StoreError):
-        yield from Release(hold)
+        yield from Release(hold, wakes=policy.gives_hints)
 
 
-def _complete(key: Key, hold: Hold, event: Event, answer: Answer) -> Flow[Verdict]:
+def _complete(key: Key, command: Complete) -> Flow[Verdict]:
     """Store the answer, patiently: the handler has run. If it can't be done the key is kept, never freed."""
     for pause in (*COMPLETE_PAUSES, None):
         try:
-            return (yield from Complete(hold, event, answer))
+            return (yield from command)
         except StoreError as error:
             if pause is None:
-                yield from Tell(NotStored(key.short(), hold.attempt, str(error)))
+                yield from Tell(NotStored(key.short(), command.hold.attempt, str(error)))
                 raise AnswerNotStored from error
             yield from Pause(pause)
+            # Should it be the hint that the store objects to: the answer must not be lost for want of that.
+            command = replace(command, wakes=False)
     raise AssertionError  # pragma: no cover - the last round returned or raised
 
 

@@ -47,7 +47,7 @@ def identify(head: Head, policy: Policy) -> Flow[Asked | None]:
     body = yield from ReadBody(policy.max_request_body)
     if body is None:
         raise BodyTooLarge(f"The request body is larger than {policy.max_request_body} bytes.")
-    subject = Subject(head.method, head.path, head.query, head.headers, body)
+    subject = Subject(head.method, head.path, head.query, head.headers, body, head.mount)
     if isinstance(source, Key):
         return Asked(source, scope, str(principal), subject, policy)
     return Asked(source.key(scope, subject), scope, str(principal), subject, policy.by_body)

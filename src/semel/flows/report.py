@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Literal, assert_never
 
 from semel.core.commands import Again, Claim, Complete, Flow, Now, Release, RunUnguarded, Streaming, TakeOver, Tell
-from semel.core.decision import Refuse, Replay, Run, decide
+from semel.core.decision import Accepted, Busy, Refuse, Replay, Run, decide
 from semel.core.events import Reported, ReportFailed
 from semel.core.message import Head
 from semel.core.outcome import Outcome, outcome_of, route_of
@@ -63,7 +63,7 @@ def _look(asked: Asked, token: bytes) -> Flow[tuple[Hold | None, Outcome]]:
                 return got, "new" if got.attempt == 1 else "rerun"
     except Interrupted:
         # Nothing has run: the next request is to find the key as this one did.
-        yield from release(Hold(claim.scope, claim.key, 0, token))
+        yield from release(Hold(claim.scope, claim.key, 0, token), policy)
         raise
     raise InProgress
 
@@ -81,6 +81,8 @@ def _decide(found: Found, claim: Claim, asked: Asked) -> Flow[Hold | Outcome | A
             return "replay"
         case Refuse(refusal):
             raise refusal
+        case Busy() | Accepted():
+            raise InProgress
         case Run():
             return (yield from TakeOver(claim, seen))
         case never:  # pragma: no cover - mypy proves that nothing is left
@@ -90,7 +92,7 @@ def _decide(found: Found, claim: Claim, asked: Asked) -> Flow[Hold | Outcome | A
 def _refuse_late(asked: Asked, hold: Hold) -> Flow[None]:
     made_at = asked.key.made_at
     if asked.policy.late == "refuse" and made_at is not None and made_at < (yield from Now()) - asked.policy.retention:
-        yield from release(hold)
+        yield from release(hold, asked.policy)
         raise KeyExpired
 
 

@@ -19,8 +19,10 @@ from semel.flows.reply import PassOn, Reply, Send
 from semel.flows.report import report
 
 
-def serve(head: Head, policy: Policy, token: bytes, *, notes_replays: bool = False) -> Flow[Reply]:
-    """Guard one request. *token* is random and names this attempt alone."""
+def serve(
+    head: Head, policy: Policy, token: bytes, *, notes_replays: bool = False, status_path: str | None = None
+) -> Flow[Reply]:
+    """Guard one request. *token* is random and names this attempt alone; *status_path* is as for ``guard``."""
     if policy.enforcement == "report":
         return (yield from report(head, policy, token))
     try:
@@ -36,6 +38,7 @@ def serve(head: Head, policy: Policy, token: bytes, *, notes_replays: bool = Fal
                 token=token,
                 principal=asked.principal,
                 notes_replays=notes_replays,
+                status_path=status_path,
             )
         )
     except StoreError as error:

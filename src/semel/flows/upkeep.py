@@ -160,11 +160,12 @@ def resolve_applied(record: Record, result: Any) -> Flow[Verdict]:
 def resolve_not_applied(record: Record) -> Flow[Verdict]:
     """Let a parked operation go on as if its last effect had not been begun; forget one that has done nothing else.
 
-    Steps that are done stay done. Without any, a record whose policy refuses a second run would be stuck for ever.
+    Steps that are done stay done. Without any, a record whose policy refuses a second run would be stuck for ever. But
+    one that was accepted is never forgotten: a worker runs it from its beginning.
     """
     hold, progress = hold_of(record), read_back(record.steps)
     rest = progress.without_unknown()
-    verdict = yield from Unpark(hold, rest) if rest.steps else Discard(hold)
+    verdict = yield from Unpark(hold, rest) if rest.steps or record.is_accepted else Discard(hold)
     yield from _say(verdict, hold, "not applied", progress.unknown)
     return verdict
 

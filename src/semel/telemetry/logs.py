@@ -8,6 +8,7 @@ import logging
 from semel.core.events import (
     Fenced,
     FinishedAbandoned,
+    FinishedAccepted,
     GaveUpAbandoned,
     Happening,
     LostLease,
@@ -38,6 +39,7 @@ _LEVELS: dict[type[Happening], int] = {
     Swept: logging.WARNING,
     SweptUnknown: logging.ERROR,
     FinishedAbandoned: logging.INFO,
+    FinishedAccepted: logging.INFO,
     GaveUpAbandoned: logging.ERROR,
     Reported: logging.INFO,
     ReportFailed: logging.ERROR,

@@ -6,11 +6,13 @@ one round trip, or one transaction that the store owns.
 
 from semel.core.commands.base import Again, Command, Flow, Verdict
 from semel.core.commands.handler import (
+    Announce,
     Answered,
     Ending,
     FinishOne,
     Lost,
     NameScope,
+    NoRoom,
     NotStarted,
     Parked,
     Pause,
@@ -20,8 +22,22 @@ from semel.core.commands.handler import (
     RunUnguarded,
     Streaming,
     Tell,
+    Wait,
 )
-from semel.core.commands.keys import Browse, Claim, Complete, Look, Now, Park, Release, Renew, Save, Settle, TakeOver
+from semel.core.commands.keys import (
+    Browse,
+    Claim,
+    Complete,
+    Look,
+    Mark,
+    Now,
+    Park,
+    Release,
+    Renew,
+    Save,
+    Settle,
+    TakeOver,
+)
 from semel.core.commands.steps import (
     Applied,
     AskOutside,
@@ -50,6 +66,7 @@ from semel.core.commands.upkeep import (
 
 __all__ = [
     "Again",
+    "Announce",
     "Answered",
     "Applied",
     "AskOutside",
@@ -71,7 +88,9 @@ __all__ = [
     "Flow",
     "Look",
     "Lost",
+    "Mark",
     "NameScope",
+    "NoRoom",
     "NotStarted",
     "Note",
     "Now",
@@ -99,4 +118,5 @@ __all__ = [
     "Undo",
     "Unpark",
     "Verdict",
+    "Wait",
 ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import Enum
 
-from semel.core.commands.base import Command
+from semel.core.commands.base import Again, Command
 from semel.core.events import Happening
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer, Headers
-from semel.core.record import Hold, Stuck
+from semel.core.record import Found, Hold, Stuck
 from semel.core.recovery import Progress
 from semel.errors import StepError
 
@@ -120,13 +121,49 @@ class RunUnguarded(Command[int | None]):
 
 
 @dataclass(frozen=True, slots=True)
-class FinishOne(Command[int | None]):
+class FinishOne(Command[int | Again | None]):
     """Run a stuck operation's stored request through the application, on from its recovery point.
 
-    The answer is the status that it ended with, or None when it did not end.
+    The answer is the status that it ended with, or None when it did not end. ``AGAIN``: it was not run, since somebody
+    else has it, or this process is about to end.
     """
 
     stuck: Stuck
+
+
+class NoRoom(Enum):
+    """There is no waiting for this key any longer: the time is over, or too many wait already."""
+
+    NO_ROOM = "no room"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait(Command[Found | Again | NoRoom]):
+    """Wait, with nothing held, until somebody may know more of a key whose operation is in progress.
+
+    ``AGAIN`` is to look for oneself: it is this one's turn to ask the store, or somebody has said that the operation
+    ended. ``Found`` is what another of those who wait has come upon. The time is counted from the first of these
+    commands that one request asks for.
+    """
+
+    interruptible = True
+
+    scope: str
+    key: str
+    #: How long in all.
+    patience: timedelta
+    #: As ``Policy`` says.
+    max_waiters: int | None
+    max_waiters_per_key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announce(Command[None]):
+    """Tell the others in this process who wait for a key what was found of it: it has ended."""
+
+    scope: str
+    key: str
+    found: Found
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from semel.core.commands.base import Again, Command, Verdict
 from semel.core.message import Answer, Request
-from semel.core.record import AfterRetention, Found, Hold, OnCrash, Record
+from semel.core.record import AfterRetention, Found, Hold, Milestone, OnCrash, Record
 from semel.core.recovery import Progress
 from semel.core.state import Event, State
 
@@ -32,6 +32,8 @@ class Claim(Command[Hold | Found | Again]):
     after_retention: AfterRetention = "delete"
     #: Kept until the operation ends, so that it can be finished without its client.
     request: Request | None = None
+    #: Whether it is only stored, as pending, with its request: a worker will take it from there. There is no lease yet.
+    is_accepted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class TakeOver(Command[Hold | Again]):
     """Take the key from a holder whose lease ran out, or from a record that expired, if it is still the one *seen*.
 
     Without a client (*is_abandoned*) a record that expired is left alone, since nobody has asked for it again; and what
-    is taken over is counted as a try.
+    is taken over is counted as a try. Only so is a pending one begun, which is its first attempt still. A *claim* that
+    is accepted only makes a pending record again of one that expired.
     """
 
     interruptible = True
@@ -56,6 +59,8 @@ class Complete(Command[Verdict]):
     hold: Hold
     event: Event
     answer: Answer
+    #: Whether somebody may be waiting for this, in any process: they are given a hint, where the store can.
+    wakes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +68,13 @@ class Release(Command[Verdict]):
     """Free the key: nothing happened. Attempt 0 stands for *whatever number this token was given*.
 
     After a take-over something may have happened, in an attempt before this one; and after a step that was saved, it
-    has. Then the record stays, with its fingerprint and its count, and whoever comes next may take it over at once.
+    has. Then the record stays, with its fingerprint and its count, and whoever comes next may take it over at once. One
+    that was accepted stays, too: its client was told that it would be run.
     """
 
     hold: Hold
+    #: As of ``Complete``.
+    wakes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,16 @@ class Save(Command[Verdict]):
     hold: Hold
     progress: Progress
     before: Progress = field(default_factory=Progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark(Command[Verdict]):
+    """Store how far the handler says it is, for whoever asks meanwhile. Nothing else depends on it."""
+
+    interruptible = True
+
+    hold: Hold
+    milestone: Milestone
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ class Finish(Command[Verdict]):
     seen: Hold | None
     event: Event
     answer: Answer
+    #: As of ``Complete``.
+    wakes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

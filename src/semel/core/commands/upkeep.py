@@ -23,6 +23,11 @@ class FindStuck(Command[tuple[Stuck, ...]]):
     with_request: bool = False
     #: Whether those are wanted, too, whose key was freed: nobody holds them, and somebody may finish them.
     with_nobodys: bool = False
+    #: Whether those are wanted, too, that were accepted and are pending, among the others by how long they wait.
+    with_pending: bool = False
+    #: Whether only those are wanted whose time has come (``upkeep.is_due``). However many others there are, they must
+    #: not hide these.
+    only_due: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,135 @@
+"""Where the state of an operation can be asked for, and what is said of one that has not ended. It asks no store.
+
+The address is made of the key itself, so that it is the same for every duplicate and one look-up by primary key finds
+the record. It is no secret: whoever asks is asked, too, who he is, and finds only what is his.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import quote
+
+from semel.core.message import Answer, Headers
+from semel.core.record import Record
+from semel.core.scope import SEPARATOR
+from semel.errors import ConfigurationError, OperationNotFound
+
+#: Below this path operations are asked for, unless the application says otherwise.
+STATUS_PATH = "/semel/operations"
+
+#: Often enough for a person who watches, and no load: it is one read by primary key.
+RETRY_AFTER_SECONDS = 1
+
+#: Longer than that of any key and any path.
+_LONGEST_NAME = 8192
+
+# No key and no scope has a control character, or half of a surrogate pair: a database would refuse to look for it.
+_STORABLE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]*")
+
+# Plain segments: no pattern, nothing that is spelled in two ways, and no slash at the end.
+_PATH = re.compile(r"(?:/[A-Za-z0-9._~-]+)+")
+
+#: Nobody but its owner has a use for it, and the next answer will be another.
+_NO_STORE = (b"cache-control", b"no-store")
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """An operation as its address names it."""
+
+    key: str
+    #: What the scope has beside the principal, where one key on two endpoints is two operations.
+    operation: str
+    #: When its record expires, in whole seconds of the database's clock: known even when the record is gone.
+    expires_at: int
+
+    @classmethod
+    def of(cls, record: Record) -> Name:
+        """Name the operation of *record*."""
+        return cls(record.key, record.scope.partition(SEPARATOR)[2], int(record.expires_at.timestamp()))
+
+    @classmethod
+    def read(cls, text: str) -> Name:
+        """Read back what ``str`` gave; what it can't have given is an operation that is not there."""
+        try:
+            raw = urlsafe_b64decode(text[:_LONGEST_NAME].encode("ascii") + b"==")
+            key, operation, expires_at = json.loads(raw)
+        except (UnicodeError, binascii.Error, ValueError, TypeError, RecursionError):
+            raise OperationNotFound from None
+        name = cls(key, operation, expires_at)
+        if (type(key), type(operation), type(expires_at)) != (str, str, int) or str(name) != text:
+            raise OperationNotFound
+        if not _STORABLE.fullmatch(key + operation):
+            raise OperationNotFound
+        return name
+
+    def __str__(self) -> str:
+        """Spell it as the last part of a path."""
+        plain = json.dumps([self.key, self.operation, self.expires_at], separators=(",", ":"))
+        return urlsafe_b64encode(plain.encode()).rstrip(b"=").decode()
+
+    def scope_of(self, principal: str) -> str:
+        """Return the scope that it has if it is *principal*'s."""
+        return f"{principal}{SEPARATOR}{self.operation}" if self.operation else principal
+
+    def is_past(self, now: datetime) -> bool:
+        """Whether its record may have been reaped."""
+        return self.expires_at <= now.timestamp()
+
+
+def checked_path(path: object) -> str | None:
+    """Return *path* if operations can be asked for below it; None: they can't be asked for."""
+    if path is None or (isinstance(path, str) and _PATH.fullmatch(path)):
+        return path
+    raise ConfigurationError(
+        f"status_path must be a plain path such as {STATUS_PATH!r}, with a slash in front and none at the end, "
+        f"or None to have no such addresses; not {path!r}."
+    )
+
+
+def mounted_path(mount: str, path: str | None) -> str | None:
+    """Return *path* as a client has to spell it that reaches the app at *mount*."""
+    return None if path is None else quote(mount) + path
+
+
+def name_below(path: str | None, asked: str) -> str | None:
+    """Return which operation is asked for at the path *asked*, if it is one below *path*."""
+    if path is None or not asked.startswith(f"{path}/"):
+        return None
+    return asked[len(path) + 1 :]
+
+
+def location_of(record: Record, path: str) -> str:
+    """Return the address of the state of an operation, below *path*."""
+    return f"{path}/{Name.of(record)}"
+
+
+def for_owner_only(answer: Answer) -> Answer:
+    """Return an operation's own *answer* to a GET: no cache may give it to another, unless the handler has said so."""
+    is_said = any(name == _NO_STORE[0] for name, _ in answer.headers)
+    return answer if is_said else Answer(answer.status, (*answer.headers, _NO_STORE), answer.body)
+
+
+def not_ended(record: Record, path: str, *further: tuple[bytes, bytes]) -> Answer:
+    """Return the answer that tells of an operation that it is accepted, and how far it is."""
+    where = location_of(record, path)
+    shown = record.milestone
+    body = {
+        "state": str(record.state),
+        "progress": shown.fraction if shown else None,
+        "note": shown.note if shown else None,
+        "status_url": where,
+    }
+    headers: Headers = (
+        (b"content-type", b"application/json"),
+        (b"location", where.encode("latin-1")),
+        (b"retry-after", b"%d" % RETRY_AFTER_SECONDS),
+        _NO_STORE,
+        *further,
+    )
+    return Answer(202, headers, json.dumps(body).encode())

@@ -1,0 +1,91 @@
+"""Whoever asks what became of an operation, at the address that he was given. Only its owner is told."""
+
+from __future__ import annotations
+
+from semel.core.commands import Announce, Flow, Look, NameScope, NoRoom, Now, Wait
+from semel.core.decision import RETRY_AFTER_SECONDS
+from semel.core.message import Answer, Head
+from semel.core.policy import Policy
+from semel.core.preference import preferences_of
+from semel.core.problem import refused
+from semel.core.record import Found, Record
+from semel.core.replay import retold
+from semel.core.scope import principal_of
+from semel.core.state import State
+from semel.core.status import Name, for_owner_only, not_ended
+from semel.errors import (
+    InProgress,
+    OperationExpired,
+    OperationNotFound,
+    OutcomeUnknown,
+    Refusal,
+    ScopeMissing,
+    StoreError,
+)
+from semel.flows.handle import STORE_RETRY_AFTER_SECONDS
+from semel.flows.reply import Send
+from semel.flows.waiting import patience_of
+
+
+def status(head: Head, name: str, policy: Policy, path: str) -> Flow[Send]:
+    """Answer a request for the state of the operation *name*, below *path*: 202, or the answer itself.
+
+    A client that says ``Prefer: wait=5`` is held back until the operation has ended, within bounds.
+    """
+    try:
+        asked = Name.read(name)
+        try:
+            scope = asked.scope_of(principal_of((yield from NameScope())))
+        except ScopeMissing:
+            # Nobody is not its owner either, and is told the same as any other.
+            raise OperationNotFound from None
+        return Send((yield from _answer(head, asked, scope, policy, path)))
+    except StoreError as error:
+        error.retry_after = STORE_RETRY_AFTER_SECONDS
+        return Send(refused(error, policy))
+    except Refusal as refusal:
+        return Send(refused(refusal, policy))
+
+
+def _answer(head: Head, asked: Name, scope: str, policy: Policy, path: str) -> Flow[Answer]:
+    wishes = preferences_of(head.headers)
+    patience = patience_of(policy, wishes) if wishes.wait is not None else None
+    has_waited = False
+    while True:
+        record = yield from Look(scope, asked.key)
+        if record is None or Name.of(record) != asked:
+            # Gone, or the key was used again since for another operation, which has an address of its own.
+            raise OperationExpired if asked.is_past((yield from Now())) else OperationNotFound
+        if record.is_expired and record.state is not State.PROCESSING:
+            raise OperationExpired
+        if record.state is State.UNKNOWN:
+            raise OutcomeUnknown
+        if record.answer is not None:
+            if has_waited:
+                yield from Announce(scope, asked.key, _found(record))
+            return for_owner_only(retold(record.answer, policy))
+        if record.is_stuck and not record.is_accepted:
+            # It began as an ordinary request, whose process died. No worker has it: whoever sends it again goes on.
+            raise InProgress(retry_after=RETRY_AFTER_SECONDS)
+        if patience is None:
+            return not_ended(record, path)
+        got = yield from Wait(scope, asked.key, patience, policy.max_waiters, policy.max_waiters_per_key)
+        has_waited = True
+        if isinstance(got, NoRoom):
+            patience = None
+
+
+def _found(record: Record) -> Found:
+    """Return *record* as a claim would have found it, for those who wait with one."""
+    return Found(
+        record.state,
+        record.attempt,
+        record.token,
+        record.fingerprint,
+        record.answer,
+        lease_is_over=True,
+        is_expired=record.is_expired,
+        steps=record.steps,
+        is_accepted=record.is_accepted,
+        retention_left=record.retention_left,
+    )

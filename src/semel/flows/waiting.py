@@ -1,0 +1,51 @@
+"""A duplicate that waits for the first to end. Nothing is held meanwhile, and nothing run: it looks, and looks again.
+
+How one waits without asking the store a thousand times is for whoever carries out ``Wait``.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from semel.core.commands import Again, Flow, NoRoom, Wait
+from semel.core.decision import RETRY_AFTER_SECONDS
+from semel.core.message import Answer
+from semel.core.policy import Policy
+from semel.core.preference import Preferences
+from semel.core.record import Found
+from semel.errors import InProgress, Interrupted
+
+
+class LeftWaiting(Interrupted):
+    """Whoever waited has gone. It held nothing, so there is nothing to let go of."""
+
+
+def patience_of(policy: Policy, wishes: Preferences) -> timedelta | None:
+    """Return how long a duplicate waits; None: not at all."""
+    asked = wishes.wait if "wait" in policy.preferences else None
+    if policy.in_progress == "wait":
+        asked = policy.wait if asked is None else asked
+    # What the client is not willing to wait is no use to it.
+    return min(asked, policy.wait) if asked else None
+
+
+def wait(scope: str, key: str, policy: Policy, wishes: Preferences) -> Flow[Found | Again]:
+    """Wait until more may be known of a key in progress; refuse where there is no waiting, or no longer."""
+    patience = patience_of(policy, wishes)
+    if patience is not None:
+        try:
+            got = yield from Wait(scope, key, patience, policy.max_waiters, policy.max_waiters_per_key)
+        except Interrupted:
+            raise LeftWaiting from None
+        if not isinstance(got, NoRoom):
+            return got
+    raise InProgress(retry_after=RETRY_AFTER_SECONDS)
+
+
+def applied(answer: Answer, policy: Policy, wishes: Preferences) -> Answer:
+    """Return *answer*, to which a request has waited, with word of it where that was its client's wish."""
+    patience = patience_of(policy, wishes)
+    if wishes.wait is None or patience is None or "wait" not in policy.preferences:
+        return answer
+    told = (b"preference-applied", b"wait=%d" % patience.total_seconds())
+    return Answer(answer.status, (*answer.headers, told), answer.body)
