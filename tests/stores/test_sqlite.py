@@ -19,6 +19,7 @@ from semel.core.commands import (
     Claim,
     Command,
     Complete,
+    FindStuck,
     Finish,
     Look,
     Note,
@@ -52,6 +53,7 @@ SERVING = (
     "give_up",
     "exists",
     "save",
+    "mark",
     "park",
     "is_parked",
     "begin",
@@ -98,7 +100,7 @@ class TestSchema:
 
     def test_migrating_again_does_nothing(self, sqlite_url: str) -> None:
         """`migrate` says what it applied: everything at first, nothing afterwards."""
-        for expected in (["0001_pre_keys", "0002_pre_steps"], []):
+        for expected in (["0001_pre_keys", "0002_pre_steps", "0003_pre_accepted"], []):
             store = SQLiteStore(sqlite_url)
             assert store.migrate() == expected
             store.close()
@@ -147,6 +149,55 @@ class TestSchema:
             assert (found.answer, found.attempt, found.steps) == (Answer(201, (), b"ok"), 2, None)
         with closing(sqlite3.connect(path)) as connection:
             assert connection.execute("SELECT keys FROM report").fetchall() == [(3,)]
+
+    def test_an_older_file_keeps_what_was_in_progress(self, sqlite_url: str, path: Path) -> None:
+        """So does the third: what was begun goes on, with its steps and its request, and nothing of it was accepted."""
+        migrations = dict(load_migrations("semel.stores.sqlite", Names()))
+        with closing(sqlite3.connect(path)) as old:
+            for name in ("0001_pre_keys", "0002_pre_steps"):
+                old.executescript(migrations[name])
+                old.execute("INSERT INTO semel_keys_migrations VALUES (?, 0)", (name,))
+            old.execute(
+                "INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, recovery_point, on_crash,"
+                " after_retention, created_at, lease_expires_at, expires_at, steps, request, request_body, tries)"
+                " SELECT 'scope', 'key', 'processing', 2, zeroblob(16), x'01', 'paid', 'refuse', 'strip', 0, 0,"
+                " now + 1000000, '[]', '{}', x'6f6b', 3 FROM semel_keys_clock",
+            )
+            old.execute("CREATE VIEW report AS SELECT count(*) AS keys FROM semel_keys")
+            before = old.execute("SELECT * FROM semel_keys").fetchall()
+            names = [name for name, *_ in old.execute("SELECT * FROM semel_keys").description]
+            old.commit()
+        with SQLiteStore(sqlite_url) as store:
+            (stuck,) = store.perform(FindStuck(9, with_nobodys=True, with_pending=True))
+            assert (stuck.tries, stuck.is_accepted, stuck.has_request, stuck.steps) == (3, False, True, "[]")
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute(f"SELECT {', '.join(names)} FROM semel_keys").fetchall() == before
+            assert connection.execute("SELECT accepted, milestone FROM semel_keys").fetchall() == [(0, None)]
+            assert connection.execute("SELECT keys FROM report").fetchall() == [(1,)]
+
+    def test_a_file_that_was_put_back_says_what_to_do(self, sqlite_url: str, path: Path) -> None:
+        """An old table in place of the one that was opened is an error that names the command, for every statement."""
+        commands: list[Command[Any]] = [Look("scope", "key"), a_claim(), FindStuck(9)]
+        with SQLiteStore(sqlite_url) as store:
+            with closing(sqlite3.connect(path)) as connection:
+                connection.execute("ALTER TABLE semel_keys RENAME COLUMN accepted TO unheard_of")
+            for command in commands:
+                with pytest.raises(StoreNotReady, match=r"or old ones\. Run: semel migrate sqlite:///"):
+                    store.perform(command)
+
+    @pytest.mark.parametrize(
+        "wrong, rule",
+        [
+            ("state = 'pending', lease_expires_at = NULL", "pending_is_accepted"),
+            ("accepted = 1", "accepted_has_a_request"),
+            ("accepted = 2", "accepted IN"),
+        ],
+    )
+    def test_rules(self, store: SQLiteStore, path: Path, wrong: str, rule: str) -> None:
+        """The table refuses what no record may be, whoever writes it."""
+        store.perform(a_claim())
+        with closing(sqlite3.connect(path)) as connection, pytest.raises(sqlite3.IntegrityError, match=rule):
+            connection.execute(f"UPDATE semel_keys SET {wrong}")
 
     def test_a_strange_trail_is_left_alone(self, sqlite_url: str, path: Path) -> None:
         """A table of the trail's name that Semel did not make is not touched either."""

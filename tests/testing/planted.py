@@ -13,7 +13,9 @@ from semel.core.commands import (
     Command,
     Commit,
     Complete,
+    FindStuck,
     Finish,
+    Mark,
     Note,
     Reap,
     Release,
@@ -324,6 +326,103 @@ class KeepsCredentials(Broken):
         if isinstance(command, Claim) and isinstance(got, Hold):
             self._update(got, request=command.request)
         return got
+
+
+class ClientsBeginTheAccepted(Broken):
+    """Whoever comes back for it begins what was left to a worker."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        row = self.row(command.claim) if isinstance(command, TakeOver) else None
+        if isinstance(command, TakeOver) and row and row.state is State.PENDING:
+            return replace(command, is_abandoned=row.expires_at > self._clock())
+        return command
+
+
+class BegunIsASecondAttempt(Broken):
+    """A worker that begins an accepted one counts it as taken over."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        row = self.row(command.claim) if isinstance(command, TakeOver) else None
+        got = super().perform(command)
+        if row and row.state is State.PENDING and isinstance(got, Hold) and got.attempt == row.attempt:
+            self._update(got, attempt=2)
+            return replace(got, attempt=2)
+        return got
+
+
+class ForgetsTheAccepted(Broken):
+    """A worker that gives an accepted one up deletes it, though its client was told that it would be run."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        row = self.row(command.hold) if isinstance(command, Release) else None
+        if isinstance(command, Release) and row and row.token == command.hold.token and row.is_accepted:
+            self._update(command.hold, is_accepted=False)
+        return command
+
+
+class ForgetsThatItWasAccepted(Broken):
+    """Of what has begun it is not known any more that it was accepted: a client would be told to take it over."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        got = super().perform(command)
+        is_begun = isinstance(got, Found) and got.state is State.PROCESSING
+        return replace(got, is_accepted=False) if is_begun else got
+
+
+class KeepsThePending(Broken):
+    """Freed before anybody has begun it, an accepted one stays."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        row = self.row(command.hold) if isinstance(command, Release) else None
+        return Verdict.FENCED if row and row.state is State.PENDING else super().perform(command)
+
+
+class PendingForEver(Broken):
+    """What nobody has begun is never reaped."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        if not isinstance(command, Reap):
+            return super().perform(command)
+        pending = {place: row for place, row in self._rows.items() if row.state is State.PENDING}
+        self._rows = {place: row for place, row in self._rows.items() if place not in pending}
+        got = super().perform(command)
+        self._rows |= pending
+        return got
+
+
+class PendingComesLast(Broken):
+    """What is pending is found after all that is stuck, however long it waits."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        got = super().perform(command)
+        if isinstance(command, FindStuck):
+            states = {each.hold: self._rows[each.hold.scope, each.hold.key].state for each in got}
+            return tuple(sorted(got, key=lambda each: states[each.hold] is State.PENDING))
+        return got
+
+
+class AcceptedHasALease(Broken):
+    """What is only accepted is under way, as far as anybody can tell."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        return replace(command, is_accepted=False) if isinstance(command, Claim) else command
+
+
+class MarksForZombies(Broken):
+    """Whoever says how far it is, is believed."""
+
+    def spoil(self, command: Command[Any]) -> Command[Any]:
+        if isinstance(command, Mark) and (row := self.row(command.hold)):
+            return replace(command, hold=replace(command.hold, attempt=row.attempt, token=row.token))
+        return command
+
+
+class SaysNotHowLong(Broken):
+    """How long an answer is kept is what it was when it was new."""
+
+    def perform(self, command: Command[Any]) -> Any:
+        got = super().perform(command)
+        return replace(got, retention_left=timedelta(hours=24)) if isinstance(got, Found) else got
 
 
 class Planted(StoreConformance):

@@ -6,7 +6,15 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from semel.testing.conformance import StoreConformance
+
 HERE = Path(__file__).parent
+
+
+def test_no_test_hides_another() -> None:
+    """The parts of the suite are put together by inheritance, and no two of their tests have one name."""
+    names = Counter(name for part in StoreConformance.__mro__ for name in vars(part) if name.startswith("test_"))
+    assert {name for name, count in names.items() if count > 1} == set()
 
 
 def test_every_planted_bug_is_found() -> None:

@@ -24,6 +24,7 @@ from django.utils.timezone import is_aware, localtime
 
 from semel.django import conf
 from semel.django.models import AuditLine, Record
+from semel.stores.milestones import read_back
 
 #: Bytes of a body that are shown. More would be for ``semel keys show``.
 PREVIEW_BYTES = 4096
@@ -90,7 +91,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # as above
     search_fields = ("key__startswith",)
     search_help_text = "The beginning of a key."
     fieldsets = (
-        (None, {"fields": ("scope", "key", "state", "attempt", "recovery_point", "tries", "policy")}),
+        (None, {"fields": ("scope", "key", "state", "attempt", "recovery_point", "progress", "tries", "policy")}),
         ("Times", {"fields": ("created_at", "lease_expires_at", "completed_at", "expires_at")}),
         ("Answer", {"fields": ("status", "answer_headers", "answer_body")}),
         ("Work", {"fields": ("steps_taken", "kept_request")}),
@@ -152,7 +153,16 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # as above
 
     def policy(self, record: Record) -> str:
         """Show what was decided when the key was claimed."""
-        return f"after a crash: {record.on_crash}; after retention: {record.after_retention}"
+        who = "; run by a worker" if record.accepted else ""
+        return f"after a crash: {record.on_crash}; after retention: {record.after_retention}{who}"
+
+    def progress(self, record: Record) -> str:
+        """Show how far the handler says it is. Its note is the application's own text, as those of steps are."""
+        milestone = read_back(record.milestone)
+        if milestone is None:
+            return "–"
+        note = milestone.note if _may(record) else None
+        return f"{milestone.fraction:.0%}" + (f": {note}" if note else "")
 
     def answer_headers(self, record: Record) -> str:
         """Show the headers of the answer, decoded."""

@@ -61,6 +61,8 @@ class Record(models.Model):  # type: ignore[misc]  # as above
     request = models.TextField(null=True)  # noqa: DJ001 - as above
     request_body = models.BinaryField(null=True)
     tries = models.IntegerField()
+    accepted = models.BooleanField()
+    milestone = models.TextField(null=True)  # noqa: DJ001 - as above
 
     class Meta:
         """Made by ``0001_pre_keys.sql``."""

@@ -18,8 +18,10 @@ it lends transactions of the application's own, in which those of ``steps.py`` a
    with steps is never deleted by ``Release``.
 10. Nothing in flight is reaped: ``Reap`` touches records that are past retention by the store's clock and that nobody
     holds, and of the parked ones none. Several may reap and sweep at once.
-11. Every change of a record leaves a line in the audit trail, in the same transaction; a renewal and a replay leave
-    none.
+11. Every change of a record leaves a line in the audit trail, in the same transaction; a renewal, a milestone and a
+    replay leave none.
+12. A claim that is accepted makes a pending record, with its request and without a lease. Only a take-over without a
+    client begins it. ``Release`` deletes it while it is pending, and never after.
 """
 
 from __future__ import annotations
@@ -65,6 +67,19 @@ class Store(ABC):
         """Return a transaction of the application's own, not begun yet, for atomic mode and for phases."""
         raise ConfigurationError(_NO_TRANSACTIONS.format(type(self).__name__))
 
+    def listen(self, on_end: Callable[[str], None]) -> None:  # noqa: B027 - nothing is what most stores can say
+        """Call *on_end* with the name (``core/hint.py``) of every operation that ends from now on, in any process.
+
+        These are hints: some may be lost, and a store that has none to give does nothing here. It is called in a thread
+        of the store's own. To be told of the same *on_end* again changes nothing, unless the store was closed since.
+        """
+
+    def watch(self, on_loss: Callable[[], None]) -> None:  # noqa: B027 - as above
+        """Call *on_loss*, in whatever thread, when all that was claimed here up to then is lost.
+
+        A store that only knows of it when it renews leases does nothing here.
+        """
+
     @abstractmethod
     def perform(self, command: Command[T]) -> T:
         """Carry out one store command."""
@@ -104,6 +119,19 @@ class AsyncStore(ABC):
     def transaction(self) -> AsyncTransaction:
         """Return a transaction of the application's own, not begun yet, for atomic mode and for phases."""
         raise ConfigurationError(_NO_TRANSACTIONS.format(type(self).__name__))
+
+    def listen(self, on_end: Callable[[str], None]) -> None:  # noqa: B027 - nothing is what most stores can say
+        """Call *on_end* with the name (``core/hint.py``) of every operation that ends from now on, in any process.
+
+        These are hints: some may be lost, and a store that has none to give does nothing here. It is called on the
+        running loop. To be told of the same *on_end* again changes nothing, unless the store was closed since.
+        """
+
+    def watch(self, on_loss: Callable[[], None]) -> None:  # noqa: B027 - as above
+        """Call *on_loss*, in whatever thread, when all that was claimed here up to then is lost.
+
+        A store that only knows of it when it renews leases does nothing here.
+        """
 
     @abstractmethod
     def perform(self, command: Command[T]) -> Step[T]:

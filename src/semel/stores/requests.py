@@ -29,6 +29,7 @@ def written(request: Request) -> str:
             ],
             "principal": request.principal,
         }
+        | ({"mount": head.mount} if head.mount else {})
     )
 
 
@@ -36,5 +37,5 @@ def read_back(text: str, body: bytes) -> Request:
     """Return a stored request."""
     stored = json.loads(text)
     headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in stored["headers"])
-    head = Head(stored["method"], stored["path"], stored["query"].encode("latin-1"), headers)
+    head = Head(stored["method"], stored["path"], stored["query"].encode("latin-1"), headers, stored.get("mount", ""))
     return Request(head, body, stored["principal"])

@@ -21,7 +21,7 @@ from semel.stores.django.turns import Turns, turns_of
 from semel.stores.django.units import Database, no_tables
 from semel.stores.django.wrapper import Block, Wrapper, close, name_of
 from semel.stores.sqlite.batch import Batch
-from semel.stores.sqlite.file import OLDEST_SQLITE, Place, explained, is_busy, is_migrated
+from semel.stores.sqlite.file import OLDEST_SQLITE, Place, explained, is_busy, is_migrated, is_outdated
 from semel.stores.sqlite.joined import SQLiteJoins
 from semel.stores.sqlite.statements import Statements
 from semel.stores.sqlite.units import name
@@ -195,7 +195,7 @@ class SQLite(Database):
         return self._actor() if self._has_audit else None
 
     def _explained(self, wrapper: Wrapper, error: sqlite3.Error, *, was_sent: bool = False) -> StoreError:
-        if "no such table" in str(error) or "no such column" in str(error):
+        if is_outdated(error):
             return no_tables(self._alias)
         return explained(error, place_of(wrapper).path, was_sent=was_sent)
 

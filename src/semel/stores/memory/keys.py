@@ -13,6 +13,7 @@ from semel.core.commands import (
     Complete,
     Finish,
     Look,
+    Mark,
     Park,
     Release,
     Renew,
@@ -35,32 +36,36 @@ class Keys(Table):
         if row is not None:
             return row.found(moment.now)
         hold = Hold(claim.scope, claim.key, 1, claim.token)
-        self._rows[claim.scope, claim.key] = new_row(claim, must(after(None, Event.CLAIM)), 1, moment.now)
-        self._write_down(hold, "claimed", moment)
+        event = Event.ACCEPT if claim.is_accepted else Event.CLAIM
+        self._rows[claim.scope, claim.key] = new_row(claim, must(after(None, event)), 1, moment.now)
+        self._write_down(hold, _CLAIMED[event], moment)
         return hold
 
     def _take_over(self, command: TakeOver, moment: Moment) -> Hold | Again:
         claim, seen = command.claim, command.seen
         row = self._mine(seen, *State)
-        if row is None or row.state is State.PENDING or not row.may_be_taken(moment.now):
+        if row is None:
             return Again.AGAIN
-        if command.is_abandoned and row.is_expired(moment.now):
+        is_begun = row.state is State.PENDING and command.is_abandoned
+        if not (is_begun or row.may_be_taken(moment.now)) or (command.is_abandoned and row.is_expired(moment.now)):
             return Again.AGAIN
-        state = must(after(row.state, Event.TAKE_OVER))
         if row.is_expired(moment.now):
-            new = new_row(claim, state, 1, moment.now)
+            event = Event.ACCEPT if claim.is_accepted else Event.TAKE_OVER
+            new = new_row(claim, must(after(row.state, event)), 1, moment.now)
         else:
             # It is still the same operation: it keeps its first sight, what it was a claim to, and how far it has come.
+            event = Event.CLAIM if is_begun else Event.TAKE_OVER
             new = replace(
                 row,
-                attempt=row.attempt + 1,
+                state=must(after(row.state, event)),
+                attempt=row.attempt if is_begun else row.attempt + 1,
                 token=claim.token,
                 lease_expires_at=moment.now + claim.lease,
                 tries=row.tries + command.is_abandoned,
             )
         hold = Hold(claim.scope, claim.key, new.attempt, claim.token)
         self._rows[claim.scope, claim.key] = new
-        self._write_down(hold, "taken over", moment)
+        self._write_down(hold, _CLAIMED[event], moment)
         return hold
 
     def _complete(self, command: Complete, moment: Moment) -> Verdict:
@@ -86,10 +91,11 @@ class Keys(Table):
         row = self._rows.get((hold.scope, hold.key))
         if row is None:
             return Verdict.DONE
-        if row.token != hold.token or hold.attempt not in {0, row.attempt} or row.state is not State.PROCESSING:
+        is_its = row.token == hold.token and hold.attempt in {0, row.attempt}
+        if not is_its or row.state not in {State.PROCESSING, State.PENDING}:
             return Verdict.FENCED
         hold = replace(hold, attempt=row.attempt)
-        if row.attempt > 1 or row.steps is not None:
+        if row.state is State.PROCESSING and (row.attempt > 1 or row.steps is not None or row.is_accepted):
             state = after(row.state, Event.GIVE_UP)
             self._update(hold, state=state, token=NOBODYS_TOKEN, lease_expires_at=moment.now)
             self._write_down(hold, "given up", moment)
@@ -118,11 +124,18 @@ class Keys(Table):
         self._write_down(hold, "saved", moment, progress.names[-1] if progress.names else None)
         return Verdict.DONE
 
+    def _mark(self, command: Mark, _moment: Moment) -> Verdict:
+        row = self._mine(command.hold, State.PROCESSING)
+        if row is None:
+            return Verdict.FENCED
+        self._update(command.hold, milestone=command.milestone)
+        return Verdict.DONE
+
     def _park(self, command: Park, moment: Moment) -> Verdict:
         hold = command.hold
         if not command.if_silent and self._mine(hold, State.UNKNOWN):
             return Verdict.DONE
-        row = self._mine(hold, State.PROCESSING)
+        row = self._mine(hold, State.PROCESSING, State.PENDING)
         if row is None or (command.if_silent and not row.lease_is_over(moment.now)):
             return Verdict.FENCED
         self._update(hold, state=after(row.state, Event.PARK), lease_expires_at=None)
@@ -156,7 +169,7 @@ class Keys(Table):
         row = self._rows.get((hold.scope, hold.key))
         if row is not None:
             seen = command.seen and self._mine(command.seen, *State)
-            if not seen or row.state is State.PENDING or not row.may_be_taken(moment.now):
+            if not seen or not row.may_be_taken(moment.now):
                 return Verdict.FENCED
         if row is None or row.is_expired(moment.now):
             row = new_row(claim, State.PROCESSING, hold.attempt, moment.now)
@@ -174,4 +187,5 @@ class Keys(Table):
         return Verdict.DONE
 
 
+_CLAIMED = {Event.ACCEPT: "accepted", Event.CLAIM: "claimed", Event.TAKE_OVER: "taken over"}
 _ENDED = {Event.COMPLETE: "completed", Event.FAIL: "failed"}

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from semel.core.commands import Claim
 from semel.core.message import Answer, Request
-from semel.core.record import AfterRetention, Entry, Found, Hold, OnCrash, Record
+from semel.core.record import AfterRetention, Entry, Found, Hold, Milestone, OnCrash, Record
 from semel.core.state import State
 from semel.stores.requests import read_back, written
 
@@ -36,6 +36,8 @@ class Row:
     completed_at: datetime | None = None
     answer: Answer | None = None
     tries: int = 0
+    is_accepted: bool = False
+    milestone: Milestone | None = None
 
     def is_expired(self, now: datetime) -> bool:
         """Whether it is past its retention."""
@@ -60,6 +62,8 @@ class Row:
             lease_is_over=self.lease_is_over(now),
             is_expired=self.is_expired(now),
             steps=self.steps,
+            is_accepted=self.is_accepted,
+            retention_left=self.expires_at - now,
         )
 
     def record(self, scope: str, key: str, now: datetime) -> Record:
@@ -80,6 +84,8 @@ class Row:
             expires_at=self.expires_at,
             lease_left=None if self.lease_expires_at is None else self.lease_expires_at - now,
             retention_left=self.expires_at - now,
+            is_accepted=self.is_accepted,
+            milestone=self.milestone,
         )
 
     def without_body(self) -> Row:
@@ -134,11 +140,12 @@ def new_row(claim: Claim, state: State, attempt: int, now: datetime) -> Row:
         fingerprint=claim.fingerprint,
         created_at=now,
         expires_at=now + claim.retention,
-        lease_expires_at=now + claim.lease,
+        lease_expires_at=None if claim.is_accepted else now + claim.lease,
         on_crash=claim.on_crash,
         after_retention=claim.after_retention,
         # As every store does: what is never stored is gone at once.
         request=claim.request and read_back(written(claim.request), claim.request.body),
+        is_accepted=claim.is_accepted,
     )
 
 

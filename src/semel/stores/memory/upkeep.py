@@ -23,6 +23,7 @@ from semel.core.message import Answer, Request
 from semel.core.record import NOBODYS_TOKEN, Entry, Hold, Stuck
 from semel.core.recovery import written
 from semel.core.state import TERMINAL, Event, State, after
+from semel.core.upkeep import is_due
 from semel.stores.memory.table import Moment, Row, Table, must
 
 
@@ -36,16 +37,19 @@ class Upkeep(Table):
                 on_crash=row.on_crash,
                 steps=row.steps,
                 has_request=row.request is not None,
-                silent_for=moment.now - must(row.lease_expires_at),
+                silent_for=moment.now - (row.lease_expires_at or row.created_at),
                 tries=row.tries,
+                is_accepted=row.is_accepted,
             )
             for (scope, key), row in self._rows.items()
-            if row.state is State.PROCESSING
+            if (row.state is State.PROCESSING or (row.state is State.PENDING and command.with_pending))
             and row.lease_is_over(moment.now)
             and not row.is_expired(moment.now)
             and (row.request is not None or not command.with_request)
             and (row.token != NOBODYS_TOKEN or command.with_nobodys)
         ]
+        if command.only_due:
+            stuck = [each for each in stuck if is_due(each)]
         stuck.sort(key=lambda each: each.silent_for, reverse=True)
         return tuple(stuck[: command.limit])
 
@@ -98,7 +102,7 @@ class Upkeep(Table):
         self._write_down(hold, "abandoned", moment)
 
     def _discard(self, command: Discard, moment: Moment) -> Verdict:
-        row = self._mine(command.hold, State.PROCESSING, State.UNKNOWN)
+        row = self._mine(command.hold, State.PENDING, State.PROCESSING, State.UNKNOWN)
         if row is None:
             return Verdict.FENCED
         del self._rows[command.hold.scope, command.hold.key]

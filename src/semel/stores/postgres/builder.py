@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from semel.core.hint import hint_of
 from semel.core.message import Answer
 from semel.core.record import NOBODYS_TOKEN, Hold
 from semel.stores.base import this_process
 from semel.stores.headers import written
+from semel.stores.postgres.signals import channel_of
 from semel.stores.statement import Joined, Names, Query, Statement, load_queries
 
 PACKAGE = "semel.stores.postgres"
@@ -26,6 +28,7 @@ class Queries:
     release: Query
     renew: Query
     save: Query
+    mark: Query
     begin: Query
     finish: Query
     wait: Query
@@ -47,14 +50,32 @@ class Queries:
     check: Query
 
 
+def nobody() -> int | None:
+    """Have no lock that shows that this process lives: only leases tell."""
+    return None
+
+
 class Builder:
     """Builds statements for one table."""
 
-    def __init__(self, names: Names, *, audit: bool = True, actor: Callable[[], str] = this_process) -> None:
-        """Load the queries with *names* put in. *actor* says who the audit trail shall name, if there is one."""
+    def __init__(
+        self,
+        names: Names,
+        *,
+        audit: bool = True,
+        actor: Callable[[], str] = this_process,
+        owner: Callable[[], int | None] = nobody,
+    ) -> None:
+        """Load the queries with *names* put in. *actor* says who the audit trail shall name, if there is one.
+
+        *owner* is asked with every statement for the lock (``signals.owner_lock``) that this process holds now. What
+        is claimed bears it; and only while there is one is it tested whether the owners of others still live.
+        """
         self.names = names
         self._audit = audit
         self._actor = actor
+        self._owner = owner
+        self._channel = channel_of(names)
         queries = Queries(**load_queries(PACKAGE, names))
         self._queries: dict[str, Query] = {each.name: getattr(queries, each.name) for each in fields(Queries)}
         self._sql = {name: query.numbered for name, query in self._queries.items()}
@@ -71,12 +92,25 @@ class Builder:
         return Joined(self._queries[name], {each: values[each] for each in self._order[name]}, read)
 
     def _with_usual(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        return parameters | {"audit": self._audit, "actor": self._actor(), "nobodys_token": NOBODYS_TOKEN}
+        owner = self._owner()
+        return parameters | {
+            "audit": self._audit,
+            "actor": self._actor(),
+            "nobodys_token": NOBODYS_TOKEN,
+            "channel": self._channel,
+            "owner": owner,
+            "tests_owner": owner is not None,
+        }
 
 
 def of_hold(hold: Hold) -> dict[str, Any]:
     """Return the parameters that name a hold."""
     return {"scope": hold.scope, "key": hold.key, "attempt": hold.attempt, "token": hold.token}
+
+
+def hint(hold: Hold, *, wakes: bool) -> str | None:
+    """Return what is told to those who listen; None: nobody is told."""
+    return hint_of(hold.scope, hold.key) if wakes else None
 
 
 def of_answer(answer: Answer) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from semel.core.record import NOBODYS_TOKEN, Found, Hold
 from semel.core.recovery import written
 from semel.core.state import State, after
 from semel.stores.postgres import rows as read
-from semel.stores.postgres.builder import Builder, of_answer, of_hold
+from semel.stores.postgres.builder import Builder, hint, of_answer, of_hold
 from semel.stores.statement import DEFAULT_TABLE, Joined, Names, Statement
 
 _LOCK_BYTES = 8
@@ -54,6 +54,7 @@ class JoinedStatements:
             after_retention=claim.after_retention,
             seen_attempt=seen and seen.attempt,
             seen_token=seen and seen.token,
+            hint=hint(command.hold, wakes=command.wakes),
         )
 
     def commit(self, command: Commit) -> Joined[Verdict]:

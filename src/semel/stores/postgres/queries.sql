@@ -4,6 +4,16 @@
 -- Only the server's clock decides, and it is clock_timestamp(): now() stands still within a transaction.
 -- Plural parameters are arrays: one statement serves everybody who asked meanwhile.
 -- What changes a record writes a line of the audit trail in the same statement; :audit says whether there is one.
+--
+-- A worker's process may hold a lock while it lives, exclusively, in a session of its own; the records that it works on
+-- bear the lock's number as their owner. Whoever gets that lock, shared, has proof that the process is dead, and need
+-- not wait for the lease. It is tried only where the lease is not over, and only by those who hold such a lock
+-- themselves (:tests_owner); shared, so that several may find out at once; until the transaction ends, which frees it.
+-- What is claimed bears the number of the claimant's own lock, :owner, only if that can't be had: then it is held, and
+-- on this very server. A claim must not bear the number of a lock that was lost, or is another server's.
+--
+-- pg_notify stands in a CASE of its own: a transaction that notifies anybody waits for a lock of the whole database at
+-- COMMIT, so none does unless somebody has asked for it.
 
 
 -- name: claim
@@ -17,34 +27,43 @@ WITH asked AS (
     SELECT *
       FROM unnest(:scopes::text[], :keys::text[], :tokens::bytea[], :fingerprints::bytea[],
                   :leases::float8[], :retentions::float8[],
-                  :on_crashes::text[], :after_retentions::text[], :requests::text[], :request_bodies::bytea[])
-        AS asked (scope, key, token, fingerprint, lease, retention, on_crash, after_retention, request, request_body)
+                  :on_crashes::text[], :after_retentions::text[], :requests::text[], :request_bodies::bytea[],
+                  :accepteds::boolean[])
+        AS asked (scope, key, token, fingerprint, lease, retention, on_crash, after_retention, request, request_body,
+                  accepted)
 ), won AS (
     INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, created_at, lease_expires_at, expires_at,
-                            on_crash, after_retention, request, request_body)
-    SELECT scope, key, 'processing', 1, token, fingerprint, clock_timestamp(),
-           clock_timestamp() + lease * interval '1 second', clock_timestamp() + retention * interval '1 second',
-           on_crash, after_retention, request, request_body
+                            on_crash, after_retention, request, request_body, accepted, owner)
+    SELECT scope, key, CASE WHEN accepted THEN 'pending' ELSE 'processing' END, 1, token, fingerprint,
+           clock_timestamp(), CASE WHEN NOT accepted THEN clock_timestamp() + lease * interval '1 second' END,
+           clock_timestamp() + retention * interval '1 second',
+           on_crash, after_retention, request, request_body, accepted,
+           CASE WHEN NOT accepted
+                THEN (SELECT :owner::bigint WHERE NOT pg_try_advisory_xact_lock_shared(:owner::bigint)) END
       FROM asked
      ORDER BY scope COLLATE "C", key COLLATE "C"
         ON CONFLICT (scope, key) DO NOTHING
- RETURNING scope, key
+ RETURNING scope, key, accepted
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
-    SELECT clock_timestamp(), scope, key, 1, 'claimed', :actor::text
+    SELECT clock_timestamp(), scope, key, 1, CASE WHEN accepted THEN 'accepted' ELSE 'claimed' END, :actor::text
       FROM won
      WHERE :audit::boolean
 )
 SELECT scope, key, NULL AS state, 1 AS attempt, NULL::bytea AS token, NULL::bytea AS fingerprint,
-       NULL::smallint AS status, NULL AS headers, NULL::bytea AS body, false AS lease_is_over, false AS is_expired,
-       NULL AS steps
+       NULL::smallint AS status, NULL AS headers, NULL::bytea AS body, false AS lease_is_over,
+       0::float8 AS retention_left, NULL AS steps, accepted
   FROM won
+ WHERE CASE WHEN accepted THEN pg_notify(:channel, 'accepted') IS NOT NULL ELSE true END
  UNION ALL
 SELECT found.*
   FROM asked
  CROSS JOIN LATERAL (
     SELECT scope, key, state, attempt, token, fingerprint, status, headers, body,
-           coalesce(lease_expires_at <= clock_timestamp(), true), expires_at <= clock_timestamp(), steps
+           CASE WHEN lease_expires_at IS NULL OR lease_expires_at <= clock_timestamp() THEN true
+                WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
+                ELSE false END,
+           date_part('epoch', expires_at - clock_timestamp()), steps, accepted
       FROM semel_keys
      WHERE semel_keys.scope = asked.scope AND semel_keys.key = asked.key
     OFFSET 0
@@ -54,13 +73,21 @@ SELECT found.*
 -- name: take_over
 -- Take the key from a worker whose lease ran out, or from a record that expired, if it is still the one that was seen.
 -- A record that expired starts anew. One that did not stays the same operation: it keeps its age, its fingerprint,
--- its steps and its request.
+-- its steps and its request. One that is pending is begun, by a worker alone, and that is its first attempt still.
 WITH taken AS (
     UPDATE semel_keys
-       SET state            = 'processing',
-           attempt          = CASE WHEN expires_at <= clock.now THEN 1 ELSE attempt + 1 END,
+       SET state            = CASE WHEN expires_at <= clock.now AND :accepted::boolean THEN 'pending'
+                                   ELSE 'processing' END,
+           attempt          = CASE WHEN expires_at <= clock.now THEN 1
+                                   WHEN state = 'pending' THEN attempt ELSE attempt + 1 END,
            token            = :token,
-           lease_expires_at = clock.now + :lease * interval '1 second',
+           lease_expires_at = CASE WHEN expires_at <= clock.now AND :accepted::boolean THEN NULL
+                                   ELSE clock.now + :lease * interval '1 second' END,
+           owner            = CASE WHEN NOT (expires_at <= clock.now AND :accepted::boolean)
+                                   THEN (SELECT :owner::bigint
+                                          WHERE NOT pg_try_advisory_xact_lock_shared(:owner::bigint)) END,
+           accepted         = CASE WHEN expires_at <= clock.now THEN :accepted::boolean ELSE accepted END,
+           milestone        = CASE WHEN expires_at <= clock.now THEN NULL ELSE milestone END,
            status           = NULL,
            headers          = NULL,
            body             = NULL,
@@ -80,32 +107,41 @@ WITH taken AS (
       FROM (SELECT clock_timestamp() AS now) AS clock
      WHERE scope = :scope AND key = :key AND attempt = :seen_attempt AND token = :seen_token
        AND NOT (:is_abandoned::boolean AND expires_at <= clock.now)
-       AND CASE state WHEN 'pending' THEN false
-                      WHEN 'processing' THEN lease_expires_at <= clock.now
-                      ELSE expires_at <= clock.now END
- RETURNING scope, key, attempt
+       AND CASE WHEN state = 'processing'
+                THEN CASE WHEN lease_expires_at <= clock.now THEN true
+                          WHEN owner IS NOT NULL AND :tests_owner::boolean
+                          THEN pg_try_advisory_xact_lock_shared(owner)
+                          ELSE false END
+                ELSE expires_at <= clock.now OR (state = 'pending' AND :is_abandoned::boolean) END
+ RETURNING scope, key, attempt, state
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
-    SELECT clock_timestamp(), scope, key, attempt, 'taken over', :actor::text
+    SELECT clock_timestamp(), scope, key, attempt,
+           CASE WHEN state = 'pending' THEN 'accepted'
+                WHEN :is_abandoned::boolean AND attempt = :seen_attempt THEN 'claimed'
+                ELSE 'taken over' END,
+           :actor::text
       FROM taken
      WHERE :audit::boolean
 )
-SELECT attempt FROM taken
+SELECT attempt
+  FROM taken
+ WHERE CASE WHEN state = 'pending' THEN pg_notify(:channel, 'accepted') IS NOT NULL ELSE true END
 
 
 -- name: complete
 -- Store how each operation ended. Only the attempt that holds the key may, and it proves it by its token.
--- The request is needed no more; the steps stay, for people to look at.
+-- The request is needed no more; the steps stay, for people to look at. Where there is a hint, those who listen get it.
 WITH ended AS (
     UPDATE semel_keys
        SET state = asked.state, status = asked.status, headers = asked.headers, body = asked.body,
-           completed_at = clock_timestamp(), lease_expires_at = NULL, request = NULL, request_body = NULL
+           completed_at = clock_timestamp(), lease_expires_at = NULL, owner = NULL, request = NULL, request_body = NULL
       FROM unnest(:scopes::text[], :keys::text[], :attempts::int[], :tokens::bytea[],
-                  :states::text[], :statuses::smallint[], :headers::text[], :bodies::bytea[])
-        AS asked (scope, key, attempt, token, state, status, headers, body)
+                  :states::text[], :statuses::smallint[], :headers::text[], :bodies::bytea[], :hints::text[])
+        AS asked (scope, key, attempt, token, state, status, headers, body, hint)
      WHERE semel_keys.scope = asked.scope AND semel_keys.key = asked.key
        AND semel_keys.attempt = asked.attempt AND semel_keys.token = asked.token AND semel_keys.state = 'processing'
- RETURNING semel_keys.scope, semel_keys.key, semel_keys.attempt, semel_keys.token, semel_keys.state
+ RETURNING semel_keys.scope, semel_keys.key, semel_keys.attempt, semel_keys.token, semel_keys.state, asked.hint
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
     SELECT clock_timestamp(), scope, key, attempt, CASE state WHEN 'complete' THEN 'completed' ELSE 'failed' END,
@@ -113,7 +149,9 @@ WITH ended AS (
       FROM ended
      WHERE :audit::boolean
 )
-SELECT scope, key, attempt, token FROM ended
+SELECT scope, key, attempt, token
+  FROM ended
+ WHERE CASE WHEN hint IS NULL THEN true ELSE pg_notify(:channel, hint) IS NOT NULL END
 
 
 -- name: completed
@@ -125,19 +163,19 @@ SELECT true
 
 -- name: release
 -- Free the key, if this attempt still holds it; attempt 0 stands for whatever number its token was given.
--- An earlier attempt may have had its effect, and a step that was saved has had its own. Then the record stays:
--- nobody's, and to be taken over at once.
+-- An earlier attempt may have had its effect, and a step that was saved has had its own; and one that was accepted is
+-- promised to be run, once a worker has begun it. Then the record stays: nobody's, and to be taken over at once.
 -- Returns whether somebody else's record is in the way.
 WITH freed AS (
     DELETE FROM semel_keys
-     WHERE scope = :scope AND key = :key AND token = :token AND :attempt::int IN (0, attempt) AND state = 'processing'
-       AND attempt = 1 AND steps IS NULL
+     WHERE scope = :scope AND key = :key AND token = :token AND :attempt::int IN (0, attempt)
+       AND (state = 'pending' OR (state = 'processing' AND attempt = 1 AND steps IS NULL AND NOT accepted))
  RETURNING scope, key, attempt, 'released' AS event
 ), given_up AS (
     UPDATE semel_keys
-       SET token = :nobodys_token, lease_expires_at = clock_timestamp()
+       SET token = :nobodys_token, lease_expires_at = clock_timestamp(), owner = NULL
      WHERE scope = :scope AND key = :key AND token = :token AND :attempt::int IN (0, attempt) AND state = 'processing'
-       AND (attempt > 1 OR steps IS NOT NULL)
+       AND (attempt > 1 OR steps IS NOT NULL OR accepted)
  RETURNING scope, key, attempt, 'given up' AS event
 ), ended AS (
     SELECT * FROM freed UNION ALL SELECT * FROM given_up
@@ -147,11 +185,13 @@ WITH freed AS (
       FROM ended
      WHERE :audit::boolean
 )
-SELECT EXISTS (SELECT FROM semel_keys WHERE scope = :scope AND key = :key) AND NOT EXISTS (SELECT FROM ended)
+SELECT EXISTS (SELECT FROM semel_keys WHERE scope = :scope AND key = :key) AND NOT EXISTS (SELECT FROM ended),
+       (SELECT pg_notify(:channel, :hint::text) FROM ended WHERE :hint::text IS NOT NULL)
 
 
 -- name: renew
--- Prolong every lease this process holds; return the keys it has lost.
+-- Prolong every lease this process holds; return the keys it has lost. One whose owner is dead is lost, though nobody
+-- has taken it yet: it was claimed just before its process lost its lock, and not known to anybody who could be told.
 -- SKIP LOCKED: whoever has the row locked is completing it, and a deadlock with them is not worth a renewal.
 WITH asked AS (
     SELECT *
@@ -165,6 +205,8 @@ WITH asked AS (
           FROM semel_keys
          WHERE scope = asked.scope AND key = asked.key
            AND attempt = asked.attempt AND token = asked.token AND state = 'processing'
+           AND CASE WHEN owner IS NOT NULL AND :tests_owner::boolean
+                    THEN NOT pg_try_advisory_xact_lock_shared(owner) ELSE true END
            FOR UPDATE SKIP LOCKED
      ) AS locked
 ), renewed AS (
@@ -180,6 +222,8 @@ SELECT scope, key, attempt, token
       FROM semel_keys
      WHERE scope = asked.scope AND key = asked.key
        AND attempt = asked.attempt AND token = asked.token AND state = 'processing'
+       AND CASE WHEN owner IS NOT NULL AND :tests_owner::boolean
+                THEN NOT pg_try_advisory_xact_lock_shared(owner) ELSE true END
  )
 
 
@@ -202,6 +246,14 @@ WITH saved AS (
 SELECT 1 FROM saved
 
 
+-- name: mark
+-- Store how far the handler says it is. Nothing depends on it, so the audit trail does not tell.
+UPDATE semel_keys
+   SET milestone = :milestone
+ WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
+RETURNING 1
+
+
 -- name: begin
 -- Take the locks of a request and of its key until the transaction ends, and read what is there.
 -- The request's own lock comes first, and the key's only with it. So whoever fails at the first knows that the request
@@ -219,7 +271,10 @@ SELECT lock.holder, found.*
   FROM lock
   LEFT JOIN (
     SELECT state, attempt, token, fingerprint, status, headers, body,
-           coalesce(lease_expires_at <= clock_timestamp(), true), expires_at <= clock_timestamp(), steps
+           CASE WHEN lease_expires_at IS NULL OR lease_expires_at <= clock_timestamp() THEN true
+                WHEN owner IS NOT NULL AND CAST(:tests_owner AS boolean) THEN pg_try_advisory_xact_lock_shared(owner)
+                ELSE false END,
+           date_part('epoch', expires_at - clock_timestamp()), steps, accepted
       FROM semel_keys
      WHERE scope = CAST(:scope AS text) AND key = CAST(:key AS text)
   ) AS found ON lock.holder = 'mine'
@@ -246,6 +301,9 @@ WITH finished AS (
            body             = excluded.body,
            completed_at     = excluded.completed_at,
            lease_expires_at = NULL,
+           owner            = NULL,
+           accepted         = CASE WHEN old.expires_at <= excluded.completed_at THEN false ELSE old.accepted END,
+           milestone        = CASE WHEN old.expires_at <= excluded.completed_at THEN NULL ELSE old.milestone END,
            request          = NULL,
            request_body     = NULL,
            steps            = CASE WHEN old.expires_at <= excluded.completed_at THEN NULL ELSE old.steps END,
@@ -261,9 +319,12 @@ WITH finished AS (
            expires_at       = CASE WHEN old.expires_at <= excluded.completed_at THEN excluded.expires_at
                                    ELSE old.expires_at END
      WHERE old.attempt = CAST(:seen_attempt AS integer) AND old.token = CAST(:seen_token AS bytea)
-       AND CASE old.state WHEN 'pending' THEN false
-                          WHEN 'processing' THEN old.lease_expires_at <= excluded.completed_at
-                          ELSE old.expires_at <= excluded.completed_at END
+       AND CASE WHEN old.state = 'processing'
+                THEN CASE WHEN old.lease_expires_at <= excluded.completed_at THEN true
+                          WHEN old.owner IS NOT NULL AND CAST(:tests_owner AS boolean)
+                          THEN pg_try_advisory_xact_lock_shared(old.owner)
+                          ELSE false END
+                ELSE old.expires_at <= excluded.completed_at END
  RETURNING scope, key, attempt, state
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
@@ -272,7 +333,10 @@ WITH finished AS (
       FROM finished
      WHERE CAST(:audit AS boolean)
 )
-SELECT 1 FROM finished
+SELECT 1
+  FROM finished
+ WHERE CASE WHEN CAST(:hint AS text) IS NULL THEN true
+            ELSE pg_notify(CAST(:channel AS text), CAST(:hint AS text)) IS NOT NULL END
 
 
 -- name: wait
@@ -283,7 +347,7 @@ SELECT pg_advisory_xact_lock(CAST(:key_lock AS text)::bigint)
 -- name: settle
 -- One record, whole, once no transaction is changing it any more.
 SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body, body IS NULL,
-       created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
+       accepted, milestone, created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
   FROM semel_keys
  WHERE scope = :scope AND key = :key
    FOR UPDATE
@@ -291,12 +355,16 @@ SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, st
 
 -- name: park
 -- Stop an operation until an operator has said what it did. Its worker may ask for it, and may ask twice; or, once that
--- is silent, others: of several that ask at once, one is told that it did.
+-- is silent, others: of several that ask at once, one is told that it did. A pending one has no worker yet.
 WITH parked AS (
     UPDATE semel_keys
-       SET state = 'unknown', lease_expires_at = NULL
-     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
-       AND (NOT :if_silent::boolean OR lease_expires_at <= clock_timestamp())
+       SET state = 'unknown', lease_expires_at = NULL, owner = NULL
+     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token
+       AND state IN ('pending', 'processing')
+       AND CASE WHEN NOT :if_silent::boolean OR lease_expires_at IS NULL OR lease_expires_at <= clock_timestamp()
+                THEN true
+                WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
+                ELSE false END
  RETURNING scope, key, attempt
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
@@ -314,7 +382,7 @@ SELECT 1 FROM semel_keys
 -- name: look
 -- One record, whole.
 SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body, body IS NULL,
-       created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
+       accepted, milestone, created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
   FROM semel_keys
  WHERE scope = :scope AND key = :key
 
@@ -322,7 +390,7 @@ SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, st
 -- name: browse
 -- The newest records, without their bodies.
 SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, ''::bytea, body IS NULL,
-       created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
+       accepted, milestone, created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
   FROM semel_keys
  WHERE (:scope::text IS NULL OR scope = :scope)
    AND (:key::text IS NULL OR key = :key)
@@ -332,13 +400,29 @@ SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, st
 
 
 -- name: find_stuck
--- The records whose worker is silent past its lease, the longest silent first. Past its retention it is the reaper's.
-SELECT scope, key, attempt, token, on_crash, steps, request IS NOT NULL, clock.now - lease_expires_at, tries
-  FROM semel_keys, (SELECT clock_timestamp() AS now) AS clock
- WHERE state = 'processing' AND lease_expires_at <= clock.now AND expires_at > clock.now
+-- The records whose worker is silent past its lease, or dead, the longest silent first; and those that wait for their
+-- first worker, by their age. Past its retention it is the reaper's.
+-- When a process died is not known: it counts as silent from now on, and not before.
+-- MATERIALIZED: the clock is read once, so that who is silent for longer comes first.
+-- What is due after its pause is said in words of its own in core/upkeep.py.
+WITH clock AS MATERIALIZED (
+    SELECT clock_timestamp() AS now
+)
+SELECT scope, key, attempt, token, on_crash, steps, request IS NOT NULL,
+       clock.now - least(coalesce(lease_expires_at, created_at), clock.now), tries, accepted
+  FROM semel_keys, clock
+ WHERE (state = 'processing' OR (state = 'pending' AND :with_pending::boolean)) AND expires_at > clock.now
    AND (:with_nobodys::boolean OR token <> :nobodys_token)
    AND (NOT :with_request::boolean OR request IS NOT NULL)
- ORDER BY lease_expires_at
+   AND CASE WHEN lease_expires_at IS NULL OR lease_expires_at <= clock.now THEN true
+            WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
+            ELSE false END
+   AND (NOT :only_due::boolean
+        OR (accepted AND (tries = 0 OR token <> :nobodys_token))
+        OR clock.now - least(coalesce(lease_expires_at, created_at), clock.now)
+           >= make_interval(secs => :first_pause::float8)
+              * (1 << least(tries - accepted::integer, :most_doublings::integer)))
+ ORDER BY least(coalesce(lease_expires_at, created_at), clock.now)
  LIMIT :limit
 
 
@@ -350,12 +434,15 @@ SELECT request, request_body
 
 
 -- name: sweep
--- Free the key of a worker that is silent past its lease. The record stays, and whoever comes next takes it over.
+-- Free the key of a worker that is silent past its lease, or dead. The record stays, and whoever comes next takes it
+-- over: nobody holds it any more, so its lease is over now, if it was not.
 WITH swept AS (
     UPDATE semel_keys
-       SET token = :nobodys_token
+       SET token = :nobodys_token, lease_expires_at = least(lease_expires_at, clock_timestamp()), owner = NULL
      WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
-       AND lease_expires_at <= clock_timestamp()
+       AND CASE WHEN lease_expires_at <= clock_timestamp() THEN true
+                WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
+                ELSE false END
  RETURNING scope, key, attempt
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
@@ -404,7 +491,7 @@ WITH ended AS (
 ), failed AS (
     UPDATE semel_keys
        SET state = 'failed', status = :status, headers = :headers, body = :body, completed_at = clock_timestamp(),
-           token = :nobodys_token, lease_expires_at = NULL, request = NULL, request_body = NULL
+           token = :nobodys_token, lease_expires_at = NULL, owner = NULL, request = NULL, request_body = NULL
      WHERE ctid = ANY (ARRAY(SELECT place FROM due WHERE fate = 'fail'))
  RETURNING scope, key, attempt, 'abandoned' AS event
 ), noted AS (
@@ -437,7 +524,7 @@ SELECT count(*) FROM deleted
 WITH discarded AS (
     DELETE FROM semel_keys
      WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token
-       AND state IN ('processing', 'unknown')
+       AND state IN ('pending', 'processing', 'unknown')
  RETURNING scope, key, attempt
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
@@ -508,5 +595,5 @@ SELECT clock_timestamp()
 
 -- name: check
 -- Whether this server can serve: it has the table, and it takes writes.
-SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool, EXISTS (SELECT steps FROM semel_keys),
+SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool, EXISTS (SELECT owner FROM semel_keys),
        EXISTS (SELECT FROM semel_audit)

@@ -10,6 +10,7 @@ from semel.core.commands import Verdict
 from semel.core.message import Answer
 from semel.core.record import Found, Record
 from semel.core.state import State
+from semel.stores import milestones
 from semel.stores.headers import read_back
 
 Row = Sequence[Any]
@@ -22,17 +23,28 @@ def verdict(rows: Sequence[Row]) -> Verdict:
 
 def found(row: Row) -> Found:
     """Read what a claim came upon."""
-    state, attempt, token, fingerprint, status, headers, body, lease_is_over, is_expired, steps = row
+    state, attempt, token, fingerprint, status, headers, body, lease_is_over, left, steps, is_accepted = row
     # Some drivers give a view of the bytes, which is not the same as they.
     kept = None if body is None else bytes(body)
     answer = None if status is None else Answer(status, read_back(headers), kept)
-    return Found(State(state), attempt, bytes(token), bytes(fingerprint), answer, lease_is_over, is_expired, steps)
+    return Found(
+        State(state),
+        attempt,
+        bytes(token),
+        bytes(fingerprint),
+        answer,
+        lease_is_over,
+        left <= 0,
+        steps,
+        is_accepted,
+        timedelta(seconds=left),
+    )
 
 
 def record(row: Row) -> Record:
     """Read a whole record."""
-    scope, key, state, attempt, token, fingerprint, point, steps, status, headers, body, is_tombstone, *times = row
-    created_at, lease_expires_at, completed_at, expires_at, now = times
+    scope, key, state, attempt, token, fingerprint, point, steps, status, headers, body, is_tombstone, *more = row
+    is_accepted, milestone, created_at, lease_expires_at, completed_at, expires_at, now = more
     answer = None if status is None else Answer(status, read_back(headers), None if is_tombstone else body)
     left: timedelta | None = lease_expires_at and lease_expires_at - now
     return Record(
@@ -51,6 +63,8 @@ def record(row: Row) -> Record:
         expires_at=expires_at,
         lease_left=left,
         retention_left=expires_at - now,
+        is_accepted=is_accepted,
+        milestone=milestones.read_back(milestone),
     )
 
 

@@ -22,6 +22,10 @@ CREATE TABLE semel_keys (
     request          text,                        -- the request as JSON (latin-1), where it can be run again
     request_body     bytea,
     tries            integer          NOT NULL DEFAULT 0,   -- how often it was run without its client
+    accepted         boolean          NOT NULL DEFAULT false,   -- its client was told that a worker would run it
+    milestone        text,                        -- how far its handler says it is, as JSON: a fraction and a note
+    owner            bigint,                      -- the advisory lock that its worker's process holds while it lives;
+                                                  -- NULL: only the lease tells
 
     PRIMARY KEY (scope, key),
     CONSTRAINT semel_keys_state    CHECK (state IN ('pending', 'processing', 'unknown', 'complete', 'failed')),
@@ -36,7 +40,10 @@ CREATE TABLE semel_keys (
     CONSTRAINT semel_keys_after_retention CHECK (after_retention IN ('delete', 'strip', 'keep')),
     CONSTRAINT semel_keys_steps    CHECK (recovery_point IS NULL OR steps IS NOT NULL),
     CONSTRAINT semel_keys_request  CHECK ((request IS NULL) = (request_body IS NULL)
-                                          AND (request IS NULL OR state NOT IN ('complete', 'failed')))
+                                          AND (request IS NULL OR state NOT IN ('complete', 'failed'))),
+    CONSTRAINT semel_keys_pending  CHECK (state <> 'pending' OR accepted),
+    CONSTRAINT semel_keys_accepted CHECK (NOT accepted OR request IS NOT NULL OR state IN ('complete', 'failed')),
+    CONSTRAINT semel_keys_milestone CHECK (milestone IS NULL OR state <> 'pending')
 );
 
 -- What the reaper walks. now() can't stand in an index predicate (it must be immutable), but a state can,

@@ -11,7 +11,9 @@ from semel.core.commands import (
     Claim,
     Command,
     Complete,
+    FindStuck,
     Look,
+    Mark,
     Note,
     Now,
     Park,
@@ -19,21 +21,23 @@ from semel.core.commands import (
     Renew,
     Save,
     Settle,
+    Sweep,
     TakeOver,
     Verdict,
 )
 from semel.core.record import Found, Hold, Record
 from semel.core.state import State, after
+from semel.stores import milestones
 from semel.stores.headers import written
 from semel.stores.postgres import rows as read_rows
-from semel.stores.postgres.builder import PACKAGE, Builder, of_hold
+from semel.stores.postgres.builder import PACKAGE, Builder, hint, of_hold
 from semel.stores.postgres.joined import key_lock, save
 from semel.stores.postgres.rows import Row
 from semel.stores.postgres.upkeep import UPKEEP
 from semel.stores.requests import written as written_request
 from semel.stores.statement import Statement
 
-__all__ = ["OTHERS", "PACKAGE", "UPKEEP", "Statements"]
+__all__ = ["OTHERS", "OWNED", "PACKAGE", "UPKEEP", "Statements"]
 
 T = TypeVar("T")
 
@@ -80,6 +84,7 @@ class Statements(Builder):
             after_retentions=[claim.after_retention for claim in distinct],
             requests=[claim.request and written_request(claim.request) for claim in distinct],
             request_bodies=[claim.request and claim.request.body for claim in distinct],
+            accepteds=[claim.is_accepted for claim in distinct],
         )
 
     def take_over(self, command: TakeOver) -> Statement[Hold | Again]:
@@ -98,6 +103,7 @@ class Statements(Builder):
             after_retention=claim.after_retention,
             request=claim.request and written_request(claim.request),
             request_body=claim.request and claim.request.body,
+            accepted=claim.is_accepted,
             seen_attempt=seen.attempt,
             seen_token=seen.token,
             is_abandoned=command.is_abandoned,
@@ -122,6 +128,7 @@ class Statements(Builder):
             statuses=[command.answer.status for command in commands],
             headers=[written(command.answer.headers) for command in commands],
             bodies=[command.answer.body for command in commands],
+            hints=[hint(command.hold, wakes=command.wakes) for command in commands],
         )
 
     def completed(self, hold: Hold) -> Statement[Verdict]:
@@ -131,7 +138,10 @@ class Statements(Builder):
     def release(self, command: Release) -> Statement[Verdict]:
         """Free a key."""
         return self.statement(
-            "release", lambda rows: Verdict.FENCED if rows[0][0] else Verdict.DONE, **of_hold(command.hold)
+            "release",
+            lambda rows: Verdict.FENCED if rows[0][0] else Verdict.DONE,
+            hint=hint(command.hold, wakes=command.wakes),
+            **of_hold(command.hold),
         )
 
     def renew(self, command: Renew) -> Statement[frozenset[Hold]]:
@@ -145,6 +155,11 @@ class Statements(Builder):
             tokens=[hold.token for hold, _ in command.holds],
             leases=[lease.total_seconds() for _, lease in command.holds],
         )
+
+    def mark(self, command: Mark) -> Statement[Verdict]:
+        """Store how far a handler says it is."""
+        milestone = milestones.written(command.milestone)
+        return self.statement("mark", read_rows.verdict, milestone=milestone, **of_hold(command.hold))
 
     def park(self, command: Park) -> Statement[Verdict]:
         """Stop an operation until an operator has spoken."""
@@ -194,6 +209,7 @@ OTHERS: dict[type[Command[Any]], Callable[[Statements, Any], Statement[Any]]] = 
     TakeOver: Statements.take_over,
     Release: Statements.release,
     Save: save,
+    Mark: Statements.mark,
     Park: Statements.park,
     Settle: Statements.settle,
     Look: Statements.look,
@@ -201,6 +217,9 @@ OTHERS: dict[type[Command[Any]], Callable[[Statements, Any], Statement[Any]]] = 
     Note: Statements.note,
     Now: Statements.now,
 }
+
+#: What bears the number of the lock that shows that this process lives, or asks whether another does.
+OWNED: frozenset[type[Command[Any]]] = frozenset({Claim, TakeOver, Park, FindStuck, Sweep})
 
 _BUILD: dict[type[Command[Any]], Callable[[Statements, Any], Statement[Any]]] = {
     Renew: Statements.renew,
@@ -219,5 +238,13 @@ def _share(outcome: Hold | Found | Again, claim: Claim, first: Claim) -> Hold | 
     if claim is first or not isinstance(outcome, Hold):
         return outcome
     return Found(
-        State.PROCESSING, outcome.attempt, first.token, first.fingerprint, None, lease_is_over=False, is_expired=False
+        State.PENDING if first.is_accepted else State.PROCESSING,
+        outcome.attempt,
+        first.token,
+        first.fingerprint,
+        None,
+        lease_is_over=first.is_accepted,
+        is_expired=False,
+        is_accepted=first.is_accepted,
+        retention_left=first.retention,
     )

@@ -22,6 +22,7 @@ from semel.core.commands import (
 from semel.core.message import Request
 from semel.core.record import Entry, Hold, Stuck
 from semel.core.recovery import written
+from semel.core.upkeep import FIRST_PAUSE, MOST_DOUBLINGS
 from semel.stores.postgres.builder import Builder, of_answer, of_hold
 from semel.stores.postgres.rows import Row, verdict
 from semel.stores.requests import read_back
@@ -35,6 +36,10 @@ def _find_stuck(builder: Builder, command: FindStuck) -> Statement[tuple[Stuck, 
         limit=command.limit,
         with_request=command.with_request,
         with_nobodys=command.with_nobodys,
+        with_pending=command.with_pending,
+        only_due=command.only_due,
+        first_pause=FIRST_PAUSE.total_seconds(),
+        most_doublings=MOST_DOUBLINGS,
     )
 
 

@@ -23,6 +23,7 @@ class AsyncSQLiteStore(AsyncStore):
     def __init__(self, url: str, *, connections: AsyncConnections | None = None) -> None:
         """Nothing is opened yet. *connections* are where transactions come from, if not from the file itself."""
         self._ledger = Ledger(url)
+        self.place = self._ledger.place
         self._connections = connections or AsyncSQLiteConnections(self._ledger.place)
         self.notes_replays = self._ledger.place.audit == "replays"
         self._loop: asyncio.AbstractEventLoop | None = None

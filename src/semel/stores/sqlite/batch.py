@@ -20,6 +20,7 @@ from semel.core.commands import (
     Discard,
     FindStuck,
     Look,
+    Mark,
     Note,
     Now,
     Park,
@@ -88,6 +89,7 @@ class Batch:
         self._writes: Table = {
             TakeOver: keys.take_over,
             Save: keys.save,
+            Mark: keys.mark,
             Park: keys.park,
             Release: keys.release,
             Renew: keys.renew,

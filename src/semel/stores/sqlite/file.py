@@ -39,6 +39,7 @@ _TROUBLES = {
     sqlite3.SQLITE_FULL: "can't grow: the disk is full",
     sqlite3.SQLITE_NOTADB: "is not a SQLite database",
 }
+_OUTDATED = ("no such table", "no such column")
 #: The rest of an extended error code only narrows it down.
 _PRIMARY = 0xFF
 _READ_ONLY = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM})
@@ -137,7 +138,15 @@ def explained(error: sqlite3.Error, path: Path, *, was_sent: bool = False) -> St
     is_shut = code == sqlite3.SQLITE_CANTOPEN and not os.access(path.parent, os.W_OK)
     if code in _READ_ONLY or is_shut:
         return StoreReadOnly(f"{path} can't be written: it or its folder is read-only for this user ({error}).")
+    if is_outdated(error):
+        # What opens the file brings it up to date, so somebody has put an older one in its place since.
+        return StoreNotReady(f"{path} has no tables of Semel's, or old ones. Run: semel migrate sqlite:///{path}")
     return StoreUnavailable(f"{path} {_TROUBLES.get(code, 'can’t be used')} ({error}).", was_sent=was_sent)
+
+
+def is_outdated(error: sqlite3.Error) -> bool:
+    """Whether a table is missing, or is one of an older release. SQLite has no code of its own for that."""
+    return any(words in str(error) for words in _OUTDATED)
 
 
 def is_busy(error: sqlite3.Error) -> bool:

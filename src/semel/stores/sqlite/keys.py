@@ -10,6 +10,7 @@ from semel.core.commands import (
     Again,
     Browse,
     Look,
+    Mark,
     Now,
     Park,
     Release,
@@ -21,6 +22,7 @@ from semel.core.commands import (
 )
 from semel.core.record import Found, Hold, Record
 from semel.core.recovery import written
+from semel.stores import milestones
 from semel.stores.sqlite import statements as by
 from semel.stores.sqlite.session import Session
 from semel.stores.sqlite.statements import chunks
@@ -59,8 +61,10 @@ class Keys:
                     self._outcomes[place] = there or Again.AGAIN
                     del holds[place]
         self._outcomes_are(holds)
-        for hold in dict.fromkeys(holds.values()):
-            self._session.note(hold.scope, hold.key, 1, "claimed")
+        # The same claim may be there twice: its first copy's reply was thought lost.
+        won = {holds[place]: claim.is_accepted for place, claim in items if place in holds}
+        for hold, is_accepted in won.items():
+            self._session.note(hold.scope, hold.key, 1, "accepted" if is_accepted else "claimed")
 
     def complete(self, items: Items) -> None:
         """Store how operations ended."""
@@ -82,9 +86,14 @@ class Keys:
         rows = self._session.run(self._statements.take_over, by.take_over_row(command))
         if not rows:
             return Again.AGAIN
-        hold = Hold(claim.scope, claim.key, rows[0][0], claim.token)
-        self._session.note(hold.scope, hold.key, hold.attempt, "taken over")
-        return hold
+        attempt, state = rows[0]
+        event = "taken over"
+        if state == "pending":
+            event = "accepted"
+        elif command.is_abandoned and attempt == command.seen.attempt:
+            event = "claimed"
+        self._session.note(claim.scope, claim.key, attempt, event)
+        return Hold(claim.scope, claim.key, attempt, claim.token)
 
     def release(self, command: Release) -> Verdict:
         """Free a key, or give an operation up."""
@@ -113,6 +122,11 @@ class Keys:
             return Verdict.FENCED
         self._session.note(hold.scope, hold.key, hold.attempt, "saved", by.last_step(progress))
         return Verdict.DONE
+
+    def mark(self, command: Mark) -> Verdict:
+        """Store how far a handler says it is."""
+        row = (milestones.written(command.milestone), *by.hold_row(command.hold))
+        return Verdict.DONE if self._session.run(self._statements.mark, row) else Verdict.FENCED
 
     def park(self, command: Park) -> Verdict:
         """Stop an operation."""

@@ -8,36 +8,40 @@
 WITH wanted (position, scope, key) AS (VALUES (:position, :scope, :key))
 SELECT
     position, state, attempt, token, fingerprint, status, headers, body,
-    lease_expires_at IS NULL OR lease_expires_at <= now, expires_at <= now, steps
+    lease_expires_at IS NULL OR lease_expires_at <= now, expires_at - now, steps, accepted
 FROM wanted CROSS JOIN semel_keys USING (scope, key) CROSS JOIN semel_keys_clock
 
 -- name: claim
 -- Take every key that nobody has. Fewer rows than claims: somebody was quicker, and the caller looks who (find).
+-- What is only accepted is pending, and nobody has a lease on it.
 INSERT INTO semel_keys (
     scope, key, state, attempt, token, fingerprint, created_at, lease_expires_at, expires_at,
-    on_crash, after_retention, request, request_body
+    on_crash, after_retention, request, request_body, accepted
 )
-WITH wanted (scope, key, token, fingerprint, lease, retention, on_crash, after_retention, request, request_body)
+WITH wanted (
+    scope, key, token, fingerprint, lease, retention, on_crash, after_retention, request, request_body, accepted
+)
     AS (
         VALUES (
             :scope, :key, :token, :fingerprint, :lease, :retention,
-            :on_crash, :after_retention, :request, :request_body
+            :on_crash, :after_retention, :request, :request_body, :accepted
         )
     )
 SELECT
-    scope, key, 'processing', 1, token, fingerprint, now, now + lease, now + retention,
-    on_crash, after_retention, request, request_body
+    scope, key, iif(accepted, 'pending', 'processing'), 1, token, fingerprint,
+    now, iif(accepted, NULL, now + lease), now + retention, on_crash, after_retention, request, request_body, accepted
 FROM wanted CROSS JOIN semel_keys_clock WHERE true -- or else ON would be read as a part of the join
 ON CONFLICT (scope, key) DO NOTHING
 
 -- name: take_over
 -- Take the key from a holder whose lease ran out, or from a record past its retention, if nobody else did meanwhile.
 -- Past its retention it starts anew; before, it is still the same operation, and keeps its first sight and fingerprint,
--- the steps it has taken and the request that it came with.
+-- the steps it has taken and the request that it came with. One that is pending is begun, by a worker alone, and that is
+-- its first attempt still.
 UPDATE semel_keys
 SET
-    state = 'processing',
-    attempt = CASE WHEN expires_at <= now THEN 1 ELSE semel_keys.attempt + 1 END,
+    state = CASE WHEN expires_at <= now AND mine.accepted THEN 'pending' ELSE 'processing' END,
+    attempt = CASE WHEN expires_at <= now THEN 1 WHEN state = 'pending' THEN attempt ELSE attempt + 1 END,
     token = mine.token,
     fingerprint = CASE WHEN expires_at <= now THEN mine.fingerprint ELSE semel_keys.fingerprint END,
     recovery_point = CASE WHEN expires_at <= now THEN NULL ELSE recovery_point END,
@@ -48,7 +52,9 @@ SET
     request_body = CASE WHEN expires_at <= now THEN mine.request_body ELSE semel_keys.request_body END,
     tries = CASE WHEN expires_at <= now THEN 0 ELSE tries + mine.is_abandoned END,
     created_at = CASE WHEN expires_at <= now THEN now ELSE created_at END,
-    lease_expires_at = now + mine.lease,
+    lease_expires_at = CASE WHEN expires_at <= now AND mine.accepted THEN NULL ELSE now + mine.lease END,
+    accepted = CASE WHEN expires_at <= now THEN mine.accepted ELSE semel_keys.accepted END,
+    milestone = CASE WHEN expires_at <= now THEN NULL ELSE milestone END,
     completed_at = NULL,
     expires_at = CASE WHEN expires_at <= now THEN now + mine.retention ELSE expires_at END,
     status = NULL,
@@ -59,14 +65,17 @@ FROM
         SELECT
             :token AS token, :fingerprint AS fingerprint, :lease AS lease, :retention AS retention,
             :on_crash AS on_crash, :after_retention AS after_retention,
-            :request AS request, :request_body AS request_body, :is_abandoned AS is_abandoned
+            :request AS request, :request_body AS request_body, :accepted AS accepted, :is_abandoned AS is_abandoned
     ) AS mine,
     semel_keys_clock
 WHERE
     scope = :scope AND key = :key AND attempt = :seen_attempt AND semel_keys.token = :seen_token
-    AND CASE state WHEN 'processing' THEN lease_expires_at <= now WHEN 'pending' THEN false ELSE expires_at <= now END
+    AND CASE state
+        WHEN 'processing' THEN lease_expires_at <= now
+        ELSE expires_at <= now OR (state = 'pending' AND mine.is_abandoned)
+    END
     AND NOT (mine.is_abandoned AND expires_at <= now)
-RETURNING attempt
+RETURNING attempt, state
 
 -- name: complete
 -- Store how it ended, where attempt and token still hold. Fewer rows than answers: some were stored before, or are
@@ -96,18 +105,19 @@ RETURNING scope, key, attempt, state
 -- Free the key: nothing happened. Attempt 0 stands for whatever number this token was given.
 DELETE FROM semel_keys
 WHERE
-    scope = :scope AND key = :key AND token = :token AND :attempt IN (0, attempt) AND state = 'processing'
-    AND attempt = 1 AND steps IS NULL
+    scope = :scope AND key = :key AND token = :token AND :attempt IN (0, attempt)
+    AND (state = 'pending' OR (state = 'processing' AND attempt = 1 AND steps IS NULL AND NOT accepted))
 RETURNING attempt
 
 -- name: give_up
--- The same after a take-over, or after a step: something may have happened. The record stays, nobody's (a token of
--- zeros), and is to be taken over at once.
+-- The same after a take-over, or after a step: something may have happened; and of one that was accepted, once a worker
+-- has begun it: it was promised to be run. The record stays, nobody's (a token of zeros), and is to be taken over at
+-- once.
 UPDATE semel_keys
 SET token = zeroblob(16), lease_expires_at = (SELECT now FROM semel_keys_clock)
 WHERE
     scope = :scope AND key = :key AND token = :token AND :attempt IN (0, attempt) AND state = 'processing'
-    AND (attempt > 1 OR steps IS NOT NULL)
+    AND (attempt > 1 OR steps IS NOT NULL OR accepted)
 RETURNING attempt
 
 -- name: exists
@@ -137,13 +147,23 @@ WHERE
     AND (semel_keys.steps IS said.before OR semel_keys.steps IS said.steps)
 RETURNING attempt
 
+-- name: mark
+-- Store how far the handler says it is.
+UPDATE semel_keys
+SET milestone = :milestone
+WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
+RETURNING attempt
+
 -- name: park
--- Stop it until an operator has said what it did. Its worker may ask for it; or, once that is silent, others.
+-- Stop it until an operator has said what it did. Its worker may ask for it; or, once that is silent, others. A pending
+-- one has no worker yet.
 UPDATE semel_keys
 SET state = 'unknown', lease_expires_at = NULL
 WHERE
-    scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
-    AND (NOT :if_silent OR lease_expires_at <= (SELECT now FROM semel_keys_clock))
+    scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state IN ('pending', 'processing')
+    AND (
+        NOT :if_silent OR lease_expires_at IS NULL OR lease_expires_at <= (SELECT now FROM semel_keys_clock)
+    )
 RETURNING attempt
 
 -- name: is_parked
@@ -154,7 +174,7 @@ WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AN
 -- What is there under one key, for a transaction that will write the record only when it ends.
 SELECT
     0, state, attempt, token, fingerprint, status, headers, body,
-    lease_expires_at IS NULL OR lease_expires_at <= now, expires_at <= now, steps
+    lease_expires_at IS NULL OR lease_expires_at <= now, expires_at - now, steps, accepted
 FROM semel_keys, semel_keys_clock
 WHERE scope = :scope AND key = :key
 
@@ -185,6 +205,8 @@ SET
     request_body = NULL,
     created_at = CASE WHEN expires_at <= excluded.created_at THEN excluded.created_at ELSE created_at END,
     lease_expires_at = NULL,
+    accepted = CASE WHEN expires_at <= excluded.created_at THEN 0 ELSE accepted END,
+    milestone = CASE WHEN expires_at <= excluded.created_at THEN NULL ELSE milestone END,
     completed_at = excluded.completed_at,
     expires_at = CASE WHEN expires_at <= excluded.created_at THEN excluded.expires_at ELSE expires_at END,
     status = excluded.status,
@@ -194,7 +216,6 @@ WHERE
     attempt = :seen_attempt AND token = :seen_token
     AND CASE state
         WHEN 'processing' THEN lease_expires_at <= excluded.created_at
-        WHEN 'pending' THEN false
         ELSE expires_at <= excluded.created_at
     END
 RETURNING attempt
@@ -215,6 +236,7 @@ RETURNING id
 -- One whole record, for people.
 SELECT
     scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body,
+    accepted, milestone,
     created_at, lease_expires_at, completed_at, expires_at, lease_expires_at - now, expires_at - now
 FROM semel_keys, semel_keys_clock
 WHERE scope = :scope AND key = :key
@@ -224,6 +246,7 @@ WHERE scope = :scope AND key = :key
 SELECT
     scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers,
     CASE typeof(body) WHEN 'null' THEN NULL ELSE x'' END,
+    accepted, milestone,
     created_at, lease_expires_at, completed_at, expires_at, lease_expires_at - now, expires_at - now
 FROM semel_keys, semel_keys_clock
 WHERE key = coalesce(:key, key) AND scope = coalesce(:scope, scope) AND state = coalesce(:state, state)
@@ -231,16 +254,26 @@ ORDER BY created_at DESC, semel_keys.rowid DESC
 LIMIT :limit
 
 -- name: find_stuck
--- What is in progress under a lease that has run out, the longest silent first; past its retention it is the reaper's.
+-- What is in progress under a lease that has run out, the longest silent first, and what waits for its first worker, by
+-- its age; past its retention it is the reaper's.
 -- The list of states is spelled as in the index on what is in progress, which SQLite uses for nothing else.
-SELECT scope, key, attempt, token, on_crash, steps, request IS NOT NULL, now - lease_expires_at, tries
+-- What is due after its pause is said in words of its own in core/upkeep.py.
+SELECT
+    scope, key, attempt, token, on_crash, steps, request IS NOT NULL,
+    now - coalesce(lease_expires_at, created_at), tries, accepted
 FROM semel_keys, semel_keys_clock
 WHERE
-    state IN ('pending', 'processing', 'unknown') AND state = 'processing' AND lease_expires_at <= now
+    state IN ('pending', 'processing', 'unknown')
+    AND CASE state WHEN 'processing' THEN lease_expires_at <= now WHEN 'pending' THEN :with_pending ELSE false END
     AND expires_at > now
     AND (request IS NOT NULL OR NOT :with_request)
     AND (token <> zeroblob(16) OR :with_nobodys)
-ORDER BY lease_expires_at
+    AND (
+        NOT :only_due
+        OR (accepted AND (tries = 0 OR token <> zeroblob(16)))
+        OR now - coalesce(lease_expires_at, created_at) >= :first_pause << min(tries - accepted, :most_doublings)
+    )
+ORDER BY coalesce(lease_expires_at, created_at)
 LIMIT :limit
 
 -- name: read_request
@@ -305,7 +338,8 @@ WHERE rowid IN (VALUES (:id))
 -- name: discard
 -- An operator frees the key, whatever it did.
 DELETE FROM semel_keys
-WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state IN ('processing', 'unknown')
+WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token
+    AND state IN ('pending', 'processing', 'unknown')
 RETURNING attempt
 
 -- name: unpark

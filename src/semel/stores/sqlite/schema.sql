@@ -24,6 +24,8 @@ CREATE TABLE semel_keys (
     request TEXT, -- while it has not ended: what it takes, beside the body, to run it again without its client
     request_body BLOB,
     tries INTEGER NOT NULL DEFAULT 0, -- how often it was run without its client
+    accepted INTEGER NOT NULL DEFAULT 0 CHECK (accepted IN (0, 1)), -- its client was told that a worker would run it
+    milestone TEXT, -- how far its handler says it is, as JSON: a fraction and a note
     body BLOB, -- NULL in a terminal record is a tombstone: the answer was sent, but could not be kept
     PRIMARY KEY (scope, key),
     CONSTRAINT terminal_has_an_answer CHECK ((state IN ('complete', 'failed')) = (status IS NOT NULL)),
@@ -33,7 +35,11 @@ CREATE TABLE semel_keys (
     CONSTRAINT processing_has_a_lease CHECK ((state = 'processing') = (lease_expires_at IS NOT NULL)),
     CONSTRAINT recovery_point_is_a_step CHECK (recovery_point IS NULL OR steps IS NOT NULL),
     CONSTRAINT request_has_a_body CHECK ((request IS NULL) = (request_body IS NULL)),
-    CONSTRAINT terminal_keeps_no_request CHECK (request IS NULL OR state NOT IN ('complete', 'failed'))
+    CONSTRAINT terminal_keeps_no_request CHECK (request IS NULL OR state NOT IN ('complete', 'failed')),
+    CONSTRAINT pending_is_accepted CHECK (state <> 'pending' OR accepted),
+    CONSTRAINT accepted_has_a_request
+        CHECK (NOT accepted OR request IS NOT NULL OR state IN ('complete', 'failed')),
+    CONSTRAINT pending_has_no_milestone CHECK (milestone IS NULL OR state <> 'pending')
 ) STRICT;
 
 -- What may be reaped, oldest first. Nothing in flight is ever in it, and what is stripped already is walked no more.

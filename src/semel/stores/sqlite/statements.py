@@ -16,7 +16,7 @@ from semel.core.message import Answer
 from semel.core.record import Entry, Found, Hold, Record, Stuck
 from semel.core.recovery import Progress
 from semel.core.state import TERMINAL, Event, State, after
-from semel.stores import requests
+from semel.stores import milestones, requests
 from semel.stores.headers import read_back, written
 from semel.stores.lane import MAX_BATCH
 from semel.stores.statement import Names, Query, load_queries
@@ -52,6 +52,7 @@ class Statements:
         self.give_up = _marked(queries["give_up"])
         self.exists = _marked(queries["exists"])
         self.save = _marked(queries["save"])
+        self.mark = _marked(queries["mark"])
         self.park = _marked(queries["park"])
         self.is_parked = _marked(queries["is_parked"])
         self.look = _marked(queries["look"])
@@ -118,6 +119,7 @@ def claim_row(claim: Claim) -> tuple[Any, ...]:
         claim.after_retention,
         None if request is None else requests.written(request),
         None if request is None else request.body,
+        claim.is_accepted,
     )
 
 
@@ -159,9 +161,19 @@ def renew_row(hold: Hold, lease: timedelta) -> tuple[Any, ...]:
 
 def read_found(row: Sequence[Any]) -> Found:
     """Read a row of ``find`` or ``begin``."""
-    _, state, attempt, token, fingerprint, status, headers, body, lease_is_over, is_expired, steps = row
-    answer = _answer(status, headers, body)
-    return Found(_STATES[state], attempt, token, fingerprint, answer, lease_is_over == 1, is_expired == 1, steps)
+    _, state, attempt, token, fingerprint, status, headers, body, lease_is_over, left, steps, is_accepted = row
+    return Found(
+        _STATES[state],
+        attempt,
+        token,
+        fingerprint,
+        _answer(status, headers, body),
+        lease_is_over == 1,
+        left <= 0,
+        steps,
+        is_accepted == 1,
+        left * _MILLISECOND,
+    )
 
 
 def is_answered(found: Found | None, hold: Hold) -> bool:
@@ -171,8 +183,8 @@ def is_answered(found: Found | None, hold: Hold) -> bool:
 
 def read_record(row: Sequence[Any]) -> Record:
     """Read a row of ``look`` or ``browse``."""
-    scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body, *times = row
-    created_at, lease_expires_at, completed_at, expires_at, lease_left, retention_left = times
+    scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body, *more = row
+    is_accepted, milestone, created_at, lease_expires_at, completed_at, expires_at, lease_left, retention_left = more
     return Record(
         scope=scope,
         key=key,
@@ -189,13 +201,15 @@ def read_record(row: Sequence[Any]) -> Record:
         expires_at=read_time(expires_at),
         lease_left=None if lease_left is None else lease_left * _MILLISECOND,
         retention_left=retention_left * _MILLISECOND,
+        is_accepted=is_accepted == 1,
+        milestone=milestones.read_back(milestone),
     )
 
 
 def read_stuck(row: Sequence[Any]) -> Stuck:
     """Read a row of ``find_stuck``."""
-    *hold, on_crash, steps, has_request, silent_for, tries = row
-    return Stuck(Hold(*hold), on_crash, steps, has_request == 1, silent_for * _MILLISECOND, tries)
+    *hold, on_crash, steps, has_request, silent_for, tries, is_accepted = row
+    return Stuck(Hold(*hold), on_crash, steps, has_request == 1, silent_for * _MILLISECOND, tries, is_accepted == 1)
 
 
 def read_entry(row: Sequence[Any]) -> Entry:

@@ -21,6 +21,7 @@ class SQLiteStore(Store):
     def __init__(self, url: str, *, connections: Connections | None = None) -> None:
         """Nothing is opened yet. *connections* are where transactions come from, if not from the file itself."""
         self._ledger = Ledger(url)
+        self.place = self._ledger.place
         self._connections = connections or SQLiteConnections(self._ledger.place)
         self.notes_replays = self._ledger.place.audit == "replays"
         self.start_afresh()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from semel.core.commands import (
@@ -22,6 +23,7 @@ from semel.core.commands import (
 )
 from semel.core.message import Request
 from semel.core.record import Entry, Hold, Stuck
+from semel.core.upkeep import FIRST_PAUSE, MOST_DOUBLINGS
 from semel.stores import requests
 from semel.stores.sqlite import statements as by
 from semel.stores.sqlite.session import Session
@@ -38,8 +40,10 @@ class Upkeep:
 
     def find_stuck(self, command: FindStuck) -> tuple[Stuck, ...]:
         """Read what is in progress under a lease that has run out."""
-        wanted = (command.with_request, command.with_nobodys, command.limit)
-        return tuple(map(by.read_stuck, self._session.run(self._statements.find_stuck, wanted)))
+        wanted = (command.with_pending, command.with_request, command.with_nobodys)
+        pauses = (command.only_due, FIRST_PAUSE // timedelta(milliseconds=1), MOST_DOUBLINGS)
+        rows = self._session.run(self._statements.find_stuck, (*wanted, *pauses, command.limit))
+        return tuple(map(by.read_stuck, rows))
 
     def read_request(self, command: ReadRequest) -> Request | None:
         """Read a kept request."""

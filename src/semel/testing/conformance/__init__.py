@@ -13,11 +13,14 @@
 A class shares one database; each test works in a scope of its own. It needs pytest and hypothesis.
 """
 
+from semel.testing.conformance.accepted import Accepted
 from semel.testing.conformance.answers import Answers
 from semel.testing.conformance.claims import Claims
 from semel.testing.conformance.endings import Endings
 from semel.testing.conformance.handles import AsyncHandle, Candidate, Handle, Lent, SyncHandle, handle
 from semel.testing.conformance.likeness import Likeness
+from semel.testing.conformance.milestones import Milestones
+from semel.testing.conformance.pending import Pending
 from semel.testing.conformance.reading import Reading
 from semel.testing.conformance.steps import Steps
 from semel.testing.conformance.take_overs import TakeOvers
@@ -28,5 +31,19 @@ from semel.testing.conformance.upkeep import Upkeep
 __all__ = ["AsyncHandle", "Candidate", "Handle", "Lent", "StoreConformance", "SyncHandle", "handle"]
 
 
-class StoreConformance(Claims, TakeOvers, Endings, Answers, Reading, Steps, Upkeep, Trail, Transactions, Likeness):
+class StoreConformance(
+    Claims,
+    TakeOvers,
+    Endings,
+    Answers,
+    Reading,
+    Steps,
+    Upkeep,
+    Accepted,
+    Pending,
+    Milestones,
+    Trail,
+    Transactions,
+    Likeness,
+):
     """The whole suite. A subclass named ``Test…`` gives the fixture ``candidate``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import pytest
@@ -58,7 +58,7 @@ class Suite:
     @classmethod
     def store(cls, candidate: Candidate) -> Iterator[Handle]:
         """The store under test."""
-        opened = handle(candidate.open())
+        opened = handle(candidate.open(), has_transactions=candidate.has_transactions)
         yield opened
         opened.close()
 
@@ -66,7 +66,7 @@ class Suite:
     @classmethod
     def rival(cls, candidate: Candidate) -> Iterator[Handle]:
         """Another handle on the same data, as another process has one."""
-        opened = handle(candidate.open())
+        opened = handle(candidate.open(), has_transactions=candidate.has_transactions)
         yield opened
         opened.close()
 
@@ -103,6 +103,11 @@ def claim_on(
     return Claim(scope, key, uuid4().bytes, fingerprint, lease, retention, on_crash, after_retention, request)
 
 
+def accepted_on(scope: str, key: str = "key", *, request: Request = REQUEST, **more: Any) -> Claim:
+    """Return a claim that only stores its request, to be run by a worker."""
+    return replace(claim_on(scope, key, request=request, **more), is_accepted=True)
+
+
 def held(store: Handle, claim: Claim) -> Hold:
     """Make *claim*, which nothing stands in the way of."""
     return _of(Hold, store.perform(claim))
@@ -111,6 +116,11 @@ def held(store: Handle, claim: Claim) -> Hold:
 def taken_over(store: Handle, claim: Claim, seen: Hold) -> Hold:
     """Take over from *seen*, which nothing stands in the way of."""
     return _of(Hold, store.perform(TakeOver(claim, seen)))
+
+
+def worker_of(store: Handle, seen: Hold) -> Hold:
+    """Begin what was *seen*, or take it over, as workers do; nothing stands in the way of it."""
+    return _of(Hold, store.perform(TakeOver(claim_on(seen.scope, seen.key), seen, is_abandoned=True)))
 
 
 def completed(store: Handle, claim: Claim, answer: Answer = CREATED) -> Hold:
@@ -149,6 +159,16 @@ def parked(store: Handle, claim: Claim, progress: Progress = IN_DOUBT) -> Hold:
 def same_but_for_the_clock(one: Record, other: Record) -> bool:
     """Whether two looks at a record show the same, though they were taken one after the other."""
     return one == replace(other, lease_left=one.lease_left, retention_left=one.retention_left)
+
+
+def held_as(claim: Claim) -> Hold:
+    """Return the hold that *claim* is given on a new key."""
+    return Hold(claim.scope, claim.key, 1, claim.token)
+
+
+def timeless(outcome: object) -> object:
+    """Return what a claim came upon without what goes on with the clock."""
+    return replace(outcome, retention_left=None) if isinstance(outcome, Found) else outcome
 
 
 def reap_everything(store: Handle, age: Age) -> None:

@@ -12,10 +12,24 @@ import pytest
 from semel.core.commands import Claim, Complete, Look
 from semel.core.record import Found, Hold
 from semel.core.state import Event, State
-from semel.testing.conformance.base import CREATED, FINGERPRINT, LEASE, RETENTION, Age, Suite, claim_on, completed, held
+from semel.testing.conformance.base import (
+    CREATED,
+    FINGERPRINT,
+    LEASE,
+    RETENTION,
+    Age,
+    Suite,
+    claim_on,
+    completed,
+    found,
+    held,
+    timeless,
+)
 from semel.testing.conformance.handles import Handle, race
 
 CROWD = 50
+#: Two readings of a store's clock in one test are no further apart than this.
+MOMENT = timedelta(minutes=1)
 MANY = 500
 
 ODD_KEYS = (
@@ -48,15 +62,15 @@ class Claims(Suite):
         hold = held(store, claim_on(scope))
         found = Found(State.PROCESSING, 1, hold.token, FINGERPRINT, None, lease_is_over=False, is_expired=False)
         for each in (store, rival):
-            assert each.perform(claim_on(scope, fingerprint=b"another")) == found
+            assert timeless(each.perform(claim_on(scope, fingerprint=b"another"))) == found
 
     def test_dead_holders_key_is_found(self, store: Handle, scope: str, age: Age) -> None:
         """A claim finds that a lease has run out; it does not take the record over by itself."""
         hold = held(store, claim_on(scope))
         age(LEASE)
         found = Found(State.PROCESSING, 1, hold.token, FINGERPRINT, None, lease_is_over=True, is_expired=False)
-        assert store.perform(claim_on(scope)) == found
-        assert store.perform(claim_on(scope)) == found
+        assert timeless(store.perform(claim_on(scope))) == found
+        assert timeless(store.perform(claim_on(scope))) == found
 
     @pytest.mark.parametrize(
         "event, state", [(Event.COMPLETE, State.COMPLETE), (Event.FAIL, State.FAILED)], ids=["complete", "failed"]
@@ -67,14 +81,25 @@ class Claims(Suite):
         store.perform(Complete(hold, event, CREATED))
         found = Found(state, 1, hold.token, FINGERPRINT, CREATED, lease_is_over=True, is_expired=False)
         for each in (store, rival):
-            assert each.perform(claim_on(scope)) == found
+            assert timeless(each.perform(claim_on(scope))) == found
 
     def test_expired_key_is_found(self, store: Handle, scope: str, age: Age) -> None:
         """A record past its retention is found as expired, until somebody takes it over or reaps it."""
         hold = completed(store, claim_on(scope))
         age(RETENTION)
         found = Found(State.COMPLETE, 1, hold.token, FINGERPRINT, CREATED, lease_is_over=True, is_expired=True)
-        assert store.perform(claim_on(scope)) == found
+        assert timeless(store.perform(claim_on(scope))) == found
+
+    def test_how_long_an_answer_is_kept(self, store: Handle, scope: str, age: Age) -> None:
+        """Whoever finds an answer is told how long it will be kept, by the store's clock; negative when it is over."""
+        completed(store, claim_on(scope))
+        age(timedelta(hours=1))
+        for left in (RETENTION - timedelta(hours=1), -timedelta(hours=1)):
+            seen = found(store, scope)
+            assert seen.retention_left is not None
+            assert left - MOMENT < seen.retention_left <= left
+            assert seen.is_expired == (left < timedelta(0))
+            age(RETENTION)
 
     def test_nothing_ends_before_its_time(self, store: Handle, scope: str, age: Age) -> None:
         """A lease and a retention that have a minute left are not over."""

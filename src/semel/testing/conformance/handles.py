@@ -12,6 +12,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
+import pytest
+
 from semel.core.commands import Command
 from semel.stores.base import AsyncStore, Store
 from semel.stores.transaction import AsyncTransaction, Transaction
@@ -30,10 +32,15 @@ class Candidate:
     #: Moves ``created_at``, ``lease_expires_at``, ``completed_at`` and ``expires_at`` of every record, and ``at`` of
     #: every line of the audit trail, back by this much; or moves the store's clock forward.
     age: Callable[[timedelta], None]
+    #: Whether it lends transactions of the application's own. Without them what is about them is skipped.
+    has_transactions: bool = True
 
 
 class Handle(ABC):
     """One store object, whatever its colour."""
+
+    #: As of its ``Candidate``.
+    has_transactions: bool = True
 
     @abstractmethod
     def perform(self, command: Command[T]) -> T:
@@ -43,9 +50,15 @@ class Handle(ABC):
     def perform_all(self, commands: Sequence[Command[T]]) -> list[T]:
         """Carry out *commands* at once: in threads, or as tasks."""
 
-    @abstractmethod
     def transaction(self) -> Lent:
         """Return a transaction of the application's own, not begun yet."""
+        if not self.has_transactions:
+            pytest.skip("This store has no transactions to share.")
+        return self._transaction()
+
+    @abstractmethod
+    def _transaction(self) -> Lent:
+        """Return it."""
 
     @abstractmethod
     def act_as(self, actor: str | None) -> None:
@@ -79,8 +92,7 @@ class SyncHandle(Handle):
         """Carry out *commands* in as many threads, up to ``CREW``, that start together."""
         return at_once([partial(self._store.perform, command) for command in commands])
 
-    def transaction(self) -> Lent:
-        """Return a transaction for this thread."""
+    def _transaction(self) -> Lent:
         return _SyncLent(self._store.transaction())
 
     def act_as(self, actor: str | None) -> None:
@@ -112,9 +124,7 @@ class AsyncHandle(Handle):
 
         return self._runner.run(ask())
 
-    def transaction(self) -> Lent:
-        """Return a transaction for the loop."""
-
+    def _transaction(self) -> Lent:
         async def lend() -> AsyncTransaction:
             return self._store.transaction()
 
@@ -147,9 +157,11 @@ class _AsyncLent(Lent):
         return self._runner.run(self._transaction.perform(command))
 
 
-def handle(store: Store | AsyncStore) -> Handle:
+def handle(store: Store | AsyncStore, *, has_transactions: bool = True) -> Handle:
     """Return a handle on *store*."""
-    return SyncHandle(store) if isinstance(store, Store) else AsyncHandle(store)
+    made = SyncHandle(store) if isinstance(store, Store) else AsyncHandle(store)
+    made.has_transactions = has_transactions
+    return made
 
 
 def race(entries: Sequence[tuple[Handle, Command[Any]]]) -> list[Any]:

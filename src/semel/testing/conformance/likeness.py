@@ -21,6 +21,7 @@ from semel.core.commands import (
     Discard,
     FindStuck,
     Look,
+    Mark,
     Park,
     ReadRequest,
     ReadTrail,
@@ -34,11 +35,11 @@ from semel.core.commands import (
     Unpark,
 )
 from semel.core.message import Answer
-from semel.core.record import AfterRetention, Found, Hold, OnCrash, Record
+from semel.core.record import AfterRetention, Found, Hold, Milestone, OnCrash, Record
 from semel.core.recovery import Progress
 from semel.core.state import Event
 from semel.stores.memory import MemoryStore
-from semel.testing.conformance.base import ABANDONED, IN_DOUBT, REQUEST, RIDE, Suite, reap_everything
+from semel.testing.conformance.base import ABANDONED, IN_DOUBT, REQUEST, RIDE, Suite, reap_everything, timeless
 from semel.testing.conformance.handles import Candidate, Handle
 
 #: Every duration is a multiple of this. The real clock goes on meanwhile, by far less: it can't change an answer.
@@ -86,6 +87,7 @@ class Twins(RuleBasedStateMachine):
         on_crash=st.sampled_from(["rerun", "refuse"]),
         after_retention=st.sampled_from(["delete", "strip"]),
         has_request=st.booleans(),
+        is_accepted=st.booleans(),
     )
     def claim(
         self,
@@ -97,12 +99,15 @@ class Twins(RuleBasedStateMachine):
         on_crash: OnCrash,
         after_retention: AfterRetention,
         has_request: bool,
+        is_accepted: bool,
     ) -> Sight:
         """Claim a key; whoever is found there can be taken over from, or written as."""
-        request = REQUEST if has_request else None
-        token = uuid4().bytes
+        request = REQUEST if has_request or is_accepted else None
+        token, retention = uuid4().bytes, lease + more
         return self._claim(
-            Claim(self._scope, key, token, fingerprint, lease, lease + more, on_crash, after_retention, request)
+            Claim(
+                self._scope, key, token, fingerprint, lease, retention, on_crash, after_retention, request, is_accepted
+            )
         )
 
     @rule(target=sights, sight=sights)
@@ -110,12 +115,12 @@ class Twins(RuleBasedStateMachine):
         """Repeat a claim, as after a lost reply."""
         return self._claim(sight[0])
 
-    @rule(target=sights, by=sights, of=sights, is_fresh=st.booleans())
-    def take_over(self, by: Sight, of: Sight, is_fresh: bool) -> Any:  # noqa: FBT001 - Hypothesis names it
-        """Take a record over, also from one who is long gone, also twice with one claim."""
+    @rule(target=sights, by=sights, of=sights, is_fresh=st.booleans(), is_abandoned=st.booleans())
+    def take_over(self, *, by: Sight, of: Sight, is_fresh: bool, is_abandoned: bool) -> Any:
+        """Take a record over, also from one who is long gone, also twice with one claim; or as workers do."""
         claim, seen = by[0], of[1]
         claim = replace(claim, key=seen.key, token=uuid4().bytes if is_fresh else claim.token)
-        got = self._both(TakeOver(claim, seen))
+        got = self._both(TakeOver(claim, seen, is_abandoned))
         return (claim, got) if isinstance(got, Hold) else multiple()
 
     @rule(sight=sights, event=st.sampled_from([Event.COMPLETE, Event.FAIL]), answer=answers)
@@ -132,6 +137,11 @@ class Twins(RuleBasedStateMachine):
     def save(self, sight: Sight, steps: Progress, before: Progress) -> None:
         """Save steps under any hold there ever was, on top of any there might be."""
         self._both(Save(sight[1], steps, before))
+
+    @rule(sight=sights, percent=st.integers(min_value=0, max_value=100), note=st.none() | st.text(max_size=3))
+    def mark(self, sight: Sight, percent: int, note: str | None) -> None:
+        """Say how far it is, under any hold there ever was."""
+        self._both(Mark(sight[1], Milestone(percent / 100, note)))
 
     @rule(sight=sights, if_silent=st.booleans())
     def park(self, sight: Sight, if_silent: bool) -> None:  # noqa: FBT001 - Hypothesis names it
@@ -165,13 +175,13 @@ class Twins(RuleBasedStateMachine):
         one, other = (each.perform(Settle(sight[1])) for each in (self._store, self._reference))
         assert _timeless(one) == _timeless(other)
 
-    @rule(with_request=st.booleans(), with_nobodys=st.booleans())
-    def find_stuck(self, with_request: bool, with_nobodys: bool) -> None:  # noqa: FBT001 - Hypothesis names them
+    @rule(with_request=st.booleans(), with_nobodys=st.booleans(), with_pending=st.booleans())
+    def find_stuck(self, *, with_request: bool, with_nobodys: bool, with_pending: bool) -> None:
         """Find the same stuck records."""
-        command = FindStuck(ALL, with_request=with_request, with_nobodys=with_nobodys)
+        command = FindStuck(ALL, with_request=with_request, with_nobodys=with_nobodys, with_pending=with_pending)
         one, other = (
             {
-                (each.hold, each.on_crash, each.steps, each.has_request)
+                (each.hold, each.on_crash, each.steps, each.has_request, each.tries, each.is_accepted)
                 for each in store.perform(command)
                 if each.hold.scope == self._scope
             }
@@ -217,7 +227,10 @@ class Twins(RuleBasedStateMachine):
 
     def _both(self, command: Command[Any]) -> Any:
         said, wanted = self._store.perform(command), self._reference.perform(command)
-        assert said == wanted, f"{command} is answered {said}, and by the reference {wanted}"
+        alike = timeless(said) == timeless(wanted)
+        assert alike, f"{command} is answered {said}, and by the reference {wanted}"
+        if isinstance(said, Found) and said.retention_left is not None:
+            assert abs(said.retention_left - wanted.retention_left) < MOMENT
         return wanted
 
     def _claim(self, claim: Claim) -> Sight:
@@ -238,6 +251,8 @@ def _timeless(record: Record | None) -> tuple[object, ...]:
         record.answer,
         record.is_expired,
         record.is_stuck,
+        record.is_accepted,
+        record.milestone,
     )
 
 

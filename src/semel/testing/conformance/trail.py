@@ -80,18 +80,28 @@ class Trail(Suite):
         assert line == Entry(line.at, scope, "key", 1, "claimed", this_process(), None)
 
     def test_actor(self, store: Handle, scope: str) -> None:
-        """A store that acts for an operator says so, in transactions too."""
+        """A store that acts for an operator says so."""
         store.act_as("Zoë of the night shift")
         try:
-            hold = held(store, claim_on(scope))
-            with transaction(store) as lent:
-                lent.perform(Open())
-                assert lent.perform(Commit(hold, RIDE)) is Verdict.DONE
+            hold = saved(store, held(store, claim_on(scope)))
         finally:
             store.act_as(None)
         store.perform(Release(hold))
         actors = [line.actor for line in store.perform(ReadTrail(scope, "key"))]
         assert actors == ["Zoë of the night shift"] * 2 + [this_process()]
+
+    def test_actor_of_a_transaction(self, store: Handle, scope: str) -> None:
+        """A transaction that acts for an operator says so, too."""
+        hold = held(store, claim_on(scope))
+        store.act_as("Zoë of the night shift")
+        try:
+            with transaction(store) as lent:
+                lent.perform(Open())
+                assert lent.perform(Commit(hold, RIDE)) is Verdict.DONE
+        finally:
+            store.act_as(None)
+        actors = [line.actor for line in store.perform(ReadTrail(scope, "key"))]
+        assert actors == [this_process(), "Zoë of the night shift"]
 
     def test_life_of_a_key(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
         """From the claim to the answer, each change is a line, oldest first; a save names its last step."""
@@ -188,6 +198,12 @@ class Trail(Suite):
         for each in (store, rival):
             each.perform(Complete(hold, Event.COMPLETE, CREATED))
             each.perform(claim_on(scope))
+        assert trail(store, scope) == [(1, "claimed"), (1, "completed")]
+
+    def test_a_transaction_that_finds_an_answer_tells_nothing(self, store: Handle, rival: Handle, scope: str) -> None:
+        """A replay in atomic mode leaves no line."""
+        completed(store, claim_on(scope))
+        for each in (store, rival):
             with transaction(each) as lent:
                 lent.perform(Begin(claim_on(scope)))
         assert trail(store, scope) == [(1, "claimed"), (1, "completed")]

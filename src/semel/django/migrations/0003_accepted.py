@@ -1,0 +1,16 @@
+"""Operations that are accepted, and how far their handlers say they are."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import migrations
+
+from semel.django.operations import ApplySQL
+
+
+class Migration(migrations.Migration):  # type: ignore[misc]  # Django has no types
+    """Applies ``0003_pre_accepted.sql``."""
+
+    dependencies: ClassVar[list[tuple[str, str]]] = [("semel", "0002_steps")]
+    operations: ClassVar[list[object]] = [ApplySQL("0003_pre_accepted")]
