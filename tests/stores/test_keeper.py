@@ -73,8 +73,18 @@ def kept(answer: Answer = nothing_lost) -> Iterator[Rounds]:
         rounds.keeper.close()
 
 
+#: Doors that other tests have opened, and never closed, have keepers too.
+_of_others: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def only_of_this_test() -> None:
+    _of_others.clear()
+    _of_others.update(threading.enumerate())
+
+
 def keepers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "semel-keeper"]
+    return [each for each in threading.enumerate() if each.name == "semel-keeper" and each not in _of_others]
 
 
 def test_one_command_for_all() -> None:
@@ -129,6 +139,24 @@ def test_nobody_is_told_of_a_failure() -> None:
         rounds.until(A)
         rounds.until(A)
     assert not told
+
+
+def test_all_are_told_where_the_store_says_that_all_is_lost() -> None:
+    """A store that knows that every hold is lost says so, and all are told at once, each once; the next are kept."""
+    watchers: list[Callable[[], None]] = []
+    told: list[str] = []
+    keeper = Keeper(nothing_lost, watchers.append)
+    try:
+        keeper.add(A, LONG, lambda: told.append("a"))
+        keeper.add(B, LONG, lambda: told.append("b"))
+        (all_is_lost,) = watchers
+        all_is_lost()
+        assert told == ["a", "b"]
+        keeper.add(C, LONG, lambda: told.append("c"))
+        all_is_lost()
+        assert told == ["a", "b", "c"]
+    finally:
+        keeper.close()
 
 
 def test_finished_holds_are_dropped() -> None:
@@ -275,6 +303,34 @@ async def test_async_who_has_ended_is_not_told() -> None:
     await rounds.until(B)
     rounds.keeper.close()
     assert not told
+
+
+async def test_async_all_are_told_where_the_store_says_that_all_is_lost() -> None:
+    """A store that knows that every hold is lost says so in any thread, and all are told at once, on their loop."""
+    watchers: list[Callable[[], None]] = []
+    told: list[str] = []
+    last = asyncio.Event()
+    keeper = AsyncKeeper(AsyncRounds()._renew, watchers.append)
+    (all_is_lost,) = watchers
+    all_is_lost()  # Nobody holds anything yet.
+    keeper.add(A, LONG, lambda: told.append("a"))
+    keeper.add(B, LONG, last.set)
+    await asyncio.to_thread(all_is_lost)
+    async with asyncio.timeout(SECONDS):
+        await last.wait()
+    assert told == ["a"]
+    keeper.close()
+
+
+def test_async_loop_that_has_ended_is_not_told() -> None:
+    """Whose loop has ended has no handler to stop."""
+    watchers: list[Callable[[], None]] = []
+
+    async def keep() -> None:
+        AsyncKeeper(AsyncRounds()._renew, watchers.append).add(A, LONG)
+
+    asyncio.run(keep())
+    watchers[0]()
 
 
 async def test_async_finished_holds_are_dropped() -> None:

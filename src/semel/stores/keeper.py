@@ -1,6 +1,7 @@
 """Keeps leases alive: one batched renewal per process and interval, however many requests are in flight.
 
-Whoever has lost its hold is told, so that it can stop. That it can store nothing is the fence's doing, not this file's.
+Whoever has lost its hold is told, so that it can stop: when a renewal finds it so, or at once where the store can say
+that all are lost (``Store.watch``). That it can store nothing is the fence's doing, not this file's.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 
 from semel.core.commands import Renew
@@ -19,6 +21,8 @@ from semel.stores.forks import start_afresh_in_children
 RENEWALS_PER_LEASE = 3
 
 OnLost = Callable[[], None]
+#: Begins to call back when all that is held is lost.
+Watch = Callable[[OnLost], None]
 Leases = dict[Hold, tuple[timedelta, OnLost]]
 
 
@@ -32,14 +36,16 @@ _logger = logging.getLogger("semel")
 class AsyncKeeper:
     """The leases of one event loop, renewed by a timer that runs only while there are any."""
 
-    def __init__(self, renew: Callable[[Renew], Awaitable[frozenset[Hold]]]) -> None:
-        """Renew through *renew*."""
+    def __init__(self, renew: Callable[[Renew], Awaitable[frozenset[Hold]]], watch: Watch | None = None) -> None:
+        """Renew through *renew*; hear through *watch* that all is lost."""
         self._renew = renew
         self._leases: Leases = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._wound_for = timedelta.max
         self._round: asyncio.Task[None] | None = None
+        if watch is not None:
+            watch(self.lose_all)
 
     def add(self, hold: Hold, lease: timedelta, on_lost: OnLost = ignore) -> None:
         """Keep *hold* alive from now on; call *on_lost* when somebody else has it."""
@@ -56,12 +62,24 @@ class AsyncKeeper:
         """Leave *hold* to its lease."""
         self._leases.pop(hold, None)
 
+    def lose_all(self) -> None:
+        """Tell all that they have lost their hold, on their loop. This may be called in any thread."""
+        loop = self._loop
+        if loop is not None:
+            with suppress(RuntimeError):  # It has ended, and the handlers with it.
+                loop.call_soon_threadsafe(self._lose_all)
+
     def close(self) -> None:
         """Renew no more."""
         self._leases.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _lose_all(self) -> None:
+        leases, self._leases = self._leases, {}
+        for _, on_lost in leases.values():
+            on_lost()
 
     def _wind(self, loop: asyncio.AbstractEventLoop, lease: timedelta) -> None:
         if self._timer is not None:
@@ -95,14 +113,16 @@ class Keeper:
     _changed: threading.Condition
     _thread: threading.Thread | None
 
-    def __init__(self, renew: Callable[[Renew], frozenset[Hold]]) -> None:
-        """Renew through *renew*."""
+    def __init__(self, renew: Callable[[Renew], frozenset[Hold]], watch: Watch | None = None) -> None:
+        """Renew through *renew*; hear through *watch* that all is lost."""
         self._renew = renew
         self.start_afresh()
         start_afresh_in_children(self)
+        if watch is not None:
+            watch(self.lose_all)
 
     def add(self, hold: Hold, lease: timedelta, on_lost: OnLost = ignore) -> None:
-        """Keep *hold* alive from now on; call *on_lost*, in the keeper's thread, when somebody else has it."""
+        """Keep *hold* alive from now on; call *on_lost*, in a thread that is not the caller's, when it is lost."""
         interval = _interval(lease)
         with self._changed:
             self._leases[hold] = lease, on_lost
@@ -118,6 +138,13 @@ class Keeper:
         """Leave *hold* to its lease."""
         with self._changed:
             self._leases.pop(hold, None)
+
+    def lose_all(self) -> None:
+        """Tell all that they have lost their hold, in the calling thread."""
+        with self._changed:
+            leases, self._leases = self._leases, {}
+        for _, on_lost in leases.values():
+            on_lost()
 
     def close(self) -> None:
         """Renew no more."""

@@ -27,6 +27,7 @@ from semel.stores.connections.endings import (
 from semel.stores.connections.urls import postgres_url, unknown_address
 from semel.stores.postgres.address import CONNECT_SECONDS, Address
 from semel.stores.postgres.errors import unreachable
+from semel.stores.postgres.pooler import is_direct_async
 from semel.stores.statement import Joined
 from semel.stores.transaction import AsyncConnections, AsyncUnit
 
@@ -40,7 +41,8 @@ T = TypeVar("T")
 _MORE = "Add ?pool= with a higher number to the store's URL."
 _MORE_OF_THEIRS = "Raise the max_size of the pool."
 
-_FAULTS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+#: The last is what the driver says in the moment between the server's last word and the end of the connection.
+_FAULTS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, asyncpg.InternalClientError)
 
 #: What ``asyncpg.connect`` calls the parts of an address, and libpq.
 _PARTS = {"host": "host", "port": "port", "user": "user", "password": "password", "database": "dbname"}
@@ -50,6 +52,16 @@ class _Connection(asyncpg.Connection):
     def get_reset_query(self) -> str:
         # A round trip after each request costs 30 %, and a transaction leaves little behind that it would undo.
         return ""
+
+
+async def _connect(*arguments: Any, **named: Any) -> asyncpg.Connection[Any]:
+    """Connect; through a pooler, without the prepared statements that asyncpg makes of everything."""
+    connection: asyncpg.Connection[Any] = await asyncpg.connect(*arguments, **named)
+    if await is_direct_async(connection):
+        return connection
+    await connection.close(timeout=CONNECT_SECONDS)
+    through: asyncpg.Connection[Any] = await asyncpg.connect(*arguments, **named, statement_cache_size=0)
+    return through
 
 
 class AsyncpgConnections(AsyncConnections):
@@ -131,6 +143,7 @@ class AsyncpgConnections(AsyncConnections):
                     self._address.url,
                     min_size=0,
                     max_size=self._address.pool,
+                    connect=_connect,
                     connection_class=_Connection,
                     timeout=CONNECT_SECONDS,
                     server_settings={"application_name": APPLICATION_NAME},

@@ -26,6 +26,7 @@ from semel.stores.connections.urls import postgres_url, unknown_address
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, STATEMENT_SECONDS, Address
 from semel.stores.postgres.errors import unreachable
+from semel.stores.postgres.pooler import prepare_if_direct
 from semel.stores.statement import Joined
 from semel.stores.transaction import Connections, Unit
 
@@ -115,6 +116,7 @@ class PsycopgConnections(Connections):
                     self._own = ConnectionPool(
                         self._address.url,
                         kwargs=SESSION,
+                        configure=prepare_if_direct,
                         min_size=0,
                         max_size=self._address.pool,
                         open=True,

@@ -20,6 +20,8 @@ POOL_SIZE = 16
 
 #: Whether there is an audit trail: one for every change, and, with ``replays``, for every replay too.
 Audit = Literal["on", "off", "replays"]
+#: When a key in progress may be taken over: when its lease is over; or, *instant*, when its worker's process is dead.
+Takeover = Literal["lease", "instant"]
 
 #: What our sessions ask of the server. They send nothing but the statements of ``queries.sql``, each of which is a
 #: handful of look-ups by primary key, or a walk along an index. A table that was never analysed makes the planner cache
@@ -47,16 +49,21 @@ class Address:
     audit: Audit = "on"
     #: How many transactions of the application's may be open at once.
     pool: int = POOL_SIZE
+    takeover: Takeover = "lease"
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """Read a ``postgresql://`` URL; ``table``, ``schema``, ``audit`` and ``pool`` in it are ours."""
+        """Read a ``postgresql://`` URL; ``table``, ``schema``, ``audit``, ``pool``, ``takeover`` in it are ours."""
         parts = urlsplit(url)
         try:
             parts.port  # noqa: B018 - it is parsed when it is read
-        except ValueError as error:
-            raise ConfigurationError(f"The port in {_safe(url)} is no number between 0 and 65535.") from error
-        ours = {"table": DEFAULT_TABLE, "schema": None, "audit": "on", "pool": str(POOL_SIZE)}
+        except ValueError:
+            # What stands there may be a password that was not escaped, so it is not quoted.
+            raise ConfigurationError(
+                "The port in the URL of a PostgreSQL store is no number between 0 and 65535. "
+                "In a password, write / ? # @ as %2F %3F %23 %40."
+            ) from None
+        ours = {"table": DEFAULT_TABLE, "schema": None, "audit": "on", "pool": str(POOL_SIZE), "takeover": "lease"}
         theirs = []
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
             if name in ours:
@@ -64,7 +71,13 @@ class Address:
             else:
                 theirs.append((name, value))
         plain = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(theirs), ""))
-        return cls(plain, Names(ours["table"] or "", ours["schema"]), _audit(ours["audit"]), _pool(ours["pool"]))
+        return cls(
+            plain,
+            Names(ours["table"] or "", ours["schema"]),
+            _audit(ours["audit"]),
+            _pool(ours["pool"]),
+            _takeover(ours["takeover"]),
+        )
 
     def __str__(self) -> str:
         """Show the address to people: without the password, and without what only a driver cares about."""
@@ -79,6 +92,12 @@ def _audit(value: str | None) -> Audit:
     if value not in get_args(Audit):
         raise ConfigurationError(f"?audit={value} is not known: on, off and replays are.")
     return cast("Audit", value)
+
+
+def _takeover(value: str | None) -> Takeover:
+    if value not in get_args(Takeover):
+        raise ConfigurationError(f"?takeover={value} is not known: lease and instant are.")
+    return cast("Takeover", value)
 
 
 def _pool(value: str | None) -> int:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.core.commands import Claim, Command, Complete, Renew, Settle
 from semel.errors import ConfigurationError, StoreError, StoreReadOnly, StoreUnavailable
 from semel.stores.base import AsyncStore, this_process
 from semel.stores.lane import AsyncLane, refused
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
+from semel.stores.postgres.async_listening import AsyncListener
+from semel.stores.postgres.builder import nobody
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
-from semel.stores.postgres.statements import OTHERS, UPKEEP, Statements
+from semel.stores.postgres.pooler import is_direct_async
+from semel.stores.postgres.statements import OTHERS, OWNED, UPKEEP, Statements
 from semel.stores.statement import Statement
 from semel.stores.step import Step
 from semel.stores.transaction import AsyncConnections, AsyncTransaction
@@ -23,6 +26,9 @@ try:
     import asyncpg
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("PostgreSQL under an event loop needs asyncpg. Run: pip install 'semel[postgres]'") from error
+
+if TYPE_CHECKING:
+    from semel.stores.postgres.liveness import Liveness
 
 T = TypeVar("T")
 
@@ -42,8 +48,13 @@ class AsyncPostgresStore(AsyncStore):
         """
         self.address = Address.of(url)
         self.notes_replays = self.address.audit == "replays"
+        self._listener = AsyncListener(self.address)
+        self._liveness = _liveness(self.address)
         self._statements = Statements(
-            self.address.names, audit=self.address.audit != "off", actor=lambda: self.actor or this_process()
+            self.address.names,
+            audit=self.address.audit != "off",
+            actor=lambda: self.actor or this_process(),
+            owner=self._liveness.owner if self._liveness else nobody,
         )
         self._joined = JoinedStatements(self._statements)
         self._given = connections
@@ -51,6 +62,11 @@ class AsyncPostgresStore(AsyncStore):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._links: list[_Link] = []
         self._bind()
+
+    @property
+    def is_direct(self) -> bool | None:
+        """Whether the server is reached itself, and not through a pooler; None: not known before the first command."""
+        return next((link.is_direct for link in self._links if link.is_direct is not None), None)
 
     def perform(self, command: Command[T]) -> Step[T]:
         """Start one store command."""
@@ -62,12 +78,25 @@ class AsyncPostgresStore(AsyncStore):
         """Return a transaction of the application's own, not begun yet."""
         if asyncio.get_running_loop() is not self._loop:
             self._bind()
+        if self._liveness is not None:
+            self._liveness.start()
         if self._connections is None:
             # Here, because it imports a pool that most stores never need.
             from semel.stores.connections.asyncpg import AsyncpgConnections  # noqa: PLC0415
 
             self._connections = AsyncpgConnections(self.address)
         return AsyncTransaction(self._connections, self._joined)
+
+    def listen(self, on_end: Callable[[str], None]) -> None:
+        """Call *on_end* with every hint from now on."""
+        if asyncio.get_running_loop() is not self._loop:
+            self._bind()
+        self._listener.add(on_end)
+
+    def watch(self, on_loss: Callable[[], None]) -> None:
+        """Call *on_loss* when the lock is lost that shows that this process lives, if there is one."""
+        if self._liveness is not None:
+            self._liveness.watch(on_loss)
 
     async def open(self) -> None:
         """Connect, and see whether the server can serve."""
@@ -78,10 +107,15 @@ class AsyncPostgresStore(AsyncStore):
 
     async def close(self) -> None:
         """Finish what is under way and disconnect."""
-        if asyncio.get_running_loop() is not self._loop:
-            return
+        if asyncio.get_running_loop() is self._loop:
+            await self._close()
+        if self._liveness is not None:
+            await asyncio.to_thread(self._liveness.close)
+
+    async def _close(self) -> None:
         for lane in set(self._lanes.values()):
             await lane.idle()
+        await self._listener.close()
         connections, self._connections = self._connections, self._given
         if connections is not None:
             await connections.close()
@@ -96,8 +130,9 @@ class AsyncPostgresStore(AsyncStore):
             self._loop = None
         for link in self._links:
             link.drop()
+        self._listener.drop()
         claims, answers, leases, others, upkeep = self._links = [_Link(self.address) for _ in range(5)]
-        claim = AsyncLane[Any](lambda batch: claims.run(self._statements.claim(batch)))
+        claim = AsyncLane[Any](lambda batch: self._claim(claims, batch))
         complete = AsyncLane[Any](lambda batch: self._complete(answers, batch))
         # Renewals skip locked rows, and must not wait behind those who don't.
         renew = AsyncLane[Any](lambda batch: self._each(leases, batch))
@@ -111,6 +146,14 @@ class AsyncPostgresStore(AsyncStore):
             **dict.fromkeys(UPKEEP, AsyncLane[Any](lambda batch: self._each(upkeep, batch))),
         }
 
+    async def _claim(self, link: _Link, batch: list[Claim]) -> list[Any]:
+        await self._settle()
+        return await link.run(self._statements.claim(batch))
+
+    async def _settle(self) -> None:
+        if self._liveness is not None and not self._liveness.is_settled:
+            await asyncio.to_thread(self._liveness.settle)
+
     async def _complete(self, link: _Link, batch: list[Complete]) -> list[Any]:
         verdicts: list[Any] = await link.run(self._statements.complete(batch))
         return [
@@ -122,6 +165,8 @@ class AsyncPostgresStore(AsyncStore):
         return [await self._caught(self._other(link, command)) for command in batch]
 
     async def _other(self, link: _Link, command: Command[Any]) -> Any:
+        if type(command) in OWNED:
+            await self._settle()
         if isinstance(command, Settle):
             await link.run(self._statements.wait(command))
         return await link.run(self._statements.of(command))
@@ -135,6 +180,15 @@ class AsyncPostgresStore(AsyncStore):
             return refused(error)
 
 
+def _liveness(address: Address) -> Liveness | None:
+    if address.takeover == "lease":
+        return None
+    # Here, because it has a thread of its own, and with it the driver for threads.
+    from semel.stores.postgres.liveness import Liveness  # noqa: PLC0415
+
+    return Liveness(address)
+
+
 _FAULTS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
 
 
@@ -144,6 +198,8 @@ class _Link:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._connection: asyncpg.Connection[Any] | None = None
+        #: Whether it is to the server itself, and not to a pooler; None: not known before it is connected.
+        self.is_direct: bool | None = None
 
     async def run(self, statement: Statement[T]) -> T:
         """Run one statement in its own transaction."""
@@ -154,7 +210,7 @@ class _Link:
             except StoreUnavailable as error:
                 # Sent once is sent, even if the last try got no connection.
                 was_sent = error.was_sent = was_sent or error.was_sent
-                if left == 0 or not was_sent or is_too_slow(error):
+                if left == 0 or not was_sent or self._is_too_slow(error):
                     raise
             except asyncpg.PostgresError as error:
                 if error.sqlstate not in TRANSIENT:
@@ -191,11 +247,7 @@ class _Link:
 
     async def _connect(self) -> asyncpg.Connection[Any]:
         try:
-            try:
-                self._connection = await self._open(SESSION)
-            except asyncpg.ProtocolViolationError:
-                # A pooler that passes no session settings on. The statements work without, only less evenly.
-                self._connection = await self._open({})
+            self._connection = await self._opened_directly() or await self._opened_through_a_pooler()
         except ValueError:
             # The driver's own words may quote the password, so they go no further.
             raise ConfigurationError(f"{self._address} can't be read as the address of a PostgreSQL server.") from None
@@ -203,10 +255,31 @@ class _Link:
             raise unreachable(error, self._address) from error
         return self._connection
 
-    async def _open(self, session: dict[str, str]) -> asyncpg.Connection[Any]:
+    async def _opened_directly(self) -> asyncpg.Connection[Any] | None:
+        try:
+            connection = await asyncpg.connect(
+                self._address.url, timeout=CONNECT_SECONDS, command_timeout=COMMAND_SECONDS, server_settings=SESSION
+            )
+        except asyncpg.ProtocolViolationError:
+            return None  # A pooler that passes no session settings on.
+        self.is_direct = await is_direct_async(connection)
+        if self.is_direct:
+            return connection
+        await connection.close(timeout=CONNECT_SECONDS)
+        return None
+
+    async def _opened_through_a_pooler(self) -> asyncpg.Connection[Any]:
+        """Connect without what a session would have: no prepared statements, no settings. Nobody but us limits how long
+        a statement takes; and with each statement planned anew, a plan can't grow old.
+        """
+        self.is_direct = False
         return await asyncpg.connect(
-            self._address.url, timeout=CONNECT_SECONDS, command_timeout=COMMAND_SECONDS, server_settings=session
+            self._address.url, timeout=CONNECT_SECONDS, command_timeout=STATEMENT_SECONDS, statement_cache_size=0
         )
+
+    def _is_too_slow(self, error: StoreUnavailable) -> bool:
+        # Behind a pooler the time limit is ours, and stands for what the server would have said.
+        return is_too_slow(error) or (not self.is_direct and isinstance(error.__cause__, TimeoutError))
 
     def drop(self) -> None:
         """Give the connection up at once."""

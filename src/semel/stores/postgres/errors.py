@@ -9,6 +9,8 @@ from semel.stores.postgres.address import Address
 TRANSIENT = frozenset({"40001", "40P01", "55P03"})
 #: The server cut the statement short, and would again.
 TOO_SLOW = frozenset({"57014"})
+#: PgBouncer had no connection to give in all that time. It has one SQLSTATE for this and for much else.
+_NONE_TO_GIVE = "query_wait_timeout"
 
 _NO_TABLE = frozenset({"42P01", "42703", "3F000"})
 _READ_ONLY = frozenset({"25006"})
@@ -37,7 +39,8 @@ def outlasted(error: BaseException, address: Address, *, was_sent: bool) -> Stor
 
 def is_too_slow(error: StoreUnavailable) -> bool:
     """Tell whether the statement took longer than it may: sending it again would only add to the load."""
-    return getattr(error.__cause__, "sqlstate", None) in TOO_SLOW
+    cause = error.__cause__
+    return getattr(cause, "sqlstate", None) in TOO_SLOW or _NONE_TO_GIVE in str(cause)
 
 
 def unreachable(error: BaseException, address: Address) -> StoreUnavailable:

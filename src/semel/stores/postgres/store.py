@@ -12,9 +12,13 @@ from semel.stores.base import Store, this_process
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.lane import Lane, refused
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
+from semel.stores.postgres.builder import nobody
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
-from semel.stores.postgres.statements import PACKAGE, UPKEEP, Statements
+from semel.stores.postgres.listening import Listener
+from semel.stores.postgres.liveness import Liveness
+from semel.stores.postgres.pooler import BEGIN, is_direct
+from semel.stores.postgres.statements import OWNED, PACKAGE, UPKEEP, Statements
 from semel.stores.statement import DEFAULT_TABLE, Statement, load_migrations
 from semel.stores.transaction import Connections, Transaction
 
@@ -42,8 +46,13 @@ class PostgresStore(Store):
         """
         self.address = Address.of(url)
         self.notes_replays = self.address.audit == "replays"
+        self._listener = Listener(self.address)
+        self._liveness = Liveness(self.address) if self.address.takeover == "instant" else None
         self._statements = Statements(
-            self.address.names, audit=self.address.audit != "off", actor=lambda: self.actor or this_process()
+            self.address.names,
+            audit=self.address.audit != "off",
+            actor=lambda: self.actor or this_process(),
+            owner=self._liveness.owner if self._liveness else nobody,
         )
         self._joined = JoinedStatements(self._statements)
         self._given = connections
@@ -51,8 +60,15 @@ class PostgresStore(Store):
         self.start_afresh()
         start_afresh_in_children(self)
 
+    @property
+    def is_direct(self) -> bool | None:
+        """Whether the server is reached itself, and not through a pooler; None: not known before the first command."""
+        return next((link.is_direct for link in self._links if link.is_direct is not None), None)
+
     def perform(self, command: Command[T]) -> T:
         """Carry out one store command."""
+        if self._liveness is not None and type(command) in OWNED:
+            self._liveness.settle()
         match command:
             case Claim():
                 return cast("T", self._claims.submit(command))
@@ -66,6 +82,8 @@ class PostgresStore(Store):
 
     def transaction(self) -> Transaction:
         """Return a transaction of the application's own, not begun yet."""
+        if self._liveness is not None:
+            self._liveness.settle()
         with self._mutex:
             if self._connections is None:
                 # Here, because it imports a pool that most stores never need.
@@ -73,6 +91,15 @@ class PostgresStore(Store):
 
                 self._connections = PsycopgConnections(self.address)
             return Transaction(self._connections, self._joined)
+
+    def listen(self, on_end: Callable[[str], None]) -> None:
+        """Call *on_end* with every hint from now on."""
+        self._listener.add(on_end)
+
+    def watch(self, on_loss: Callable[[], None]) -> None:
+        """Call *on_loss* when the lock is lost that shows that this process lives, if there is one."""
+        if self._liveness is not None:
+            self._liveness.watch(on_loss)
 
     def open(self) -> None:
         """Connect, and see whether the server can serve."""
@@ -93,6 +120,9 @@ class PostgresStore(Store):
             connections.close()
         for link in self._links:
             link.close()
+        self._listener.close()
+        if self._liveness is not None:
+            self._liveness.close()
 
     def start_afresh(self) -> None:
         """Have no connection."""
@@ -156,13 +186,15 @@ class _Link:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._connection: psycopg.Connection[Any] | None = None
+        #: Whether it is to the server itself, and not to a pooler; None: not known before it is connected.
+        self.is_direct: bool | None = None
 
     def run(self, statement: Statement[T]) -> T:
         """Run one statement in its own transaction."""
         was_sent = False
         for left in reversed(range(TRIES)):
             try:
-                return self.guarded(lambda connection: _run(connection, statement))
+                return self.guarded(lambda connection: self._run_once(connection, statement))
             except StoreUnavailable as error:
                 # Sent once is sent, even if the last try got no connection.
                 was_sent = error.was_sent = was_sent or error.was_sent
@@ -213,15 +245,34 @@ class _Link:
             raise ConfigurationError(f"{self._address} can't be read as the address of a PostgreSQL server.") from None
         try:
             try:
-                self._connection = self._open({"options": f"{given.get('options', '')} {_OPTIONS}".strip()})
+                connection = self._open({"options": f"{given.get('options', '')} {_OPTIONS}".strip()})
             except psycopg.OperationalError as error:
                 if "startup parameter" not in str(error):
                     raise
-                # A pooler that passes no session settings on. The statements work without, only less evenly.
-                self._connection = self._open({})
+                # A pooler that passes no session settings on.
+                connection = self._open({})
+            self.is_direct = is_direct(connection)
         except psycopg.Error as error:
             raise unreachable(error, self._address) from error
-        return self._connection
+        if not self.is_direct:
+            connection.prepare_threshold = None
+        self._connection = connection
+        return connection
+
+    def _run_once(self, connection: psycopg.Connection[Any], statement: Statement[T]) -> T:
+        if self.is_direct:
+            return statement.read(_sent(connection, statement).fetchall())
+        # What a session would have is said in each transaction. A pipeline would make one round trip of the three, but
+        # PgBouncer 1.18 loses count in one now and then, and keeps a connection for a client that is done with it.
+        try:
+            connection.execute(BEGIN.encode())
+            rows = _sent(connection, statement).fetchall()
+            connection.execute("COMMIT")
+        except psycopg.Error:
+            if not connection.closed:
+                connection.rollback()
+            raise
+        return statement.read(rows)
 
     def _open(self, more: dict[str, Any]) -> psycopg.Connection[Any]:
         return psycopg.connect(
@@ -238,6 +289,5 @@ class _Link:
 _OPTIONS = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in SESSION.items())
 
 
-def _run(connection: psycopg.Connection[Any], statement: Statement[T]) -> T:
-    cursor = connection.execute(statement.sql.encode(), statement.parameters, binary=True)
-    return statement.read(cursor.fetchall())
+def _sent(connection: psycopg.Connection[Any], statement: Statement[Any]) -> psycopg.Cursor[Any]:
+    return connection.execute(statement.sql.encode(), statement.parameters, binary=True)

@@ -1,0 +1,17 @@
+"""With instant take-over a PostgreSQL store passes the suite that every store passes: whoever lives is left alone."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from semel import stores
+from semel.testing import servers
+from semel.testing.conformance import Candidate, StoreConformance
+from tests.stores.test_conformance import postgres_candidate
+
+
+class TestAsyncInstantPostgres(StoreConformance):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def candidate(cls, postgres_server: servers.PostgresServer) -> Iterator[Candidate]:
+        yield from postgres_candidate(postgres_server, lambda url: stores.async_store(f"{url}?takeover=instant"))
