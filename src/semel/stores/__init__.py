@@ -13,25 +13,30 @@ from urllib.parse import urlsplit
 
 from semel.errors import ConfigurationError
 from semel.stores.base import AsyncStore, Store
+from semel.stores.tiered.value import Tiered
 
 __all__ = ["AsyncStore", "Store", "async_store", "store"]
 
 _Table = dict[str, tuple[str, str]]
 _Kinds = dict[tuple[str, str], tuple[str, str]]
 
-_SCHEMES = "sqlite:///file.db, postgresql://user@host/database, memory://"
+_SCHEMES = "sqlite:///file.db, postgresql://user@host/database, redis://host/0, memory://"
+
+_REDIS = ("redis", "rediss", "redis+cluster", "redis+sentinel")
 
 #: Each store is imported when it is asked for: its driver is an extra.
 _STORES = {
     "memory": ("semel.stores.memory", "MemoryStore"),
     "postgres": ("semel.stores.postgres.store", "PostgresStore"),
     "postgresql": ("semel.stores.postgres.store", "PostgresStore"),
+    **dict.fromkeys(_REDIS, ("semel.stores.redis.store", "RedisStore")),
     "sqlite": ("semel.stores.sqlite.store", "SQLiteStore"),
 }
 _ASYNC_STORES = {
     "memory": ("semel.stores.memory", "AsyncMemoryStore"),
     "postgres": ("semel.stores.postgres.async_store", "AsyncPostgresStore"),
     "postgresql": ("semel.stores.postgres.async_store", "AsyncPostgresStore"),
+    **dict.fromkeys(_REDIS, ("semel.stores.redis.async_store", "AsyncRedisStore")),
     "sqlite": ("semel.stores.sqlite.async_store", "AsyncSQLiteStore"),
 }
 
@@ -50,6 +55,7 @@ _ASYNC_GIVEN = {
     ("sqlalchemy", "AsyncEngine"): ("semel.stores.connections.sqlalchemy", "AsyncSQLAlchemyConnections"),
     ("sqlalchemy", "async_sessionmaker"): ("semel.stores.connections.sqlalchemy", "AsyncSQLAlchemyConnections"),
 }
+_TIERED = "semel.stores.tiered.opening"
 _WHAT = "a URL or what the application has (an engine, a sessionmaker, a connection pool) or"
 
 
@@ -58,6 +64,9 @@ def store(given: Any, *, url: str | None = None) -> Store:
 
     *url* says where, if the engine or the pool does not, or adds settings such as ``?table=``.
     """
+    if isinstance(given, Tiered):
+        tiered: Store = import_module(_TIERED).opened(given, url)
+        return tiered
     if not isinstance(given, str) and _kind(_ASYNC_GIVEN, given):
         name = type(given).__name__
         raise ConfigurationError(f"{name} belongs to an event loop. Use it in an ASGI app, or with async_store().")
@@ -70,6 +79,9 @@ def async_store(given: Any, *, url: str | None = None) -> AsyncStore:
 
     *url* says where, if the engine or the pool does not, or adds settings such as ``?table=``.
     """
+    if isinstance(given, Tiered):
+        tiered: AsyncStore = import_module(_TIERED).async_opened(given, url)
+        return tiered
     if not isinstance(given, str) and _kind(_GIVEN, given):
         name = type(given).__name__
         raise ConfigurationError(
@@ -88,8 +100,8 @@ def _made(stores: _Table, kinds: _Kinds, given: Any, url: str | None) -> Any:
         raise ConfigurationError(f"store must be {_WHAT} {ours}, not {type(given).__name__}.")
     connections = getattr(import_module(kind[0]), kind[1])
     where = url or connections.url_of(given)
-    if urlsplit(where).scheme == "memory":
-        raise ConfigurationError("memory:// shares no transaction with an engine or a pool.")
+    if (scheme := urlsplit(where).scheme) in {"memory", *_REDIS}:
+        raise ConfigurationError(f"{scheme}:// shares no transaction with an engine or a pool.")
     return _find(stores, where)(where, connections=connections.of(given, where))
 
 

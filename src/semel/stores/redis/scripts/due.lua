@@ -1,0 +1,6 @@
+-- name: due
+-- Read some of those records that somebody should look at by now, the longest overdue first.
+-- ARGV: offset, count. Answers names and times in turn.
+local clock = redis.call('TIME')
+return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', clock[1] * 1000000 + clock[2], 'WITHSCORES',
+                  'LIMIT', ARGV[1], ARGV[2])

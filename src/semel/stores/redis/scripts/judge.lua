@@ -1,0 +1,11 @@
+-- name: judge
+-- Read as much of a record as those who clean up have to know, and the clock that judges it.
+local clock = redis.call('TIME')
+local seen = redis.call('HMGET', KEYS[1], 'state', 'scope', 'key', 'attempt', 'token', 'lease_expires_at', 'created_at',
+                        'expires_at', 'after_retention', 'on_crash', 'steps', 'tries', 'accepted')
+if not seen[1] then
+    return false
+end
+seen[14] = redis.call('HEXISTS', KEYS[1], 'request')
+seen[15] = clock[1] * 1000000 + clock[2]
+return seen

@@ -1,0 +1,24 @@
+-- name: park
+-- Stop an operation until an operator has said what it did. It has no lease then, and no TTL.
+-- The worker that parks may say so twice; of others, who may only where the lease is over, one is told that it did.
+-- ARGV: attempt, token, if_silent. Answers 0: fenced; 1: it was parked before; 2: it is now.
+local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'lease_expires_at')
+if seen[2] ~= ARGV[1] or seen[3] ~= ARGV[2] then
+    return 0
+end
+local if_silent = ARGV[3] == '1'
+if seen[1] == 'unknown' and not if_silent then
+    return 1
+end
+if seen[1] ~= 'processing' and seen[1] ~= 'pending' then
+    return 0
+end
+if if_silent and seen[4] then
+    local clock = redis.call('TIME')
+    if tonumber(seen[4]) > clock[1] * 1000000 + clock[2] then
+        return 0
+    end
+end
+redis.call('HSET', KEYS[1], 'state', 'unknown')
+redis.call('HDEL', KEYS[1], 'lease_expires_at')
+return 2

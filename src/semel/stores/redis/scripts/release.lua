@@ -1,0 +1,27 @@
+-- name: release
+-- Free the key: nothing happened. Attempt 0 stands for whatever number this token was given.
+-- After a take-over, and after a step that was saved, something may have happened; and what was accepted is promised to
+-- be run. Such a record stays: it is nobody's, and whoever comes next may have it at once.
+-- ARGV: attempt, token, nobodys_token, channel, hint. No channel: nobody waits.
+-- Answers what came of it (0: fenced, 1: there was none, 2: it is free, 3: it was given up), and the attempt.
+local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'steps', 'accepted')
+if not seen[1] then
+    return {1, 0}
+end
+local is_its = seen[3] == ARGV[2] and (ARGV[1] == '0' or seen[2] == ARGV[1])
+if not is_its or (seen[1] ~= 'processing' and seen[1] ~= 'pending') then
+    return {0, 0}
+end
+local attempt = tonumber(seen[2])
+local what = 2
+if seen[1] == 'processing' and (attempt > 1 or seen[4] or seen[5]) then
+    local clock = redis.call('TIME')
+    redis.call('HSET', KEYS[1], 'token', ARGV[3], 'lease_expires_at', clock[1] * 1000000 + clock[2])
+    what = 3
+else
+    redis.call('DEL', KEYS[1])
+end
+if ARGV[4] ~= '' then
+    redis.pcall('PUBLISH', ARGV[4], ARGV[5])
+end
+return {what, attempt}
