@@ -1,0 +1,91 @@
+"""A tiered store passes the suite that every store passes: over SQLite in threads, over PostgreSQL on a loop.
+
+The suite bends time: it makes records older than they are, which no clock of a cache can know. So its ``age`` empties
+the caches.
+"""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+import redis
+
+from semel import stores
+from semel.stores.base import AsyncStore, Store
+from semel.stores.tiered import Tiered
+from semel.stores.tiered.async_cache import AsyncCache
+from semel.stores.tiered.async_store import AsyncTieredStore
+from semel.stores.tiered.store import TieredStore
+from semel.testing import servers
+from semel.testing.conformance import Candidate, StoreConformance
+from tests.stores.test_conformance import postgres_candidate, sqlite_candidate
+
+AnyStore = Store | AsyncStore
+
+
+class Tier:
+    """Puts caches in front of every store that is opened, and empties them when it is told to."""
+
+    def __init__(self, url: str, open_store: Callable[[Tiered], AnyStore]) -> None:
+        self._url = url
+        self._open = open_store
+        self._opened: list[AnyStore] = []
+
+    def over(self, durable: object) -> AnyStore:
+        made = self._open(Tiered(durable=durable, cache=self._url, namespace="conformance"))
+        self._opened.append(made)
+        return made
+
+    def aging(self, age: Callable[[timedelta], None]) -> Callable[[timedelta], None]:
+        def age_and_forget(duration: timedelta) -> None:
+            age(duration)
+            self.forget()
+
+        return age_and_forget
+
+    def forget(self) -> None:
+        for each in self._opened:
+            assert isinstance(each, TieredStore | AsyncTieredStore)
+            each.answers.local.clear()
+            each.answers.start_afresh()
+            if isinstance(each, TieredStore) and each.cache is not None:
+                each.cache.flush()
+            elif isinstance(each, AsyncTieredStore) and each.cache is not None:
+                stop_writing(each.cache)
+        with redis.Redis.from_url(self._url) as client:
+            client.ping()  # What others had sent before is done by now.
+            client.flushdb()
+
+
+def stop_writing(cache: AsyncCache) -> None:
+    """Its loop stands still while time is bent, and must not go on with what it was about to write."""
+    cache._queue.clear()
+    cache._queued = 0
+    if cache._work is not None and not cache._work.get_loop().is_closed():
+        cache._work.cancel()
+
+
+@pytest.fixture(scope="class")
+def tier(redis_server: servers.RedisServer) -> Tier:
+    return Tier(redis_server.url, stores.store)
+
+
+@pytest.fixture(scope="class")
+def async_tier(redis_server: servers.RedisServer) -> Tier:
+    return Tier(redis_server.url, stores.async_store)
+
+
+class TestOverSQLite(StoreConformance):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def candidate(cls, tier: Tier, tmp_path_factory: pytest.TempPathFactory) -> Candidate:
+        below = sqlite_candidate(tmp_path_factory.mktemp("tiered") / "semel.db", tier.over)
+        return Candidate(open=below.open, age=tier.aging(below.age))
+
+
+class TestAsyncOverPostgres(StoreConformance):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def candidate(cls, async_tier: Tier, postgres_server: servers.PostgresServer) -> Iterator[Candidate]:
+        for below in postgres_candidate(postgres_server, async_tier.over):
+            yield Candidate(open=below.open, age=async_tier.aging(below.age))
