@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo rides test cover check fix bench torture clean
+.PHONY: help demo rides report test cover check fix bench torture clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -14,6 +14,9 @@ demo: .venv/.ready ## See a payment retried, raced and crashed, and made once.
 
 rides: .venv/.ready ## See an API of several steps killed half-way, and resumed.
 	@$(BIN)/python -m examples.rides
+
+report: .venv/.ready ## See a ten-second job with its progress bar, and its worker killed half-way.
+	@$(BIN)/python -m examples.report
 
 test: .venv/.ready ## Run every test, on real PostgreSQL and Redis, on every core.
 	@$(BIN)/python -m pytest -n auto --dist worksteal
@@ -48,5 +51,5 @@ clean: ## Remove what make and the tools made.
 	    echo "Semel needs Python 3.11 or newer, and \"$(PYTHON)\" is not: try make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "Installing Semel and its tools into .venv (a minute or two, once)"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,postgres,cli]' -c constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,postgres,redis,cli]' -c constraints.txt
 	@touch $@

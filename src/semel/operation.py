@@ -8,9 +8,10 @@ from contextvars import ContextVar
 from typing import Any, get_args
 
 from semel.core.derive import derive
-from semel.core.record import Hold
+from semel.core.record import Hold, Milestone
 from semel.core.recovery import Progress
 from semel.errors import ConfigurationError, NoConnection, NotGuarded
+from semel.flows.progress import mark
 from semel.flows.steps import OnUnknown, Story, effect, phase
 from semel.stage import AnyStage, AsyncStage, Call
 from semel.stores.transaction import AsyncTransaction, Transaction
@@ -100,6 +101,20 @@ class Operation:
         stage = self._here("effect", name)
         self.story.promised.append(name)
         return stage.take(effect(self.story, name, choice), call)
+
+    def progress(self, fraction: float, note: str | None = None) -> Any:
+        """Say how far it is, between 0 and 1, and perhaps in words: whoever asks for its state is told.
+
+        It is one small write, and nothing depends on it: where the store can't be reached it is left out. In an async
+        handler this is to be awaited.
+        """
+        milestone = Milestone(fraction, note)
+        if self._stage is None:
+            raise ConfigurationError(
+                'progress: in mode="atomic" nothing of an operation is stored before its one commit, so nobody could '
+                'see it. Use mode="guard".'
+            )
+        return self._stage.note(mark(self.story, milestone))
 
     def derive(self, name: str) -> str:
         """Return the key to send along with the call *name* to a provider: the same on every retry and attempt."""

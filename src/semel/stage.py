@@ -9,8 +9,9 @@ import asyncio
 import inspect
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -63,12 +64,36 @@ class Call:
         return partial(self.verify, *self.arguments, **self.named, idempotency_key=key)
 
 
+_NO_CALL = Call(lambda: None)
+
+#: Whether this code is a phase's function, or called by one.
+_in_phase: ContextVar[bool] = ContextVar("semel.in_phase", default=False)
+
+
+@contextmanager
+def _inside() -> Iterator[None]:
+    token = _in_phase.set(True)
+    try:
+        yield
+    finally:
+        _in_phase.reset(token)
+
+
 class AnyStage(ABC):
     """What an operation needs of its stage, in either colour."""
 
     @abstractmethod
     def take(self, step: Flow[Any], call: Call) -> Any:
         """Take one step; on an event loop, return what is to be awaited."""
+
+    def note(self, flow: Flow[None]) -> Any:
+        """Run *flow*, which is no step and calls nobody; on an event loop, return what is to be awaited."""
+        if _in_phase.get():
+            # SQLite has one writer, which would be waiting for itself.
+            raise ConfigurationError(
+                "progress can't be said inside a phase, whose transaction is open. Say it before the phase, or after."
+            )
+        return self.take(flow, _NO_CALL)
 
 
 class Stage(AnyStage):
@@ -106,7 +131,8 @@ class _Taking:
         return self._transaction.perform(command)
 
     def call_inside(self, _command: CallInside) -> Any:
-        return _here(self._call.inside(self._transaction and self._transaction.connection))
+        with _inside():
+            return _here(self._call.inside(self._transaction and self._transaction.connection))
 
     def call_outside(self, command: CallOutside) -> Any:
         return _here(self._call.outside(command.key))
@@ -188,13 +214,15 @@ class _AsyncTaking:
         connection = self._transaction and self._transaction.connection
         call = self._call.inside(connection)
         if _is_async(call):
-            return await call()
+            with _inside():
+                return await call()
         if inspect.iscoroutinefunction(getattr(connection, "execute", None)):
             raise ConfigurationError(
                 f"{_name(call)} must be `async def`: in this app a phase's connection is "
                 f"{type(connection).__module__}.{type(connection).__name__}, which has to be awaited."
             )
-        return await self._in_a_thread(call)
+        with _inside():
+            return await self._in_a_thread(call)
 
     async def call_outside(self, command: CallOutside) -> Any:
         return await self._anywhere(self._call.outside(command.key))

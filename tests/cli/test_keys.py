@@ -16,9 +16,9 @@ from uuid import UUID
 
 import pytest
 
-from semel.core.commands import Claim, Complete
-from semel.core.message import Answer
-from semel.core.record import Hold
+from semel.core.commands import Claim, Complete, Mark, TakeOver
+from semel.core.message import Answer, Head, Request
+from semel.core.record import Hold, Milestone
 from semel.core.state import Event
 from semel.stores import Store, store
 
@@ -185,6 +185,27 @@ def test_show_json(semel: Semel, url: str) -> None:
 def test_show_stuck(semel: Semel, url: str) -> None:
     """A key whose worker is gone says since when."""
     assert re.search(r"^stuck since +.* ago\)$", semel("keys", "show", "stuck", "--store", url).stdout, re.MULTILINE)
+
+
+def test_show_accepted(semel: Semel, url: str) -> None:
+    """A key that a worker is to run says so; once it has begun, how far its handler says it is."""
+    request = Request(Head("POST", "/reports", b"", ()), b"", "acme")
+    with closing(store(url)) as keys:
+        hold = keys.perform(Claim("acme", "report", os.urandom(16), b"", LONG, DAY, request=request, is_accepted=True))
+        assert isinstance(hold, Hold)
+        (pending,) = semel("keys", "list", "--store", url, "--state", "pending").stdout.splitlines()[1:-1]
+        assert cells(pending)[-1] == "to be begun"
+        begun = keys.perform(TakeOver(Claim("acme", "report", os.urandom(16), b"", LONG, DAY), hold, is_abandoned=True))
+        assert isinstance(begun, Hold)
+        keys.perform(Mark(begun, Milestone(0.4, "charging\x1b[2J")))
+    shown = semel("keys", "show", "report", "--store", url).stdout
+    assert re.search(r"^accepted +to be run by a worker$", shown, re.MULTILINE)
+    assert re.search(r"^progress +40%: charging", shown, re.MULTILINE)
+    assert "\x1b" not in shown
+    facts = json.loads(semel("keys", "show", "report", "--store", url, "--json").stdout)
+    assert (facts["is_accepted"], facts["progress"], facts["note"]) == (True, 0.4, "charging\x1b[2J")
+    paid = json.loads(semel("keys", "show", "paid", "--store", url, "--json").stdout)
+    assert (paid["is_accepted"], paid["progress"], paid["note"]) == (False, None, None)
 
 
 def test_show_shared(semel: Semel, url: str) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from semel.cli.resolving import operator
-from semel.core.commands import Claim, Complete, Look, Park, ReadTrail, Save, Verdict
-from semel.core.message import Answer
+from semel.core.commands import Claim, Complete, FindStuck, Look, Park, ReadRequest, ReadTrail, Save, Verdict
+from semel.core.message import Answer, Head, Request
 from semel.core.record import NOBODYS_TOKEN, Found, Hold, Record
 from semel.core.recovery import Begun, Done, Progress, read_back
 from semel.core.state import Event, State
@@ -29,6 +29,7 @@ ME = f"{getpass.getuser()}@{socket.gethostname()}"
 
 CREATED = Done("phase", "ride_created", {"id": 7})
 CHARGING = Begun("charge_created")
+REQUEST = Request(Head("POST", "/rides", b"", ()), b"{}", "acme")
 
 
 @pytest.fixture(params=["sqlite_url", "postgres_url"])
@@ -47,6 +48,13 @@ def keys(url: str) -> Iterator[Store]:
 
 def claim(keys: Store, key: str = "key", scope: str = "acme", lease: timedelta = LONG) -> Hold:
     hold = keys.perform(Claim(scope, key, os.urandom(16), b"\x0a" * 32, lease, DAY))
+    assert isinstance(hold, Hold)
+    return hold
+
+
+def accept(keys: Store, key: str = "key") -> Hold:
+    claim = Claim("acme", key, os.urandom(16), b"\x0a" * 32, LONG, DAY, request=REQUEST, is_accepted=True)
+    hold = keys.perform(claim)
     assert isinstance(hold, Hold)
     return hold
 
@@ -98,6 +106,17 @@ def test_releasing_forgets_steps(semel: Semel, url: str, keys: Store) -> None:
     shown = semel("keys", "release", "key", "--store", url, "--yes").stdout
     assert "will be done again: ride_created." in shown
     assert look(keys) is None
+
+
+def test_releasing_what_nobody_has_begun(semel: Semel, url: str, keys: Store) -> None:
+    """An operation that waits for a worker can be forgotten; what its client was promised is said before."""
+    accept(keys)
+    shown = semel("keys", "release", "key", "--store", url, "--yes").stdout
+    assert re.search(r"^accepted +to be run by a worker$", shown, re.MULTILINE)
+    assert "Nobody has begun this operation, and nobody will." in shown
+    assert "will find nothing at the address" in shown
+    assert look(keys) is None
+    assert trail(keys) == [("discarded", None)]
 
 
 def test_releasing_what_has_ended(semel: Semel, url: str, keys: Store) -> None:
@@ -200,6 +219,18 @@ def test_operation_not_applied(semel: Semel, url: str, keys: Store) -> None:
     assert trail(keys) == [("discarded", None), ("not applied", None)]
 
 
+def test_accepted_operation_not_applied(semel: Semel, url: str, keys: Store) -> None:
+    """One that was accepted and did nothing is kept, for a worker to run it from its beginning."""
+    hold = accept(keys)
+    assert keys.perform(Park(hold)) is Verdict.DONE
+    ended = semel("keys", "resolve", "key", "--not-applied", "--store", url, "--yes")
+    assert "A worker will run the operation again from its beginning." in ended.stdout
+    (stuck,) = keys.perform(FindStuck(9, with_request=True, with_nobodys=True))
+    assert (stuck.hold, stuck.is_accepted) == (Hold("acme", "key", 2, NOBODYS_TOKEN), True)
+    assert keys.perform(ReadRequest(stuck.hold)) == REQUEST
+    assert trail(keys) == [("resolved", None), ("not applied", None)]
+
+
 @pytest.mark.parametrize("options", [(), ("--applied", "1", "--not-applied")])
 def test_say_one_thing(semel: Semel, options: tuple[str, ...]) -> None:
     """An operator says that it happened or that it did not, and not both."""
@@ -223,11 +254,17 @@ def test_result_that_is_not_json(semel: Semel, sqlite_url: str, result: str) -> 
 
 
 def test_nothing_to_resolve(semel: Semel, url: str, keys: Store) -> None:
-    """What is in progress, stuck or ended is not resolved, and it is said what to do instead."""
+    """What is in progress, stuck, pending or ended is not resolved, and it is said what to do instead."""
     claim(keys, "running")
+    accept(keys, "pending")
     claim(keys, "stuck", lease=OVER)
     keys.perform(Complete(claim(keys, "ended"), Event.COMPLETE, Answer(201)))
-    for key, said in (("running", "is in progress"), ("stuck", "semel sweep"), ("ended", "has ended")):
+    for key, said in (
+        ("running", "is in progress"),
+        ("stuck", "semel sweep"),
+        ("pending", "waits for a worker"),
+        ("ended", "has ended"),
+    ):
         ended = semel("keys", "resolve", key, "--not-applied", "--store", url, "--yes")
         assert ended.returncode == 1
         assert said in ended.stderr

@@ -55,8 +55,6 @@ def release(
             raise CantBeFreed(
                 "This operation has ended. Its answer stays until it expires; a new operation needs a new key."
             )
-        if record.state is State.PENDING:
-            raise CantBeFreed("This operation waits to be run. It can be freed once a worker has begun it.")
         put(sheet_of(record_lines(record)))
         _agree([*_release_means(record)], "Free this key?", yes=yes)
         _carry_out(keys, upkeep.release(upkeep.hold_of(record)))
@@ -110,7 +108,14 @@ def _parsed(text: str) -> Any:
 
 
 def _release_means(record: Record) -> list[str]:
-    means = ["A retry will run the operation again from its beginning, whatever it has done so far."]
+    if record.state is State.PENDING:
+        means = ["Nobody has begun this operation, and nobody will. A retry is a new one."]
+    else:
+        means = ["A retry will run the operation again from its beginning, whatever it has done so far."]
+    if record.is_accepted:
+        means.append(
+            "Its client was told that it would be run, and will find nothing at the address that it was given."
+        )
     if record.lease_left is not None and not record.is_stuck:
         means.append(
             f"Its worker is alive (lease {brief(record.lease_left)}): it can store nothing any more, but may act."
@@ -124,18 +129,21 @@ def _release_means(record: Record) -> list[str]:
 def _resolving_means(record: Record, *, is_applied: bool) -> str:
     progress = read_back(record.steps)
     step, point = progress.unknown, progress.recovery_point
+    who = "A worker" if record.is_accepted else "A retry"
     if is_applied:
         if step is None:
             return "The operation ends with status 200 and this result. A retry will get it, and run nothing."
-        return f"{step.name} is done, and this is its result. A retry will go on after it."
+        return f"{step.name} is done, and this is its result. {who} will go on after it."
     if point is None:
-        return "The operation did nothing. A retry will run the operation again from its beginning."
-    return f"A retry will go on after {point}" + (f", and do {step.name}." if step else ".")
+        return f"The operation did nothing. {who} will run the operation again from its beginning."
+    return f"{who} will go on after {point}" + (f", and do {step.name}." if step else ".")
 
 
 def _why_not(record: Record) -> str:
     if record.state in TERMINAL:
         return "This operation has ended, and its answer stays until it expires. There is nothing to resolve."
+    if record.state is State.PENDING:
+        return "This operation waits for a worker, and has done nothing. There is nothing to resolve."
     if record.is_stuck:
         return (
             "Nobody holds this operation, and a retry goes on with it. If it may not run again: semel sweep parks it."

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from semel.cli.output import as_text, brief, hex_dump, relative, safe, width
-from semel.core.record import Entry, Record
+from semel.core.record import Entry, Milestone, Record
 from semel.core.recovery import Done, Step, read_back
 from semel.core.state import State
 
@@ -69,6 +69,10 @@ def record_lines(record: Record, *, with_body: bool = False) -> Iterator[Line]:
     yield "scope", Text(safe(record.scope))
     yield "state", Text(record.state, STYLES[record.state])
     yield "attempt", Text(str(record.attempt))
+    if record.is_accepted:
+        yield "accepted", Text("to be run by a worker")
+    if record.milestone is not None:
+        yield "progress", Text(safe(_progress(record.milestone)))
     if record.recovery_point is not None:
         yield "recovery point", Text(safe(record.recovery_point))
     for number, step in enumerate(read_back(record.steps).steps):
@@ -119,6 +123,9 @@ def facts_of(record: Record) -> dict[str, Any]:
         "attempt": record.attempt,
         "status": record.answer.status if record.answer else None,
         "recovery_point": record.recovery_point,
+        "is_accepted": record.is_accepted,
+        "progress": record.milestone.fraction if record.milestone else None,
+        "note": record.milestone.note if record.milestone else None,
         "created_at": _iso(record.created_at),
         "lease_expires_at": _iso(record.lease_expires_at),
         "completed_at": _iso(record.completed_at),
@@ -178,6 +185,8 @@ def _ends(record: Record) -> Text:
         return Text(f"expired {brief(record.retention_left)}", "dim")
     if record.state is State.UNKNOWN:
         return Text("to be resolved", STUCK_STYLE)
+    if record.state is State.PENDING:
+        return Text("to be begun")
     return Text(f"kept {brief(record.retention_left)}")
 
 
@@ -189,6 +198,10 @@ def _times(record: Record) -> Iterator[Line]:
     if record.completed_at is not None:
         yield "ended", _time(record, record.completed_at)
     yield "expired" if record.is_expired else "kept until", _time(record, record.expires_at)
+
+
+def _progress(milestone: Milestone) -> str:
+    return f"{milestone.fraction:.0%}" + (f": {milestone.note}" if milestone.note else "")
 
 
 def _step(step: Step) -> Text:

@@ -16,26 +16,30 @@ from typing import Annotated, Any
 import typer
 
 import semel.asgi
+import semel.wsgi
 from semel.cli.address import StoreOption, opened
 from semel.cli.application import load, started
 from semel.cli.durations import duration
 from semel.cli.output import JsonOption
-from semel.core.upkeep import MAX_BATCH
+from semel.core.upkeep import MAX_ATTEMPTS, MAX_BATCH
 from semel.errors import ConfigurationError
 from semel.flows.upkeep import ReapReport, SweepReport
 from semel.stores import AsyncStore, Store
 from semel.work import (
     AsyncCompleter,
+    AsyncDesk,
     AsyncReaper,
     AsyncService,
     AsyncSweeper,
     AsyncWorkers,
     Completer,
+    Desk,
     Reaper,
     Service,
     Sweeper,
     Workers,
 )
+from semel.work.desk import CONCURRENCY, looks_every
 
 AuditOption = Annotated[str, typer.Option(metavar="TIME", help="How long the audit trail is kept: 90d, 12h.")]
 BatchOption = Annotated[int, typer.Option(min=1, help="How many records one statement clears away at most.")]
@@ -77,16 +81,29 @@ def work(
     app: AppOption = None,
     sweep_every: Annotated[str, typer.Option(metavar="TIME", help="How often stuck keys are looked for.")] = "10s",
     reap_every: Annotated[str, typer.Option(metavar="TIME", help="How often expired keys are cleared away.")] = "60s",
-    complete_every: Annotated[str, typer.Option(metavar="TIME", help="How often abandoned work is looked for.")] = "5s",
+    complete_every: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="How often operations to run are looked for: 1s if the app accepts, or 5s."),
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="How many operations are run at once.")] = CONCURRENCY,
+    max_attempts: Annotated[
+        int, typer.Option(min=1, help="How often an operation is tried before it is parked.")
+    ] = MAX_ATTEMPTS,
     audit_retention: AuditOption = "90d",
     batch: BatchOption = MAX_BATCH,
 ) -> None:
-    """Sweep and reap until SIGTERM or SIGINT; with --app, also finish operations whose client never came back.
+    """Sweep and reap until SIGTERM or SIGINT; with --app, also run what was accepted, or no client came back for.
 
-    Any number of these may run at once.
+    Any number of these may run at once. Those that are told to end begin nothing new, and end what is under way.
     """
     plan = _Plan(
-        duration(sweep_every), duration(reap_every), duration(complete_every), duration(audit_retention), batch
+        duration(sweep_every),
+        duration(reap_every),
+        duration(complete_every) if complete_every else None,
+        duration(audit_retention),
+        batch,
+        concurrency,
+        max_attempts,
     )
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     said = f"Sweeping every {sweep_every}, reaping every {reap_every}"
@@ -99,13 +116,17 @@ def work(
         raise ConfigurationError("Give --app or --store, not both: the app names its store.")
     loaded, middleware = load(app)
     middleware.workers = None  # Its own would do the same once more, in this very process.
-    said = f"{said}, finishing every {complete_every}. Ctrl-C ends it."
+    is_accepting = middleware.guard.status_path is not None
+    every = plan.complete or looks_every(is_accepting=is_accepting)
+    looks = complete_every or f"{every.total_seconds():g}s"
+    said = f"{said}, finishing every {looks}, {concurrency} at once. Ctrl-C ends it."
     if isinstance(middleware, semel.asgi.IdempotencyMiddleware):
-        asyncio.run(_work_async(loaded, middleware, plan, said))
+        desk = AsyncDesk(every, middleware.store.listen if is_accepting else None)
+        asyncio.run(_work_async(loaded, middleware, plan, desk, said))
     else:
         middleware.store.open()
-        completer = Completer(middleware.store, middleware.finish, interval=plan.complete)
-        services = [*plan.services(middleware.store, has_completer=True), completer]
+        services = plan.services(middleware.store, has_completer=True)
+        services += plan.completers(middleware, Desk(every, middleware.store.listen if is_accepting else None))
         _until_stopped(Workers(services), said, middleware.drain)
         middleware.store.close()
 
@@ -116,9 +137,11 @@ class _Plan:
 
     sweep: timedelta
     reap: timedelta
-    complete: timedelta
+    complete: timedelta | None
     audit_retention: timedelta
     batch: int
+    concurrency: int
+    max_attempts: int
 
     def services(self, keys: Store, *, has_completer: bool = False) -> list[Service]:
         return [
@@ -132,15 +155,28 @@ class _Plan:
             AsyncReaper(keys, interval=self.reap, audit_retention=self.audit_retention, batch=self.batch),
         ]
 
+    def completers(self, middleware: semel.wsgi.IdempotencyMiddleware, desk: Desk) -> list[Service]:
+        return [
+            Completer(middleware.store, middleware.finish, desk=desk, max_attempts=self.max_attempts)
+            for _ in range(self.concurrency)
+        ]
 
-async def _work_async(app: Any, middleware: semel.asgi.IdempotencyMiddleware, plan: _Plan, said: str) -> None:
+    def async_completers(self, middleware: semel.asgi.IdempotencyMiddleware, desk: AsyncDesk) -> list[AsyncService]:
+        return [
+            AsyncCompleter(middleware.store, middleware.finish, desk=desk, max_attempts=self.max_attempts)
+            for _ in range(self.concurrency)
+        ]
+
+
+async def _work_async(
+    app: Any, middleware: semel.asgi.IdempotencyMiddleware, plan: _Plan, desk: AsyncDesk, said: str
+) -> None:
     loop, stopped = asyncio.get_running_loop(), asyncio.Queue[str]()
     for each in STOPPING:
         loop.add_signal_handler(each, stopped.put_nowait, each.name)
     async with started(app):
         keys = middleware.store
-        completer = AsyncCompleter(keys, middleware.finish, interval=plan.complete)
-        workers = AsyncWorkers([*plan.async_services(keys), completer])
+        workers = AsyncWorkers([*plan.async_services(keys), *plan.async_completers(middleware, desk)])
         workers.start()
         print(said, flush=True)
         name = await stopped.get()

@@ -1,6 +1,7 @@
-"""What runs beside the requests: services that clean up after crashes and past retention. Requests do without them."""
+"""What runs beside the requests: services that clean up after crashes and past retention, and run what was accepted."""
 
 from semel.work.completer import AsyncCompleter, Completer
+from semel.work.desk import AsyncDesk, Desk
 from semel.work.loop import AsyncWorkers, Workers
 from semel.work.reaper import AsyncReaper, Reaper
 from semel.work.service import AsyncService, Report, Service
@@ -8,11 +9,13 @@ from semel.work.sweeper import AsyncSweeper, Sweeper
 
 __all__ = [
     "AsyncCompleter",
+    "AsyncDesk",
     "AsyncReaper",
     "AsyncService",
     "AsyncSweeper",
     "AsyncWorkers",
     "Completer",
+    "Desk",
     "Reaper",
     "Report",
     "Service",

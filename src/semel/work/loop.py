@@ -10,11 +10,11 @@ import logging
 import random
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 
 from semel.stores.forks import start_afresh_in_children
-from semel.work.service import AsyncService, Report, Service
+from semel.work.alarm import Alarm, AsyncAlarm
+from semel.work.service import AsyncHurried, AsyncService, Hurried, Report, Service
 
 #: Intervals vary by this share, so that processes that were started together do not stay together.
 JITTER = 0.2
@@ -30,7 +30,7 @@ class Workers:
 
     def __init__(self, services: Sequence[Service]) -> None:
         """Run *services*, once they are started."""
-        self._services = tuple(services)
+        self._services = tuple((each, each.alarm if isinstance(each, Hurried) else Alarm()) for each in services)
         self.start_afresh()
         start_afresh_in_children(self)
 
@@ -40,8 +40,8 @@ class Workers:
             return
         stopping = self._stopping = threading.Event()
         self._threads = [
-            threading.Thread(target=_repeat, args=(each, stopping), name=f"semel-{each.name}", daemon=True)
-            for each in self._services
+            threading.Thread(target=_repeat, args=(each, alarm, stopping), name=f"semel-{each.name}", daemon=True)
+            for each, alarm in self._services
         ]
         for thread in self._threads:
             thread.start()
@@ -49,6 +49,8 @@ class Workers:
     def stop(self) -> None:
         """Begin no more runs, and wait until those under way have ended."""
         self._stopping.set()
+        for _, alarm in self._services:
+            alarm.ring()
         for thread in self._threads:
             thread.join()
         self._threads = []
@@ -64,7 +66,9 @@ class AsyncWorkers:
 
     def __init__(self, services: Sequence[AsyncService]) -> None:
         """Run *services*, once they are started."""
-        self._services = tuple(services)
+        self._services = tuple(
+            (each, each.alarm if isinstance(each, AsyncHurried) else AsyncAlarm()) for each in services
+        )
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -79,33 +83,39 @@ class AsyncWorkers:
             return
         stopping = self._stopping = asyncio.Event()
         self._tasks = [
-            asyncio.create_task(_arepeat(each, stopping), name=f"semel-{each.name}") for each in self._services
+            asyncio.create_task(_arepeat(each, alarm, stopping), name=f"semel-{each.name}")
+            for each, alarm in self._services
         ]
 
     async def stop(self) -> None:
         """Begin no more runs, and wait until those under way have ended."""
         self._stopping.set()
+        for _, alarm in self._services:
+            alarm.ring()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
 
 
-def _repeat(service: Service, stopping: threading.Event) -> None:
+def _repeat(service: Service, alarm: Alarm, stopping: threading.Event) -> None:
     while not stopping.is_set():
+        heard = alarm.count
         try:
             _tell(service.name, service.run_once())
         except Exception:  # whatever it was, the thread must live to try again
             _logger.exception("The %s failed; the next run tries again.", service.name)
-        stopping.wait(_jittered(service.interval))
+        if not stopping.is_set():
+            alarm.wait(heard, _jittered(service.interval))
 
 
-async def _arepeat(service: AsyncService, stopping: asyncio.Event) -> None:
+async def _arepeat(service: AsyncService, alarm: AsyncAlarm, stopping: asyncio.Event) -> None:
     while not stopping.is_set():
+        heard = alarm.count
         try:
             _tell(service.name, await service.run_once())
         except Exception:  # as above
             _logger.exception("The %s failed; the next run tries again.", service.name)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), _jittered(service.interval))
+        if not stopping.is_set():
+            await alarm.wait(heard, _jittered(service.interval))
 
 
 def _tell(name: str, report: Report) -> None:

@@ -6,13 +6,14 @@ A service keeps nothing that matters between two runs. Any number of processes m
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from semel.core.commands import Command, Tell
 from semel.drivers import AsyncPerform, Perform
 from semel.errors import SemelError
 from semel.stores import AsyncStore, Store
 from semel.telemetry.logs import log
+from semel.work.alarm import Alarm, AsyncAlarm
 
 
 class Report(Protocol):
@@ -55,6 +56,24 @@ class AsyncService(Protocol):
 
     async def run_once(self) -> Report:
         """Do what there is to do now."""
+
+
+@runtime_checkable
+class Hurried(Protocol):
+    """A service, in a thread, that somebody may have an errand for before its next run."""
+
+    @property
+    def alarm(self) -> Alarm:
+        """What ends its pause."""
+
+
+@runtime_checkable
+class AsyncHurried(Protocol):
+    """The same, on an event loop."""
+
+    @property
+    def alarm(self) -> AsyncAlarm:
+        """What ends its pause."""
 
 
 def performer(store: Store) -> Perform:

@@ -1,0 +1,213 @@
+"""What the completers of one process share: ``Desk`` for threads, ``AsyncDesk`` for an event loop. It runs nothing.
+
+However many of them there are, the store is asked once in an interval what there is to do, and each operation is taken
+by one of them. Between processes the store sees to that, as it always does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+from semel.core.hint import ACCEPTED
+from semel.core.record import Stuck
+from semel.errors import ConfigurationError
+from semel.stores.forks import start_afresh_in_children
+from semel.work.alarm import Alarm, AsyncAlarm
+
+#: An operation waits for its client first, so nobody notices these seconds.
+COMPLETE_INTERVAL = timedelta(seconds=5)
+#: One that was accepted has a client who watches. It is one look at a small index.
+ACCEPT_INTERVAL = timedelta(seconds=1)
+#: How many operations are run at once in a process: most of them wait for others, and a few of them may be long.
+CONCURRENCY = 4
+
+#: For this share of the interval, nobody looks for what another has just looked for. Less than jitter leaves of it, so
+#: that whoever wakes first looks.
+_FRESH = 0.75
+
+#: Begins to call back with what the store hears from other processes (``core/hint.py``).
+Listen = Callable[[Callable[[str], None]], None]
+
+
+def looks_every(*, is_accepting: bool) -> timedelta:
+    """Return how often to look, in an app that accepts requests to be run later, or in another."""
+    return ACCEPT_INTERVAL if is_accepting else COMPLETE_INTERVAL
+
+
+def checked_concurrency(concurrency: object) -> int:
+    """Return *concurrency* if so many operations can be run at once."""
+    if isinstance(concurrency, int) and not isinstance(concurrency, bool) and concurrency >= 1:
+        return concurrency
+    raise ConfigurationError(f"concurrency is how many operations are run at once, 1 or more, not {concurrency!r}.")
+
+
+class _Board:
+    """What was found at the last look, and what is under way. It locks nothing."""
+
+    def __init__(self, interval: timedelta) -> None:
+        self._interval = interval.total_seconds()
+        self._found: dict[tuple[str, str], Stuck] = {}
+        self._under_way: set[tuple[str, str]] = set()
+        self._looked_at: float | None = None
+        self._looked_by: object = None
+        self._heard = -1
+
+    def put(self, found: tuple[Stuck, ...], who: object, heard: int) -> None:
+        """Note what *who* has found; *heard* is how often the alarm had rung before it looked."""
+        self._found = {(each.hold.scope, each.hold.key): each for each in found}
+        self._looked_at, self._looked_by, self._heard = time.monotonic(), who, heard
+
+    def is_fresh_for(self, who: object, heard: int) -> bool:
+        """Whether another has just looked, and nobody has called since."""
+        if self._looked_at is None or self._looked_by is who or self._heard != heard:
+            return False
+        return time.monotonic() - self._looked_at < _FRESH * self._interval
+
+    def left(self) -> timedelta:
+        """How long until the next look."""
+        passed = 0.0 if self._looked_at is None else time.monotonic() - self._looked_at
+        return timedelta(seconds=max(self._interval - passed, 0.0))
+
+    @property
+    def all(self) -> tuple[Stuck, ...]:
+        """What nobody has taken yet, in the order in which it was found: the longest waiting first."""
+        return tuple(self._found.values())
+
+    def take(self, stuck: Stuck) -> bool:
+        """Take it, unless another has, or it was found to be otherwise meanwhile."""
+        place = stuck.hold.scope, stuck.hold.key
+        found = self._found.get(place)
+        if found is None or found.hold != stuck.hold or place in self._under_way:
+            return False
+        del self._found[place]
+        self._under_way.add(place)
+        return True
+
+    def done(self, stuck: Stuck) -> None:
+        """Whatever became of it: the next look may find it again."""
+        self._under_way.discard((stuck.hold.scope, stuck.hold.key))
+
+
+class Desk:
+    """Shared by completers in threads."""
+
+    _board: _Board
+    _looking: threading.Lock
+    _mutex: threading.Lock
+    _is_listening: bool
+
+    def __init__(self, interval: timedelta = COMPLETE_INTERVAL, listen: Listen | None = None) -> None:
+        """Look every *interval*; and sooner when *listen* says that something was accepted."""
+        self._interval = interval
+        self._listen = listen
+        self.alarm = Alarm()
+        self.start_afresh()
+        start_afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Have nothing on it."""
+        self._board = _Board(self._interval)
+        self._looking = threading.Lock()
+        self._mutex = threading.Lock()
+        self._is_listening = False
+
+    def hurry(self) -> None:
+        """Have somebody look now: there is something to do."""
+        self.alarm.ring()
+
+    @property
+    def left(self) -> timedelta:
+        """How long until the next look."""
+        with self._mutex:
+            return self._board.left()
+
+    def find(self, who: object, look: Callable[[], tuple[Stuck, ...]]) -> tuple[Stuck, ...]:
+        """Return what there is to do: what another has just found, or what *look* finds."""
+        with self._looking:
+            heard = self.alarm.count
+            with self._mutex:
+                if self._board.is_fresh_for(who, heard):
+                    return self._board.all
+            if self._listen is not None and not self._is_listening:
+                self._is_listening = True
+                self._listen(self._hear)
+            found: tuple[Stuck, ...] = ()
+            try:
+                found = look()
+            finally:
+                # Also where it failed: the others need not fail at once, too.
+                with self._mutex:
+                    self._board.put(found, who, heard)
+            return found
+
+    def take(self, stuck: Stuck) -> bool:
+        """Take it, unless another has."""
+        with self._mutex:
+            return self._board.take(stuck)
+
+    def done(self, stuck: Stuck) -> None:
+        """Say that it is no longer under way."""
+        with self._mutex:
+            self._board.done(stuck)
+
+    def _hear(self, name: str) -> None:
+        if name == ACCEPTED:
+            self.hurry()
+
+
+class AsyncDesk:
+    """Shared by completers on an event loop."""
+
+    def __init__(self, interval: timedelta = COMPLETE_INTERVAL, listen: Listen | None = None) -> None:
+        """Look every *interval*; and sooner when *listen* says that something was accepted."""
+        self._interval = interval
+        self._listen = listen
+        self.alarm = AsyncAlarm()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._looking = asyncio.Lock()
+        self._board = _Board(interval)
+
+    def hurry(self) -> None:
+        """Have somebody look now: there is something to do."""
+        self.alarm.ring()
+
+    @property
+    def left(self) -> timedelta:
+        """How long until the next look."""
+        return self._board.left()
+
+    async def find(self, who: object, look: Callable[[], Awaitable[tuple[Stuck, ...]]]) -> tuple[Stuck, ...]:
+        """Return what there is to do: what another has just found, or what *look* finds."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            # The loop that others looked on is gone, and they with it.
+            self._loop, self._looking, self._board = loop, asyncio.Lock(), _Board(self._interval)
+            if self._listen is not None:
+                self._listen(self._hear)
+        async with self._looking:
+            heard = self.alarm.count
+            if self._board.is_fresh_for(who, heard):
+                return self._board.all
+            found: tuple[Stuck, ...] = ()
+            try:
+                found = await look()
+            finally:
+                # Also where it failed: the others need not fail at once, too.
+                self._board.put(found, who, heard)
+            return found
+
+    def take(self, stuck: Stuck) -> bool:
+        """Take it, unless another has."""
+        return self._board.take(stuck)
+
+    def done(self, stuck: Stuck) -> None:
+        """Say that it is no longer under way."""
+        self._board.done(stuck)
+
+    def _hear(self, name: str) -> None:
+        if name == ACCEPTED:
+            self.hurry()

@@ -1,0 +1,73 @@
+"""The page on long work: its program does what the page says, and its client gets its report."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from semel.cli.application import middleware_of
+from semel.flows.finish import FinishReport
+from semel.work import AsyncCompleter
+from tests.docs.served import ROOT, asgi, load
+from tests.docs.test_snippets import run_python
+
+PAGE = "docs/how-to/long-work.md"
+ALICE = {"Authorization": "Bearer token-of-alice"}
+KEY = {"Idempotency-Key": "report-november"}
+
+
+async def test_the_exchange_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the page shows of 202, progress and answer is what the program sends, but for the time in the address."""
+    monkeypatch.chdir(tmp_path)
+    example: Any = load("long_work_app")
+    shown = [each for each in (ROOT / PAGE).read_text().split("```http\n")[1:] if "HTTP/1.1 2" in each]
+    pages_answers = re.findall(r"^HTTP/1\.1 (\d+) .*?\n(.*?)\n\n(.*?)\n", "".join(shown), re.MULTILINE | re.DOTALL)
+    midway: list[httpx.Response] = []
+    async with asgi(example.app) as client:
+        first = await client.post("/reports", json={"month": "November"}, headers=ALICE | KEY)
+        where = first.headers["location"]
+
+        async def write_part(month: str, number: int, *, idempotency_key: str) -> str:
+            if number == 2:
+                midway.append(await client.get(where, headers=ALICE))
+            return f"part {number} of {month}, {idempotency_key}"
+
+        example.write_part = write_part
+        middleware: Any = middleware_of(example.app)
+        completer = AsyncCompleter(middleware.store, middleware.finish)
+        assert await completer.run_once() == FinishReport(finished=1)
+        last = await client.get(where, headers=ALICE)
+        again = await client.post("/reports", json={"month": "November"}, headers=ALICE | KEY)
+        others = await client.get(where, headers={"Authorization": "Bearer token-of-bob"})
+    name = re.compile(r"/semel/operations/[\w-]+")
+    sent = [
+        (str(each.status_code), "\n".join(f"{key}: {value}" for key, value in each.headers.items()), each.text)
+        for each in (first, midway[0], last)
+    ]
+    assert [tuple(name.sub("…", part) for part in each) for each in sent] == [
+        tuple(name.sub("…", part) for part in each) for each in pages_answers
+    ]
+    assert (again.status_code, again.headers["idempotent-replayed"]) == (201, "true")
+    assert others.json()["code"] == "operation-not-found"
+
+
+def test_the_client_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client of the page follows the address until there is an answer, as often as it is told to come back."""
+    monkeypatch.chdir(tmp_path)
+    waits: list[float] = []
+    told = {"Location": "/there", "Retry-After": "3"}
+    answers = [httpx.Response(202, headers=told), httpx.Response(202, headers=told), httpx.Response(201)]
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(f"{request.method} {request.url.path}")
+        return answers.pop(0)
+
+    order = run_python(PAGE)["order"]
+    monkeypatch.setattr("time.sleep", waits.append)
+    with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://here") as client:
+        assert order(client, "key", "November").status_code == 201
+    assert asked == ["POST /reports", "GET /there", "GET /there"]
+    assert waits == [3.0, 3.0]
