@@ -1,21 +1,27 @@
-"""The apps that are measured: one JSON handler, with and without a database of its own, with and without a guard."""
+"""The apps that are measured: one JSON handler, with and without a database of its own, with and without a guard.
+
+A second handler, ``/held``, does not answer before it is told to: others wait for it, or its process is killed in it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 import asyncpg
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 import semel
 from bench.cases import Work
+from bench.setup import Setup
 from semel import SINGLE_TENANT, Policy
 from semel.asgi import IdempotencyMiddleware
 
@@ -25,15 +31,22 @@ POOL = 16
 TABLE = "CREATE TABLE IF NOT EXISTS orders (id bigint GENERATED ALWAYS AS IDENTITY, amount bigint, currency text)"
 INSERT = "INSERT INTO orders (amount, currency) VALUES ($1, $2)"
 
+#: Longer than any case makes them wait.
+WAIT = timedelta(minutes=5)
+
 
 class Orders:
     """The handler, and what the bench asks about it: a replay that ran it would be no replay."""
 
-    def __init__(self, work: Work, database: str | None) -> None:
+    def __init__(self, setup: Setup) -> None:
         self.ran = 0
-        self._database = database
-        self._work = WORK[work]
+        self._database = setup.database
+        self._work = WORK[setup.work]
+        self._holds = setup.holds
+        self._release = asyncio.Event()
         self.pool: Any = None
+        #: Says how many duplicates wait.
+        self.waiting: Callable[[], int] = int
 
     async def create(self, request: Request) -> JSONResponse:
         order = await request.json()
@@ -42,8 +55,21 @@ class Orders:
         answer = {"id": f"order_{self.ran}", "amount": order["amount"], "currency": order["currency"], "state": "open"}
         return JSONResponse(answer, status_code=201)
 
+    async def held(self, request: Request) -> JSONResponse:
+        await request.body()
+        self.ran += 1
+        if self._holds:
+            await self._release.wait()
+        return JSONResponse({"id": f"held_{self.ran}"}, status_code=201)
+
+    async def release(self, _: Request) -> Response:
+        self._release.set()
+        self._release = asyncio.Event()
+        return Response(status_code=204)
+
     async def facts(self, _: Request) -> JSONResponse:
-        return JSONResponse({"ran": self.ran, "cpu_seconds": time.process_time()})
+        facts = {"ran": self.ran, "cpu_seconds": time.process_time(), "waiting": self.waiting()}
+        return JSONResponse(facts)
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -98,15 +124,28 @@ WORK: dict[Work, Callable[[Orders, dict[str, Any]], Awaitable[None]]] = {
 }
 
 
-def app(store: str | None, work: Work = "nothing", database: str | None = None) -> ASGIApp:
-    """Build the app: bare, or guarded with *store*; its handler does *work* in *database*."""
-    orders = Orders(work, database)
+def app(setup: Setup) -> ASGIApp:
+    """Build the app, bare or guarded."""
+    orders = Orders(setup)
     routes = [
         Route("/orders", orders.create, methods=["POST"]),
+        Route("/held", orders.held, methods=["POST"]),
+        Route("/release", orders.release, methods=["PUT"]),
         Route("/facts", orders.facts),
     ]
     bare = Starlette(routes=routes, lifespan=orders.lifespan)
-    if store is None:
+    if setup.place is None:
         return bare
-    policy = Policy.ietf(mode="atomic" if work == "atomic" else "guard")
-    return IdempotencyMiddleware(bare, store=store, scope=SINGLE_TENANT, policy=policy)
+    guarded = IdempotencyMiddleware(bare, store=setup.place.given(), scope=SINGLE_TENANT, policy=_policy(setup))
+    orders.waiting = lambda: guarded.guard.room.count
+    return guarded
+
+
+def _policy(setup: Setup) -> Policy:
+    fields: dict[str, Any] = {"mode": "atomic" if setup.work == "atomic" else "guard"}
+    if setup.waiters:
+        most = {"max_waiters": setup.waiters, "max_waiters_per_key": setup.waiters}
+        fields |= {"in_progress": "wait", "wait": WAIT, **most}
+    if setup.lease_seconds is not None:
+        fields["lease"] = timedelta(seconds=setup.lease_seconds)
+    return Policy.ietf(**fields)

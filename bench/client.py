@@ -36,15 +36,20 @@ class Connection:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._received = b""
         self.sent_at = 0
-        self.is_right = False
+        self.answer = b""
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def ask(self, key: bytes) -> None:
+    def ask(self, key: bytes, before_key: bytes = BEFORE_KEY) -> None:
         """Send one request. It fits into the socket's buffer, so this waits for nothing."""
         self.sent_at = time.perf_counter_ns()
-        self._socket.sendall(BEFORE_KEY + key + AFTER_KEY)
+        self._socket.sendall(before_key + key + AFTER_KEY)
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the last answer is the one that was hoped for."""
+        return self.answer.startswith(CREATED)
 
     def answered(self) -> bool:
         """Take what has come; say whether that is the whole answer."""
@@ -54,11 +59,16 @@ class Connection:
         received = self._received + chunk if self._received else chunk
         end = received.find(END_OF_HEAD)
         if end >= 0 and len(received) == end + len(END_OF_HEAD) + _length(received[:end]):
-            self.is_right = received.startswith(CREATED)
-            self._received = b""
+            self.answer, self._received = received, b""
             return True
         self._received = received
         return False
+
+    def wait(self) -> bytes:
+        """Wait for the whole answer."""
+        while not self.answered():
+            pass
+        return self.answer
 
     def close(self) -> None:
         self._socket.close()
@@ -107,10 +117,15 @@ def drive(load: Load) -> Outcome:
                 busy -= 1
     for connection in connections:
         connection.close()
-    took.sort()
+    return outcome(took, load.seconds if load.seconds is not None else (ended - started) / 1e9, faults)
+
+
+def outcome(took: list[int], seconds: float, faults: int) -> Outcome:
+    """Sum up how many nanoseconds each answer *took*."""
+    took = sorted(took)
     return Outcome(
         requests=len(took),
-        seconds=load.seconds if load.seconds is not None else (ended - started) / 1e9,
+        seconds=seconds,
         faults=faults,
         p50_ms=statistics.median(took) / 1e6 if took else 0.0,
         p99_ms=took[len(took) * 99 // 100] / 1e6 if took else 0.0,

@@ -17,12 +17,15 @@ BODY = (
     b'{"customer":"cus_9aK2mQ7x","item":"Espresso machine, steel","quantity":1,"amount":24900,"currency":"EUR",'
     b'"reference":"2026-11-INV-004217","ship_to":{"city":"Lisbon","postcode":"1100-053"}}'
 )
-#: A request without its key, which goes between the two.
-BEFORE_KEY = (
-    b"POST /orders HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: semel-bench\r\nAccept: application/json\r\n"
-    b"Content-Type: application/json\r\nContent-Length: %d\r\nIdempotency-Key: " % len(BODY)
+_BEFORE_KEY = (
+    b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: semel-bench\r\nAccept: application/json\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\nIdempotency-Key: "
 )
+#: A request without its key, which goes between the two.
+BEFORE_KEY = _BEFORE_KEY % (b"/orders", len(BODY))
 AFTER_KEY = b"\r\n\r\n" + BODY
+#: The same for the handler that does not answer before it is told to.
+BEFORE_HELD_KEY = _BEFORE_KEY % (b"/held", len(BODY))
 
 #: Hexadecimal digits: as random as the UUIDs that clients send, so that the index is met as in earnest.
 KEY_DIGITS = 32
@@ -45,6 +48,8 @@ class Load:
     requests: int | None = None
     #: A file of keys to go round, one a line. Without one, every request has a new key.
     keys: str | None = None
+    #: How many to send a second, however long the answers take. Without it, a connection sends when it is answered.
+    per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,8 @@ Sender = Callable[[Load], Outcome]
 
 def send(load: Load) -> Outcome:
     """Send *load* from our own client, in a process of its own."""
-    return outcome_of([sys.executable, "-m", "bench.client", json.dumps(dataclasses.asdict(load))])
+    client = "bench.client" if load.per_second is None else "bench.pace"
+    return outcome_of([sys.executable, "-m", client, json.dumps(dataclasses.asdict(load))])
 
 
 def outcome_of(command: list[str]) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 import sys
@@ -12,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import load, wrk
-from bench.cases import Case, Plan
+from bench.cases import IN_POSTGRES, Case, Plan
 from bench.databases import Databases, databases, wait_for_reports
 from bench.load import KEY_DIGITS, Load, LoadFailed, Outcome, Sender
-from bench.report import Growth, Latency, Machine, Report, Throughput
+from bench.recovery import measure_recovery
+from bench.report import Growth, Latency, Machine, Recovery, Report, Throughput, Waiting
+from bench.setup import Setup
+from bench.waiters import measure_waiting
 from bench.web import WebServer
 
 #: More than one, and all count: a pass may tidy pages after a write, or meet what a server logs of its own accord.
@@ -28,6 +32,7 @@ class Stand:
 
     case: Case
     server: WebServer
+    #: The URL of its store, or of what is behind it.
     store: str | None
     keys: str | None
 
@@ -54,16 +59,28 @@ def measure(plan: Plan) -> Report:
     if plan.sender == "wrk" and version is None:
         raise LoadFailed("wrk is not installed.")
     load_average = os.getloadavg()[0]
-    with databases() as bases, _stands(plan, bases) as stands:
+    with databases([case.store for case in plan.cases]) as bases:
+        skipped = tuple(case for case in plan.cases if not bases.has(case.store))
+        plan = dataclasses.replace(plan, cases=tuple(case for case in plan.cases if case not in skipped))
+        if skipped:
+            _say(f"No redis-server here: {', '.join(case.name for case in skipped)} left out.")
+        with _stands(plan, bases) as stands:
+            throughput = _throughput(plan, stands, wrk.send if version else load.send)
+            latency = _latency(plan, stands, bases)
+            replays, writes = _wal(plan, stands, bases), _wal_of_writes(plan, stands, bases)
+        # The servers have ended: what comes now is measured by itself.
         return Report(
             plan=plan,
-            machine=Machine.this(bases.postgres_version, load_average),
+            skipped=skipped,
+            machine=Machine.this(bases.versions, load_average),
             sender=version or "our own client",
-            throughput=_throughput(plan, stands, wrk.send if version else load.send),
-            latency=_latency(plan, stands, bases),
-            wal_bytes_per_replay=_wal(plan, stands, bases),
-            wal_bytes_per_write=_wal_of_writes(plan, stands, bases),
+            throughput=throughput,
+            latency=latency,
+            wal_bytes_per_replay=replays,
+            wal_bytes_per_write=writes,
             growth=_growth(plan, bases),
+            waiting=_waiting(plan, bases),
+            recovery=_recovery(plan, bases),
         )
 
 
@@ -75,19 +92,24 @@ def _stands(plan: Plan, bases: Databases) -> Iterator[list[Stand]]:
         stands = []
         for case in plan.cases:
             _say(f"{case.title}: starting")
-            url, database = fresh(case, bases)
-            server = stack.enter_context(WebServer(url, case.work, database, framework=case.framework))
-            stands.append(
-                Stand(case, server, url or database, used_keys(folder, plan, server) if case.replays else None)
-            )
-            load.send(stands[-1].load(plan.connections, requests=plan.warm_up_requests))
+            setup = fresh(case, bases)
+            server = stack.enter_context(WebServer(setup))
+            keys = used_keys(folder, plan, server) if case.replays else None
+            stands.append(Stand(case, server, setup.place.url if setup.place else None, keys))
+            load.send(stands[-1].load(plan.connections, requests=warm_up_requests(case, plan)))
         yield stands
 
 
-def fresh(case: Case, bases: Databases) -> tuple[str | None, str | None]:
+def warm_up_requests(case: Case, plan: Plan) -> int:
+    """How many requests come before any that count: what is in front of a store has every key by then."""
+    return max(plan.warm_up_requests, plan.replayed_keys if case.replays else 0)
+
+
+def fresh(case: Case, bases: Databases) -> Setup:
     """Make what a case needs: a store for its keys, and a database for its handler, which may be the same."""
-    url = bases.new(case.store) if case.store else None
-    return url, (url or bases.new("PostgreSQL")) if case.writes else None
+    place = bases.new(case.store) if case.store else None
+    database = (place or bases.new("PostgreSQL")).url if case.writes else None
+    return Setup(place, case.work, database, case.framework)
 
 
 def used_keys(folder: Path, plan: Plan, server: WebServer) -> str:
@@ -102,7 +124,7 @@ def _throughput(plan: Plan, stands: list[Stand], send: Sender) -> tuple[Throughp
     """Load each server in turn, several times over, so that a slow minute of the machine is everybody's."""
     rates: dict[Case, list[float]] = {case: [] for case in plan.cases}
     spent: dict[Case, list[float]] = {case: [] for case in plan.cases}
-    for number in range(1, plan.rounds + 1):
+    for number in range(1, plan.rounds + 1 if stands else 1):
         for stand in stands:
             outcome, cpu_seconds = stand.run(send, stand.load(plan.connections, seconds=plan.seconds))
             rates[stand.case].append(outcome.per_second)
@@ -121,14 +143,15 @@ def _latency(plan: Plan, stands: list[Stand], bases: Databases) -> tuple[Latency
         for stand in stands:
             outcome, _ = stand.run(load.send, stand.load(1, seconds=plan.seconds))
             took[stand.case].append(outcome.p50_ms)
-    _say("latency: done")
+    if stands:
+        _say("latency: done")
     return tuple(Latency(stand.case, tuple(took[stand.case]), _statements(plan, stand, bases)) for stand in stands)
 
 
 def _statements(plan: Plan, stand: Stand, bases: Databases) -> float | None:
     """Count statements per request by PostgreSQL's own book, in which each of ours is a transaction."""
     # A handler that writes does so over connections of its own, which report at other times.
-    if stand.case.store != "PostgreSQL" or stand.store is None or stand.case.writes:
+    if stand.case.store not in IN_POSTGRES or stand.store is None or stand.case.writes:
         return None
     seen: list[int] = []
     for _ in range(2):
@@ -172,14 +195,27 @@ def _growth(plan: Plan, bases: Databases) -> tuple[Growth, ...]:
     for case in plan.cases:
         if case.replays or case.writes:
             continue
-        url, _ = fresh(case, bases)
-        with WebServer(url) as server:
+        with WebServer(fresh(case, bases)) as server:
             load.send(Load(server.port, plan.connections, requests=plan.warm_up_requests))
             before = server.memory_mb()
             load.send(Load(server.port, plan.connections, requests=plan.growth_keys))
             grown.append(Growth(case, before, server.memory_mb()))
         _say(f"growth: {case.title} done")
     return tuple(grown)
+
+
+def _waiting(plan: Plan, bases: Databases) -> Waiting | None:
+    if "waiters" not in plan.extras:
+        return None
+    _say(f"{plan.waiters} waiters: starting")
+    return measure_waiting(plan, bases)
+
+
+def _recovery(plan: Plan, bases: Databases) -> tuple[Recovery, ...]:
+    if "recovery" not in plan.extras:
+        return ()
+    _say("recovery: starting")
+    return measure_recovery(plan, bases)
 
 
 def _say(progress: str) -> None:

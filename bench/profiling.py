@@ -10,7 +10,7 @@ from bench import load
 from bench.cases import Case, Plan
 from bench.databases import databases
 from bench.load import Load
-from bench.measure import fresh, used_keys
+from bench.measure import fresh, used_keys, warm_up_requests
 from bench.web import WebServer
 
 ROWS = 45
@@ -26,18 +26,19 @@ def profile(case: Case, *, seconds: float) -> str:
     plan = Plan(cases=(case,))
     with (
         tempfile.TemporaryDirectory(prefix="semel-bench-") as folder,
-        databases() as bases,
+        databases([case.store]) as bases,
     ):
-        url, database = fresh(case, bases)
+        setup = fresh(case, bases)
         keys = None
         if case.replays:
-            with WebServer(url) as other:
+            with WebServer(setup) as other:
                 keys = used_keys(Path(folder), plan, other)
         file = Path(folder, "profile")
-        with WebServer(url, case.work, database, file, case.framework) as server:
-            load.send(Load(server.port, plan.connections, requests=plan.warm_up_requests, keys=keys))
+        with WebServer(setup, file) as server:
+            before = warm_up_requests(case, plan)
+            load.send(Load(server.port, plan.connections, requests=before, keys=keys))
             outcome = load.send(Load(server.port, plan.connections, seconds=seconds, keys=keys))
-        return _listed(file, outcome.requests + plan.warm_up_requests)
+        return _listed(file, outcome.requests + before)
 
 
 def _listed(file: Path, requests: int) -> str:

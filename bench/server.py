@@ -15,9 +15,13 @@ import uvicorn
 
 from bench.app import app
 from bench.load import LOOPBACK
+from bench.setup import Setup
 
 #: More than the connections of any case: they come all at once.
 BACKLOG = 1024
+
+#: A load that is not full leaves connections idle, and they are to be there when it needs them.
+KEEP_ALIVE_SECONDS = 60
 
 STDIN = 0
 
@@ -25,16 +29,14 @@ STDIN = 0
 def main() -> None:
     """Serve until standard input ends, which it does however the bench ends."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--store")
-    parser.add_argument("--work", default="nothing")
-    parser.add_argument("--database")
-    parser.add_argument("--framework", default="Starlette")
+    parser.add_argument("setup", type=Setup.from_json)
     parser.add_argument("--profile")
     asked = parser.parse_args()
+    setup: Setup = asked.setup
     # Uvicorn ends in good order on SIGTERM, then raises it once more for whoever was there before it.
     signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_end_with_input, daemon=True).start()
-    serve = _django(asked) if asked.framework == "Django" else _starlette(asked)
+    serve = _django(setup) if setup.framework == "Django" else _starlette(setup)
     listening = socket.create_server((LOOPBACK, 0), backlog=BACKLOG)
     # From here on connections wait in the backlog, so nobody has to ask whether we are up.
     print(listening.getsockname()[1], flush=True)
@@ -46,23 +48,26 @@ def main() -> None:
                 profile.dump_stats(asked.profile)
 
 
-def _starlette(asked: argparse.Namespace) -> Callable[[socket.socket], None]:
+def _starlette(setup: Setup) -> Callable[[socket.socket], None]:
     config = uvicorn.Config(
-        app(asked.store, asked.work, asked.database),
+        app(setup),
         loop="uvloop",
         http="httptools",
         ws="none",
         lifespan="on",
         access_log=False,
         log_level="warning",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
     return lambda listening: uvicorn.Server(config).run(sockets=[listening])
 
 
-def _django(asked: argparse.Namespace) -> Callable[[socket.socket], None]:
+def _django(setup: Setup) -> Callable[[socket.socket], None]:
     from bench import django_app, django_server  # noqa: PLC0415 - no other case needs them
 
-    view = django_app.app(asked.database, asked.work, is_guarded=asked.store is not None)
+    if setup.database is None:
+        raise ValueError("Django's view writes: it needs a database.")
+    view = django_app.app(setup.database, setup.work, is_guarded=setup.place is not None)
     return lambda listening: django_server.serve(view, listening)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 Kind = Literal["doubled", "lost", "stuck", "idle"]
 
 #: What a run may be asked to have seen at least once.
-Sight = Literal["take-over", "replay", "fenced zombie", "resolved unknown", "outcome unknown", "crash"]
+Sight = Literal["take-over", "replay", "fenced zombie", "resolved unknown", "outcome unknown", "crash", "accepted"]
 
 #: The refusal that a payment may end with where nobody can know what became of it.
 UNKNOWN_CODE = "outcome-unknown"
@@ -39,7 +39,12 @@ FORMS = {
     "phase": Form(("ride",)),
     "effect": Form((), is_charged=True),
     "steps": Form(("ride", "receipt"), is_charged=True),
+    # The same steps, taken by a worker once the client has gone.
+    "accepted": Form(("ride", "receipt"), is_charged=True),
 }
+
+#: What the client of an operation is told that is to be done later.
+ACCEPTED = 202
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,12 @@ class Event:
     @property
     def is_success(self) -> bool:
         """Whether the client was told that the payment is made."""
-        return self.what == "answer" and self.status in range(200, 300)
+        return self.what == "answer" and self.status in range(200, 300) and self.status != ACCEPTED
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the client was told that the payment will be made."""
+        return self.what == "answer" and self.status == ACCEPTED
 
     @property
     def is_unknown(self) -> bool:
@@ -146,6 +156,9 @@ def _judge(key: str, rows: list[Effect], calls: list[Charge], history: list[Even
     form = FORMS[next(event.form for event in history if event.form)]
     successes = [event for event in history if event.is_success]
     is_made = bool(successes)
+    # Whoever was told so may never come back: it has to be done all the same.
+    is_owed = is_made or any(event.is_accepted for event in history)
+    told = "it is paid" if is_made else "it will be paid"
     found: list[Violation] = []
 
     def expect(truth: bool, kind: Kind, why: str) -> None:  # noqa: FBT001 - reads as a sentence at the call
@@ -157,13 +170,13 @@ def _judge(key: str, rows: list[Effect], calls: list[Charge], history: list[Even
         number = counts[step]
         expect(number <= 1, "doubled", f"{step} was done {number} times, {_by_whom(rows, step)}")
         expect(step in form.steps, "doubled", f"{step} is no part of this payment")
-        expect(number >= 1 or not is_made, "lost", f"a client was told that it is paid, and {step} was never done")
+        expect(number >= 1 or not is_owed, "lost", f"a client was told that {told}, and {step} was never done")
     charged = len({call.idempotency_key for call in calls})
     firsts = sum(call.is_first for call in calls)
     expect(charged <= 1, "doubled", f"charged {charged} times, under {charged} idempotency keys")
     expect(firsts == charged, "doubled", f"the provider says that {firsts} charges were the first of {charged}")
     if form.is_charged:
-        expect(charged >= 1 or not is_made, "lost", "a client was told that it is paid, and nothing was charged")
+        expect(charged >= 1 or not is_owed, "lost", f"a client was told that {told}, and nothing was charged")
     else:
         expect(not calls, "doubled", "charged, and it is no part of this payment")
     answers = {event.body for event in successes}
@@ -189,6 +202,7 @@ def _sights(rows: list[Effect], history: list[Event]) -> Counter[str]:
             "resolved unknown": resolved,
             "outcome unknown": sum(event.is_unknown for event in history),
             "crash": sum(event.what == "error" for event in history),
+            "accepted": sum(event.is_accepted for event in history),
         }
     )
 

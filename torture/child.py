@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import semel
+from semel.asgi import IdempotencyMiddleware
 from semel.stores import AsyncStore, Store, async_store, store
-from semel.work import AsyncReaper, AsyncSweeper, Reaper, Sweeper
+from semel.work import AsyncCompleter, AsyncReaper, AsyncSweeper, Completer, Reaper, Report, Sweeper
 from torture import clock, planted
 from torture.checker import FORMS, Event
 from torture.job import Job
 from torture.tracing import Lines
 from torture.witness import History
-from torture.workload import Api, asgi_door, wsgi_door
+from torture.workload import Api, asgi_door, given, wsgi_door
 
 #: A client that insists looks again this soon.
 RETRY_SECONDS = 0.02
@@ -73,7 +74,7 @@ class _Sync(_Child):
     """By the WSGI door."""
 
     def work(self) -> dict[str, Any]:
-        opened: Store = planted.spoiled(self.job.planted, store(self.job.url), self.job)
+        opened: Store = planted.spoiled(self.job.planted, store(given(self.job)), self.job)
         door = wsgi_door(self.api, self.job, opened)
         report: object = ""
         with self.counted():
@@ -81,6 +82,8 @@ class _Sync(_Child):
                 report = Sweeper(opened).run_once()
             elif self.job.action == "reap":
                 report = Reaper(opened).run_once()
+            while self.job.action == "work" and not (report := Completer(opened, door.finish).run_once()).is_idle:
+                pass
             for form, key in self.job.payments:
                 self._pay(door, form, key)
         return self.said(report)
@@ -115,7 +118,7 @@ class _Async(_Child):
     """By the ASGI door."""
 
     async def work(self) -> dict[str, Any]:
-        opened: AsyncStore = async_store(self.job.url)
+        opened: AsyncStore = async_store(given(self.job))
         door = asgi_door(self.api, self.job, opened)
         report: object = ""
         # From before the store is opened: its threads are counted too, and they begin with it.
@@ -125,9 +128,14 @@ class _Async(_Child):
                     report = await AsyncSweeper(opened).run_once()
                 elif self.job.action == "reap":
                     report = await AsyncReaper(opened).run_once()
+                while self.job.action == "work" and not (report := await self._complete(opened, door)).is_idle:
+                    pass
                 for form, key in self.job.payments:
                     await self._pay(door, form, key)
         return self.said(report)
+
+    async def _complete(self, opened: AsyncStore, door: IdempotencyMiddleware) -> Report:
+        return await AsyncCompleter(opened, door.finish).run_once()
 
     async def _pay(self, door: Callable[..., Any], form: str, key: str) -> None:
         for _ in _tries(self.job):

@@ -26,7 +26,7 @@ from torture.child import _Async, _Sync, is_final
 from torture.job import Job
 from torture.provider import ROOT
 from torture.witness import open_sqlite
-from torture.workload import Api, asgi_door, wsgi_door
+from torture.workload import Api, asgi_door, given, wsgi_door
 
 #: A client looks again this soon: it is alone with its request, and has no event to wait for.
 RETRY_SECONDS = 0.05
@@ -139,7 +139,7 @@ class _Threads(_Sync):
         self._paying = paying
 
     def work(self) -> dict[str, Any]:
-        with closing(store(self.job.url)) as opened:
+        with closing(store(given(self.job))) as opened:
             self._door = wsgi_door(self.api, self.job, opened)
             clients = [threading.Thread(target=self._go_on) for _ in range(self._paying.order.clients)]
             for client in clients:
@@ -174,7 +174,7 @@ class _Tasks(_Async):
         self._paying = paying
 
     async def work(self) -> dict[str, Any]:
-        opened = async_store(self.job.url)
+        opened = async_store(given(self.job))
         self._door = asgi_door(self.api, self.job, opened)
         await asyncio.gather(*(self._go_on() for _ in range(self._paying.order.clients)))
         await opened.close()

@@ -10,7 +10,8 @@ from typing import Any, Literal
 #: By which door requests come in.
 Door = Literal["wsgi", "asgi"]
 #: ``pay``: send requests. ``insist``: send each until its answer is final. ``sweep``, ``reap``: one run of the service.
-Action = Literal["pay", "insist", "sweep", "reap"]
+#: ``work``: run what was accepted, until there is nothing left to run.
+Action = Literal["pay", "insist", "sweep", "reap", "work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,16 @@ class Fault:
 class Job:
     """One child's work. Its fields are all that tells it from another: seeds and clocks included."""
 
-    #: The store, and with it the database of the effects table.
+    #: The database of the effects table; and the store, unless the job names another.
     url: str
     #: The provider's port.
     provider: int
     #: The file of the histories.
     history: str = ""
+    #: The store, where it is not that database.
+    store: str = ""
+    #: A Redis in front of the store.
+    cache: str = ""
     action: Action = "pay"
     #: (form, key) of each payment, one after another.
     payments: tuple[tuple[str, str], ...] = ()
@@ -41,6 +46,8 @@ class Job:
     counts_lines: bool = False
     #: The files whose lines count; Semel's own where there are none.
     only_files: tuple[str, ...] = ()
+    #: Whether the door takes requests that are accepted, to be run by a worker.
+    accepts: bool = False
     lease_seconds: float = 30.0
     #: What a plain handler's policy says about a crash.
     on_crash: Literal["rerun", "refuse"] = "refuse"

@@ -1,20 +1,24 @@
-"""PostgreSQL stopped in an instant and started again, while many pay. What it had acknowledged must still be there.
+"""PostgreSQL, or Redis, stopped in an instant and started again, while many pay. What it had acknowledged must still be
+there.
 
-The stop (``immediate``) ends every connection and writes nothing: the next start recovers from the log.
+PostgreSQL's stop (``immediate``) ends every connection and writes nothing: the next start recovers from the log. Redis
+is killed, and has written its log before it acknowledged anything: what it promises otherwise is less, and not tried.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 from semel.testing import servers
 from torture.clients import Crowd, Order
-from torture.job import Door
-from torture.scenario import Outcome, Plan, World, Worlds, _world
+from torture.job import Door, Job
+from torture.scenario import Outcome, Plan, Scenario, World, Worlds, _world
 from torture.witness import Database
 
 DOORS: tuple[Door, ...] = ("wsgi", "asgi")
@@ -22,6 +26,10 @@ FORMS = ("guard", "atomic", "steps")
 
 #: A server of our own, whoever's the others use: nobody else's is stopped.
 SETTINGS = {"fsync": "on"}
+#: A Redis that has what it acknowledged on its disk.
+APPENDING = {"appendonly": "yes", "appendfsync": "always"}
+#: What a store without transactions can do.
+REDIS_FORMS = ("guard", "effect")
 #: The key of a plain handler whose answer could not be stored is somebody's for as long.
 LEASE_SECONDS = 2.0
 #: So many payments are made between two restarts, and the next comes at a random moment after.
@@ -42,35 +50,62 @@ class Restarts:
         """Restart a server while workers at both doors serve payments of all forms."""
         with servers.postgres(settings=SETTINGS) as server, _world(server.url, server.url) as world:
             reached = restart(world, server, plan.share(self.minimum), plan.chance(self.name))
-            plan.tell(f"  {self.name}: {reached} restarts with requests under way")
-            outcome = world.outcome(reached, ("replay",))
-            # These are requests that were told to wait for the lease of an earlier one: nobody was stopped here.
-            del outcome.seen["fenced zombie"]
-            return outcome
+            return _judged(self, world, plan, reached)
+
+
+class RedisRestarts:
+    """Redis, which has the keys, is killed and started again, under load."""
+
+    name = "Redis killed and restarted"
+    minimum = 30
+
+    def run(self, worlds: Worlds, plan: Plan) -> Outcome:
+        """Kill it while workers at both doors serve payments; their effects are in a database that stays up."""
+        with servers.redis(settings=APPENDING) as server, worlds.postgres() as world:
+            job = world.job(store=server.url, lease_seconds=LEASE_SECONDS)
+            orders = _orders(job, REDIS_FORMS)
+            times, chance = plan.share(self.minimum), plan.chance(self.name)
+            reached = strike(world, orders, (server.kill, server.start), times, chance)
+            if any(world.database.states()):
+                raise AssertionError("The keys were to be in Redis.")
+            return _judged(self, world, plan, reached)
 
 
 def restart(world: World, server: servers.PostgresServer, times: int, chance: Random) -> int:
-    """Restart *server* under load; return how often requests were under way when it was stopped."""
-    reached = 0
+    """Restart PostgreSQL under load; return how often requests were under way when it was stopped."""
     with tempfile.TemporaryDirectory(prefix="semel-torture-") as folder:
         # A plain handler has its own trouble when its own database is gone. That is no trouble of Semel's.
         elsewhere = Database(f"sqlite:///{Path(folder)}/guard.db")
         elsewhere.make()
-        with ExitStack() as stack:
-            for number, door in enumerate(DOORS):
-                job = world.job(door=door, lease_seconds=LEASE_SECONDS)
-                stack.enter_context(Crowd(Order(job, FORMS, number * 100_000, elsewhere=elsewhere.url)))
-            while reached < times:
-                _wait_for_payments(world, PAYMENTS)
-                time.sleep(chance.uniform(0, MOST_SECONDS_MORE))  # Where it strikes is what is drawn here.
-                server.stop("immediate")
-                reached += is_under_way(world)
-                server.start()
-            _wait_for_payments(world, PAYMENTS)
+        orders = _orders(world.job(lease_seconds=LEASE_SECONDS), FORMS, elsewhere.url)
+        reached = strike(world, orders, (lambda: server.stop("immediate"), server.start), times, chance)
         world.database.close()  # Its connection was to a server that is gone.
         for effect in elsewhere.effects():
             row = effect.key, effect.step, effect.attempt, effect.worker
             world.database.execute("INSERT INTO effects (key, step, attempt, worker) VALUES (%s, %s, %s, %s)", row)
+    return reached
+
+
+def strike(
+    world: World,
+    orders: Iterable[Order],
+    stop_and_start: tuple[Callable[[], None], Callable[[], None]],
+    times: int,
+    chance: Random,
+) -> int:
+    """Stop and start a server while *orders* are carried out; return how often requests were under way."""
+    stop, start = stop_and_start
+    reached = 0
+    with ExitStack() as stack:
+        for order in orders:
+            stack.enter_context(Crowd(order))
+        while reached < times:
+            wait_for_payments(world, PAYMENTS)
+            time.sleep(chance.uniform(0, MOST_SECONDS_MORE))  # Where it strikes is what is drawn here.
+            stop()
+            reached += is_under_way(world)
+            start()
+        wait_for_payments(world, PAYMENTS)
     return reached
 
 
@@ -83,7 +118,7 @@ def is_under_way(world: World) -> bool:
     return any(waiting.values())
 
 
-def _wait_for_payments(world: World, number: int) -> None:
+def wait_for_payments(world: World, number: int) -> None:
     """Wait until *number* more payments are made."""
     wanted = _made(world) + number
     ends = time.monotonic() + PATIENCE_SECONDS
@@ -95,3 +130,18 @@ def _wait_for_payments(world: World, number: int) -> None:
 
 def _made(world: World) -> int:
     return sum(event.is_success for event in world.history.read())
+
+
+def _orders(job: Job, forms: tuple[str, ...], elsewhere: str = "") -> list[Order]:
+    return [
+        Order(replace(job, door=door), forms, number * 100_000, elsewhere=elsewhere)
+        for number, door in enumerate(DOORS)
+    ]
+
+
+def _judged(scenario: Scenario, world: World, plan: Plan, reached: int) -> Outcome:
+    plan.tell(f"  {scenario.name}: {reached} restarts with requests under way")
+    outcome = world.outcome(reached, ("replay",))
+    # These are requests that were told to wait for the lease of an earlier one: nobody was stopped here.
+    del outcome.seen["fenced zombie"]
+    return outcome

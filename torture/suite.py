@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torture.accepted import Accepted
 from torture.duels import TEN_YEARS_SECONDS, Planted, Rivals
+from torture.instant import InstantTakeOver
 from torture.lines import KillAtLines
 from torture.lost_commits import LostCommits
-from torture.restarts import Restarts
+from torture.restarts import RedisRestarts, Restarts
 from torture.scenario import Outcome, Plan, Scenario, Worlds
+from torture.split_brain import SplitBrain
 from torture.zombies import Zombies
 
 
@@ -32,5 +35,6 @@ class StrangeClocks:
 
 SCENARIOS: tuple[Scenario, ...] = (
     *(Planted(), KillAtLines(), Rivals(), StrangeClocks()),
-    *(Zombies(), LostCommits(), Restarts()),
+    *(Zombies(), LostCommits(), Restarts(), InstantTakeOver()),
+    *(RedisRestarts(), SplitBrain(), Accepted()),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -112,6 +112,9 @@ class History:
     def __init__(self, path: Path) -> None:
         """Keep it in the file *path*."""
         self.path = path
+        #: What was read already, and how many bytes that were: it grows long, and is looked at often.
+        self._events: list[Event] = []
+        self._bytes = 0
 
     def add(self, event: Event) -> None:
         """Write one event down, now."""
@@ -119,17 +122,24 @@ class History:
 
     def read(self) -> list[Event]:
         """Return all of it."""
-        return [Event(**line) for line in _lines(self.path)]
+        new = _whole_lines(self.path, self._bytes)
+        self._events += [Event(**json.loads(line)) for line in new.splitlines()]
+        self._bytes += len(new)
+        return list(self._events)
 
 
 def read_charges(path: Path) -> list[Charge]:
     """Return what a provider has logged."""
-    return [Charge(line["idempotency_key"], line["key"], line["is_first"]) for line in _lines(path)]
+    logged = [json.loads(line) for line in _whole_lines(path).splitlines()]
+    return [Charge(line["idempotency_key"], line["key"], line["is_first"]) for line in logged]
 
 
-def _lines(path: Path) -> Iterable[dict[str, Any]]:
+def _whole_lines(path: Path, first: int = 0) -> bytes:
+    """Read a file from its byte *first* on."""
     if not path.exists():
-        return []
+        return b""
+    with path.open("rb") as file:
+        file.seek(first)
+        read = file.read()
     # Who reads while others write may see half of the last line: behind the last end of a line nothing is there yet.
-    whole = path.read_text().rpartition("\n")[0]
-    return [json.loads(line) for line in whole.splitlines()]
+    return read[: read.rfind(b"\n") + 1]

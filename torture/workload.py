@@ -1,7 +1,8 @@
 """A small payment API in several forms, behind both doors. What it must leave behind, ``checker.FORMS`` says.
 
 ``guard`` writes on a connection of its own; ``atomic`` through the request's transaction; ``phase``, ``effect`` and
-``steps`` take steps. A run may have the process die or stop at a named point of a handler.
+``steps`` take steps, and so does ``accepted``, when a worker comes to it. A run may have the process die or stop at a
+named point of a handler.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from torture.witness import open_sqlite
 
 #: The points of the handlers, in order. Each form passes some of them.
 POINTS = ("entered", "ride written", "ride committed", "charged", "charge kept", "paid", "answering")
+
+#: The forms of two phases and a charge between them.
+STEPS = frozenset({"steps", "accepted"})
 
 _INSERT = {
     "psycopg": "INSERT INTO effects (key, step, attempt, worker) VALUES (%s, %s, %s, %s)",
@@ -76,13 +80,13 @@ class Api:
         elif form == "atomic":
             self._write(operation.connection, "paid")
             self.point("paid")
-        if form in {"phase", "steps"}:
+        if form in {"phase", *STEPS}:
             made["ride"] = operation.phase("ride", self._write, "ride")
             self.point("ride committed")
-        if form in {"effect", "steps"}:
+        if form in {"effect", *STEPS}:
             made["charge"] = operation.effect("charge", self._charge, operation.key)
             self.point("charge kept")
-        if form == "steps":
+        if form in STEPS:
             made["receipt"] = operation.phase("receipt", self._write, "receipt")
         return self._answer(form, made)
 
@@ -97,13 +101,13 @@ class Api:
             if self._is_postgres:
                 await written
             self.point("paid")
-        if form in {"phase", "steps"}:
+        if form in {"phase", *STEPS}:
             made["ride"] = await operation.phase("ride", write, "ride")
             self.point("ride committed")
-        if form in {"effect", "steps"}:
+        if form in {"effect", *STEPS}:
             made["charge"] = await operation.effect("charge", self._charge, operation.key)
             self.point("charge kept")
-        if form == "steps":
+        if form in STEPS:
             made["receipt"] = await operation.phase("receipt", write, "receipt")
         return self._answer(form, made)
 
@@ -143,6 +147,17 @@ class Api:
         return number
 
 
+def given(job: Job) -> Any:
+    """Return what a store is made of."""
+    if not job.cache:
+        return job.store or job.url
+    from semel.stores.tiered import Tiered  # noqa: PLC0415 - few jobs have Redis in front of their store
+
+    # Nothing is kept in the process: whatever is answered again, Redis has to answer. It may take its time: on a busy
+    # machine it would be given up for slow, and the run would show nothing.
+    return Tiered(durable=job.store or job.url, cache=job.cache, memory=0, cache_timeout=timedelta(seconds=1))
+
+
 def wsgi_door(api: Api, job: Job, store: Store) -> Door:
     """Put the API behind the WSGI door."""
     return Door(api.wsgi, store=store, scope=_whose, paths=_paths(job))
@@ -155,9 +170,11 @@ def asgi_door(api: Api, job: Job, store: AsyncStore) -> AsyncDoor:
 
 def _paths(job: Job) -> dict[str, semel.Policy]:
     lease = timedelta(seconds=job.lease_seconds)
-    policies = {form: semel.Policy(lease=lease, required=True) for form in FORMS}
+    policies = {form: semel.Policy(lease=lease, required=True) for form in FORMS if form != "accepted"}
     policies["guard"] = semel.Policy(lease=lease, required=True, on_crash=job.on_crash)
     policies["atomic"] = semel.Policy(lease=lease, required=True, mode="atomic")
+    if job.accepts:
+        policies["accepted"] = semel.Policy(lease=lease, required=True, in_progress="accept")
     return {f"/{form}": policy for form, policy in policies.items()}
 
 

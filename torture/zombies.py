@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torture.checker import Event, Violation
 from torture.job import Door, Fault
@@ -113,34 +114,34 @@ def stopped_in(world: World, plan: Plan, store: str) -> Outcome:
 
 def take_over(world: World, zombies: Sequence[Zombie], plan: Plan, *, is_swept: bool = False) -> list[Violation]:
     """Stop workers until their leases are over, have their work done by another, and let them go on."""
-    pids = [_stop(world, zombie) for zombie in zombies]
+    pids = [stop(world, zombie) for zombie in zombies]
     payments = [zombie.payment for zombie in zombies]
     _wait_for_leases(world, [key for _, key in payments])
     door = plan.chance("rival", payments[0]).choice(DOORS)
     if is_swept:
         world.run(action="sweep", door=door)
     world.insist(payments, door=door)
-    found = _woken(world, zip(pids, zombies, strict=True))
+    found = woken(world, zip(pids, zombies, strict=True))
     world.insist(payments, door=door)
     return found
 
 
 def cut_off(world: World, zombies: Sequence[Zombie], plan: Plan) -> list[Violation]:
     """Stop workers in atomic mode, cut their connections as a partition does, have their work done by another."""
-    pids = [_stop(world, zombie) for zombie in zombies]
+    pids = [stop(world, zombie) for zombie in zombies]
     payments = [zombie.payment for zombie in zombies]
     world.run(payments)  # Their keys are in use, and whoever asks is told so.
     world.database.execute(_PARTITION)
     door = plan.chance("atomic rival").choice(DOORS)
     world.insist(payments, door=door)
-    found = _woken(world, zip(pids, zombies, strict=True))
+    found = woken(world, zip(pids, zombies, strict=True))
     world.insist(payments, door=door)
     return found
 
 
 def wait_for(world: World, workers: Sequence[Zombie], plan: Plan) -> int:
     """Stop workers in atomic mode and let them finish: no lease runs out there. Return how many rivals had to wait."""
-    pids = [_stop(world, worker) for worker in workers]
+    pids = [stop(world, worker) for worker in workers]
     payments = [worker.payment for worker in workers]
     before = len(world.history.read())
     world.run(payments, door=plan.chance("patient rival").choice(DOORS))
@@ -151,9 +152,10 @@ def wait_for(world: World, workers: Sequence[Zombie], plan: Plan) -> int:
     return sum(event.status == 409 and not event.has_run for event in told)
 
 
-def _stop(world: World, zombie: Zombie) -> int:
+def stop(world: World, zombie: Zombie, **settings: Any) -> int:
+    """Start a worker, and wait until it has stopped where it was told to."""
     fault = Fault(signal.SIGSTOP, point=zombie.point)
-    pid = world.start([zombie.payment], fault=fault, door=zombie.door, lease_seconds=LEASE_SECONDS)
+    pid = world.start([zombie.payment], fault=fault, door=zombie.door, **{"lease_seconds": LEASE_SECONDS, **settings})
     if not world.wait(pid).is_stopped:
         raise AssertionError(f"{zombie} was to stop, and ended.")
     return pid
@@ -168,7 +170,7 @@ def _wait_for_leases(world: World, keys: Sequence[str]) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _woken(world: World, stopped: Iterable[tuple[int, Zombie]]) -> list[Violation]:
+def woken(world: World, stopped: Iterable[tuple[int, Zombie]]) -> list[Violation]:
     """Let workers go on, one by one; return those whose word was taken."""
     found = []
     for pid, zombie in stopped:

@@ -25,6 +25,10 @@ def refused(form: str, code: str, **more: Any) -> Event:
     return Event("answer", KEY, form, 409, json.dumps({"code": code}), **more)
 
 
+def accepted() -> Event:
+    return Event("answer", KEY, "accepted", 202)
+
+
 def row(step: str, attempt: int = 1) -> Effect:
     return Effect(KEY, step, attempt, "worker 1")
 
@@ -86,6 +90,9 @@ def test_a_charge_may_be_asked_for_twice_under_one_key() -> None:
         pytest.param([], [], [sent("phase"), paid("phase")], "lost", id="an answer and no row"),
         pytest.param(RIDE, CHARGED, [sent("steps"), paid("steps")], "lost", id="an answer and half the rows"),
         pytest.param(STEPS, [], [sent("steps"), paid("steps")], "lost", id="an answer and no charge"),
+        pytest.param([], CHARGED, [sent("accepted"), accepted()], "lost", id="accepted, and never done"),
+        pytest.param(STEPS, [], [sent("accepted"), accepted()], "lost", id="accepted, and never charged"),
+        pytest.param(STEPS, CHARGED, [sent("accepted"), accepted()], "stuck", id="accepted for ever"),
         pytest.param(RIDE, [], [sent("phase")], "stuck", id="no answer"),
         pytest.param(RIDE, [], [sent("phase"), refused("phase", "in-progress")], "stuck", id="busy for ever"),
         pytest.param(RIDE, [], [sent("phase"), refused("phase", "outcome-unknown")], "stuck", id="it can be known"),
@@ -104,6 +111,15 @@ def test_a_plain_handlers_outcome_may_be_unknown() -> None:
     assert kinds(check([], [], events)) == {"idle"}
     assert kinds(check([row("paid")], [], events)) == {"idle"}
     assert kinds(check([row("paid")] * 2, [], events)) == {"doubled", "idle"}
+
+
+def test_what_was_accepted_is_not_made_yet() -> None:
+    """A 202 is no payment; the answer that a client gets later is one."""
+    later = [sent("accepted"), accepted(), sent("accepted"), paid("accepted", 2, is_replay=True)]
+    verdict = check(STEPS, CHARGED, later, ("accepted", "take-over", "replay"))
+    assert not verdict.violations
+    assert verdict.answered == 1
+    assert not check(STEPS, CHARGED, later[:2]).answered
 
 
 def test_a_run_without_progress_proves_nothing() -> None:

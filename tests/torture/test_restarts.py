@@ -1,6 +1,6 @@
 """The short variant of the restarts of ``make torture``."""
 
-from torture.restarts import Restarts
+from torture.restarts import RedisRestarts, Restarts
 from torture.scenario import Plan, Worlds
 
 SEED = 6
@@ -17,3 +17,12 @@ def test_a_restart_of_postgresql_loses_and_doubles_nothing(worlds: Worlds) -> No
     outcome = Restarts().run(worlds, Plan(SEED, stride=10, tell=silent))
     assert outcome.violations == ()
     assert outcome.reached == 1
+
+
+def test_a_killed_redis_that_keeps_its_log_loses_and_doubles_nothing(worlds: Worlds) -> None:
+    """Redis, with every write on its disk before it is acknowledged, is killed under load: every payment is made once,
+    or, where a plain handler's answer could not be stored, said to be unknown.
+    """
+    outcome = RedisRestarts().run(worlds, Plan(SEED, stride=15, tell=silent))
+    assert outcome.violations == ()
+    assert outcome.reached == 2
