@@ -42,6 +42,10 @@ class World:
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
             return await client.post("/", content=body, headers=headers)
 
+    async def get(self, path: str) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(self.guard), base_url="http://here") as client:
+            return await client.get(path)
+
     async def _app(self, _scope: Any, _receive: Any, send: Any) -> None:
         self.runs += 1
         body = await self._ending() if self._ending else b"done"
@@ -171,6 +175,18 @@ async def key_expired(preset: Preset) -> tuple[World, httpx.Response]:
     return world, await world.post()
 
 
+async def operation_not_found(preset: Preset) -> tuple[World, httpx.Response]:
+    world = World(preset(in_progress="accept"))
+    return world, await world.get("/semel/operations/of-nobody")
+
+
+async def operation_expired(preset: Preset) -> tuple[World, httpx.Response]:
+    world = World(preset(in_progress="accept"))
+    accepted = await world.post()
+    world.now += world.policy.retention
+    return world, await world.get(accepted.headers["location"])
+
+
 async def operation_failed(preset: Preset) -> tuple[World, httpx.Response]:
     world = World(preset(), ending=failing(ZeroDivisionError()))
     first = await world.post()
@@ -210,6 +226,8 @@ SCENARIOS: dict[type[errors.Refusal], Callable[[Preset], Awaitable[tuple[World, 
     errors.NotReplayable: not_replayable,
     errors.OutcomeUnknown: outcome_unknown,
     errors.KeyExpired: key_expired,
+    errors.OperationNotFound: operation_not_found,
+    errors.OperationExpired: operation_expired,
     errors.OperationFailed: operation_failed,
     errors.NoEffect: no_effect,
     errors.AnswerNotStored: answer_not_stored,
