@@ -7,7 +7,7 @@ from functools import partial
 
 from semel.core.commands import Renew
 from semel.core.record import Hold
-from semel.exchange import _stop
+from semel.exchange.loops import _stop
 from semel.operation import Operation
 from semel.stores.keeper import Keeper
 from tests.web.harness import HANG_SECONDS

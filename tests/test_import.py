@@ -12,6 +12,13 @@ SOURCE = Path(__file__).parents[1] / "src"
 BARE = [sys.executable, "-I", "-S", "-c"]
 ONLY_OURS = f"import sys; sys.path.insert(0, {str(SOURCE)!r})\n"
 
+TIERED = """
+from semel.stores import {0}
+from semel.stores.tiered import Tiered
+{0}(Tiered("memory://"))
+{0}(Tiered("memory://", "redis://here/0"))
+"""
+
 
 def bare(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*BARE, ONLY_OURS + program], capture_output=True, text=True, check=False)
@@ -50,6 +57,8 @@ for url in ("memory://", "sqlite:///" + {str(tmp_path / "semel.db")!r}):
     [
         ("from semel.stores import store; store('postgresql://here/db')", "pip install 'semel[postgres]'"),
         ("from semel.stores import async_store; async_store('postgresql://here/db')", "pip install 'semel[postgres]'"),
+        (TIERED.format("store"), "pip install 'semel[redis]'"),
+        (TIERED.format("async_store"), "pip install 'semel[redis]'"),
         ("from semel.cli.main import main; main()", "pip install 'semel[cli]'"),
     ],
 )

@@ -17,6 +17,7 @@ from semel.core.commands import Answered, Ending, Lost, Parked, Raised, Streamin
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer, Head, Headers
 from semel.core.policy import Policy
+from semel.core.status import STATUS_PATH, checked_path
 from semel.errors import ConfigurationError, NoEffect, ShuttingDown
 from semel.flows.handle import SHUTDOWN_RETRY_AFTER_SECONDS
 from semel.operation import Operation
@@ -34,6 +35,11 @@ ROUTERS_STATUSES = frozenset({307, 308, 404})
 #: Where an app that is run for a stored request finds whose it is (in the ASGI scope, or the WSGI environ): credentials
 #: are not stored, and no server ever sets this.
 PRINCIPAL = "semel.principal"
+
+NOWHERE_TO_ASK = (
+    'A policy here accepts requests to be run later (in_progress="accept", or "respond-async" among its preferences), '
+    f"and their clients have nowhere to ask for the outcome. {{}}{STATUS_PATH!r}; or take that from the policy."
+)
 
 Paths = str | Iterable[str] | Mapping[str, Policy] | Callable[[str], bool] | None
 
@@ -87,11 +93,18 @@ class Routes:
         policy = Policy.ietf() if policy is None else policy
         if not isinstance(policy, Policy):
             raise ConfigurationError(f"policy must be a Policy, such as Policy.ietf(), not {policy!r}.")
-        self._policy = policy
+        #: That of requests whose path has none of its own.
+        self.policy = policy
         self._accepts = paths if callable(paths) else None
         self._patterns: Mapping[str, Policy] | None = None
         if paths is not None and self._accepts is None:
             self._patterns = _patterns(paths, policy)
+
+    @property
+    def accepting(self) -> Policy | None:
+        """A policy by which requests may be accepted, to be run later; None: there is none."""
+        policies = (self.policy,) if self._patterns is None else self._patterns.values()
+        return next((each for each in policies if each.may_accept), None)
 
     def policy_for(self, method: str, path: str) -> Policy | None:
         """Return the policy of this request, or None when it is not guarded."""
@@ -102,7 +115,7 @@ class Routes:
         """Return the policy of requests to *path*, by whatever method, or None when none of them is guarded."""
         if self._patterns is not None:
             return next((each for pattern, each in self._patterns.items() if fnmatchcase(path, pattern)), None)
-        return self._policy if self._accepts is None or self._accepts(path) else None
+        return self.policy if self._accepts is None or self._accepts(path) else None
 
 
 class Body:
@@ -167,6 +180,15 @@ def framed(answer: Answer) -> Headers:
     if answer.status in BODILESS:
         return answer.headers
     return (*answer.headers, (b"content-length", b"%d" % len(answer.body or b"")))
+
+
+def bodiless(answer: Answer) -> Answer:
+    """Return what a HEAD request gets of an answer of ours: all but its body, the length of it included."""
+    return Answer(answer.status, framed(answer), b"")
+
+
+def nobody() -> None:
+    """Call nobody: no worker is in this process."""
 
 
 def declared_length(head: Head) -> int:
@@ -246,6 +268,16 @@ def checked_scope(scope: object) -> Callable[[RequestView], Any]:
         "scope must be a callable that says whose request it is: scope=lambda request: request.headers['x-account']. "
         "For an API with one user, say so: scope=semel.SINGLE_TENANT."
     )
+
+
+def status_path_for(routes: Routes, path: str | None) -> str | None:
+    """Return where the state of operations is asked for; None: nowhere, for none is ever accepted."""
+    path = checked_path(path)
+    if routes.accepting is None:
+        return None
+    if path is None:
+        raise ConfigurationError(NOWHERE_TO_ASK.format("Give the middleware a status_path, such as status_path="))
+    return path
 
 
 def _patterns(paths: object, policy: Policy) -> Mapping[str, Policy]:

@@ -22,6 +22,8 @@ from semel.errors import (
     KeyMissing,
     KeyReused,
     NotReplayable,
+    OperationExpired,
+    OperationNotFound,
     OutcomeUnknown,
     Refusal,
 )
@@ -38,6 +40,23 @@ REPLAYED_HEADER: Final[Json] = {
 RETRY_AFTER_HEADER: Final[Json] = {
     "description": "Seconds to wait. Where it is missing, the same request will not fare better.",
     "schema": {"type": "integer", "minimum": 1},
+}
+
+LOCATION_HEADER: Final[Json] = {
+    "description": "Where its state can be asked for: 202 until it has ended, then its answer.",
+    "schema": {"type": "string", "format": "uri-reference"},
+}
+STATE_SCHEMA: Final[Json] = {
+    "title": "OperationState",
+    "description": "An operation that has not ended.",
+    "type": "object",
+    "required": ["state", "progress", "note", "status_url"],
+    "properties": {
+        "state": {"type": "string", "description": "`pending`, or `processing` once a worker has it."},
+        "progress": {"description": "Between 0 and 1, if it says so.", "minimum": 0, "maximum": 1},
+        "note": {"description": "What it is doing, if it says so."},
+        "status_url": {"type": "string", "format": "uri-reference"},
+    },
 }
 
 PROBLEM_NAME: Final = "IdempotencyProblem"
@@ -117,6 +136,19 @@ def parameters(policy: Policy) -> list[Json]:
     ]
 
 
+def wishes(policy: Policy) -> list[Json]:
+    """Return the header parameter by which a client says how it would like to be answered, where that matters."""
+    if not policy.may_accept:
+        return []
+    said = {
+        "respond-async": "`respond-async`: answer at once with 202, and run it later.",
+        "wait": "`wait=5`: of a request that was sent already, wait so many seconds for the answer.",
+    }
+    described = " ".join(text for wish, text in said.items() if wish in policy.preferences)
+    prefer = {"name": "Prefer", "in": "header", "required": False, "description": described}
+    return [{**prefer, "schema": {"type": "string"}}] if described else []
+
+
 def responses(policy: Policy) -> dict[str, Json]:
     """Return the refusals by their status, each with the bodies that it is sent with."""
     refusals = [*_REFUSALS]
@@ -133,7 +165,28 @@ def responses(policy: Policy) -> dict[str, Json]:
         response["content"][media_type]["examples"][refusal.slug] = {"value": json.loads(answer.body or b"")}
         if refusal.retryable:
             response["headers"] = {"Retry-After": copy.deepcopy(RETRY_AFTER_HEADER)}
-    return found
+    return {**({"202": _accepted("It is accepted, and will be run.")} if policy.may_accept else {}), **found}
+
+
+def status_responses(policy: Policy) -> dict[str, Json]:
+    """Return what a request for the state of an operation may be answered with; 200 stands for its own answer."""
+    schema = STRIPE_SCHEMA if policy.dialect == "stripe" else PROBLEM_SCHEMA
+    ended = {"description": "It has ended. This is its answer, whatever its status."}
+    said: dict[str, Json] = {"200": ended, "202": _accepted("It has not ended.")}
+    for refusal in (OperationNotFound, OutcomeUnknown, OperationExpired):
+        answer = refused(refusal(), policy)
+        media_type = dict(answer.headers)[b"content-type"].decode()
+        said[str(answer.status)] = {
+            "description": f"{refusal.title}.",
+            "content": {media_type: {"schema": copy.deepcopy(schema), "example": json.loads(answer.body or b"")}},
+        }
+    return said
+
+
+def _accepted(description: str) -> Json:
+    headers = {"Location": copy.deepcopy(LOCATION_HEADER), "Retry-After": copy.deepcopy(RETRY_AFTER_HEADER)}
+    content = {"application/json": {"schema": copy.deepcopy(STATE_SCHEMA)}}
+    return {"description": description, "headers": headers, "content": content}
 
 
 def schemas(policy: Policy) -> dict[str, Json]:
@@ -170,7 +223,7 @@ def described(operation: Json, policy: Policy, *, not_stored: Collection[str] = 
     """
     told = copy.deepcopy(operation)
     given = {(each.get("in"), str(each.get("name")).lower()) for each in told.get("parameters", ())}
-    fresh = [each for each in parameters(policy) if ("header", each["name"].lower()) not in given]
+    fresh = [each for each in (*parameters(policy), *wishes(policy)) if ("header", each["name"].lower()) not in given]
     told["parameters"] = [*told.get("parameters", ()), *fresh]
     answers: dict[str, Json] = told.setdefault("responses", {})
     for status, response in answers.items():

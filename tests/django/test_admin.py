@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,9 +13,9 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from semel.core.commands import Complete, Save
+from semel.core.commands import Complete, Mark, Save, TakeOver
 from semel.core.message import Answer, Head, Request
-from semel.core.record import Hold
+from semel.core.record import Hold, Milestone
 from semel.core.state import Event
 from semel.django.admin import PREVIEW_BYTES, Named
 from semel.django.models import AuditLine, Record
@@ -164,6 +165,23 @@ class TestPage:
         text = html.unescape(page(root))
         assert "POST /rides?a=1" in text
         assert '{"to": "Rome"}' in text
+
+    def test_progress(self, store: DjangoStore, root: Client) -> None:
+        """A page shows whether a worker runs it and how far it is; the note is for those who may see contents."""
+        request = Request(Head("POST", "/reports", b"", ()), b"", "alice")
+        hold = store.perform(replace(claim_on("report"), request=request, is_accepted=True))
+        assert isinstance(hold, Hold)
+        named = Named("alice", "report")
+        assert "; run by a worker" in page(root, named)
+        begun = store.perform(TakeOver(claim_on("report"), hold, is_abandoned=True))
+        assert isinstance(begun, Hold)
+        store.perform(Mark(begun, Milestone(0.4, "<b>charging</b>")))
+        assert "40%: &lt;b&gt;charging&lt;/b&gt;" in page(root, named)
+        shown = page(staff("view_record"), named)
+        assert "40%" in shown
+        assert "charging" not in shown
+        store.perform(Mark(begun, Milestone(1)))
+        assert "100%<" in page(root, named).replace("\n", "")
 
     def test_contents_are_for_those_who_may(self, store: DjangoStore, database: str) -> None:
         """Who may view records sees no bodies and no results of steps, unless allowed to in so many words."""

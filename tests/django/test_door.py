@@ -559,11 +559,12 @@ def test_what_can_be_seen_to_be_wrong_is_refused_where_it_is_written() -> None:
 
 
 def test_what_django_can_not_do_is_said(sqlite: str) -> None:
-    """A kept request, and atomic mode in a store of its own, are refused with what to do instead."""
-    kept = idempotent(policy=Policy.ietf(store_request=True))(pay)
+    """A kept request, or one to be run later, and atomic mode in a store of its own, are refused with what to do."""
     atomic = idempotent(policy=Policy.ietf(mode="atomic"))(pay)
-    with serving(kept), pytest.raises(ConfigurationError, match=r"semel\.wsgi\.IdempotencyMiddleware"):
-        kept(RequestFactory().post("/pay"))
+    for policy in (Policy.ietf(store_request=True), Policy.ietf(in_progress="accept")):
+        kept = idempotent(policy=policy)(pay)
+        with serving(kept), pytest.raises(ConfigurationError, match=r"semel\.wsgi\.IdempotencyMiddleware"):
+            kept(RequestFactory().post("/pay"))
     elsewhere = {"SCOPE": everybody, "STORE": "memory://"}
     with serving(atomic, SEMEL=elsewhere), pytest.raises(ConfigurationError, match="STORE"):
         atomic(RequestFactory().post("/pay"))

@@ -20,7 +20,7 @@ from semel.stores.django import DjangoStore, schema
 from tests.django import project
 from tests.django.operations import claim_on
 
-ALL = ["0001_pre_keys", "0002_pre_steps"]
+ALL = ["0001_pre_keys", "0002_pre_steps", "0003_pre_accepted"]
 
 
 @pytest.fixture(params=["postgres_url", "sqlite_url"])
@@ -91,19 +91,22 @@ def test_semel_migrate_before(url: str) -> None:
         assert isinstance(hold, Hold)
 
 
-def test_one_of_two(url: str) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_some_of_them(url: str, count: int) -> None:
     """A database may stop at each migration, and go on or back from there, with empty tables."""
+    last = f"{count:04}"
     with project.databases(default=url):
-        migrate("semel", "0001")
-        assert schema.applied(connection) == ALL[:1]
-        first = look(url)
-        with pytest.raises(StoreNotReady):
-            DjangoStore().open()
+        migrate("semel", last)
+        assert schema.applied(connection) == ALL[:count]
+        before = look(url)
+        for ask in (DjangoStore().open, lambda: DjangoStore().perform(claim_on())):
+            with pytest.raises(StoreNotReady, match=r"or old ones\. Run: python manage\.py migrate semel"):
+                ask()
         migrate("semel")
         assert schema.applied(connection) == ALL
         DjangoStore().perform(claim_on())
-        migrate("semel", "0001")
-        assert look(url) == first
+        migrate("semel", last)
+        assert look(url) == before
         migrate("semel", "zero")
         assert schema.applied(connection) == []
         migrate("semel")
@@ -157,7 +160,7 @@ def test_sqlmigrate(url: str) -> None:
     """``sqlmigrate`` shows what would be run, and runs nothing."""
     with project.databases(default=url):
         said = StringIO()
-        for name in ("0001", "0002"):
+        for name in ("0001", "0002", "0003"):
             call_command("sqlmigrate", "semel", name, stdout=said)
         assert "CREATE TABLE semel_keys (" in said.getvalue()
         assert "CREATE TABLE semel_audit (" in said.getvalue()

@@ -19,6 +19,9 @@ from semel.django import conf
 from semel.errors import ConfigurationError
 from semel.stores.django import AsyncDjangoStore, DjangoStore
 from semel.stores.sqlite import AsyncSQLiteStore, SQLiteStore
+from semel.stores.tiered import Tiered
+from semel.stores.tiered.async_store import AsyncTieredStore
+from semel.stores.tiered.store import TieredStore
 from tests.django import project
 
 OURS = "semel.django.middleware.IdempotencyMiddleware"
@@ -103,6 +106,9 @@ class TestReading:
         with override_settings(SEMEL={"STORE": f"sqlite:///{tmp_path}/semel.db"}):
             assert isinstance(conf.store(), SQLiteStore)
             assert isinstance(conf.async_store(), AsyncSQLiteStore)
+        with override_settings(SEMEL={"STORE": Tiered(f"sqlite:///{tmp_path}/semel.db")}):
+            assert isinstance(conf.store(), TieredStore)
+            assert isinstance(conf.async_store(), AsyncTieredStore)
 
 
 class TestScope:

@@ -60,6 +60,8 @@ def test_an_app_factory_and_its_config(tmp_path: Any) -> None:
         ({"SEMEL_POLICY": "square"}, "stripe"),
         ({"SEMEL_POLICY": {"requird": True}}, "required"),
         ({"SEMEL_POLICY": {"store_request": True}}, "semel.wsgi.IdempotencyMiddleware"),
+        ({"SEMEL_POLICY": {"in_progress": "accept"}}, "semel.wsgi.IdempotencyMiddleware"),
+        ({"SEMEL_POLICY": {"preferences": {"respond-async"}}}, "semel.wsgi.IdempotencyMiddleware"),
         ({"SEMEL_POLICY": 7}, "Policy"),
         ({"SEMEL_SCOPE": "alice"}, "callable"),
         ({"SEMEL_SCOPE": lambda request, user: "alice"}, "callable"),

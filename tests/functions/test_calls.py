@@ -479,6 +479,8 @@ async def _async_generator() -> Any:
         ({"codec": object()}, "codec must have encode"),
         ({"policy": "atomic"}, "policy must be a Policy"),
         ({"policy": Policy(store_request=True)}, "Policy.store_request can't be True for a function"),
+        ({"policy": Policy(in_progress="accept")}, "Policy.in_progress can't be 'accept' for a function"),
+        ({"policy": Policy(preferences={"respond-async"})}, "respond-async"),
         ({"policy": Policy(enforcement="report")}, "Policy.enforcement can't be 'report' for a function"),
         ({"policy": Policy(key_from=BodyHash(fields=["a"], window=timedelta(hours=1)))}, "Policy.key_from can't be"),
         ({"retention": timedelta(seconds=1)}, "lease"),

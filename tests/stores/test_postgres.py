@@ -197,6 +197,14 @@ class TestTrouble:
         with pytest.raises(ConfigurationError, match=named):
             open_store(url)
 
+    @pytest.mark.parametrize("end", ["/secret@h/shop", "?secret@h/shop", "#secret@h/shop"])
+    def test_a_password_that_is_not_escaped(self, end: str) -> None:
+        """A password with characters that end a host is in no message, and people are told how to write it."""
+        with pytest.raises(ConfigurationError, match="%2F") as raised:
+            store(f"postgresql://user:hush{end}")
+        assert "hush" not in str(raised.value)
+        assert "secret" not in str(raised.value)
+
     async def test_no_server_is_an_error_that_names_the_address(self) -> None:
         """Where no server listens, the error names the address, without the password, and says nothing was sent."""
         url = "postgresql://semel:secret@127.0.0.1:1/db"

@@ -2,7 +2,8 @@
 
 An effect is a line in a file: *process id, key, attempt*. It is appended in one write, so a checker can count them
 whatever becomes of the process. What the body says, happens after the effect: "hold" makes the first attempt wait for a
-file to appear, "raise" raises, "large" makes the answer a stream of 3 MB.
+file to appear, "raise" raises, "large" makes the answer a stream of 3 MB. How many wait in the process that answers is
+told at ``/waiting``.
 """
 
 import asyncio
@@ -32,6 +33,8 @@ POLICY = Policy.ietf(
     lease=timedelta(milliseconds=int(os.environ.get("SEMEL_TEST_LEASE_MS", "30000"))),
     on_crash=os.environ.get("SEMEL_TEST_ON_CRASH", "rerun"),
     mode=os.environ.get("SEMEL_TEST_MODE", "guard"),
+    in_progress=os.environ.get("SEMEL_TEST_IN_PROGRESS", "conflict"),
+    wait=timedelta(seconds=30),
 )
 SETTINGS: dict[str, Any] = {
     "store": os.environ["SEMEL_TEST_STORE"],
@@ -70,6 +73,8 @@ async def _asgi(scope: Any, receive: Any, send: Any) -> None:
             await send({"type": f"lifespan.{word}.complete"})
         return
     answer, body, more = b"fine", b"", True
+    if scope["path"] == "/waiting":
+        answer = str(asgi_app.guard.room.count).encode()
     if scope["path"] == "/pay":
         while more:
             message = await receive()
@@ -85,6 +90,8 @@ async def _asgi(scope: Any, receive: Any, send: Any) -> None:
 
 def _wsgi(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
     answer, body = b"fine", b""
+    if environ["PATH_INFO"] == "/waiting":
+        answer = str(wsgi_app.guard.room.count).encode()
     if environ["PATH_INFO"] == "/pay":
         body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
         answer = pay(body)

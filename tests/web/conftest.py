@@ -9,11 +9,12 @@ import psycopg
 import pytest
 
 from semel import Policy, stores
+from semel.stores.tiered import Tiered
 from semel.testing import servers
 from tests.web.harness import Api, AsgiWorld, WsgiWorld
 
 DOORS = ("asgi", "wsgi")
-STORES = ("memory", "sqlite", "postgres")
+STORES = ("memory", "sqlite", "postgres", "redis", "tiered")
 
 
 @pytest.fixture(scope="session")
@@ -43,9 +44,13 @@ def migrated_postgres_url(postgres_url: str) -> str:
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsgiWorld | WsgiWorld]:
     """One door on one store."""
     door, store = request.param.split("-")
-    url = store_url(request, store, tmp_path_factory.mktemp("web"))
+    where: str | Tiered
+    if store == "tiered":
+        where = Tiered(store_url(request, "postgres", Path()), cache=store_url(request, "redis", Path()))
+    else:
+        where = store_url(request, store, tmp_path_factory.mktemp("web"))
     opened: AsgiWorld | WsgiWorld
-    opened = AsgiWorld(lambda: stores.async_store(url)) if door == "asgi" else WsgiWorld(lambda: stores.store(url))
+    opened = AsgiWorld(lambda: stores.async_store(where)) if door == "asgi" else WsgiWorld(lambda: stores.store(where))
     yield opened
     opened.close()
 
@@ -60,4 +65,8 @@ def store_url(request: pytest.FixtureRequest, store: str, folder: Path) -> str:
     if store == "postgres":
         url: str = request.getfixturevalue("shared_postgres_url")
         return url
+    if store == "redis":
+        server: servers.RedisServer = request.getfixturevalue("redis_server")
+        # Another database than the one that tests of the store itself empty.
+        return urlsplit(server.url)._replace(path="/1").geturl()
     return "memory://" if store == "memory" else f"sqlite:///{folder / 'semel.db'}"

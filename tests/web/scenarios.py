@@ -7,16 +7,20 @@ scenario's name. ``test_scenarios.py`` runs them.
 import gzip
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 
 import semel
 from semel import Fingerprinter, NoEffect, Policy
+from semel.core.commands import Claim
 from semel.core.policy import MAX_RESPONSE_BODY
+from semel.room.seats import Seats
 from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Call, Gate, Reply, Response, chunks, eventually, wait_until
 
 BRIEF = timedelta(milliseconds=60)
@@ -790,6 +794,230 @@ def _(api: Api) -> None:
 def _(api: Api) -> None:
     assert [api.send(target).is_replay for target in ("/pay/1", "/pay/2", "/pay/1")] == [False, False, True]
     assert_problem(api.send("/pay/1", body=b"{}"), 422, "idempotency-key-reused")
+
+
+# Waiting for the first to end
+
+
+@contextmanager
+def seats() -> Iterator[Callable[[], int]]:
+    """Count who sits down to wait, in whichever door."""
+    taken: list[str] = []
+    take = Seats.take
+
+    def note(self: Seats, name: str, *rest: Any) -> None:
+        take(self, name, *rest)
+        taken.append(name)
+
+    with patch.object(Seats, "take", note):
+        yield lambda: len(taken)
+
+
+@contextmanager
+def held(api: Api) -> Iterator[tuple[Gate, "Future[Response]"]]:
+    """Have a first request in its handler, until the gate is opened."""
+    with Gate() as gate:
+        api.shop.handler = gate
+        first = api.start()
+        gate.wait()
+        yield gate, first
+    first.result(HANG_SECONDS)
+
+
+IN_PROGRESS = "idempotency-key-in-progress"
+A_MOMENT = timedelta(milliseconds=50)
+
+
+def assert_told_to_come_back(response: Response) -> None:
+    assert_problem(response, 409, IN_PROGRESS)
+    assert int(response.header("retry-after") or 0) >= 1
+    assert response.header("preference-applied") is None
+
+
+@story("waiting: a duplicate waits for the first to end, and gets its answer", in_progress="wait")
+def _(api: Api) -> None:
+    with seats() as taken, held(api) as (gate, first):
+        again = api.start()
+        wait_until(lambda: taken() == 1)
+        assert not again.done()
+        gate.open()
+        assert_replayed(first.result(HANG_SECONDS), again.result(HANG_SECONDS))
+    assert again.result().header("preference-applied") is None
+    assert api.runs == 1
+
+
+@story("waiting: one answer is given to all who wait", in_progress="wait")
+def _(api: Api) -> None:
+    with seats() as taken, held(api) as (gate, first):
+        others = [api.start() for _ in range(4)]
+        wait_until(lambda: taken() >= 4)
+        gate.open()
+        for other in others:
+            assert_replayed(first.result(HANG_SECONDS), other.result(HANG_SECONDS))
+    assert api.runs == 1
+
+
+@story("waiting: another request under the same key is refused at once", in_progress="wait")
+def _(api: Api) -> None:
+    with seats() as taken, held(api):
+        assert_problem(api.send(body=b"{}"), 422, "idempotency-key-reused")
+        assert taken() == 0
+
+
+@story("waiting: a key of one's own waits for nobody", in_progress="wait")
+def _(api: Api) -> None:
+    with seats() as taken, held(api):
+        api.shop.handler = None
+        assert api.send(key="key-2").status == 201
+        assert api.send(lines=[("X-Account", "bob")]).status == 201
+        assert taken() == 0
+
+
+@story("waiting: when the time is over, a duplicate is told to come back", in_progress="wait", wait=A_MOMENT)
+def _(api: Api) -> None:
+    with seats() as taken, held(api) as (gate, first):
+        assert_told_to_come_back(api.send())
+        assert taken() >= 1
+        gate.open()
+        assert_replayed(first.result(HANG_SECONDS), api.send())
+
+
+@story("waiting: one too many for a key is told to come back at once", in_progress="wait", max_waiters_per_key=1)
+def _(api: Api) -> None:
+    with seats() as taken, held(api) as (gate, first):
+        waits = api.start()
+        wait_until(lambda: taken() == 1)
+        assert_told_to_come_back(api.send())
+        gate.open()
+        assert_replayed(first.result(HANG_SECONDS), waits.result(HANG_SECONDS))
+
+
+@story("waiting: one too many for the process is told to come back at once", in_progress="wait", max_waiters=0)
+def _(api: Api) -> None:
+    with held(api):
+        assert_told_to_come_back(api.send())
+
+
+@story(
+    "waiting: when the first frees its key, one who waits runs, and others get that answer",
+    in_progress="wait",
+)
+def _(api: Api) -> None:
+    with seats() as taken, Gate() as gate:
+
+        def handler(call: Call) -> Reply:
+            if api.runs > 1:
+                return Reply()
+            gate(call)
+            raise NoEffect
+
+        api.shop.handler = handler
+        first = api.start()
+        gate.wait()
+        others = [api.start() for _ in range(2)]
+        wait_until(lambda: taken() >= 2)
+        gate.open()
+        assert_problem(first.result(HANG_SECONDS), 503, "no-effect")
+        one, other = sorted((each.result(HANG_SECONDS) for each in others), key=lambda each: each.is_replay)
+        assert_replayed(one, other)
+    assert api.runs == 2
+
+
+@story(
+    "waiting: who waits for a dead worker takes over after its lease",
+    in_progress="wait",
+    fingerprint=None,
+)
+def _(api: Api) -> None:
+    dead = Claim(f"{api.tenant}/alice/live", "key-1", b"d" * 16, b"", timedelta(seconds=0.5), timedelta(hours=1))
+    api.world.perform(dead)
+    with seats() as taken:
+        response = api.send()
+        assert taken() >= 1
+    assert (response.status, response.is_replay) == (201, False)
+    assert [call.attempt for call in api.shop.runs] == [2]
+
+
+@story("waiting: an answer that can't be kept is a tombstone to who waits, too", in_progress="wait")
+def _(api: Api) -> None:
+    with seats() as taken, Gate() as gate:
+
+        def handler(call: Call) -> Reply:
+            gate(call)
+            return Reply(200, iter([b"data: 1\n\n"]), (("content-type", "text/event-stream"),))
+
+        api.shop.handler = handler
+        first = api.start()
+        gate.wait()
+        again = api.start()
+        wait_until(lambda: taken() == 1)
+        gate.open()
+        assert first.result(HANG_SECONDS).status == 200
+        assert_problem(again.result(HANG_SECONDS), 409, "response-not-replayable")
+
+
+@story("waiting: atomic mode waits, too", in_progress="wait", mode="atomic")
+def _(api: Api) -> None:
+    with seats() as taken, held(api) as (gate, first):
+        again = api.start()
+        wait_until(lambda: taken() == 1)
+        assert_problem(api.send(body=b"{}"), 422, "idempotency-key-reused")
+        gate.open()
+        assert_replayed(first.result(HANG_SECONDS), again.result(HANG_SECONDS))
+    assert api.runs == 1
+
+
+@story("waiting: report mode never waits", in_progress="wait", enforcement="report")
+def _(api: Api) -> None:
+    with seats() as taken, held(api) as (gate, first):
+        api.shop.handler = None
+        assert api.send().status == 201
+        gate.open()
+        assert first.result(HANG_SECONDS).status == 201
+        assert (api.runs, taken()) == (2, 0)
+
+
+@story("waiting: a client that says Prefer: wait is kept waiting, and told so")
+def _(api: Api) -> None:
+    with seats() as taken, held(api) as (gate, first):
+        again = api.start(lines=[("Prefer", "respond-async, wait=7")])
+        wait_until(lambda: taken() == 1)
+        gate.open()
+        assert_replayed(first.result(HANG_SECONDS), again.result(HANG_SECONDS))
+    assert again.result().header("preference-applied") == "wait=7"
+    assert api.send(lines=[("Prefer", "wait=7")]).header("preference-applied") is None
+
+
+@story("waiting: a client is kept waiting no longer than the policy says", wait=timedelta(seconds=5))
+def _(api: Api) -> None:
+    with seats() as taken, held(api) as (gate, first):
+        again = api.start(lines=[("Prefer", "wait=100000000000")])
+        wait_until(lambda: taken() == 1)
+        gate.open()
+        assert_replayed(first.result(HANG_SECONDS), again.result(HANG_SECONDS))
+    assert again.result().header("preference-applied") == "wait=5"
+
+
+@story("waiting: a wish that says nothing is no wish, and no mistake")
+def _(api: Api) -> None:
+    with seats() as taken, held(api):
+        for said in ("wait=0", "wait", "wait=soon", "wait=-1", "wait=1.5", "=", "wait=\xb2", ""):
+            assert_told_to_come_back(api.send(lines=[("Prefer", said.encode("latin-1"))]))
+        assert taken() == 0
+
+
+@story("waiting: a client that will not wait is not kept waiting", in_progress="wait")
+def _(api: Api) -> None:
+    with seats() as taken, held(api):
+        assert_told_to_come_back(api.send(lines=[("Prefer", "wait=0")]))
+        assert taken() == 0
+
+
+@story("waiting: wishes are not met where the policy does not", preferences=())
+def _(api: Api) -> None:
+    with seats() as taken, held(api):
+        assert_told_to_come_back(api.send(lines=[("Prefer", "wait=5")]))
+        assert taken() == 0
 
 
 # Stripe's manners

@@ -33,6 +33,7 @@ COMMANDS: dict[str, Sequence[str]] = {
     ),
     "gunicorn sync": ("gunicorn", "tests.web.apps:wsgi_app", "--bind", "127.0.0.1:{port}", "--workers", "2"),
     "gunicorn gthread": ("gunicorn", "tests.web.apps:wsgi_app", "--bind", "127.0.0.1:{port}", "--threads", "4"),
+    "gunicorn, 8 threads": ("gunicorn", "tests.web.apps:wsgi_app", "--bind", "127.0.0.1:{port}", "--threads", "8"),
     "gunicorn --preload": (
         *("gunicorn", "tests.web.apps:wsgi_app", "--bind", "127.0.0.1:{port}"),
         *("--preload", "--workers", "2", "--threads", "2"),
@@ -57,8 +58,9 @@ class Backstage:
     lease_ms: int = 30_000
     on_crash: str = "rerun"
     mode: str = "guard"
+    in_progress: str = "conflict"
     servers: list["Server"] = field(default_factory=list)
-    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8))
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(16))
 
     def serve(self, kind: str) -> "Server":
         server = Server(kind, self)
@@ -76,6 +78,7 @@ class Backstage:
             "SEMEL_TEST_LEASE_MS": str(self.lease_ms),
             "SEMEL_TEST_ON_CRASH": self.on_crash,
             "SEMEL_TEST_MODE": self.mode,
+            "SEMEL_TEST_IN_PROGRESS": self.in_progress,
         }
 
     @property
@@ -128,6 +131,11 @@ class Server:
 
     def start_paying(self, key: str = "key-1", body: str = '{"hold": true}') -> "Future[httpx.Response]":
         return self._backstage.threads.submit(self.pay, key, body)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait in it. It has one process."""
+        return int(httpx.get(f"{self.url}/waiting", verify=NO_CERTIFICATES, timeout=HANG_SECONDS).text)
 
     def stop(self) -> int:
         """Ask it to end, and wait until it has."""

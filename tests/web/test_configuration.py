@@ -62,7 +62,7 @@ BOTH = pytest.mark.parametrize("make", [make_asgi, make_wsgi], ids=["asgi", "wsg
         ("late", "maybe"),
         ("scope_by", "ip"),
         ("mode", "phases"),
-        ("in_progress", "wait"),
+        ("in_progress", "queue"),
         ("strict", "yes"),
         ("fingerprint", "sha256"),
         ("problem_base", "problems/"),

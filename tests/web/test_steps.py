@@ -380,7 +380,7 @@ def test_completer_ends_with_the_server(door: str) -> None:
     api.send()
     api.clock.move(timedelta(minutes=1))
     api.drain()
-    assert "0 finished, 1 failed" in api.complete()
+    assert "0 finished, 0 failed" in api.complete()
     assert api.record.attempt == 1
 
 

@@ -6,12 +6,16 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
 from typing import Any, ClassVar
 
 from semel.asgi import watching
 from semel.asgi.handling import Handling, Job, Taken
+from semel.asgi.line import Line
 from semel.asgi.protocol import (
     EXCHANGE,
+    STORED,
     WHOLE_APP,
     ASGIApp,
     ASGIScope,
@@ -31,19 +35,24 @@ from semel.core.commands import (
     ReadBody,
     RunHandler,
     RunUnguarded,
+    Wait,
 )
 from semel.core.fingerprint import Buffer
-from semel.core.message import Request
+from semel.core.message import Answer, Request
 from semel.core.policy import Policy
 from semel.core.record import Stuck
-from semel.door import Body, RequestView, declared_length
+from semel.core.status import mounted_path
+from semel.door import Body, RequestView, declared_length, nobody
 from semel.drivers import aresume, arun
 from semel.errors import Interrupted
 from semel.exchange import AsyncGuard, AsyncHands, Performs
-from semel.flows.finish import finish
+from semel.flows.finish import finish, run_stored
 from semel.flows.reply import Send
 from semel.flows.serve import serve
 from semel.stores.keeper import AsyncKeeper
+
+#: As a plain number: every replay is compared with it, and an enumeration's members are slow to get.
+_ACCEPTED = int(HTTPStatus.ACCEPTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +63,8 @@ class AppGuard(AsyncGuard):
     app: ASGIApp
     #: Says whose request it is.
     scope: Callable[[RequestView], Any]
+    #: Has the workers of this process look for what was accepted, where it has any.
+    hurry: Callable[[], None] = nobody
 
 
 class Exchange(AsyncHands):
@@ -69,20 +80,36 @@ class Exchange(AsyncHands):
         self._body = Body()
         #: All of it was read; or not, because the client hung up.
         self._body_is_whole = self._body_is_cut = False
+        #: To a client that is kept waiting.
+        self._line: Line | None = None
 
     async def serve(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
         """Serve the request that the server describes."""
         self._scope = scope
         self._receive = receive
         self._head = head_of(scope)
-        flow = serve(self._head, self._policy, os.urandom(16), notes_replays=self.guard.store.notes_replays)
+        flow = serve(
+            self._head,
+            self._policy,
+            os.urandom(16),
+            notes_replays=self.guard.store.notes_replays,
+            status_path=self.status_path,
+        )
         if self._policy.enforcement == "report":
             await self._let_through(flow, Watch(send, self.perform, self.guard.keeper))
             return
         try:
+            await self._answer(flow, send)
+        finally:
+            if self._line is not None:
+                self._line.close()
+
+    async def _answer(self, flow: Flow[Any], send: ASGISend) -> None:
+        try:
             reached = await arun(flow, self.perform, until=RunHandler)
         except Interrupted:
-            # The client went away before it had sent the whole request: there is nobody to answer, and nothing to do.
+            # The client went away before it had sent the whole request, or while it was kept waiting: there is nobody
+            # to answer, and nothing to do.
             self._body.close()
             return
         except BaseException:
@@ -95,9 +122,10 @@ class Exchange(AsyncHands):
         if isinstance(reached, RunHandler):
             reached = await aresume(flow, NotStarted(), self.perform)
         if isinstance(reached, Send):
+            self.call_worker(reached.answer)
             await send_answer(send, reached.answer, is_ours=True)
         else:
-            await self.guard.app(scope, receive, send)
+            await self.guard.app(self._scope, self._receive, send)
 
     async def _let_through(self, flow: Flow[Any], watch: Watch) -> None:
         """Let the application answer as if we were not here."""
@@ -115,8 +143,21 @@ class Exchange(AsyncHands):
         finally:
             self._body.close()
 
-    async def finish(self, stuck: Stuck, request: Request, scope: ASGIScope) -> None:
-        """Run a stored *request* again, on from where it is stuck. Nobody waits for the answer: it is stored."""
+    @property
+    def status_path(self) -> str | None:
+        """Where this client can ask for the state of operations."""
+        return mounted_path(self._head.mount, self.guard.status_path)
+
+    def call_worker(self, answer: Answer) -> None:
+        """Have a worker look at once, where *answer* tells that a request was accepted."""
+        if answer.status == _ACCEPTED:
+            self.guard.hurry()
+
+    async def finish(self, stuck: Stuck, request: Request, scope: ASGIScope) -> bool:
+        """Run a stored *request* again, on from where it is stuck; False: somebody else was quicker.
+
+        Nobody waits for the answer: it is stored.
+        """
         self._scope = scope
         self._receive = silence
         self._head = request.head
@@ -124,20 +165,37 @@ class Exchange(AsyncHands):
         flow = finish(stuck, self._policy, os.urandom(16))
         reached = await arun(flow, self.perform, until=RunHandler)
         if isinstance(reached, RunHandler):
-            await self._handle(flow, reached, nowhere)
+            try:
+                await self._handle(flow, reached, nowhere, stuck)
+            finally:
+                # Each would hold the other until the garbage collector comes.
+                scope.pop(STORED, None)
         else:
             self._body.close()
+        return reached is not None
 
-    async def _handle(self, flow: Flow[Any], command: RunHandler, send: ASGISend) -> None:
+    async def _handle(self, flow: Flow[Any], command: RunHandler, send: ASGISend, stuck: Stuck | None = None) -> None:
         hide_extensions(self._scope)
         self._scope[EXCHANGE] = WHOLE_APP
-        handling = Handling(self.perform, self.guard.keeper)
+        handling = Handling(self.perform, self.guard)
         handling.hold_back(Job(flow, command, self.operation(command)))
+        if stuck is not None:
+            self._scope[STORED] = partial(self._judge_by, handling, stuck)
         try:
             await handling.start(self.guard.app, self._scope, Taken(self._body, self._receive), send)
         except asyncio.CancelledError:
             handling.desert()
             raise
+
+    async def _judge_by(self, handling: Handling, stuck: Stuck, policy: Policy) -> None:
+        """Go on by *policy*, that of the route which a stored request has come to."""
+        job = handling.job
+        if job is None or handling.is_concluded:
+            return
+        flow = run_stored(stuck, job.command.hold, job.command.progress, policy)
+        command = await arun(flow, self.perform, until=RunHandler)
+        if isinstance(command, RunHandler):
+            handling.hold_back(Job(flow, command, job.operation))
 
     def name_scope(self, _command: NameScope) -> Any:
         """Ask the application whose request this is."""
@@ -161,4 +219,16 @@ class Exchange(AsyncHands):
             if self._body_is_whole:
                 return body.buffer()
 
-    performs: ClassVar[Performs] = {**AsyncHands.performs, NameScope: name_scope, ReadBody: read_body}
+    async def wait(self, command: Wait) -> Any:
+        """Wait for another request to end, unless the client hangs up."""
+        if self._line is None:
+            self._line = self.open_line()
+            self._line.listen(self.leave)
+        return await super().wait(command)
+
+    def open_line(self) -> Line:
+        """Have a line to the client. Its whole request was read."""
+        self._receive = line = Line(self._receive)
+        return line
+
+    performs: ClassVar[Performs] = {**AsyncHands.performs, NameScope: name_scope, ReadBody: read_body, Wait: wait}

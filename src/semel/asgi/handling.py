@@ -19,9 +19,9 @@ from semel.core.replay import is_endless
 from semel.door import Body, answered, raised, streaming
 from semel.drivers import AsyncPerform, aresume
 from semel.errors import NoEffect, StoreError
+from semel.exchange import AsyncGuard
 from semel.flows.reply import Reply, Reraise, Send
 from semel.operation import Operation, begin
-from semel.stores.keeper import AsyncKeeper
 from semel.stores.step import Step
 
 #: Handlers whose server has gone. A loop holds its tasks weakly, so somebody must hold them.
@@ -44,12 +44,12 @@ class Handling:
     """
 
     _task: asyncio.Task[None]
-    _job: Job | None = None
+    job: Job | None = None
 
-    def __init__(self, perform: AsyncPerform, keeper: AsyncKeeper) -> None:
+    def __init__(self, perform: AsyncPerform, guard: AsyncGuard) -> None:
         """Carry out by *perform* what a flow asks for."""
         self._perform = perform
-        self._keeper = keeper
+        self._guard = guard
         self._held: list[Message] = []
         self._size = 0
         self._status = 0
@@ -57,7 +57,7 @@ class Handling:
         self._answer: Answer | None = None
         self._waiters: list[asyncio.Future[None]] = []
         #: The flow is at its end, or on its way there.
-        self._is_concluded = False
+        self.is_concluded = False
         #: The answer has left, or never will.
         self._has_left = False
         #: Nobody serves the connection any more.
@@ -82,15 +82,15 @@ class Handling:
 
     def hold_back(self, job: Job) -> None:
         """Keep the answer until it is stored. The app has not begun one."""
-        self._job = job
+        self.job = job
         self.is_flowing = False
         if job.command.lease is not None:
-            self._keeper.add(job.command.hold, job.command.lease, self._lose)
+            self._guard.keeper.add(job.command.hold, job.command.lease, self._lose)
 
     async def overrule(self, answer: Answer) -> None:
         """Send *answer*, whatever the app may answer afterwards."""
         self.is_flowing = False
-        self._is_concluded = self._is_overruled = True
+        self.is_concluded = self._is_overruled = True
         await self._send_answer(answer, is_ours=True)
         self._let_go()
 
@@ -108,8 +108,8 @@ class Handling:
 
     def _lose(self) -> None:
         """Stop: another worker has the operation."""
-        if self._job is not None and not self._is_concluded:
-            self._job.operation.story.is_lost = True
+        if self.job is not None and not self.is_concluded:
+            self.job.operation.story.is_lost = True
             self._task.cancel()
 
     async def __call__(self, message: Message) -> None:
@@ -118,12 +118,12 @@ class Handling:
             self.has_begun = self.has_begun or message["type"] == "http.response.start"
             await self._send(message)
             return
-        if self._job is None:
+        if self.job is None:
             return  # Another answer has been given.
-        if self._is_concluded:
+        if self.is_concluded:
             # As a server's own send does (ASGI 2.4): an endless stream must learn that it has no listener.
             raise OSError("The client has gone.")
-        await self._take(self._job, message)
+        await self._take(self.job, message)
 
     async def _take(self, job: Job, message: Message) -> None:
         kind = message["type"]
@@ -151,8 +151,8 @@ class Handling:
             await waiter
 
     async def _run(self, app: ASGIApp, incoming: Incoming, done: Step[None]) -> None:
-        if self._job is not None:
-            begin(self._job.operation)
+        if self.job is not None:
+            begin(self.job.operation)
         try:
             await self._handle(app, incoming.to(self))
         except Exception as error:  # noqa: BLE001 - it goes on to the server
@@ -168,40 +168,39 @@ class Handling:
 
     async def _give_up(self) -> None:
         """What the handler did is not known, and its lease decides: renewed, it would never run out."""
-        if self._job is not None:
-            self._keeper.discard(self._job.command.hold)
-            if self._job.command.lease is None:
+        if self.job is not None:
+            if self.job.command.lease is None:
                 await self._perform(Undo())
+            self._guard.let_go(self.job.command.hold)
 
     async def _handle(self, app: ASGIApp, receive: Receive) -> None:
         try:
             await app(self._scope, receive, self)
         except asyncio.CancelledError:
-            if self._job is None or self._is_concluded or not self._job.operation.story.is_lost:
+            if self.job is None or self.is_concluded or not self.job.operation.story.is_lost:
                 raise
             # It was not the server who cancelled this task, and an answer is still to be sent from it.
             self._task.uncancel()
-            await self._conclude(self._job, Lost())
+            await self._conclude(self.job, Lost())
         except Exception as error:
-            if self._job is not None and not self._is_concluded:
-                await self._conclude(self._job, raised(error, self._job.operation))
+            if self.job is not None and not self.is_concluded:
+                await self._conclude(self.job, raised(error, self.job.operation))
             elif not self._is_overruled:
                 raise
-        if self._job is not None and not self._is_concluded:
+        if self.job is not None and not self.is_concluded:
             unanswered = RuntimeError("The app returned without completing its response.")
-            await self._conclude(self._job, raised(unanswered, self._job.operation))
+            await self._conclude(self.job, raised(unanswered, self.job.operation))
 
     async def _conclude(self, job: Job, ending: Ending) -> None:
         """End the flow: the answer is stored, and then it leaves."""
-        self._is_concluded = True
+        self.is_concluded = True
         try:
             try:
                 if job.operation.loose_ends:
                     await job.operation.tie_up()
                 reply = await aresume(job.flow, ending, self._perform)
             finally:
-                # However the flow ends: a lease that is renewed for nobody never runs out.
-                self._keeper.discard(job.command.hold)
+                self._guard.let_go(job.command.hold)
             await self._give(reply)
         finally:
             self._let_go()

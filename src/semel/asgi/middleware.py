@@ -17,19 +17,25 @@ from semel.asgi.protocol import (
     Receive,
     full_path,
     method_of,
+    mount_of,
 )
-from semel.asgi.route import PerRoute, RouteExchange
+from semel.asgi.route import NO_STATUS_ROUTE, PerRoute, RouteExchange
+from semel.asgi.status import RouteStatus, StatusExchange
 from semel.asgi.stored import scope_of, surroundings_of
-from semel.core.commands import Look, Park, ReadRequest
+from semel.core.commands import Again, Look, Park, ReadRequest
 from semel.core.policy import NEVER_GUARDED, Policy
 from semel.core.record import Stuck
-from semel.door import Gate, Paths, RequestView, Routes, checked_scope
-from semel.errors import StoreUnavailable
+from semel.core.status import STATUS_PATH, checked_path, name_below
+from semel.door import Gate, Paths, RequestView, Routes, checked_scope, status_path_for
+from semel.errors import ConfigurationError, StoreUnavailable
+from semel.room import AsyncRoom
 from semel.stores import AsyncStore, async_store
 from semel.stores.keeper import AsyncKeeper
 from semel.telemetry.logs import logger
 from semel.telemetry.tally import Tally
-from semel.work import AsyncCompleter, AsyncReaper, AsyncService, AsyncSweeper, AsyncWorkers
+from semel.work import AsyncCompleter, AsyncDesk, AsyncReaper, AsyncService, AsyncSweeper, AsyncWorkers
+from semel.work.completer import Finished
+from semel.work.desk import CONCURRENCY, checked_concurrency, looks_every
 
 WhoseRequest = Callable[[RequestView], str | Awaitable[str | None] | None]
 
@@ -46,56 +52,72 @@ class IdempotencyMiddleware:
         policy: Policy | None = None,
         paths: Paths = None,
         work: bool = False,
+        concurrency: int = CONCURRENCY,
+        status_path: str | None = STATUS_PATH,
     ) -> None:
         """Wrap *app*. *scope* says whose request it is; *paths* may narrow down what is guarded.
 
         With ``scope=PER_ROUTE`` each route says for itself, once the application's own login has run: *policy* is then
-        that of ``semel work``, and of routes that have none of their own.
+        that of routes that have none of their own.
 
         *store* is a URL, a store, or what the application already has: an SQLAlchemy async engine or sessionmaker, a
-        pool of asyncpg's or psycopg's. With *work*, this process also sweeps, reaps and finishes what no client came
-        back for, as ``semel work`` does.
+        pool of asyncpg's or psycopg's. With *work*, this process also sweeps and reaps, and runs what was accepted or
+        what no client came back for, *concurrency* at a time, as ``semel work`` does.
+
+        Where a policy accepts requests to be run later, their state is asked for below *status_path*.
         """
         self.app = app
         self.store = store if isinstance(store, AsyncStore) else async_store(store)
         self.routes = Routes(policy, paths)
+        status_path = _status_path(scope, self.routes, status_path)
+        is_accepting = status_path is not None
+        #: What the completers of this process share.
+        self.desk = AsyncDesk(looks_every(is_accepting=is_accepting), self.store.listen if is_accepting else None)
         #: What a policy with enforcement="report" has seen in this process: ``tally.snapshot()``.
         self.tally = Tally()
         self.guard = AppGuard(
             store=self.store,
-            keeper=AsyncKeeper(self.store.perform),
+            keeper=AsyncKeeper(self.store.perform, self.store.watch),
             gate=Gate(),
+            room=AsyncRoom(self.store.listen),
             tally=self.tally,
+            status_path=status_path,
             app=app,
             scope=checked_scope(scope),
+            hurry=self.desk.hurry,
         )
-
-        self.workers = AsyncWorkers(services(self)) if work else None
+        self.workers = AsyncWorkers(services(self, concurrency)) if work else None
         self._is_per_route = isinstance(scope, PerRoute)
         self._surroundings: dict[str, Any] = {}
 
-    async def finish(self, stuck: Stuck) -> int | None:
-        """Run a stuck operation's stored request again; return the status it ended with, None when it did not end."""
+    async def finish(self, stuck: Stuck) -> Finished:
+        """Run a stuck operation's stored request; return the status it ended with, None when it did not end.
+
+        ``AGAIN``: it was not run, since somebody else has it or this process is about to end.
+        """
         if self.guard.gate.is_closed:
-            return None
+            return Again.AGAIN
         hold = stuck.hold
         request = await self.store.perform(ReadRequest(hold))
         if request is None:
-            return None
+            return Again.AGAIN
         scope = scope_of(request, self._surroundings)
-        policy = self.routes.policy_for(request.head.method, full_path(scope))
+        method, path = request.head.method, full_path(scope)
+        # A route says by itself, once it is reached, which methods its policy guards.
+        policy = self.routes.policy_at(path) if self._is_per_route else self.routes.policy_for(method, path)
         if policy is None:
             logger.error("%s %s is not guarded any more: it is parked.", request.head.method, scope["path"])
             await self.store.perform(Park(hold, if_silent=True))
             return None
         try:
-            await Exchange(self.guard, policy).finish(stuck, request, scope)
+            if not await Exchange(self.guard, policy).finish(stuck, request, scope):
+                return Again.AGAIN
         except BaseException:
             # The app's own, unless it is us who are stopped. There is no server to report it to.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            logger.exception("%s %s failed again.", request.head.method, request.head.path)
+            logger.exception("%s %s failed, run without its client.", request.head.method, request.head.path)
         record = await self.store.perform(Look(hold.scope, hold.key))
         return record.answer.status if record and record.answer else None
 
@@ -116,12 +138,18 @@ class IdempotencyMiddleware:
                 return
         elif scope["type"] == "lifespan":
             self._surroundings = surroundings_of(scope)
-            await self.app(scope, receive, _Lifespan(self, send))
+            lifespan = _Lifespan(self, receive, send)
+            await self.app(scope, lifespan.receive, lifespan.send)
             return
         await self.app(scope, receive, send)
 
     def _exchange(self, scope: ASGIScope) -> Exchange | None:
         method, path = method_of(scope), full_path(scope)
+        if self.guard.status_path is not None and method in {"GET", "HEAD"}:
+            name = name_below(mount_of(scope) + self.guard.status_path, path)
+            if name is not None:
+                kind = RouteStatus if self._is_per_route else StatusExchange
+                return kind(self.guard, self.routes.accepting or self.routes.policy, name)
         if not self._is_per_route:
             policy = self.routes.policy_for(method, path)
             return Exchange(self.guard, policy) if policy is not None else None
@@ -134,11 +162,23 @@ class IdempotencyMiddleware:
 class _Lifespan:
     """The server's start and end, which are also the store's."""
 
-    def __init__(self, middleware: IdempotencyMiddleware, send: ASGISend) -> None:
+    def __init__(self, middleware: IdempotencyMiddleware, receive: Receive, send: ASGISend) -> None:
         self._middleware = middleware
+        self._receive = receive
         self._send = send
 
-    async def __call__(self, message: Message) -> None:
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "lifespan.startup":
+            self._middleware.guard.gate.is_closed = False  # An app may be started once more in the same process.
+        elif message["type"] == "lifespan.shutdown":
+            # What is under way may need what the app is about to close.
+            self._middleware.drain()
+            if self._middleware.workers is not None:
+                await self._middleware.workers.stop()
+        return message
+
+    async def send(self, message: Message) -> None:
         store = self._middleware.store
         if message["type"] == "lifespan.startup.complete":
             self._middleware.guard.gate.close_on_sigterm()
@@ -153,14 +193,24 @@ class _Lifespan:
             if self._middleware.workers is not None:
                 self._middleware.workers.start()
         elif message["type"].startswith("lifespan.shutdown."):
-            if self._middleware.workers is not None:
-                await self._middleware.workers.stop()
             self._middleware.guard.keeper.close()
             await store.close()
         await self._send(message)
 
 
-def services(middleware: IdempotencyMiddleware) -> list[AsyncService]:
-    """Return what cleans up behind *middleware*."""
-    store = middleware.store
-    return [AsyncSweeper(store, has_completer=True), AsyncReaper(store), AsyncCompleter(store, middleware.finish)]
+def services(middleware: IdempotencyMiddleware, concurrency: int = CONCURRENCY) -> list[AsyncService]:
+    """Return what works beside *middleware*: it runs *concurrency* operations at once, and cleans up."""
+    store, desk = middleware.store, middleware.desk
+    completers = [AsyncCompleter(store, middleware.finish, desk=desk) for _ in range(checked_concurrency(concurrency))]
+    return [AsyncSweeper(store, has_completer=True), AsyncReaper(store), *completers]
+
+
+def _status_path(scope: object, routes: Routes, given: str | None) -> str | None:
+    """Return where the state of operations is asked for, in an app whose requests *scope* names."""
+    if not isinstance(scope, PerRoute):
+        return status_path_for(routes, given)
+    if scope.tells_status:
+        return checked_path(given)  # Its routes have policies of their own, which may accept.
+    if routes.accepting is not None:
+        raise ConfigurationError(NO_STATUS_ROUTE)
+    return None

@@ -21,6 +21,8 @@ ASGIApp = Callable[[ASGIScope, Receive, ASGISend], Awaitable[None]]
 EXCHANGE = "semel.exchange"
 #: What it finds there instead, where the middleware has claimed the key by itself.
 WHOLE_APP = "whole app"
+#: Where the route of a stored request finds whom to tell its policy.
+STORED = "semel.stored"
 #: Where a framework's own door leaves word that the request was refused on its way to the handler.
 NOT_REACHED = "semel.not-reached"
 
@@ -48,7 +50,8 @@ def head_of(scope: ASGIScope) -> Head:
     """Return all of the request but its body."""
     raw = scope.get("raw_path")
     path = raw.decode("latin-1").partition("?")[0] if raw else quote(full_path(scope))
-    return Head(method_of(scope), path, scope.get("query_string", b""), lowered(scope["headers"]))
+    headers = lowered(scope["headers"])
+    return Head(method_of(scope), path, scope.get("query_string", b""), headers, mount_of(scope))
 
 
 def method_of(scope: ASGIScope) -> str:
@@ -63,6 +66,12 @@ def full_path(scope: ASGIScope) -> str:
     path: str = scope["path"]
     # Since ASGI 2.3 the path includes the mount point; some servers and frameworks still leave it out.
     return path if path.startswith(root) else root + path
+
+
+def mount_of(scope: ASGIScope) -> str:
+    """Return where the app is mounted, decoded; an empty string is the root."""
+    root: str = scope.get("root_path", "")
+    return root.rstrip("/")
 
 
 def lowered(headers: Iterable[tuple[bytes, bytes]]) -> Headers:

@@ -11,14 +11,25 @@ from typing import Any, ClassVar
 from semel.asgi import watching
 from semel.asgi.exchange import AppGuard, Exchange
 from semel.asgi.handling import Handling, Job
-from semel.asgi.protocol import EXCHANGE, ASGIScope, ASGISend, Message, Receive, head_of, hide_extensions, method_of
+from semel.asgi.line import Line
+from semel.asgi.protocol import (
+    EXCHANGE,
+    STORED,
+    ASGIScope,
+    ASGISend,
+    Message,
+    Receive,
+    head_of,
+    hide_extensions,
+    method_of,
+)
 from semel.asgi.watching import Watch
 from semel.core.commands import NameScope, NotStarted, ReadBody, RunHandler, RunUnguarded
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer
 from semel.core.policy import NEVER_GUARDED, Policy
 from semel.core.problem import refused
-from semel.door import PRINCIPAL, Body
+from semel.door import NOWHERE_TO_ASK, PRINCIPAL, Body
 from semel.drivers import aresume, arun
 from semel.errors import BodyIncomplete, ConfigurationError, Interrupted
 from semel.exchange import Performs
@@ -36,8 +47,18 @@ _TWICE = (
 )
 
 
+NO_STATUS_ROUTE = NOWHERE_TO_ASK.format(
+    "Where each route says whose request it is, one of them has to say it there, too: in FastAPI give "
+    "semel.fastapi.install(app, store=…, status_scope=current_account), which adds it at status_path="
+)
+
+
 class PerRoute:
     """The scope of an app whose routes say for themselves whether they are guarded, and whose request it is."""
+
+    def __init__(self, *, tells_status: bool = False) -> None:
+        """Say whether one of the routes *tells the status* of operations, by ``tell``."""
+        self.tells_status = tells_status
 
     def __call__(self, _request: object) -> str:
         """Refuse: the route is asked."""
@@ -68,7 +89,10 @@ async def claim(scope: ASGIScope, principal: object, policy: Policy | None = Non
     request has its answer already; the route has to end then, and to do nothing.
     """
     if PRINCIPAL in scope:
-        return current()  # A stored request, run again: it was claimed before it came here.
+        # A stored request, run again: it was claimed before it came here.
+        if policy is not None and STORED in scope:
+            await scope[STORED](policy)
+        return current()
     exchange = scope.get(EXCHANGE)
     if isinstance(exchange, RouteExchange):
         return await exchange.claim(principal, policy)
@@ -83,7 +107,7 @@ class RouteExchange(Exchange):
     def __init__(self, guard: AppGuard, policy: Policy) -> None:
         """Remember of its body as much as *policy* lets a request have."""
         super().__init__(guard, policy)
-        self._handling = Handling(self.perform, guard.keeper)
+        self._handling = Handling(self.perform, guard)
         self._principal: object = None
 
     async def serve(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
@@ -108,6 +132,8 @@ class RouteExchange(Exchange):
         finally:
             # Each would hold the other until the garbage collector comes.
             scope.pop(EXCHANGE, None)
+            if self._line is not None:
+                self._line.close()
 
     async def claim(self, principal: object, policy: Policy | None) -> Operation | None:
         """Guard the request from here on, by *policy*, for *principal*."""
@@ -117,7 +143,13 @@ class RouteExchange(Exchange):
             return None
         self._principal, self._policy = principal, policy
         self.is_reporting = policy.enforcement == "report"
-        flow = serve(self._head, policy, os.urandom(16), notes_replays=self.guard.store.notes_replays)
+        flow = serve(
+            self._head,
+            policy,
+            os.urandom(16),
+            notes_replays=self.guard.store.notes_replays,
+            status_path=self.status_path,
+        )
         reached: Any
         until = RunUnguarded if policy.enforcement == "report" else RunHandler
         try:
@@ -125,7 +157,7 @@ class RouteExchange(Exchange):
         except Interrupted:
             if until is RunUnguarded:
                 return None  # The client went away before it had sent the whole request, as the route will see.
-            # There is nobody to answer then, and nothing to do.
+            # Or while it was kept waiting. There is nobody to answer then, and nothing to do.
             reached = Send(refused(BodyIncomplete(), policy))
         if isinstance(reached, RunUnguarded):
             self._watch.begin(watching.Job(flow, reached))
@@ -138,6 +170,7 @@ class RouteExchange(Exchange):
             begin(operation)
             return operation
         if isinstance(reached, Send):
+            self.call_worker(reached.answer)
             await self._handling.overrule(reached.answer)
             raise Settled(reached.answer)
         return None
@@ -151,6 +184,10 @@ class RouteExchange(Exchange):
         """Read what the app has not read yet, while it is within the limit."""
         return self._body.buffer() if await self._tape.read(command.limit) else None
 
+    def open_line(self) -> Line:
+        """Have a line to the client."""
+        return self._tape.open_line()
+
     performs: ClassVar[Performs] = {
         **Exchange.performs,
         NameScope: name_scope,
@@ -160,6 +197,8 @@ class RouteExchange(Exchange):
     def _check(self, policy: Policy) -> None:
         if self._handling.has_begun or not self._handling.is_flowing:
             raise ConfigurationError("A route is guarded once, before it has begun to answer.")
+        if policy.may_accept and self.guard.status_path is None:
+            raise ConfigurationError(NO_STATUS_ROUTE)
         if policy.max_request_body > self._tape.limit:
             raise ConfigurationError(
                 f"This route takes bodies of {policy.max_request_body} bytes, and the middleware around the app "
@@ -210,6 +249,11 @@ class Tape:
             if message["type"] == "http.disconnect":
                 raise Interrupted
         return self._is_whole and not self._is_too_long and self.body.size <= limit
+
+    def open_line(self) -> Line:
+        """Have a line to the client, whose messages go to the app as before."""
+        self._receive = line = Line(self._receive)
+        return line
 
     async def _next(self) -> Message:
         message = await self._receive()

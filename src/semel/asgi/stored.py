@@ -28,7 +28,7 @@ def scope_of(request: Request, surroundings: dict[str, Any]) -> ASGIScope:
         "path": unquote(head.path),
         "raw_path": head.path.encode("latin-1"),
         "query_string": head.query,
-        "root_path": "",
+        "root_path": head.mount,
         "headers": list(head.headers),
         "client": None,
         "server": None,

@@ -8,7 +8,7 @@
         "ALLOW_ANONYMOUS": False,           # True: requests of nobody share the scope "anonymous"
         "PATHS": ["/api/*"],                # what the middleware guards; default: everything
         "AUDIT": "on",                      # the audit trail: "on", "off", or "replays" to have those in it, too
-        "STORE": "postgresql://…",          # a store of its own, instead of Django's database
+        "STORE": "postgresql://…",          # a store of its own (or a Tiered), instead of Django's database
     }
 """
 
@@ -35,6 +35,7 @@ from semel.stores import async_store as open_async_store
 from semel.stores import store as open_store
 from semel.stores.django import AsyncDjangoStore, DjangoStore
 from semel.stores.postgres.address import Audit
+from semel.stores.tiered import Tiered
 
 NAME = "SEMEL"
 
@@ -70,8 +71,8 @@ class Settings:
     #: What the middleware guards, and by which policy.
     paths: Paths = None
     audit: Audit = "on"
-    #: The URL of a store of its own; None is Django's database.
-    store: str | None = None
+    #: A store of its own; None is Django's database.
+    store: str | Tiered | None = None
 
     @property
     def routes(self) -> Routes:
@@ -254,8 +255,8 @@ def _audit(value: object) -> Audit:
     raise Wrong(f"is {value!r}.", f"Give one of {', '.join(map(repr, get_args(Audit)))}.")
 
 
-def _store_url(value: object) -> str | None:
-    if value is not None and (not isinstance(value, str) or "://" not in value):
+def _store_given(value: object) -> str | Tiered | None:
+    if value is not None and not isinstance(value, Tiered) and (not isinstance(value, str) or "://" not in value):
         # It is not shown: it may hold a password.
         raise Wrong("is no URL of a store.", "Give one such as postgresql://user@host/database, or leave it out.")
     return value
@@ -271,7 +272,7 @@ _READERS: dict[object, tuple[str, Callable[[Any], Any]]] = {
     "ALLOW_ANONYMOUS": ("semel.E006", _allow_anonymous),
     "PATHS": ("semel.E007", _paths),
     "AUDIT": ("semel.E008", _audit),
-    "STORE": ("semel.E009", _store_url),
+    "STORE": ("semel.E009", _store_given),
 }
 
 

@@ -15,6 +15,7 @@ from semel.django import conf
 from semel.door import Gate, Routes
 from semel.errors import ConfigurationError
 from semel.exchange import AsyncGuard, Guard
+from semel.room import AsyncRoom, Room
 from semel.stage import AsyncStage, Call, Stage
 from semel.stores.keeper import Keeper
 from semel.telemetry.tally import Tally
@@ -41,7 +42,7 @@ def guard() -> Guard:
         if _guard is None or _guard.store is not store:
             if _guard is not None:
                 _guard.keeper.close()
-            _guard = Guard(store, Keeper(store.perform), GATE, TALLY)
+            _guard = Guard(store, Keeper(store.perform, store.watch), GATE, Room(store.listen), TALLY)
         return _guard
 
 
@@ -51,7 +52,9 @@ def async_guard() -> AsyncGuard:
     threads, store = guard(), conf.async_store()
     found = _async_guard
     if found is None or found.store is not store or found.keeper is not threads.keeper:
-        found = _async_guard = AsyncGuard(store, threads.keeper, GATE, TALLY)
+        # What ends in threads is heard on loops, too, and one of the two listens to the store.
+        found = _async_guard = AsyncGuard(store, threads.keeper, GATE, AsyncRoom(threads.room.overhear), TALLY)
+        store.watch(threads.keeper.lose_all)
     return found
 
 
@@ -67,9 +70,10 @@ def routes() -> Routes:
 
 def checked(policy: Policy) -> Policy:
     """Return *policy* if a view of Django's can be guarded by it."""
-    if policy.store_request:
+    if policy.store_request or policy.may_accept:
+        field = "store_request=True" if policy.store_request else "A policy that accepts requests to be run later"
         raise ConfigurationError(
-            "store_request=True can't be had in Django: an operation is finished without its client through the whole "
+            f"{field} can't be had in Django: an operation is finished without its client through the whole "
             "application. Put semel.wsgi.IdempotencyMiddleware around it in wsgi.py, or semel.asgi's in asgi.py."
         )
     if policy.mode == "atomic" and conf.settings().store is not None:

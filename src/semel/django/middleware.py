@@ -72,15 +72,19 @@ class IdempotencyMiddleware:
     def process_view(self, request: Request, view: Any, _args: Any, _kwargs: Any) -> Any:
         """Claim the key of *request*, which is about to reach its *view*; or answer it."""
         policy = None if choice_of(view) is not None else self.policy_for(request)
-        return _start(request, policy) if policy is not None and claim(request) else None
+        if policy is None or not claim(request):
+            return None
+        return _start(request, MiddlewareExchange(guards.checked(policy), request))
 
     async def _process_view(self, request: Request, view: Any, _args: Any, _kwargs: Any) -> Response | None:
         policy = None if choice_of(view) is not None else self.policy_for(request)
         if policy is None or not claim(request):
             return None
+        exchange = MiddlewareExchange(guards.checked(policy), request)
         try:
-            response: Response | None = await sync_to_async(_start)(request, policy)
+            response: Response | None = await sync_to_async(_start)(request, exchange)
         except asyncio.CancelledError:
+            exchange.leave()
             # In the request's own thread, behind a claim that may still be under way there.
             await sync_to_async(_take_back)(request)
             raise
@@ -218,7 +222,7 @@ class MiddlewareExchange(ViewExchange[Response]):
 
     def _discard(self) -> None:
         if self._hold is not None:
-            self.guard.keeper.discard(self._hold)
+            self.guard.let_go(self._hold)
 
 
 @contextmanager
@@ -235,8 +239,7 @@ def _current(operation: Operation) -> Iterator[None]:
             leave()
 
 
-def _start(request: Request, policy: Policy) -> Response | None:
-    exchange = MiddlewareExchange(guards.checked(policy), request)
+def _start(request: Request, exchange: MiddlewareExchange) -> Response | None:
     response = exchange.start()
     if exchange.is_under_way:
         setattr(request, _EXCHANGE, exchange)

@@ -12,22 +12,26 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, TypeVar, overload
+from typing import Any, ClassVar, TypeVar, overload
 from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.core.handlers.asgi import ASGIRequest
 from django.core.handlers.exception import response_for_exception
 from django.http import StreamingHttpResponse
 
+from semel.core.commands import Wait
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.django import atomicity, conf, guards
 from semel.django.request import STATUSES, DjangoRequest, Request, Response, claim, release
 from semel.django.response import async_taken, checked, is_unrendered, taken
-from semel.django.waiting import to_the_end
+from semel.django.waiting import close_connections, to_the_end
 from semel.errors import ConfigurationError
+from semel.exchange import Performs
 from semel.flows.reply import Reply, Reraise
+from semel.room import MAX_THREADS
 from semel.views import AsyncView, AsyncViewExchange, Taken, View, ViewExchange
 
 ANSWERED = tuple(kind for kinds, _ in STATUSES for kind in kinds)
@@ -147,9 +151,21 @@ class AsyncDjangoView(DjangoRequest, AsyncView[Response]):
 class AsyncDjangoExchange(AsyncViewExchange[Response]):
     """One request to an async view. Its steps may be taken in plain functions, too."""
 
+    _view: AsyncDjangoView
+
     def stage(self) -> guards.Anywhere:
         """Look where we are at each step."""
         return guards.Anywhere()
+
+    async def wait(self, command: Wait) -> Any:
+        """Wait for another request to end, with no connection open meanwhile."""
+        await close_connections()
+        if command.max_waiters is None and not isinstance(self._view.http, ASGIRequest):
+            # Under WSGI the loop is this request's own, and a thread waits with it.
+            command = dataclasses.replace(command, max_waiters=MAX_THREADS)
+        return await super().wait(command)
+
+    performs: ClassVar[Performs] = {**AsyncViewExchange.performs, Wait: wait}
 
     async def _give(self, reply: Reply) -> Response:
         if isinstance(reply, Reraise) and reply.answer is not None:
@@ -203,7 +219,7 @@ def _guarded(choice: Choice, view: Any) -> Any:
                 return await call()
             try:
                 exchange = AsyncDjangoExchange(guards.async_guard(), policy, AsyncDjangoView(request, call, choice))
-                return await to_the_end(exchange.serve())
+                return await to_the_end(exchange.serve(), hurry=exchange.leave)
             finally:
                 release(request)
 

@@ -1,4 +1,6 @@
-"""Waiting for what must not be left half-way. Django cancels the task of a request whose client has hung up."""
+"""Waiting for what must not be left half-way, and for other requests. Django cancels the task of a request whose client
+has hung up.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,9 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.db import connections
 
 T = TypeVar("T")
 
@@ -15,10 +20,17 @@ def always() -> bool:
     return True
 
 
-async def to_the_end(doing: Coroutine[Any, Any, T], *, if_: Callable[[], bool] = always) -> T:
+def nothing() -> None:
+    """Leave it at that."""
+
+
+async def to_the_end(
+    doing: Coroutine[Any, Any, T], *, if_: Callable[[], bool] = always, hurry: Callable[[], None] = nothing
+) -> T:
     """Wait for *doing* to its end, whoever cancels us meanwhile, *if* it must not be stopped; then be cancelled.
 
-    Not leaving it to itself: the thread of this request, with its transaction in it, ends with the request.
+    Not leaving it to itself: the thread of this request, with its transaction in it, ends with the request. It can be
+    told to *hurry*, and to wait for nobody else.
     """
     context = contextvars.copy_context()
     task = asyncio.get_running_loop().create_task(doing, context=context)
@@ -30,6 +42,7 @@ async def to_the_end(doing: Coroutine[Any, Any, T], *, if_: Callable[[], bool] =
             if task.done():
                 break
             cancelled = error
+            hurry()
             if not if_():
                 task.cancel()
         except BaseException:  # noqa: BLE001 - it is the task's own, and given below
@@ -43,3 +56,17 @@ async def to_the_end(doing: Coroutine[Any, Any, T], *, if_: Callable[[], bool] =
             task.exception()  # Seen: nobody is there to be told.
         raise cancelled
     return await task
+
+
+async def close_connections() -> None:
+    """Close Django's connections in the thread of this request, since it is about to wait; the next use opens them.
+
+    Of its many threads under an event loop each would keep one. One that is in a transaction (of a test) stays.
+    """
+    await sync_to_async(_close_connections)()
+
+
+def _close_connections() -> None:
+    for wrapper in connections.all(initialized_only=True):
+        if not wrapper.in_atomic_block:
+            wrapper.close()

@@ -62,11 +62,11 @@ class Idempotent:
         if scope is not None and not callable(scope) and not isinstance(scope, Dependency):
             raise ConfigurationError(_NO_SCOPE)
         self.policy = policy
-        self._asks = scope if _takes_a_view(scope) else None
-        parameters = [_parameter("connection", HTTPConnection)]
+        self._asks = scope if takes_a_view(scope) else None
+        parameters = [parameter("connection", HTTPConnection)]
         if scope is not None and self._asks is None:
             depends = scope if isinstance(scope, Dependency) else Depends(scope)
-            parameters.append(_parameter("principal", Annotated[Any, depends]))
+            parameters.append(parameter("principal", Annotated[Any, depends]))
         #: FastAPI reads here what to call this with, and so resolves the login as it does everywhere else.
         self.__signature__ = inspect.Signature(parameters)
 
@@ -91,17 +91,18 @@ class Idempotent:
             return _handed_out(connection)
         if not is_last and _could_be(connection):
             raise ConfigurationError(_OUT_OF_ORDER)
-        named = _checked(principal) if self._asks is None else partial(self._ask, self._asks, connection)
+        named = checked_principal(principal) if self._asks is None else partial(ask, self._asks, connection)
         try:
             return await claim(scope, named, self.policy)
         except Settled as settled:
             raise AlreadyAnswered(settled.answer) from None
 
-    async def _ask(self, asks: Callable[[RequestView], Any], connection: HTTPConnection) -> str | None:
-        """Ask a function of one ``RequestView``. It is asked where there is a key."""
-        scope = connection.scope
-        said = asks(RequestView.of(head_of(scope), full_path(scope), scope))
-        return _checked(await said if inspect.isawaitable(said) else said)
+
+async def ask(asks: Callable[[RequestView], Any], connection: HTTPConnection) -> str | None:
+    """Ask a function of one ``RequestView`` whose request it is. For a guard, where there is a key."""
+    scope = connection.scope
+    said = asks(RequestView.of(head_of(scope), full_path(scope), scope))
+    return checked_principal(await said if inspect.isawaitable(said) else said)
 
 
 def _could_be(connection: HTTPConnection) -> bool:
@@ -119,7 +120,7 @@ def _handed_out(connection: HTTPConnection) -> Operation | None:
         return None
 
 
-def _checked(principal: object) -> str | None:
+def checked_principal(principal: object) -> str | None:
     """Return *principal* as a string. Nobody is None, and it is the claim that refuses nobody."""
     if principal is None or isinstance(principal, str):
         return principal
@@ -131,7 +132,7 @@ def _checked(principal: object) -> str | None:
     )
 
 
-def _takes_a_view(scope: Any) -> bool:
+def takes_a_view(scope: Any) -> bool:
     """Whether *scope* is to be asked with a ``RequestView``, and is no dependency.
 
     It has one parameter then, which is annotated so, or not at all. To FastAPI the latter would be a query parameter,
@@ -150,5 +151,6 @@ def _takes_a_view(scope: Any) -> bool:
     return parameters[0].annotation in {inspect.Parameter.empty, RequestView}
 
 
-def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+def parameter(name: str, annotation: Any) -> inspect.Parameter:
+    """Return what FastAPI takes for a parameter of a dependency's."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)

@@ -8,12 +8,16 @@ from fastapi import FastAPI
 
 from semel.asgi.middleware import IdempotencyMiddleware
 from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Receive
-from semel.asgi.route import PER_ROUTE
+from semel.asgi.route import NO_STATUS_ROUTE, PerRoute
 from semel.core.policy import Policy
+from semel.core.status import STATUS_PATH, checked_path
 from semel.errors import ConfigurationError
 from semel.fastapi.documentation import document
 from semel.fastapi.order import Order
+from semel.fastapi.routes import Installed
+from semel.fastapi.status import add_status_route
 from semel.stores import AsyncStore
+from semel.work.desk import CONCURRENCY
 
 
 def install(
@@ -22,16 +26,33 @@ def install(
     store: str | AsyncStore | Any = "sqlite:///semel.db",
     policy: Policy | None = None,
     work: bool = False,
+    concurrency: int = CONCURRENCY,
+    status_path: str = STATUS_PATH,
+    status_scope: Any = None,
 ) -> None:
     """Put Semel around *app*, for the routes that have an ``Idempotent``, and show them in its OpenAPI schema.
 
-    Call it before other middleware is added: what is added later is further outside, and so sees replays too. *store*
-    and *work* are those of ``semel.asgi.IdempotencyMiddleware``; *policy* is that of routes without one of their own.
+    Call it before other middleware is added: what is added later is further outside, and so sees replays too. *store*,
+    *work* and *concurrency* are those of ``semel.asgi.IdempotencyMiddleware``; *policy* is that of routes without one
+    of their own. With *status_scope*, the dependency that the guarded routes log in with, requests can be accepted to
+    be run later: a route below *status_path* tells what became of them.
     """
     installed: list[Any] = [each.cls for each in app.user_middleware]
     if RouteMiddleware in installed:
         raise ConfigurationError("Semel is installed on this app already. Call install(app, …) once.")
-    app.add_middleware(RouteMiddleware, store=store, policy=policy, work=work)
+    path = checked_path(status_path)
+    if status_scope is not None and path is not None:
+        add_status_route(app, path, status_scope, Policy.ietf() if policy is None else policy)
+    elif policy is not None and policy.may_accept:
+        raise ConfigurationError(NO_STATUS_ROUTE)
+    app.add_middleware(
+        RouteMiddleware,
+        store=store,
+        policy=policy,
+        work=work,
+        concurrency=concurrency,
+        status_path=None if status_scope is None else path,
+    )
     document(app, policy)
 
 
@@ -42,11 +63,26 @@ class RouteMiddleware(IdempotencyMiddleware):
     is_installed: ClassVar = True
 
     def __init__(
-        self, app: ASGIApp, *, store: str | AsyncStore | Any, policy: Policy | None = None, work: bool = False
+        self,
+        app: ASGIApp,
+        *,
+        store: str | AsyncStore | Any,
+        policy: Policy | None = None,
+        work: bool = False,
+        concurrency: int = CONCURRENCY,
+        status_path: str | None = None,
     ) -> None:
-        """Wrap *app*, whose routes say what is guarded."""
-        super().__init__(app, store=store, scope=PER_ROUTE, policy=policy, work=work)
-        self._order = Order(Policy.ietf() if policy is None else policy)
+        """Wrap *app*, whose routes say what is guarded; one at *status_path*, if it has one, tells of operations."""
+        super().__init__(
+            app,
+            store=store,
+            scope=PerRoute(tells_status=status_path is not None),
+            policy=policy,
+            work=work,
+            concurrency=concurrency,
+            status_path=status_path,
+        )
+        self._order = Order(Installed(Policy.ietf() if policy is None else policy, status_path is not None))
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
         """Serve one connection of the server's."""

@@ -12,19 +12,19 @@ from dataclasses import replace
 from fastapi.dependencies.models import Dependant
 from starlette.routing import BaseRoute
 
-from semel.core.policy import Policy
+from semel.asgi.route import NO_STATUS_ROUTE
 from semel.core.replay import is_endless
 from semel.errors import ConfigurationError
 from semel.fastapi.dependency import Idempotent
-from semel.fastapi.routes import Guarded, guarded_routes, guards_of, lists, mounted
+from semel.fastapi.routes import Guarded, Installed, guarded_routes, guards_of, lists, mounted
 
 
 class Order:
     """The guarded routes of one app, each looked at once. A route that is added later is seen when it is there."""
 
-    def __init__(self, policy: Policy) -> None:
-        """Guard by *policy* where a route has none of its own."""
-        self._policy = policy
+    def __init__(self, installed: Installed) -> None:
+        """Guard as was *installed*, where a route has no policy of its own."""
+        self._installed = installed
         self._lists: list[Sequence[BaseRoute]] = []
         self._lengths: list[int] = []
 
@@ -32,17 +32,17 @@ class Order:
         """Check and settle *routes*, unless nothing was added since the last time."""
         if self._lengths and [len(each) for each in self._lists] == self._lengths:
             return
-        for each, policy in mounted(routes, self._policy):
-            settle(each, policy)
+        for each, installed in mounted(routes, self._installed):
+            settle(each, installed)
         # Last, so that what is set up wrongly is said again and again.
         self._lists = list(lists(routes))
         self._lengths = [len(each) for each in self._lists]
 
 
-def settle(routes: Sequence[BaseRoute], policy: Policy) -> None:
-    """Make the guard of each of *routes* the last to be asked. *policy* is that of guards without one."""
+def settle(routes: Sequence[BaseRoute], installed: Installed) -> None:
+    """Make the guard of each of *routes*, around which Semel is *installed*, the last to be asked."""
     for guarded in guarded_routes(routes):
-        _check(guarded, policy)
+        _check(guarded, installed)
         guards = list(_guards(guarded.dependant))
         if any(each.call is _in_order for each in guards[0].dependencies):
             continue  # It was settled when another route was added.
@@ -53,14 +53,16 @@ def settle(routes: Sequence[BaseRoute], policy: Policy) -> None:
             guard.dependencies = [*_gates(guarded.dependant, guard), *guard.dependencies]
 
 
-def _check(guarded: Guarded, default: Policy) -> None:
+def _check(guarded: Guarded, installed: Installed) -> None:
     """Refuse what would never do what its author meant."""
     if len(guarded.guards) > 1:
         raise ConfigurationError(f"{guarded}: a route is guarded once, and this one has {len(guarded.guards)} guards.")
     (guard,) = guarded.guards
     if guard.is_bare:
         return  # It says by itself where it is out of place.
-    policy = guard.policy or default
+    policy = guard.policy or installed.policy
+    if policy.may_accept and not installed.tells_status:
+        raise ConfigurationError(f"{guarded}: {NO_STATUS_ROUTE}")
     is_ever_guarded = bool(guarded.methods.intersection(policy.methods))
     if guarded.says_so_itself and not is_ever_guarded:
         raise ConfigurationError(

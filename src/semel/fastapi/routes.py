@@ -18,6 +18,16 @@ _contexts: Any = getattr(fastapi.routing, "iter_route_contexts", None)
 
 
 @dataclass(frozen=True, slots=True)
+class Installed:
+    """What an install says of all routes of its app."""
+
+    #: That of guards without one.
+    policy: Policy
+    #: Whether the state of operations can be asked for, so that some may be accepted.
+    tells_status: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Guarded:
     """A route that has an ``Idempotent`` among its dependencies."""
 
@@ -58,13 +68,13 @@ def guards_of(dependant: Dependant) -> Iterator[Idempotent]:
         yield from guards_of(each)
 
 
-def mounted(routes: Sequence[BaseRoute], policy: Policy) -> Iterator[tuple[Sequence[BaseRoute], Policy]]:
-    """Yield *routes* and those of every app that is mounted among them, each with the policy of guards without one."""
-    yield routes, policy
+def mounted(routes: Sequence[BaseRoute], around: Installed) -> Iterator[tuple[Sequence[BaseRoute], Installed]]:
+    """Yield *routes* and those of every app that is mounted among them, each with what is installed *around* it."""
+    yield routes, around
     for route in _flat(routes):
         inner = getattr(route, "original_route", route)
         if isinstance(inner, Mount | Host) and inner.routes:
-            yield from mounted(inner.routes, _policy_of(inner.app) or policy)
+            yield from mounted(inner.routes, _installed_on(inner.app) or around)
 
 
 def lists(routes: Sequence[BaseRoute]) -> Iterator[Sequence[BaseRoute]]:
@@ -78,11 +88,11 @@ def lists(routes: Sequence[BaseRoute]) -> Iterator[Sequence[BaseRoute]]:
             yield from lists(route.routes)
 
 
-def _policy_of(app: object) -> Policy | None:
-    """Return the policy of *app*'s own install, if it has one: its guards are asked by that, wherever it is mounted."""
+def _installed_on(app: object) -> Installed | None:
+    """Return what *app*'s own install says, if it has one: its guards are asked by that, wherever it is mounted."""
     for each in getattr(app, "user_middleware", ()):
         if getattr(each.cls, "is_installed", False):
-            return each.kwargs["policy"] or Policy.ietf()
+            return Installed(each.kwargs["policy"] or Policy.ietf(), each.kwargs["status_path"] is not None)
     return None
 
 

@@ -122,9 +122,10 @@ def policy_of(given: GivenPolicy | None) -> Policy:
         raise ConfigurationError(
             f'policy must be a Policy, "ietf", "stripe", or a dict of what differs from Policy.ietf(), not {given!r}.'
         )
-    if policy.store_request:
+    if policy.store_request or policy.may_accept:
+        field = "store_request=True" if policy.store_request else "A policy that accepts requests to be run later"
         raise ConfigurationError(
-            "store_request=True needs the whole app, to run a stored request again without its client: use "
+            f"{field} needs the whole app, to run a stored request again without its client: use "
             "semel.wsgi.IdempotencyMiddleware around app.wsgi_app."
         )
     return policy

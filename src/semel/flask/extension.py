@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +15,7 @@ from semel.flask.decorator import EXTENSION, GivenPolicy, Scope, asked, check_ro
 from semel.flask.view import BODY
 from semel.stores import Store
 from semel.stores import store as open_store
+from semel.stores.tiered import Tiered
 from semel.work import Reaper, Sweeper, Workers
 
 try:
@@ -119,10 +121,12 @@ def _opened(app: Flask, given: Any) -> tuple[Store, Callable[[], None]]:
     if isinstance(given, Store):
         return given, _nothing
     db = app.extensions.get("sqlalchemy")
+    durable = given.durable if isinstance(given, Tiered) else given
     with app.app_context():
-        if db is not None and (given is db or given is getattr(db, "engines", {}).get(None)):
+        if db is not None and (durable is db or durable is getattr(db, "engines", {}).get(None)):
             lending: Any = import_module("semel.stores.connections.flask_sqlalchemy")
-            return open_store(db), lending.undo_uncommitted
+            given = replace(given, durable=db) if isinstance(given, Tiered) else db
+            return open_store(given), lending.undo_uncommitted
         return open_store(given), _nothing
 
 

@@ -26,12 +26,12 @@ RETENTION = timedelta(days=30)
 #: A one-off is for good: longer than anybody keeps the script.
 ONE_OFF_RETENTION = timedelta(days=3650)
 
-#: What a policy can say that needs a request, and what it says otherwise.
-_NEEDS_A_REQUEST: dict[str, object] = {
-    "enforcement": "enforce",
-    "in_progress": "conflict",
-    "key_from": None,
-    "store_request": False,
+#: Where a policy can say what needs a request, and what it may say otherwise.
+_WITHOUT_A_REQUEST: dict[str, tuple[object, ...]] = {
+    "enforcement": ("enforce",),
+    "in_progress": ("conflict", "wait"),
+    "key_from": (None,),
+    "store_request": (False,),
 }
 
 
@@ -146,10 +146,12 @@ def _policy(
     if given is not None and not isinstance(given, Policy):
         raise ConfigurationError(f"policy must be a Policy, such as Policy.ietf(), not {given!r}.")
     policy = Policy(retention=usual_retention) if given is None else given
-    for field, usual in _NEEDS_A_REQUEST.items():
-        value = getattr(policy, field, usual)
-        if value != usual:
+    for field, possible in _WITHOUT_A_REQUEST.items():
+        value = getattr(policy, field)
+        if value not in possible:
             raise ConfigurationError(f"Policy.{field} can't be {value!r} for a function: it needs a request.")
+    if policy.may_accept:
+        raise ConfigurationError('Policy.preferences can\'t have "respond-async" for a function: it needs a request.')
     changes: dict[str, Any] = {field: value for field, value in said.items() if value is not None}
     if compare is None:
         changes["fingerprint"] = None

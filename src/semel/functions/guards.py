@@ -13,6 +13,7 @@ from typing import Any
 from semel.errors import ConfigurationError
 from semel.exchange import AsyncGuard, Guard
 from semel.stores import AsyncStore, Store, async_store, store
+from semel.stores.tiered import Tiered
 
 VARIABLE = "SEMEL_STORE"
 
@@ -25,7 +26,7 @@ _Loop = asyncio.AbstractEventLoop
 _guards: dict[Any, Guard] = {}
 _async_guards: dict[Any, AsyncGuard] = {}
 #: By loop and URL, since connections belong to their loop; and what closes each with it.
-_on_loops: dict[tuple[_Loop, str], tuple[AsyncGuard, AsyncGenerator[None, None]]] = {}
+_on_loops: dict[tuple[_Loop, str | Tiered], tuple[AsyncGuard, AsyncGenerator[None, None]]] = {}
 
 
 def guard_at(given: Any) -> Guard:
@@ -37,7 +38,8 @@ def guard_at(given: Any) -> Guard:
 async def async_guard_at(given: Any) -> AsyncGuard:
     """Return what guards async functions on the running loop by the store that was *given*."""
     given = _named(given)
-    if not isinstance(given, str) or given.startswith("memory:"):
+    durable = given.durable if isinstance(given, Tiered) else given
+    if not isinstance(durable, str) or durable.startswith("memory:"):
         # The application's own, on whichever loop it uses it; or nothing that belongs to a loop.
         return _async_guards.get(given) or _async_guards.setdefault(given, _async_guard(given))
     place = asyncio.get_running_loop(), given
@@ -84,7 +86,7 @@ def _named(given: Any) -> Any:
     return found
 
 
-async def _close_at_the_end(place: tuple[_Loop, str], guard: AsyncGuard) -> AsyncGenerator[None, None]:
+async def _close_at_the_end(place: tuple[_Loop, str | Tiered], guard: AsyncGuard) -> AsyncGenerator[None, None]:
     # A loop that is about to end closes the async generators that were begun on it, as ``asyncio.run`` does.
     try:
         yield

@@ -20,7 +20,7 @@ def head_of(environ: WSGIEnvironment) -> Head:
     headers |= {name: environ[name] for name in ("CONTENT_TYPE", "CONTENT_LENGTH") if environ.get(name)}
     fields = lowered((name.replace("_", "-"), value) for name, value in headers.items())
     query = environ.get("QUERY_STRING", "").encode("latin-1")
-    return Head(method_of(environ), _raw_path(environ), query, fields)
+    return Head(method_of(environ), _raw_path(environ), query, fields, mount_of(environ))
 
 
 def method_of(environ: WSGIEnvironment) -> str:
@@ -34,6 +34,12 @@ def path_of(environ: WSGIEnvironment) -> str:
     path: str = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
     # PEP 3333 hands bytes over as Latin-1, whatever they are.
     return path.encode("latin-1").decode("utf-8", "replace")
+
+
+def mount_of(environ: WSGIEnvironment) -> str:
+    """Return where the app is mounted, decoded; an empty string is the root."""
+    mount: str = environ.get("SCRIPT_NAME", "")
+    return mount.encode("latin-1").decode("utf-8", "replace").rstrip("/")
 
 
 def read_body(environ: WSGIEnvironment, head: Head, body: Body, limit: int) -> bool:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from http.client import responses
 from typing import Any, ClassVar
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -16,7 +17,8 @@ from semel.core.fingerprint import Buffer
 from semel.core.message import Answer, Request
 from semel.core.policy import Policy
 from semel.core.record import Stuck
-from semel.door import Body, RequestView, framed
+from semel.core.status import mounted_path
+from semel.door import Body, RequestView, framed, nobody
 from semel.drivers import resume, run_until
 from semel.exchange import Guard, Performs
 from semel.flows.finish import finish
@@ -35,6 +37,8 @@ class AppGuard(Guard):
     app: WSGIApplication
     #: Says whose request it is.
     scope: Callable[[RequestView], Any]
+    #: Has the workers of this process look for what was accepted, where it has any.
+    hurry: Callable[[], None] = nobody
 
 
 class Exchange(exchange.Exchange):
@@ -59,18 +63,25 @@ class Exchange(exchange.Exchange):
     def serve(self) -> Iterable[bytes]:
         """Take the request from its headers to its answer."""
         notes_replays = self.guard.store.notes_replays
-        flow = serve(self._head, self._policy, os.urandom(16), notes_replays=notes_replays)
+        status_path = mounted_path(self._head.mount, self.guard.status_path)
+        flow = serve(self._head, self._policy, os.urandom(16), notes_replays=notes_replays, status_path=status_path)
         if self.is_reporting:
             return self._watch(flow)
         try:
-            return self._give(self.conduct(flow))
+            reply = self.conduct(flow)
+            if isinstance(reply, Send) and reply.answer.status == HTTPStatus.ACCEPTED:
+                self.guard.hurry()
+            return self._give(reply)
         except BaseException:
             # The server gets no iterable to close, so it is for us to do.
             self._close()
             raise
 
-    def finish(self, stuck: Stuck, request: Request) -> None:
-        """Run a stored *request* again, on from where it is stuck. Nobody waits for the answer: it is stored."""
+    def finish(self, stuck: Stuck, request: Request) -> bool:
+        """Run a stored *request* again, on from where it is stuck; False: somebody else was quicker.
+
+        Nobody waits for the answer: it is stored.
+        """
         self._body.add(request.body)
         try:
             reply = self.conduct(finish(stuck, self._policy, os.urandom(16)))
@@ -79,6 +90,7 @@ class Exchange(exchange.Exchange):
                     pass
         finally:
             self._close()
+        return reply is not None
 
     def handle(self, operation: Operation, limit: int) -> Ending:
         """Let the application handle the request."""

@@ -7,19 +7,24 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from semel.core.commands import Look, Park, ReadRequest
+from semel.core.commands import Again, Look, Park, ReadRequest
 from semel.core.policy import Policy
 from semel.core.record import Stuck
-from semel.door import Gate, Paths, RequestView, Routes, checked_scope
+from semel.core.status import STATUS_PATH, name_below
+from semel.door import Gate, Paths, RequestView, Routes, checked_scope, status_path_for
 from semel.errors import ConfigurationError
+from semel.room import Room
 from semel.stores import Store
 from semel.stores import store as open_store
 from semel.stores.keeper import Keeper
 from semel.telemetry.logs import logger
 from semel.telemetry.tally import Tally
-from semel.work import Completer, Reaper, Service, Sweeper, Workers
-from semel.wsgi.environ import method_of, path_of
+from semel.work import Completer, Desk, Reaper, Service, Sweeper, Workers
+from semel.work.completer import Finished
+from semel.work.desk import CONCURRENCY, checked_concurrency, looks_every
+from semel.wsgi.environ import method_of, mount_of, path_of
 from semel.wsgi.exchange import AppGuard, Exchange
+from semel.wsgi.status import StatusExchange
 from semel.wsgi.stored import environ_of, nowhere
 
 WhoseRequest = Callable[[RequestView], str | None]
@@ -37,40 +42,54 @@ class IdempotencyMiddleware:
         policy: Policy | None = None,
         paths: Paths = None,
         work: bool = False,
+        concurrency: int = CONCURRENCY,
+        status_path: str | None = STATUS_PATH,
     ) -> None:
         """Wrap *app*. *scope* says whose request it is; *paths* may narrow down what is guarded.
 
         *store* is a URL, a store, or what the application already has: an SQLAlchemy engine or sessionmaker, a pool of
-        psycopg's. With *work*, this process also sweeps, reaps and finishes what no client came back for, as
-        ``semel work`` does.
+        psycopg's. With *work*, this process also sweeps and reaps, and runs what was accepted or what no client came
+        back for, *concurrency* at a time, as ``semel work`` does.
+
+        Where a policy accepts requests to be run later, their state is asked for below *status_path*.
         """
         self.app = app
         self.store = store if isinstance(store, Store) else open_store(store)
         if inspect.iscoroutinefunction(scope):
             raise ConfigurationError("scope must be a plain function under WSGI, where nobody could await it.")
         self.routes = Routes(policy, paths)
+        status_path = status_path_for(self.routes, status_path)
+        is_accepting = status_path is not None
+        #: What the completers of this process share.
+        self.desk = Desk(looks_every(is_accepting=is_accepting), self.store.listen if is_accepting else None)
         #: What a policy with enforcement="report" has seen in this process: ``tally.snapshot()``.
         self.tally = Tally()
         self.guard = AppGuard(
             store=self.store,
-            keeper=Keeper(self.store.perform),
+            keeper=Keeper(self.store.perform, self.store.watch),
             gate=Gate(),
+            room=Room(self.store.listen),
             tally=self.tally,
+            status_path=status_path,
             app=app,
             scope=checked_scope(scope),
+            hurry=self.desk.hurry,
         )
         # Here and not at the first request, which may come in a thread that may not touch signals.
         self.guard.gate.close_on_sigterm()
-        self.workers = Workers(services(self)) if work else None
+        self.workers = Workers(services(self, concurrency)) if work else None
 
-    def finish(self, stuck: Stuck) -> int | None:
-        """Run a stuck operation's stored request again; return the status it ended with, None when it did not end."""
+    def finish(self, stuck: Stuck) -> Finished:
+        """Run a stuck operation's stored request; return the status it ended with, None when it did not end.
+
+        ``AGAIN``: it was not run, since somebody else has it or this process is about to end.
+        """
         if self.guard.gate.is_closed:
-            return None
+            return Again.AGAIN
         hold = stuck.hold
         request = self.store.perform(ReadRequest(hold))
         if request is None:
-            return None
+            return Again.AGAIN
         environ = environ_of(request)
         policy = self.routes.policy_for(request.head.method, path_of(environ))
         if policy is None:
@@ -78,9 +97,10 @@ class IdempotencyMiddleware:
             self.store.perform(Park(hold, if_silent=True))
             return None
         try:
-            Exchange(self.guard, policy, environ, nowhere).finish(stuck, request)
+            if not Exchange(self.guard, policy, environ, nowhere).finish(stuck, request):
+                return Again.AGAIN
         except BaseException:  # noqa: BLE001 - the app's own, in a thread of ours: there is no server to report it to
-            logger.exception("%s %s failed again.", request.head.method, request.head.path)
+            logger.exception("%s %s failed, run without its client.", request.head.method, request.head.path)
         record = self.store.perform(Look(hold.scope, hold.key))
         return record.answer.status if record and record.answer else None
 
@@ -92,13 +112,20 @@ class IdempotencyMiddleware:
         """Serve one request of the server's."""
         if self.workers is not None:
             self.workers.start()  # Here and not before: a server may fork in between.
-        policy = self.routes.policy_for(method_of(environ), path_of(environ))
+        method, path = method_of(environ), path_of(environ)
+        if self.guard.status_path is not None and method in {"GET", "HEAD"}:
+            name = name_below(mount_of(environ) + self.guard.status_path, path)
+            if name is not None:
+                manner = self.routes.accepting or self.routes.policy
+                return StatusExchange(self.guard, manner, environ, start_response).tell(name)
+        policy = self.routes.policy_for(method, path)
         if policy is None:
             return self.app(environ, start_response)
         return Exchange(self.guard, policy, environ, start_response).serve()
 
 
-def services(middleware: IdempotencyMiddleware) -> list[Service]:
-    """Return what cleans up behind *middleware*."""
-    store = middleware.store
-    return [Sweeper(store, has_completer=True), Reaper(store), Completer(store, middleware.finish)]
+def services(middleware: IdempotencyMiddleware, concurrency: int = CONCURRENCY) -> list[Service]:
+    """Return what works beside *middleware*: it runs *concurrency* operations at once, and cleans up."""
+    store, desk = middleware.store, middleware.desk
+    completers = [Completer(store, middleware.finish, desk=desk) for _ in range(checked_concurrency(concurrency))]
+    return [Sweeper(store, has_completer=True), Reaper(store), *completers]

@@ -16,10 +16,11 @@ from semel.door import PRINCIPAL
 def environ_of(request: Request) -> WSGIEnvironment:
     """Return the environ of a stored *request*."""
     head = request.head
+    path, mount = unquote_to_bytes(head.path).decode("latin-1"), head.mount.encode().decode("latin-1")
     environ: WSGIEnvironment = {
         "REQUEST_METHOD": head.method,
-        "SCRIPT_NAME": "",
-        "PATH_INFO": unquote_to_bytes(head.path).decode("latin-1"),
+        "SCRIPT_NAME": mount,
+        "PATH_INFO": path.removeprefix(mount),
         "RAW_URI": head.path,
         "QUERY_STRING": head.query.decode("latin-1"),
         "SERVER_NAME": "localhost",

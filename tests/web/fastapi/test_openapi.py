@@ -31,7 +31,8 @@ def current_account(authorization: Annotated[str, Header()]) -> str:
 def golden_app() -> FastAPI:
     """One of everything."""
     app = FastAPI(title="Shop", version="1")
-    install(app, store="memory://")
+    install(app, store="memory://", status_scope=current_account)
+    later = Policy.ietf(in_progress="accept", preferences={"wait", "respond-async"})
     stripe = Policy.stripe(required=True, header=("Idempotency-Key", "X-Request-Key"))
     strict = Policy.ietf(
         strict=True,
@@ -68,6 +69,11 @@ def golden_app() -> FastAPI:
         return []
 
     app.include_router(router)
+
+    @app.post("/reports", status_code=201)
+    def report(_: Annotated[Operation, Depends(Idempotent(scope=current_account, policy=later))]) -> str:
+        return "written"
+
     return app
 
 

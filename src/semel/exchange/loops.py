@@ -1,20 +1,16 @@
-"""One guarded call of the application's, from its flow's first command to its last, in both colours. Which call it is,
-and what comes of it, is for the doors to say: a view of a framework's, a job, a plain function.
-"""
+"""One guarded call on an event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
 from semel.core.commands import (
+    Announce,
     Begin,
     Command,
     Ending,
@@ -26,128 +22,21 @@ from semel.core.commands import (
     RunHandler,
     Tell,
     Undo,
+    Wait,
 )
 from semel.core.record import Hold
 from semel.door import Gate
-from semel.drivers import aresume, arun, run
-from semel.operation import Operation, begin, enter
-from semel.stage import AnyStage, AsyncStage, Stage
-from semel.stores import AsyncStore, Store
-from semel.stores.keeper import AsyncKeeper, Keeper, OnLost, ignore
-from semel.stores.transaction import AsyncTransaction, Transaction
+from semel.drivers import aresume, arun
+from semel.exchange.threads import Performs
+from semel.operation import Operation, begin
+from semel.room import AsyncRoom, Visit
+from semel.stage import AsyncStage
+from semel.stores import AsyncStore
+from semel.stores.keeper import AsyncKeeper, Keeper
+from semel.stores.transaction import AsyncTransaction
 from semel.telemetry.tally import Tally
 
 T = TypeVar("T")
-Performs = dict[type[Command[Any]], Callable[[Any, Any], Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """What the guarded calls of one application share."""
-
-    store: Store
-    keeper: Keeper
-    gate: Gate
-    #: What report mode has seen.
-    tally: Tally = field(default_factory=Tally)
-
-    @classmethod
-    def of(cls, store: Store) -> Self:
-        """Guard by *store*."""
-        return cls(store, Keeper(store.perform), Gate())
-
-
-class Hands:
-    """Carry out what a flow asks for, in a thread."""
-
-    #: Whether nothing is guarded, but only watched.
-    is_reporting = False
-
-    def __init__(self, guard: Guard) -> None:
-        """Nothing is begun yet."""
-        self.guard = guard
-        self._hold: Hold | None = None
-        self._transaction: Transaction | None = None
-
-    def perform(self, command: Command[Any]) -> Any:
-        """Carry out one command."""
-        perform = self.performs.get(type(command))
-        if perform is not None:
-            return perform(self, command)
-        if self.is_reporting:
-            self.guard.tally.check_store()
-        return self.guard.store.perform(command)
-
-    def begin(self, command: Begin) -> Any:
-        """Open the transaction that the application will write in."""
-        self._transaction = self.guard.store.transaction()
-        return self._transaction.perform(command)
-
-    def end(self, command: Command[Any]) -> Any:
-        """End it."""
-        if self._transaction is None:  # It could not be opened, and there is none to undo.
-            return None
-        return self._transaction.perform(command)
-
-    def take_on(self, command: RunHandler) -> Operation:
-        """Return the operation that the application is to work on, whose lease is kept from now on."""
-        stage = None if self._transaction else self.stage()
-        operation = Operation(command.hold, command.progress, stage=stage, transaction=self._transaction)
-        if command.lease is not None:
-            self.keep_lease(command.hold, command.lease, partial(_lose, operation))
-        return operation
-
-    def stage(self) -> AnyStage:
-        """Return where the application takes its steps, where it is in no transaction."""
-        return Stage(self.guard.store)
-
-    def keep_lease(self, hold: Hold, lease: timedelta, on_lost: OnLost = ignore) -> None:
-        """Renew the lease of *hold* from now on."""
-        self._hold = hold
-        self.guard.keeper.add(hold, lease, on_lost)
-
-    def let_go(self) -> None:
-        """Whatever became of it: a lease that nobody works under must be able to run out."""
-        if self._hold is not None:
-            self.guard.keeper.discard(self._hold)
-
-    #: How the commands are carried out that are not the store's.
-    performs: ClassVar[Performs] = {
-        Begin: begin,
-        Finish: end,
-        Undo: end,
-        Pause: lambda _, command: time.sleep(command.duration.total_seconds()),
-        Tell: lambda self, command: self.guard.tally.tell(command.happening),
-    }
-
-
-class Exchange(Hands, ABC):
-    """One guarded call, in a thread."""
-
-    @abstractmethod
-    def handle(self, operation: Operation, limit: int) -> Ending:
-        """Let the application do its work; keep of its answer at most *limit* bytes in memory."""
-
-    def conduct(self, flow: Flow[T]) -> T:
-        """Run *flow* to its end, and leave nothing open behind it."""
-        try:
-            return run(flow, self.perform)
-        except BaseException:
-            # A thread that is killed in the middle leaves no transaction open.
-            self.end(Undo())
-            raise
-        finally:
-            self.let_go()
-
-    def run_handler(self, command: RunHandler) -> Ending:
-        """Let the application do its work, as an operation."""
-        if self.guard.gate.is_closed:
-            return NotStarted()
-        operation = self.take_on(command)
-        with enter(operation):
-            return self.handle(operation, command.limit)
-
-    performs: ClassVar[Performs] = {**Hands.performs, RunHandler: run_handler}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +47,22 @@ class AsyncGuard:
     #: A thread's, where loops come and go with the requests.
     keeper: AsyncKeeper | Keeper
     gate: Gate
+    #: Where duplicates wait.
+    room: AsyncRoom
     #: What report mode has seen.
     tally: Tally = field(default_factory=Tally)
+    #: Where the state of operations can be asked for; None: nowhere, and none is accepted to be run later.
+    status_path: str | None = None
 
     @classmethod
     def of(cls, store: AsyncStore) -> Self:
         """Guard by *store*."""
-        return cls(store, AsyncKeeper(store.perform), Gate())
+        return cls(store, AsyncKeeper(store.perform, store.watch), Gate(), AsyncRoom(store.listen))
+
+    def let_go(self, hold: Hold) -> None:
+        """Whatever became of it: a lease that is renewed for nobody never runs out, and whoever waits may look."""
+        self.keeper.discard(hold)
+        self.room.hint(hold.scope, hold.key)
 
 
 class AsyncHands:
@@ -177,6 +75,8 @@ class AsyncHands:
         """Nothing is begun yet."""
         self.guard = guard
         self._transaction: AsyncTransaction | None = None
+        #: Among those who wait for another call to end, if it comes to that.
+        self._visit = Visit()
 
     def perform(self, command: Command[Any]) -> Any:
         """Carry out one command, or return what is to be awaited."""
@@ -200,6 +100,7 @@ class AsyncHands:
 
     def operation(self, command: RunHandler) -> Operation:
         """Return the operation that the application is to work on."""
+        self.guard.room.end(self._visit)
         stage = None if self._transaction else self.stage()
         return Operation(command.hold, command.progress, stage=stage, transaction=self._transaction)
 
@@ -207,11 +108,26 @@ class AsyncHands:
         """Return where the application takes its steps, where it is in no transaction."""
         return AsyncStage(self.guard.store)
 
+    async def wait(self, command: Wait) -> Any:
+        """Wait for another call to end."""
+        return await self.guard.room.wait(command, self._visit)
+
+    def announce(self, command: Announce) -> None:
+        """Tell the others who wait for it what was found: this one waits no more."""
+        self.guard.room.end(self._visit)
+        self.guard.room.announce(command)
+
+    def leave(self) -> None:
+        """Say that nobody is there to be answered: there is no use in waiting any longer."""
+        self._visit.leave()
+
     #: How the commands are carried out that are not the store's.
     performs: ClassVar[Performs] = {
         Begin: begin,
         Finish: end,
         Undo: end,
+        Wait: wait,
+        Announce: announce,
         Pause: lambda _, command: asyncio.sleep(command.duration.total_seconds()),
         Tell: lambda self, command: self.guard.tally.tell(command.happening),
     }
@@ -257,7 +173,7 @@ class AsyncExchange(AsyncHands, ABC):
                 raise
             return await aresume(flow, ending, self.perform)
         finally:
-            self.guard.keeper.discard(command.hold)
+            self.guard.let_go(command.hold)
 
     async def _ending(self, operation: Operation, limit: int) -> Ending:
         try:
@@ -272,11 +188,6 @@ class AsyncExchange(AsyncHands, ABC):
 
 #: Calls whose caller may have gone. A loop holds its tasks weakly, so somebody must hold them.
 _under_way: set[asyncio.Future[Any]] = set()
-
-
-def _lose(operation: Operation) -> None:
-    """Say that another worker has the operation. A thread can't be stopped; its next step is refused."""
-    operation.story.is_lost = True
 
 
 def _stop(operation: Operation, task: asyncio.Task[Any]) -> None:

@@ -1,0 +1,53 @@
+"""The line to a client that is kept waiting: whoever hangs up waits no longer. What is heard is not lost to the app."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from semel.asgi.protocol import Message, Receive
+
+
+class Line:
+    """A server's ``receive``, which can be listened to while nobody receives. The whole body has been read."""
+
+    def __init__(self, receive: Receive) -> None:
+        """Nobody listens yet."""
+        self._receive = receive
+        #: Servers differ in what becomes of a call that is cancelled, so the one that listens is kept for the app.
+        self._ear: asyncio.Task[Message] | None = None
+        self._has_hung_up = False
+
+    def listen(self, on_gone: Callable[[], None]) -> None:
+        """Call *on_gone* when the client hangs up."""
+        if self._ear is None and not self._has_hung_up:
+            self._ear = asyncio.get_running_loop().create_task(self._hear(on_gone))
+        elif self._has_hung_up:
+            on_gone()
+
+    async def __call__(self) -> Message:
+        """Return the server's next message."""
+        if self._has_hung_up:
+            return {"type": "http.disconnect"}
+        if self._ear is None:
+            return await self._receive()
+        # Whoever is cancelled here may be another than who listens.
+        return await asyncio.shield(self._ear)
+
+    def close(self) -> None:
+        """Listen no longer."""
+        ear, self._ear = self._ear, None
+        if ear is not None and not ear.cancel() and not ear.cancelled():
+            ear.exception()  # Seen: a server that broke tells whoever serves the request, too.
+
+    async def _hear(self, on_gone: Callable[[], None]) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":  # Nothing of the body is left, and some servers say so twice.
+            message = await self._receive()
+        if message["type"] == "http.request":
+            # Somebody in front of us has read the body, and gives it out as often as it is asked for. It will never
+            # say anything else; and whoever asked on and on would let nobody else run.
+            return message
+        self._has_hung_up = True
+        on_gone()
+        return message

@@ -1,0 +1,88 @@
+"""The route at which the clients of a FastAPI app ask for the state of their operations, after the app's own login.
+
+What they are told is not decided here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Path
+from fastapi.params import Depends as Dependency
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+
+from semel.asgi.status import tell
+from semel.core.message import Answer
+from semel.core.policy import Policy
+from semel.door import bodiless, framed
+from semel.errors import ConfigurationError
+from semel.fastapi.dependency import ask, checked_principal, parameter, takes_a_view
+from semel.openapi import status_responses
+
+_NO_SCOPE = (
+    "status_scope must say who asks for the state of an operation: give it the dependency that your guarded routes log "
+    "in with, the same as Idempotent(scope=…) has. For an API with one user, say so: semel.SINGLE_TENANT."
+)
+
+
+def add_status_route(app: FastAPI, path: str, scope: Any, policy: Policy) -> None:
+    """Have *app* answer for the state of operations below *path*, to whoever *scope* names."""
+
+    async def operation_status(answer: Response) -> Response:
+        """Tell what became of an operation that was accepted: 202 while it runs, then its answer itself."""
+        return answer
+
+    # FastAPI reads here what to call it with. It looks for the names of annotations in this module, not in this call.
+    signature = inspect.Signature([parameter("answer", Annotated[Any, Depends(Told(scope))])])
+    operation_status.__signature__ = signature  # type: ignore[attr-defined]  # inspect documents it
+    where = f"{path}/{{operation_name}}"
+    said: dict[int | str, Any] = dict(status_responses(policy).items())
+    ok = said.pop("200")
+    app.add_api_route(
+        where,
+        operation_status,
+        methods=["GET"],
+        response_class=Response,
+        response_description=ok["description"],
+        responses=said,
+        summary="The state of an operation",
+        tags=["operations"],
+    )
+    app.add_api_route(where, operation_status, methods=["HEAD"], include_in_schema=False)
+
+
+class Told:
+    """A dependency: what whoever asks is told of the operation that the path names."""
+
+    def __init__(self, scope: Any) -> None:
+        """Tell those whom *scope* names: a dependency, ``SINGLE_TENANT``, or a function of one ``RequestView``."""
+        if scope is None or (not callable(scope) and not isinstance(scope, Dependency)):
+            raise ConfigurationError(_NO_SCOPE)
+        self._asks = scope if takes_a_view(scope) else None
+        parameters = [
+            parameter("connection", HTTPConnection),
+            parameter("operation_name", Annotated[str, Path(description="As it was given with the 202.")]),
+        ]
+        if self._asks is None:
+            depends = scope if isinstance(scope, Dependency) else Depends(scope)
+            parameters.append(parameter("principal", Annotated[Any, depends]))
+        #: FastAPI reads here what to call this with, and so resolves the login as it does everywhere else.
+        self.__signature__ = inspect.Signature(parameters)
+
+    async def __call__(self, connection: HTTPConnection, operation_name: str, principal: object = None) -> Response:
+        """Find out."""
+        named = checked_principal(principal) if self._asks is None else partial(ask, self._asks, connection)
+        answer = await tell(connection.scope, operation_name, named)
+        is_head = connection.scope["method"] == "HEAD"
+        return _Given(bodiless(answer) if is_head else Answer(answer.status, framed(answer), answer.body))
+
+
+class _Given(Response):
+    """An answer of ours, as it is."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.body or b"", answer.status)
+        self.raw_headers = list(answer.headers)
