@@ -20,8 +20,6 @@ from semel.stores.redis.store import RedisStore
 from semel.stores.redis.wire import slot_of
 from semel.testing import servers
 from semel.testing.servers.base import until
-from semel.testing.servers.cluster import BUS
-from semel.testing.servers.lone_redis import redis_process
 from semel.testing.servers.resp import RedisRefused, ask, ask_facts
 from tests.stores.redis_world import Asking, cluster_url
 
@@ -154,21 +152,15 @@ def test_a_node_of_the_address_that_is_a_replica_by_now(colour: str) -> None:
     """When the node that the URL names has handed its slots to its replica, whoever uses the Cluster goes on, and
     whoever starts now finds the way all the same.
     """
-    settings = {"cluster-enabled": "yes", "cluster-node-timeout": "5000"}
-    port = servers.free_port(also=BUS)
-    with servers.redis_cluster() as cluster, redis_process(port, settings) as replica:
+    with servers.redis_cluster() as cluster:
         named = cluster.nodes[0]
-        ask(port, "CLUSTER", "MEET", "127.0.0.1", str(named.port))
-        master = str(ask(named.port, "CLUSTER", "MYID"))
-        until("the nodes have met", lambda: master in str(ask(port, "CLUSTER", "NODES")))
-        ask(port, "CLUSTER", "REPLICATE", master)
-        until("it is in step", lambda: ask_facts(port, "INFO").get("master_link_status") == "up")
+        replica = cluster.add_replica(named)
         with Asking(cluster_url(cluster.nodes), colour) as perform:
             commands = [claim(f"key {number}") for number in range(30)]
             assert all(isinstance(each, Hold) for each in perform.all(commands))
-            assert ask_facts(replica.port, "INFO")["role"] == "slave"
-            until("it may take over", lambda: _takes_over(port))
+            until("it may take over", lambda: _takes_over(replica.port))
             until("they have changed places", lambda: ask_facts(named.port, "INFO")["role"] == "slave")
+            cluster.until_whole()
             assert all(isinstance(each, Found) for each in perform.all(commands))
         with Asking(cluster_url(cluster.nodes), colour) as perform:
             assert all(isinstance(each, Found) for each in perform.all(commands))

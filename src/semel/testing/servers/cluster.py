@@ -1,8 +1,8 @@
-"""A Redis Cluster for tests: three masters, each its own process. It has no replicas, so nothing is promoted in it."""
+"""A Redis Cluster for tests: three masters, each its own process, and replicas for those who ask for one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from semel.testing.servers.base import LOOPBACK, NO_SETTINGS, free_port, until
@@ -23,14 +23,30 @@ NODE_TIMEOUT = "5000"
 class RedisCluster:
     """A Redis Cluster. Any of its `urls` leads to all of it; `nodes` can be killed and started one by one."""
 
-    def __init__(self, nodes: Sequence[RedisServer]) -> None:
+    def __init__(self, nodes: Sequence[RedisServer], launch: Callable[[], RedisServer]) -> None:
         self.nodes = tuple(nodes)
         self.urls = tuple(node.url for node in nodes)
         self.url = self.urls[0]
+        self._launch = launch
+        self._replicas: list[RedisServer] = []
 
     def until_whole(self) -> None:
-        """Wait until every node serves every slot. A node that was started again takes two seconds to do so."""
-        until("every node finds the cluster whole", lambda: all(_is_whole(node) for node in self.nodes))
+        """Wait until all know each other and serve every slot. A node that was started again takes two seconds."""
+        nodes = [*self.nodes, *self._replicas]
+        until("every node finds the cluster whole", lambda: all(_is_whole(node, len(nodes)) for node in nodes))
+
+    def add_replica(self, master: RedisServer) -> RedisServer:
+        """Start a replica of *master*, and wait until it is fit to take its place."""
+        replica = self._launch()
+        self._replicas.append(replica)
+        ask(replica.port, "CLUSTER", "MEET", LOOPBACK, str(master.port))
+        name = str(ask(master.port, "CLUSTER", "MYID"))
+        until("the two have met", lambda: name in str(ask(replica.port, "CLUSTER", "NODES")))
+        ask(replica.port, "CLUSTER", "REPLICATE", name)
+        until("it is in step", lambda: ask_facts(replica.port, "INFO").get("master_link_status") == "up")
+        # One that has not heard of the other masters lacks their votes, and as a master itself serves nothing.
+        self.until_whole()
+        return replica
 
 
 @contextmanager
@@ -38,9 +54,13 @@ def redis_cluster(*, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[Redi
     """Lend a Redis Cluster of three masters, all with the same `settings`."""
     ours = {"cluster-enabled": "yes", "cluster-announce-ip": LOOPBACK, "cluster-node-timeout": NODE_TIMEOUT, **settings}
     with ExitStack() as ends:
-        nodes = [ends.enter_context(redis_process(free_port(also=BUS), ours)) for _ in range(MASTERS)]
+
+        def launch() -> RedisServer:
+            return ends.enter_context(redis_process(free_port(also=BUS), ours))
+
+        nodes = [launch() for _ in range(MASTERS)]
         _introduce(nodes)
-        cluster = RedisCluster(nodes)
+        cluster = RedisCluster(nodes, launch)
         cluster.until_whole()
         yield cluster
 
@@ -57,7 +77,7 @@ def _introduce(nodes: Sequence[RedisServer]) -> None:
         ask(first.port, "CLUSTER", "MEET", LOOPBACK, str(node.port))
 
 
-def _is_whole(node: RedisServer) -> bool:
+def _is_whole(node: RedisServer, known: int) -> bool:
     facts = ask_facts(node.port, "CLUSTER", "INFO")
-    wanted = {"cluster_state": "ok", "cluster_known_nodes": str(MASTERS), "cluster_slots_ok": str(SLOTS)}
+    wanted = {"cluster_state": "ok", "cluster_known_nodes": str(known), "cluster_slots_ok": str(SLOTS)}
     return wanted.items() <= facts.items()
