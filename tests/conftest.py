@@ -101,5 +101,5 @@ def redis_sentinel() -> Iterator[servers.RedisSentinel]:
     """A master, two replicas, three sentinels. A test that kills one of them has ``servers.redis_sentinel()`` of its
     own, which is sooner there than this one is whole again.
     """
-    with servers.redis_sentinel() as watched:
+    with servers.redis_sentinel(down_after=30_000) as watched:
         yield watched

@@ -131,13 +131,16 @@ class TestWrongDoors:
 
 def test_a_dead_node() -> None:
     """Without one of its servers a Cluster can't serve, which is an error; when it is whole again, so is the store."""
-    settings = {"cluster-node-timeout": "500", "appendonly": "yes", "appendfsync": "always"}
+    settings = {"appendonly": "yes", "appendfsync": "always"}
     with servers.redis_cluster(settings=settings) as cluster, RedisStore(cluster_url(cluster.nodes)) as store:
         holds = [store.perform(claim(f"key {number}")) for number in range(30)]
         dead = cluster.nodes[2]
         dead.kill()
-        errors = [_error(store, claim(f"new {number}")) for number in range(30)]
+        errors = [_error(store, claim(f"at once {number}")) for number in range(30)]
         assert any(isinstance(each, StoreUnavailable) for each in errors)
+        cluster.until_missed(dead)
+        errors = [_error(store, claim(f"later {number}")) for number in range(30)]
+        assert all(isinstance(each, StoreUnavailable) for each in errors)
         dead.start()
         cluster.until_whole()
         for number, hold in enumerate(holds):

@@ -15,9 +15,11 @@ SLOTS = 16_384
 #: How far above its port a node speaks to other nodes. It can't be chosen before Redis 7.
 BUS = 10_000
 
-#: A node that is silent for so many milliseconds is held for dead, and then the whole cluster is down. Long enough for
-#: a busy machine; who tests outages sets it lower.
-NODE_TIMEOUT = "5000"
+#: A node that is silent for so many milliseconds is held for dead, and then the whole cluster is down. Longer than a
+#: busy machine may stand still.
+NODE_TIMEOUT = "10000"
+#: While one is known to be dead, and the others shall find out.
+SHORT_TIMEOUT = "500"
 
 
 class RedisCluster:
@@ -29,11 +31,23 @@ class RedisCluster:
         self.url = self.urls[0]
         self._launch = launch
         self._replicas: list[RedisServer] = []
+        #: Those that give each other up sooner than a busy machine allows for.
+        self._hasty: list[RedisServer] = []
 
     def until_whole(self) -> None:
         """Wait until all know each other and serve every slot. A node that was started again takes two seconds."""
         nodes = [*self.nodes, *self._replicas]
         until("every node finds the cluster whole", lambda: all(_is_whole(node, len(nodes)) for node in nodes))
+        while self._hasty:
+            _give_up_after(NODE_TIMEOUT, self._hasty.pop())
+
+    def until_missed(self, dead: RedisServer) -> None:
+        """Wait until the others hold *dead*, which was killed, for dead: there is no cluster then."""
+        self._hasty = [node for node in self.nodes if node is not dead]
+        # Until it is whole again: how long they take to trust it depends on this, too.
+        for node in self._hasty:
+            _give_up_after(SHORT_TIMEOUT, node)
+        until("the others miss it", lambda: all(_state(node)["cluster_state"] == "fail" for node in self._hasty))
 
     def add_replica(self, master: RedisServer) -> RedisServer:
         """Start a replica of *master*, and wait until it is fit to take its place."""
@@ -78,6 +92,13 @@ def _introduce(nodes: Sequence[RedisServer]) -> None:
 
 
 def _is_whole(node: RedisServer, known: int) -> bool:
-    facts = ask_facts(node.port, "CLUSTER", "INFO")
     wanted = {"cluster_state": "ok", "cluster_known_nodes": str(known), "cluster_slots_ok": str(SLOTS)}
-    return wanted.items() <= facts.items()
+    return wanted.items() <= _state(node).items()
+
+
+def _give_up_after(timeout: str, node: RedisServer) -> None:
+    ask(node.port, "CONFIG", "SET", "cluster-node-timeout", timeout)
+
+
+def _state(node: RedisServer) -> dict[str, str]:
+    return ask_facts(node.port, "CLUSTER", "INFO")

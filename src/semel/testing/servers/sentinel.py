@@ -16,6 +16,7 @@ SENTINELS = 3
 QUORUM = 2
 
 #: After how many milliseconds of silence a server is held for dead, and how long a fail-over may take until the next.
+#: Who kills a master wants the first to be short; who does not, longer than a busy machine may stand still.
 DOWN_AFTER = 1000
 FAILOVER = 3000
 
@@ -52,25 +53,29 @@ class RedisSentinel:
 
 
 @contextmanager
-def redis_sentinel(*, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[RedisSentinel]:
-    """Lend one master, two replicas and three sentinels. `settings` are for those with data."""
+def redis_sentinel(
+    *, settings: Mapping[str, str] = NO_SETTINGS, down_after: int = DOWN_AFTER
+) -> Iterator[RedisSentinel]:
+    """Lend one master, two replicas and three sentinels. `settings` are for those with data; a master that is silent
+    for `down_after` milliseconds is replaced.
+    """
     with ExitStack() as ends:
         master = ends.enter_context(redis_process(free_port(), {**AT_ONCE, **settings}))
         following = {**AT_ONCE, **settings, "replicaof": f"{LOOPBACK} {master.port}"}
         replicas = [ends.enter_context(redis_process(free_port(), following)) for _ in range(REPLICAS)]
         # Before anybody watches: what a sentinel has seen of a replica once, it holds for true for ten seconds.
         until("every replica has its first copy", lambda: _has_copies(master))
-        watching = _watching(master)
+        watching = _watching(master, down_after)
         watchers = [ends.enter_context(redis_process(free_port(), watching, "--sentinel")) for _ in range(SENTINELS)]
         watched = RedisSentinel([master, *replicas], watchers)
         watched.until_whole()
         yield watched
 
 
-def _watching(master: RedisServer) -> dict[str, str]:
+def _watching(master: RedisServer, down_after: int) -> dict[str, str]:
     return {
         "sentinel monitor": f"{SERVICE} {LOOPBACK} {master.port} {QUORUM}",
-        "sentinel down-after-milliseconds": f"{SERVICE} {DOWN_AFTER}",
+        "sentinel down-after-milliseconds": f"{SERVICE} {down_after}",
         "sentinel failover-timeout": f"{SERVICE} {FAILOVER}",
     }
 
