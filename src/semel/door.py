@@ -8,7 +8,6 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import FrameType
 from typing import IO, Any, Self
@@ -18,6 +17,7 @@ from semel.core.fingerprint import Buffer
 from semel.core.message import Answer, Head, Headers
 from semel.core.policy import Policy
 from semel.core.status import STATUS_PATH, checked_path
+from semel.core.value import value
 from semel.errors import ConfigurationError, NoEffect, ShuttingDown
 from semel.flows.handle import SHUTDOWN_RETRY_AFTER_SECONDS
 from semel.operation import Operation
@@ -68,7 +68,7 @@ class HeaderView(Mapping[str, str]):
         return len({name for name, _ in self._headers})
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestView:
     """What the application's ``scope`` callable is given to say whose request this is."""
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from semel.core.commands import (
     Tell,
     Undo,
 )
+from semel.core.value import value
 from semel.drivers import arun, run
 from semel.errors import ConfigurationError
 from semel.stores import AsyncStore, Store
@@ -39,7 +40,7 @@ from semel.telemetry.logs import log
 Function = Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Call:
     """What the handler wants called in one step."""
 

@@ -27,7 +27,6 @@ from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.record import Hold, Record, Stuck
 from semel.core.recovery import Done, Progress, written
-from semel.core.state import State
 from semel.core.upkeep import MAX_ATTEMPTS
 from semel.errors import InProgress, StoreUnavailable
 from semel.flows.finish import MAX_OPERATIONS, FinishReport, finish, finish_abandoned
@@ -53,9 +52,8 @@ def taken(attempt: int = 2) -> Hold:
 
 
 def record(hold: Hold) -> Record:
-    fields = {name: getattr(PROCESSING, name) for name in Record.__slots__}
-    mine = {"attempt": hold.attempt, "token": hold.token, "steps": written(PROGRESS), "recovery_point": "ride_created"}
-    return Record(**(fields | mine | {"state": State.PROCESSING}))
+    steps = written(PROGRESS)
+    return replace(PROCESSING, attempt=hold.attempt, token=hold.token, steps=steps, recovery_point="ride_created")
 
 
 def test_finished() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
 
@@ -16,6 +15,7 @@ from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Message, Receive, 
 from semel.core.commands import Ending, Flow, Lost, RunHandler, Undo
 from semel.core.message import Answer, Headers
 from semel.core.replay import is_endless
+from semel.core.value import value
 from semel.door import Body, answered, raised, streaming
 from semel.drivers import AsyncPerform, aresume
 from semel.errors import NoEffect, StoreError
@@ -28,7 +28,7 @@ from semel.stores.step import Step
 _deserted: set[asyncio.Task[None]] = set()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Job:
     """What is guarded: an operation, and the flow that waits for its ending."""
 
@@ -76,7 +76,7 @@ class Handling:
         self._scope = scope
         self._send = send
         loop = asyncio.get_running_loop()
-        done = Step[None](loop=loop)
+        done: Step[None] = Step(loop=loop)
         self._task = loop.create_task(self._run(app, incoming, done))
         return done
 
@@ -262,7 +262,7 @@ class Incoming(Protocol):
         """Return the app's ``receive``."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Taken:
     """A request whose body was read already, before its app was run."""
 

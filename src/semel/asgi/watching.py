@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Message, Receive
 from semel.core.commands import Flow, RunUnguarded
+from semel.core.value import value
 from semel.door import Body
 from semel.drivers import AsyncPerform, aresume
 from semel.flows.reply import Reply
 from semel.stores.keeper import AsyncKeeper
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Job:
     """What waits for the end of an answer."""
 

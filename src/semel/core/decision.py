@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.record import Found
 from semel.core.state import TERMINAL, State
+from semel.core.value import value
 from semel.errors import KeyExpired, KeyReused, OutcomeUnknown, Refusal
 
 #: Most handlers end within a second, and a client that comes back too early is told again.
 RETRY_AFTER_SECONDS = 1
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Run:
     """Take the record over and run the handler."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Replay:
     """Give the stored answer again."""
 
     answer: Answer
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Busy:
     """The first still runs. Whether the other waits, or is told to come back, is for its policy to say."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Accepted:
     """A worker has it, or will: say where its state can be asked for."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refuse:
     """Run nothing, and say why."""
 

@@ -5,20 +5,20 @@ A key appears here only as its short digest: keys can hold personal data.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from semel.core.outcome import Outcome
+from semel.core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PersonalKey:
     """A client sent a key that looks like an e-mail address or a phone number. It works; it ends up in databases."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TookOver:
     """An earlier attempt died, lost its database or gave up; its operation is run again, or on from where it was."""
 
@@ -26,7 +26,7 @@ class TookOver:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Fenced:
     """This worker had lost its lease when it wanted to store its answer. The answer was thrown away."""
 
@@ -34,7 +34,7 @@ class Fenced:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NotStored:
     """The handler ran, and its answer could not be stored. The key is kept until the lease runs out."""
 
@@ -43,7 +43,7 @@ class NotStored:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NotKept:
     """The answer was too large or a stream: it is sent once, and a retry will be told that it can't be repeated."""
 
@@ -51,7 +51,7 @@ class NotKept:
     status: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StoreFailed:
     """A request was refused with 503, because the store could not do its part."""
 
@@ -59,7 +59,7 @@ class StoreFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LostLease:
     """This worker was silent for longer than its lease, so its handler was stopped: another may run the operation."""
 
@@ -67,7 +67,7 @@ class LostLease:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ParkedUnknown:
     """Nobody knows whether an effect happened, so the operation is parked: see semel keys list --state unknown."""
 
@@ -76,7 +76,7 @@ class ParkedUnknown:
     step: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Swept:
     """A worker died over this key. It is free again: the next retry goes on."""
 
@@ -85,7 +85,7 @@ class Swept:
     silent_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SweptUnknown:
     """A worker died over this key, and its policy forbids a second run. It is parked for an operator to resolve."""
 
@@ -93,7 +93,7 @@ class SweptUnknown:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FinishedAbandoned:
     """No client came back for this operation, so it was finished without one."""
 
@@ -102,7 +102,7 @@ class FinishedAbandoned:
     status: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FinishedAccepted:
     """An operation that was accepted was run, and has ended."""
 
@@ -111,7 +111,7 @@ class FinishedAccepted:
     status: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GaveUpAbandoned:
     """This operation was run to finish it, too often and to no end. It is parked for an operator to resolve."""
 
@@ -119,7 +119,7 @@ class GaveUpAbandoned:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reported:
     """Report mode: this request ran as it came. Its outcome is what enforcing would have made of it."""
 
@@ -128,7 +128,7 @@ class Reported:
     route: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReportFailed:
     """Report mode could not judge a request, and it ran as it came. This is told once a minute at most."""
 

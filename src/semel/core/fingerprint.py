@@ -12,10 +12,12 @@ import hmac
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import itemgetter
 from typing import NoReturn
 
 from semel.core.canonical import Buffer, MediaType, canonical, media_type, pack, pairs
+from semel.core.value import value
 from semel.errors import ConfigurationError
 
 __all__ = ["Buffer", "Fingerprinter", "Subject"]
@@ -48,7 +50,10 @@ _NEVER_COUNTED = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+_NO_HEADERS = pack((b"",))
+
+
+@value
 class Subject:
     """A request, as far as a fingerprint may look at it."""
 
@@ -137,16 +142,11 @@ class Fingerprinter:
     def _begin(self, subject: Subject, media: MediaType) -> hashlib._Hash | hmac.HMAC:
         """Hash all but the body, which can follow without its length: the parts in front of it are always six."""
         encoding = _value(subject, b"content-encoding").strip().lower()
-        start = pack(
-            (
-                subject.method.encode(),
-                subject.path.encode("utf-8", "surrogatepass"),
-                subject.query and canonical_query(subject.query),
-                media.name.encode("latin-1"),
-                b"" if encoding == "identity" else encoding.encode("latin-1"),
-                pack(pack(_lines(subject, name)) for name in self._header_names),
-            )
-        )
+        start = _place(subject.method, subject.path, subject.query, media.name, encoding)
+        if self._header_names:
+            start += pack((pack(pack(_lines(subject, name)) for name in self._header_names),))
+        else:
+            start += _NO_HEADERS
         return hashlib.sha256(start) if self.secret is None else hmac.new(self.secret, start, "sha256")
 
     def _check_secrets(self) -> None:
@@ -206,6 +206,19 @@ def canonical_query(query: bytes) -> bytes:
     """Bring a query into one form: a retry may have its names in another order."""
     # Proxies and dictionaries reorder names; the values of one name are a list, and keep their order.
     return pack(part for pair in sorted(pairs(query), key=itemgetter(0)) for part in pair)
+
+
+@lru_cache(maxsize=64)  # Most requests go to the same few places.
+def _place(method: str, path: str, query: bytes, media: str, encoding: str) -> bytes:
+    return pack(
+        (
+            method.encode(),
+            path.encode("utf-8", "surrogatepass"),
+            query and canonical_query(query),
+            media.encode("latin-1"),
+            b"" if encoding == "identity" else encoding.encode("latin-1"),
+        )
+    )
 
 
 def _alike(one: bytes, other: bytes) -> bool:

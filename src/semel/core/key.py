@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from urllib.parse import unquote_to_bytes
 
+from semel.core.value import value
 from semel.errors import KeyInvalid
 
 #: RFC 9651 obliges a parser to take this many characters. Policy may allow fewer.
@@ -101,7 +101,7 @@ _CROCKFORD = str.maketrans("0123456789ABCDEFGHJKMNPQRSTVWXYZ", "0123456789ABCDEF
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@value
 class Key:
     """A key as the client meant it: unquoted, unescaped, and compared byte for byte."""
 

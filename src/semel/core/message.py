@@ -1,13 +1,15 @@
-"""Requests and answers as the core sees them: frozen values of bytes. They are read from no socket and sent to none."""
+"""Requests and answers as the core sees them: values made of bytes. They are read from no socket and sent to none."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from semel.core.value import value
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Head:
     """What is known of a request before its body: enough to refuse it."""
 
@@ -26,7 +28,7 @@ class Head:
         return [value for each, value in self.headers if each == name]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Request:
     """A whole request, kept so that it can be run again without its client."""
 
@@ -36,7 +38,7 @@ class Request:
     principal: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answer:
     """A response: status, ordered header pairs, bytes. ``body=None`` is a tombstone: it was sent, but not kept.
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
+
+from semel.core.value import value
 
 #: Longer than any policy lets anybody wait; larger numbers are this one.
 _LONGEST = timedelta(days=1)
@@ -22,7 +23,7 @@ _PREFERENCE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Preferences:
     """What one request prefers, as far as it is ours to give."""
 

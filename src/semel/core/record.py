@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from semel.core.message import Answer
 from semel.core.state import TERMINAL, State
+from semel.core.value import value
 from semel.errors import ConfigurationError
 
 #: What a retry meets after a worker died in mid-handler.
@@ -20,7 +20,7 @@ AfterRetention = Literal["delete", "strip", "keep"]
 MAX_NOTE_LENGTH = 200
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Hold:
     """The right to write to one record: which attempt, and that attempt's own random token.
 
@@ -37,7 +37,7 @@ class Hold:
 NOBODYS_TOKEN = bytes(16)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Found:
     """What a claim came upon: as much of the record as it takes to decide, times already judged by the database."""
 
@@ -58,7 +58,7 @@ class Found:
     retention_left: timedelta | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Milestone:
     """How far an operation is, in its handler's own words."""
 
@@ -76,7 +76,7 @@ class Milestone:
             raise ConfigurationError(f"The note of a progress is a text of at most {MAX_NOTE_LENGTH} characters.")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Record:
     """A whole record, as people look at it."""
 
@@ -121,7 +121,7 @@ class Record:
         return self.lease_left is not None and self.lease_left <= timedelta(0)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stuck:
     """A record that nobody works on, though it has not ended: what the sweeper and the completer have to judge.
 
@@ -151,7 +151,7 @@ class Stuck:
         return self.is_accepted and self.tries == 0 and not self.is_nobodys
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Entry:
     """One line of the audit trail."""
 

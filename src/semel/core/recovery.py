@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from semel.core.value import value
 from semel.errors import RecoveryPointLost, ResultNotJSON, StepNameInvalid, StepRepeated
 
 Kind = Literal["phase", "effect"]
@@ -31,7 +31,7 @@ _write = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]+")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Done:
     """A step that is committed, and what it returned."""
 
@@ -40,7 +40,7 @@ class Done:
     result: Any
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Begun:
     """An effect that was to be called: whether it was, nobody knows."""
 
@@ -51,7 +51,7 @@ class Begun:
 Step = Done | Begun
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Progress:
     """The steps of one operation so far."""
 

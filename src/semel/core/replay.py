@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import assert_never
 
 from semel.core.commands import Answered, Raised, Streaming
@@ -10,6 +9,7 @@ from semel.core.message import Answer, Headers
 from semel.core.policy import Policy
 from semel.core.problem import SHOULD_RETRY, refused
 from semel.core.state import Event
+from semel.core.value import value
 from semel.errors import NotReplayable, OperationFailed
 
 #: An allow-list, since what it leaves out is unbounded: cookies would hand one session to another, dates and request
@@ -38,7 +38,7 @@ ENDLESS_MEDIA_TYPES = (b"text/event-stream", b"multipart/x-mixed-replace", b"app
 FIRST_SERVER_ERROR = 500
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Keep:
     """Store this answer."""
 
@@ -46,7 +46,7 @@ class Keep:
     answer: Answer
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Free:
     """Store nothing and free the key: nothing happened, or nothing final."""
 

@@ -10,13 +10,13 @@ import binascii
 import json
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from dataclasses import dataclass
 from datetime import datetime
 from urllib.parse import quote
 
 from semel.core.message import Answer, Headers
 from semel.core.record import Record
 from semel.core.scope import SEPARATOR
+from semel.core.value import value
 from semel.errors import ConfigurationError, OperationNotFound
 
 #: Below this path operations are asked for, unless the application says otherwise.
@@ -38,7 +38,7 @@ _PATH = re.compile(r"(?:/[A-Za-z0-9._~-]+)+")
 _NO_STORE = (b"cache-control", b"no-store")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Name:
     """An operation as its address names it."""
 

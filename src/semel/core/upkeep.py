@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 
 from semel.core.record import Stuck
+from semel.core.value import value
 from semel.errors import StoreError, StoreUnavailable
 
 #: Records that one statement of the reaper's touches: few milliseconds of work, and no long transaction.
@@ -18,22 +18,22 @@ MOST_DOUBLINGS = 6
 MAX_ATTEMPTS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Free:
     """Let whoever comes next have the key."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Hand:
     """Leave it to the completer, which is running and has the request."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ParkIt:
     """Stop it, and let an operator say what it did."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Run:
     """Finish it now, without its client."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import assert_never
 
 from semel.core.commands import Again, Claim, FindStuck, FinishOne, Flow, Park, TakeOver, Tell, Verdict
@@ -13,6 +13,7 @@ from semel.core.problem import refused
 from semel.core.record import Hold, Stuck
 from semel.core.recovery import Progress
 from semel.core.upkeep import MAX_ATTEMPTS, ParkIt, Run, finishing
+from semel.core.value import value
 from semel.errors import Refusal, StoreError
 from semel.flows.handle import progress_of, run_handler
 from semel.flows.reply import Reply, Send
@@ -25,7 +26,7 @@ FOR_WANT_OF_CREDENTIALS = frozenset({401, 403, 407})
 FINAL_WITHOUT_CLIENT = frozenset(range(200, 500)) - {408, 421, 425, 429}
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FinishReport:
     """What came of one run of the completer."""
 

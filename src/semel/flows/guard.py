@@ -6,7 +6,7 @@ What comes after the claim is in ``handle.py``, and in ``atomic.py`` where claim
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import assert_never
 
 from semel.core.commands import Again, Announce, Claim, Flow, Look, Now, TakeOver, Tell
@@ -22,6 +22,7 @@ from semel.core.recovery import Progress
 from semel.core.replay import replayed
 from semel.core.state import State
 from semel.core.status import not_ended
+from semel.core.value import value
 from semel.errors import InProgress, Interrupted, KeyExpired, StoreError, StoreUnavailable
 from semel.flows.atomic import run_atomically
 from semel.flows.handle import note, progress_of, release, run_handler
@@ -68,7 +69,7 @@ def guard(
     return Send((yield from _accepted(claim, status_path, is_wish=wants_async)))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Asked:
     """What one request asks for, and how it is to be judged."""
 
@@ -80,7 +81,7 @@ class _Asked:
     notes_replays: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Ours:
     """The key is ours."""
 
@@ -89,7 +90,7 @@ class _Ours:
     is_pending: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Held:
     """The key is ours, and the operation has come so far."""
 

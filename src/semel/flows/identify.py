@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semel.core.body_hash import PREFIX, is_made
 from semel.core.commands import Flow, NameScope, ReadBody, Tell
 from semel.core.events import PersonalKey
@@ -12,10 +10,11 @@ from semel.core.key import Key, find
 from semel.core.message import Head
 from semel.core.policy import Policy
 from semel.core.scope import scoped
+from semel.core.value import value
 from semel.errors import BodyTooLarge, KeyInvalid, KeyMissing
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Asked:
     """A request that bears a key, or was given one."""
 

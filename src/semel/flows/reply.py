@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from semel.core.message import Answer
+from semel.core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Send:
     """Send this answer."""
 
     answer: Answer
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PassOn:
     """Let the handler's own answer through: as it streams, or (for a request without a key) untouched."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reraise:
     """Let the handler's exception through, after *answer* where there is one."""
 
@@ -27,7 +26,7 @@ class Reraise:
     answer: Answer | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Done:
     """Send nothing: a handler that was run unguarded has answered by itself. What it raised goes on as it was."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any, Generic, TypeVar, assert_never
@@ -37,6 +36,7 @@ from semel.core.problem import refused
 from semel.core.record import Hold, Record, Stuck
 from semel.core.recovery import Begun, Done, read_back
 from semel.core.upkeep import MAX_BATCH, Free, Hand, ParkIt, next_batch, sweeping
+from semel.core.value import value
 from semel.errors import Abandoned, StoreError
 
 T = TypeVar("T", Reaped, int)
@@ -51,7 +51,7 @@ AUDIT_RETENTION = timedelta(days=90)
 ABANDONED = refused(Abandoned(), Policy())
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SweepReport:
     """What came of one run of the sweeper."""
 
@@ -72,7 +72,7 @@ class SweepReport:
         return not (self.freed or self.parked or self.error)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReapReport:
     """What came of one run of the reaper."""
 
@@ -208,7 +208,7 @@ def _why(error: StoreError | None) -> str:
     return f"; then it ended: {error}" if error else ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Batches(Generic[T]):
     """What came of each batch, how large the next may be, and why there was none, where the store objected."""
 

@@ -5,13 +5,13 @@ only the database can know (whether there is such a column, and such a constrain
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from semel.core.value import value
 from semel.errors import ConfigurationError
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Asked:
     """One row to insert, or to get."""
 

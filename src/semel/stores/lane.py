@@ -36,7 +36,7 @@ class AsyncLane(Generic[C]):
     def submit(self, command: C) -> Step[Any]:
         """Queue *command*. It goes out even if the caller goes away."""
         loop = asyncio.get_running_loop()
-        answer = Step[Any](loop=loop)
+        answer: Step[Any] = Step(loop=loop)
         self._queue.append((command, answer))
         if self._drain is None:
             self._drain = loop.create_task(self._run())

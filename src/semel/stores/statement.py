@@ -14,6 +14,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, Generic, TypeVar
 
+from semel.core.value import value
 from semel.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -76,7 +77,7 @@ class Query:
         return _PARAMETER.sub(lambda match: numbers[match[1]], self.text)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Statement(Generic[T]):
     """One statement to run: text, parameters in order, and how to read the rows that come back."""
 
@@ -85,7 +86,7 @@ class Statement(Generic[T]):
     read: Callable[[Sequence[Sequence[Any]]], T]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Joined(Generic[T]):
     """A statement that joins a transaction of the application's, on whatever driver that runs.
 

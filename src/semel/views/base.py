@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from typing import IO, Generic, TypeVar
 
@@ -13,6 +12,7 @@ from semel.core.canonical import pack
 from semel.core.commands import Ending
 from semel.core.message import Answer, Head, Headers
 from semel.core.replay import is_endless
+from semel.core.value import value
 from semel.door import CHUNK_BYTES, answered, streaming
 from semel.flows.reply import Reraise, Send
 from semel.operation import Operation
@@ -20,7 +20,7 @@ from semel.operation import Operation
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Taken:
     """A response, as far as it can be kept."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from enum import Enum
 
@@ -12,17 +12,18 @@ from semel.core.fingerprint import Buffer
 from semel.core.message import Answer, Headers
 from semel.core.record import Found, Hold, Stuck
 from semel.core.recovery import Progress
+from semel.core.value import value
 from semel.errors import StepError
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NameScope(Command[str | None]):
     """Ask the application whose request this is."""
 
     interruptible = True
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadBody(Command[Buffer | None]):
     """Read the whole request body, or None when it is larger than *limit*."""
 
@@ -31,7 +32,7 @@ class ReadBody(Command[Buffer | None]):
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answered:
     """The handler ended with a whole answer, all of its headers still in place."""
 
@@ -44,7 +45,7 @@ class Answered:
     skipped: StepError | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Streaming:
     """The handler began an answer that can't be kept: it is too large or has no end. None of it has been sent yet."""
 
@@ -54,7 +55,7 @@ class Streaming:
     skipped: StepError | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Raised:
     """The handler raised, and no answer came of it."""
 
@@ -64,17 +65,17 @@ class Raised:
     skipped: StepError | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Lost:
     """Another worker took the operation over in the middle. The handler was stopped, or its answer is of no account."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Parked:
     """The handler came to an effect whose outcome can't be known. The record says so already."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NotStarted:
     """The handler was not run at all, since this process is about to end."""
 
@@ -82,7 +83,7 @@ class NotStarted:
 Ending = Answered | Streaming | Raised | Lost | Parked | NotStarted
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunHandler(Command[Ending]):
     """Let the application handle the request, under this hold."""
 
@@ -95,7 +96,7 @@ class RunHandler(Command[Ending]):
     progress: Progress = field(default_factory=Progress)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunUnguarded(Command[int | None]):
     """Let the application handle and answer the request as if nobody watched, and say how that went (report mode).
 
@@ -120,7 +121,7 @@ class RunUnguarded(Command[int | None]):
     lease: timedelta | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FinishOne(Command[int | Again | None]):
     """Run a stuck operation's stored request through the application, on from its recovery point.
 
@@ -137,7 +138,7 @@ class NoRoom(Enum):
     NO_ROOM = "no room"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Wait(Command[Found | Again | NoRoom]):
     """Wait, with nothing held, until somebody may know more of a key whose operation is in progress.
 
@@ -157,7 +158,7 @@ class Wait(Command[Found | Again | NoRoom]):
     max_waiters_per_key: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Announce(Command[None]):
     """Tell the others in this process who wait for a key what was found of it: it has ended."""
 
@@ -166,14 +167,14 @@ class Announce(Command[None]):
     found: Found
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Pause(Command[None]):
     """Wait."""
 
     duration: timedelta
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Tell(Command[None]):
     """Let people know."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timedelta
 
 from semel.core.commands.base import Again, Command, Verdict
@@ -10,9 +10,10 @@ from semel.core.message import Answer, Request
 from semel.core.record import AfterRetention, Found, Hold, Milestone, OnCrash, Record
 from semel.core.recovery import Progress
 from semel.core.state import Event, State
+from semel.core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Claim(Command[Hold | Found | Again]):
     """Take the key if nobody has it; otherwise say what is there.
 
@@ -36,7 +37,7 @@ class Claim(Command[Hold | Found | Again]):
     is_accepted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TakeOver(Command[Hold | Again]):
     """Take the key from a holder whose lease ran out, or from a record that expired, if it is still the one *seen*.
 
@@ -52,7 +53,7 @@ class TakeOver(Command[Hold | Again]):
     is_abandoned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Complete(Command[Verdict]):
     """Store how it ended, with the answer. Repeating it is safe: an answer stored under this hold is DONE."""
 
@@ -63,7 +64,7 @@ class Complete(Command[Verdict]):
     wakes: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Release(Command[Verdict]):
     """Free the key: nothing happened. Attempt 0 stands for *whatever number this token was given*.
 
@@ -77,14 +78,14 @@ class Release(Command[Verdict]):
     wakes: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Renew(Command[frozenset[Hold]]):
     """Prolong every lease in one statement; the answer is the holds that are lost."""
 
     holds: tuple[tuple[Hold, timedelta], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Save(Command[Verdict]):
     """Store how far the operation has come, in a transaction of its own. Repeating it is safe.
 
@@ -99,7 +100,7 @@ class Save(Command[Verdict]):
     before: Progress = field(default_factory=Progress)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Mark(Command[Verdict]):
     """Store how far the handler says it is, for whoever asks meanwhile. Nothing else depends on it."""
 
@@ -109,7 +110,7 @@ class Mark(Command[Verdict]):
     milestone: Milestone
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Park(Command[Verdict]):
     """Stop the operation until an operator has said what it did. With *if_silent*, only when its lease is over.
 
@@ -122,7 +123,7 @@ class Park(Command[Verdict]):
     if_silent: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Settle(Command[Record | None]):
     """Wait until no transaction under *hold* is under way any more, then read the record.
 
@@ -134,7 +135,7 @@ class Settle(Command[Record | None]):
     hold: Hold
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Look(Command[Record | None]):
     """Read one record: for people, and for whoever has just taken it over and has to know how far it has come."""
 
@@ -144,7 +145,7 @@ class Look(Command[Record | None]):
     key: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Browse(Command[tuple[Record, ...]]):
     """Read the newest records, for people; *key* and *state* narrow it down. Bodies stay behind."""
 
@@ -154,7 +155,7 @@ class Browse(Command[tuple[Record, ...]]):
     state: State | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Now(Command[datetime]):
     """Read the store's clock, the only one that decides."""
 

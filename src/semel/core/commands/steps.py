@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Any
 
@@ -12,9 +12,10 @@ from semel.core.message import Answer
 from semel.core.record import Found, Hold
 from semel.core.recovery import Progress
 from semel.core.state import Event
+from semel.core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Begin(Command[Hold | Found]):
     """Open the transaction that the handler will write in, take the key's lock and read what is there.
 
@@ -27,7 +28,7 @@ class Begin(Command[Hold | Found]):
     claim: Claim
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Finish(Command[Verdict]):
     """Write the record with its answer into the handler's transaction, and commit.
 
@@ -46,21 +47,21 @@ class Finish(Command[Verdict]):
     wakes: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Open(Command[None]):
     """Open the transaction of a phase."""
 
     interruptible = True
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CallInside(Command[Any]):
     """Call the function of a phase, with the open connection."""
 
     interruptible = True
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Commit(Command[Verdict]):
     """Write how far the operation has come into the phase's transaction, and commit. ``FENCED``: rolled back."""
 
@@ -72,12 +73,12 @@ class Commit(Command[Verdict]):
     before: Progress = field(default_factory=Progress)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Undo(Command[None]):
     """Roll the open transaction back. Nothing happens where there is none."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CallOutside(Command[Any]):
     """Call the function of an effect, with the key derived for it. No transaction is open meanwhile."""
 
@@ -86,7 +87,7 @@ class CallOutside(Command[Any]):
     key: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Applied:
     """Said by ``verify`` of an effect: it happened, and this is its result."""
 
@@ -100,7 +101,7 @@ class Doubt(Enum):
     CANT_TELL = "can't tell"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AskOutside(Command[Applied | Doubt]):
     """Ask whoever an effect was meant for whether it happened."""
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 
 from semel.core.commands.base import Command, Verdict
 from semel.core.message import Answer, Request
 from semel.core.record import Entry, Hold, Stuck
 from semel.core.recovery import Progress
+from semel.core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FindStuck(Command[tuple[Stuck, ...]]):
     """Read the records that are in progress under a lease that has run out, the longest silent first.
 
@@ -30,21 +30,21 @@ class FindStuck(Command[tuple[Stuck, ...]]):
     only_due: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadRequest(Command[Request | None]):
     """Read the request that was kept with a record, if *hold* still holds it."""
 
     hold: Hold
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Sweep(Command[Verdict]):
     """Free the key of a dead worker, if its lease is still over. The record stays, and the next takes it over."""
 
     hold: Hold
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reaped:
     """What came of one round of reaping."""
 
@@ -61,7 +61,7 @@ class Reaped:
         return self.deleted + self.stripped + self.failed
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reap(Command[Reaped]):
     """Clear away at most *limit* records that are past retention. *abandoned* is the answer of those nobody ended."""
 
@@ -69,7 +69,7 @@ class Reap(Command[Reaped]):
     abandoned: Answer
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReapTrail(Command[int]):
     """Delete at most *limit* lines of the audit trail that are older than *older_than*."""
 
@@ -77,14 +77,14 @@ class ReapTrail(Command[int]):
     older_than: timedelta
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Discard(Command[Verdict]):
     """Forget a record that has not ended, because an operator says so. Whoever holds it is fenced off."""
 
     hold: Hold
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Unpark(Command[Verdict]):
     """Let a parked operation go on with *progress*, in which an operator has said what the effect did.
 
@@ -96,7 +96,7 @@ class Unpark(Command[Verdict]):
     progress: Progress
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Decree(Command[Verdict]):
     """End a parked operation with *answer*, because an operator says that it took effect."""
 
@@ -104,7 +104,7 @@ class Decree(Command[Verdict]):
     answer: Answer
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Note(Command[None]):
     """Write a line into the audit trail that no other statement writes: a replay, a write that was fenced off."""
 
@@ -113,7 +113,7 @@ class Note(Command[None]):
     detail: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadTrail(Command[tuple[Entry, ...]]):
     """Read what the audit trail has of one key, oldest first."""
 

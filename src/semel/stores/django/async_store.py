@@ -49,7 +49,7 @@ class AsyncDjangoStore(AsyncStore):
 
     def perform(self, command: Command[T]) -> Step[T]:
         """Start one store command. It is carried out whether or not anybody waits for it."""
-        step = Step[T](loop=asyncio.get_running_loop())
+        step: Step[T] = Step(loop=asyncio.get_running_loop())
         _start(self._carry_out(command, step))
         return step
 

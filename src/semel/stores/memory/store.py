@@ -139,7 +139,7 @@ class AsyncMemoryStore(AsyncStore):
 
     def perform(self, command: Command[T]) -> Step[T]:
         """Carry out one store command."""
-        answer = Step[T](loop=asyncio.get_running_loop())
+        answer: Step[T] = Step(loop=asyncio.get_running_loop())
         answer.settle(self._memory.act(command, self.actor))
         return answer
 

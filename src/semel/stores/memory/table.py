@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -11,13 +11,14 @@ from semel.core.commands import Claim
 from semel.core.message import Answer, Request
 from semel.core.record import AfterRetention, Entry, Found, Hold, Milestone, OnCrash, Record
 from semel.core.state import State
+from semel.core.value import value
 from semel.stores.requests import read_back, written
 
 T = TypeVar("T")
 Clock = Callable[[], datetime]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Row:
     """One record."""
 
@@ -95,7 +96,7 @@ class Row:
         return replace(self, answer=replace(self.answer, body=b""))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Moment:
     """When a command is carried out, and for whom."""
 

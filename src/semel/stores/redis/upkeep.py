@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from heapq import nlargest
 from typing import Any, cast
@@ -16,6 +15,7 @@ from typing import Any, cast
 from semel.core.commands import Browse, Command, FindStuck, Reap, Reaped, ReapTrail
 from semel.core.record import NOBODYS_TOKEN, Hold, OnCrash, Record, Stuck
 from semel.core.upkeep import is_due
+from semel.core.value import value
 from semel.errors import StoreError
 from semel.stores.base import this_process
 from semel.stores.headers import written as written_headers
@@ -41,7 +41,7 @@ _NOBODYS = NOBODYS_TOKEN.hex().encode()
 _TERMINAL = frozenset({b"complete", b"failed"})
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Judged:
     """As much of a record as those who clean up have to know, and the time by which to judge it."""
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from semel.core.commands import Again, Claim, Complete, Finish, Save, TakeOver, Verdict
 from semel.core.commands.steps import Commit
 from semel.core.record import Found, Hold
 from semel.core.recovery import written
 from semel.core.state import Event, State, after
+from semel.core.value import value
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.tiered.entry import Entry
 from semel.stores.tiered.expiry import deadline
@@ -25,7 +26,7 @@ from semel.stores.tiered.memory import LocalAnswers
 MOST_IN_FLIGHT = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class UnderWay:
     """What is known of a record that this process holds."""
 

@@ -101,13 +101,11 @@ class AsyncTieredStore(AsyncStore):
     def _claim(self, claim: Claim) -> Step[Any]:
         found = self.answers.local.get(claim.scope, claim.key)
         if found is not None:
-            step = Step[Any](loop=asyncio.get_running_loop())
-            step.settle(found)
-            return step
+            return _settled(found)
         asked = self.cache.get(claim.scope, claim.key) if self.cache is not None else None
         if asked is None:
             return self._ask(claim)
-        step = Step[Any](loop=asyncio.get_running_loop())
+        step: Step[Any] = Step(loop=asyncio.get_running_loop())
         asked.add_done_callback(partial(self._heard_of_cache, claim, step))
         return step
 
@@ -163,6 +161,12 @@ class AsyncTieredStore(AsyncStore):
         else:
             step.add_done_callback(lambda done: note(_outcome(done)))
         return step
+
+
+def _settled(outcome: Any) -> Step[Any]:
+    step: Step[Any] = Step(loop=asyncio.get_running_loop())
+    step.settle(outcome)
+    return step
 
 
 def _outcome(done: asyncio.Future[Any]) -> Any:

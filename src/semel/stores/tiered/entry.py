@@ -4,13 +4,13 @@ is for others to say.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from sys import getsizeof
 
 from semel.core.message import Answer
 from semel.core.record import Found
 from semel.core.state import TERMINAL, State
+from semel.core.value import value
 from semel.stores.tiered.expiry import deadline
 
 #: What the objects themselves take, besides the texts and bytes they hold: the entry, its answer and deadline, and its
@@ -20,7 +20,7 @@ ENTRY_BYTES = 640
 PAIR_BYTES = getsizeof((b"", b"")) + 8
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Entry:
     """A record that has ended."""
 

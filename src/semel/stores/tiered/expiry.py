@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 from typing import Any
+
+from semel.core.value import value
 
 #: Two clocks that are kept right by NTP may run apart by so much: each is slewed by at most 500 in a million.
 DRIFT = 1 / 1000
@@ -29,7 +30,7 @@ def deadline(asked_at: float, left: float) -> float:
     return asked_at + left * (1 - DRIFT)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RedisClock:
     """What a Redis server said that the time is, and when it had said so.
 

@@ -7,10 +7,11 @@ in between, it is that other one that is kept, and for too short a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 
 from semel.core.commands import Command
+from semel.core.value import value
 from semel.errors import StoreError, StoreRefused
 from semel.stores.redis.address import Address
 from semel.stores.redis.courier import Courier, Talk
@@ -34,7 +35,7 @@ _PTTL = b"*2\r\n$4\r\nPTTL\r\n$%d\r\n%b\r\n"
 _GET = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Wanted(Command[Entry | None]):
     """Somebody asks for the answer to a key."""
 
