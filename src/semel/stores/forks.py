@@ -19,10 +19,20 @@ class StartsAfresh(Protocol):
 
 _all: WeakSet[StartsAfresh] = WeakSet()
 
+#: What is the parent's. Even to collect it would be to touch it.
+_parents: list[object] = []
+
 
 def start_afresh_in_children(each: StartsAfresh) -> None:
     """Have *each* start afresh in every child forked from now on."""
     _all.add(each)
+
+
+def leave_alone(each: object) -> None:
+    """Never touch *each*, which is the parent's. A connection that is closed here is not closed there, but the kernel
+    would not tell the parent's event loop of it any more.
+    """
+    _parents.append(each)
 
 
 def _after_fork() -> None:

@@ -25,6 +25,7 @@ from semel.stores.connections.endings import (
     of_statement,
 )
 from semel.stores.connections.urls import postgres_url, unknown_address
+from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, Address
 from semel.stores.postgres.errors import unreachable
 from semel.stores.postgres.pooler import is_direct_async
@@ -73,6 +74,7 @@ class AsyncpgConnections(AsyncConnections):
         self._given = pool
         self._own: asyncpg.Pool[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        start_afresh_in_children(self)
 
     @classmethod
     def of(cls, pool: asyncpg.Pool[Any], url: str | None = None) -> Self:
@@ -130,6 +132,11 @@ class AsyncpgConnections(AsyncConnections):
                 pool.terminate()
         else:
             _terminate(pool)
+
+    def start_afresh(self) -> None:
+        """Have no pool: its connections are the parent's."""
+        leave_alone(self._own)
+        self._own = None
 
     async def _opened(self) -> asyncpg.Pool[Any]:
         loop = asyncio.get_running_loop()

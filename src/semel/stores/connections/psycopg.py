@@ -23,7 +23,7 @@ from semel.stores.connections.endings import (
     of_statement,
 )
 from semel.stores.connections.urls import postgres_url, unknown_address
-from semel.stores.forks import start_afresh_in_children
+from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, STATEMENT_SECONDS, Address
 from semel.stores.postgres.errors import unreachable
 from semel.stores.postgres.pooler import prepare_if_direct
@@ -46,9 +46,6 @@ MORE_OF_THEIRS = "Raise the max_size of the pool."
 
 #: Arguments of ``psycopg.connect`` that are no part of an address.
 _NO_ADDRESS = frozenset({"autocommit", "context", "cursor_factory", "prepare_threshold", "row_factory"})
-
-#: Pools of the process that this one was forked from. Even to collect them would be to touch them.
-_parents: list[object] = []
 
 
 class PsycopgConnections(Connections):
@@ -103,7 +100,7 @@ class PsycopgConnections(Connections):
 
     def start_afresh(self) -> None:
         """Have no pool: its threads and connections are the parent's."""
-        _parents.append(self._own)
+        leave_alone(self._own)
         self._own = None
         self._lock = Lock()
 

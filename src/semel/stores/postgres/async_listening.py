@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, Address
 from semel.stores.postgres.pooler import is_direct_async
 from semel.stores.postgres.signals import channel_of
@@ -37,6 +38,7 @@ class AsyncListener:
         self._address = address
         self._wanted_by: tuple[OnEnd, ...] = ()
         self._task: asyncio.Task[None] | None = None
+        start_afresh_in_children(self)
 
     def add(self, on_end: OnEnd) -> None:
         """Call *on_end*, on the running loop, with all that is said from now on."""
@@ -58,6 +60,11 @@ class AsyncListener:
         if task is not None:
             with suppress(RuntimeError):  # the loop that it was started on may be closed
                 task.cancel()
+
+    def start_afresh(self) -> None:
+        """Hear nothing: who listens are the parent's."""
+        leave_alone(self._task)
+        self._task, self._wanted_by = None, ()
 
     async def _listen(self) -> None:
         waits = pauses()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from semel.core.commands import Claim, Command, Complete, Renew, Settle
 from semel.errors import ConfigurationError, StoreError, StoreReadOnly, StoreUnavailable
 from semel.stores.base import AsyncStore, this_process
+from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.lane import AsyncLane, refused
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.async_listening import AsyncListener
@@ -200,6 +201,7 @@ class _Link:
         self._connection: asyncpg.Connection[Any] | None = None
         #: Whether it is to the server itself, and not to a pooler; None: not known before it is connected.
         self.is_direct: bool | None = None
+        start_afresh_in_children(self)
 
     async def run(self, statement: Statement[T]) -> T:
         """Run one statement in its own transaction."""
@@ -280,6 +282,11 @@ class _Link:
     def _is_too_slow(self, error: StoreUnavailable) -> bool:
         # Behind a pooler the time limit is ours, and stands for what the server would have said.
         return is_too_slow(error) or (not self.is_direct and isinstance(error.__cause__, TimeoutError))
+
+    def start_afresh(self) -> None:
+        """Have no connection: it is the parent's."""
+        leave_alone(self._connection)
+        self._connection = None
 
     def drop(self) -> None:
         """Give the connection up at once."""

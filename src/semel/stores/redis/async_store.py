@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -32,7 +31,6 @@ class AsyncRedisStore(AsyncStore):
         self._keys = Keys(self.address, lambda: self.actor)
         self._upkeep = Upkeep(self._keys)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._process = os.getpid()
         self._lines: list[_Line] = []
         self._listener = AsyncListener(self.address, self._keys.channel)
         self._bind()
@@ -76,11 +74,8 @@ class AsyncRedisStore(AsyncStore):
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
             self._loop = None
-        if os.getpid() == self._process:
-            for line in self._lines:
-                line.wires.drop()
-        # Else this is a forked child: to close what is the parent's would have the parent's loop watch it no longer.
-        self._process = os.getpid()
+        for line in self._lines:
+            line.wires.drop()
         self._lines = []
         keys = self._keys
         other = self._lane(lambda courier, batch: others(keys, courier, batch))

@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 
 from hiredis import ProtocolError, Reader
 
+from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.redis.address import Address, Node
 from semel.stores.redis.courier import Carried, Talk
 from semel.stores.redis.greeting import check, greeting
@@ -30,6 +31,7 @@ class AsyncWires:
         """Connect to nothing yet."""
         self._address = address
         self._links: dict[Node, AsyncLink] = {}
+        start_afresh_in_children(self)
 
     async def run(self, talk: Talk[T]) -> T:
         """Carry what *talk* yields, and return what it returns."""
@@ -48,6 +50,11 @@ class AsyncWires:
         links, self._links = self._links, {}
         for link in links.values():
             link.drop()
+
+    def start_afresh(self) -> None:
+        """Have no connection: they are the parent's."""
+        leave_alone(self._links)
+        self._links = {}
 
     async def _carry(self, parcel: Parcel) -> Carried:
         node = parcel.node

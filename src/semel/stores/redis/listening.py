@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from semel.errors import StoreError
+from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.redis.address import Address, Node
 from semel.stores.redis.async_wires import AsyncLink, AsyncWires
 from semel.stores.redis.courier import Courier, Talk
@@ -47,6 +48,7 @@ class AsyncListener:
         self._channel = channel
         self._heard_by: list[OnEnd] = []
         self._task: asyncio.Task[None] | None = None
+        start_afresh_in_children(self)
 
     def add(self, on_end: OnEnd) -> None:
         """Call *on_end* with every hint from now on."""
@@ -66,6 +68,11 @@ class AsyncListener:
         if task is not None and task.get_loop() is asyncio.get_running_loop():
             task.cancel()
             await asyncio.wait([task])
+
+    def start_afresh(self) -> None:
+        """Hear nothing: who listens are the parent's."""
+        leave_alone(self._task)
+        self._task, self._heard_by = None, []
 
     async def _listen(self) -> None:
         pauses = _pauses()
