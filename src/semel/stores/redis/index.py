@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from semel.stores.redis.wire import Call, Reply, script
 
@@ -44,11 +45,11 @@ class Index:
         self._prefix = f"{prefix}:due:".encode()
         self._mutex = threading.Lock()
         self._next = 0.0
-        #: Begun since the last tick, and before it, with their leases.
-        self._young: dict[bytes, int] = {}
-        self._old: dict[bytes, int] = {}
+        #: Begun since the last tick, and before it, with the ends of their leases, by the process's own clock.
+        self._young: dict[bytes, float] = {}
+        self._old: dict[bytes, float] = {}
         #: On their way to the list; and there, under these times.
-        self._moving: dict[bytes, int] = {}
+        self._moving: dict[bytes, float] = {}
         self._listed: dict[bytes, int] = {}
         #: Ended, and to be struck off.
         self._struck: dict[bytes, int] = {}
@@ -59,10 +60,10 @@ class Index:
         """Return the key of one of the lists."""
         return self._prefix + digit.encode()
 
-    def began(self, name: bytes, lease: int) -> None:
-        """Remember that this process runs an operation."""
+    def began(self, name: bytes, lease: timedelta, now: float) -> None:
+        """Remember that this process runs an operation since *now*, by its own clock."""
         with self._mutex:
-            self._young[name] = lease
+            self._young[name] = now + lease.total_seconds()
 
     def ended(self, name: bytes, kept_for: int | None = None) -> None:
         """Forget an operation; but look at its record again when it was *kept_for* so long."""
@@ -82,24 +83,25 @@ class Index:
         with self._mutex:
             self._next = now + TICK
             due, self._old, self._young = self._old, self._young, {}
-            return self._pack(due)
+            return self._pack(due, {name: max(int((end - now) * 1_000_000), 0) for name, end in due.items()})
 
     def rest(self) -> list[Errand]:
         """Return all that is left to be sent; what still runs is to be looked at now."""
         with self._mutex:
-            due = dict.fromkeys([*self._old, *self._young], 0)
+            due = self._old | self._young
             self._old, self._young = {}, {}
-            return self._pack(due)
+            return self._pack(due, dict.fromkeys(due, 0))
 
     def done(self, errands: Sequence[Errand], replies: Sequence[Reply]) -> None:
         """Take note of what came of errands."""
         with self._mutex:
             for errand, reply in zip(errands, replies, strict=True):
                 for name, delay in errand.delays.items():
-                    if self._moving.pop(name, None) is None:
+                    end = self._moving.pop(name, None)
+                    if end is None:
                         continue  # It ended meanwhile. Whoever looks at it strikes it off.
                     if isinstance(reply, Exception):
-                        self._old[name] = delay
+                        self._old[name] = end
                     else:
                         self._listed[name] = reply + delay
             while len(self._listed) > MOST_LISTED:
@@ -128,11 +130,11 @@ class Index:
             words += [name, b"%d" % seen, b"" if new is None else b"%d" % new]
         return [Errand(script("refile").on(self.list_of(digit), *words)) for digit, words in by_digit.items()]
 
-    def _pack(self, due: dict[bytes, int]) -> list[Errand]:
+    def _pack(self, due: dict[bytes, float], delays: dict[bytes, int]) -> list[Errand]:
         struck, self._struck = self._struck, {}
         kept, self._kept = self._kept, {}
         self._moving |= due
         return [
-            *self.enlist((due | kept).items()),
+            *self.enlist((delays | kept).items()),
             *self.refile((name, seen, None) for name, seen in struck.items()),
         ]

@@ -162,9 +162,13 @@ class Keys:
         if claim.is_accepted:
             aside.unattended.append((call.key, 0))
         else:
-            self.index.began(call.key, microseconds(claim.lease))
+            self.began(call.key, claim)
         aside.lines.append((hold, "accepted" if claim.is_accepted else "claimed", None))
         return hold
+
+    def began(self, name: bytes, claim: Claim) -> None:
+        """Remember that *claim* has got its key."""
+        self.index.began(name, claim.lease, time.monotonic())
 
     def _completing(self, command: Complete) -> Call:
         hold, answer = command.hold, command.answer

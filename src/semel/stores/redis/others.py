@@ -37,7 +37,7 @@ from semel.stores.lane import refused
 from semel.stores.milestones import written as written_milestone
 from semel.stores.redis.courier import Courier, Talk
 from semel.stores.redis.keys import YES_OR_NO, Aside, Keys, of_hold
-from semel.stores.redis.replies import entry, microseconds, moment, read, record, spelled
+from semel.stores.redis.replies import entry, moment, read, record, spelled
 from semel.stores.redis.wire import Call, Reply, packed, script
 from semel.stores.requests import read_back
 
@@ -78,7 +78,7 @@ def _take_over(keys: Keys, command: TakeOver) -> tuple[Call, Read]:
         if event == b"accepted":
             aside.unattended.append((name, 0))
         else:
-            keys.index.began(name, microseconds(claim.lease))
+            keys.began(name, claim)
         aside.lines.append((hold, event.decode(), None))
         return hold
 
