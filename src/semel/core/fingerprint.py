@@ -50,6 +50,7 @@ _NEVER_COUNTED = re.compile(
 )
 
 
+#: In the place of the headers that count, where none do.
 _NO_HEADERS = pack((b"",))
 
 
