@@ -16,7 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core.fingerprint import CANONICAL_LIMIT, SHORTEST_SECRET, Fingerprinter, Subject
+from semel.core.fingerprint import (
+    CANONICAL_LIMIT,
+    SHORTEST_SECRET,
+    Fingerprinter,
+    Subject,
+    fingerprint_of,
+    is_same_request,
+)
 from semel.errors import ConfigurationError
 
 PLAIN = Fingerprinter()
@@ -325,11 +332,19 @@ def test_a_select_replaces_the_body() -> None:
 
 
 def test_the_stored_form() -> None:
-    """Version, recipe, raw digest, and the canonical digest where there is one: other versions can read it."""
+    """Version, recipe, three digests, or two where there is no canonical form: other versions can read it."""
     stored = PLAIN.of(CHARGE)
-    assert (len(stored), stored[0]) == (69, 1)
+    assert (len(stored), stored[0]) == (53, 2)
     assert len(PLAIN.of(charge(headers=()))) == 37
     assert len(Fingerprinter(select=amount_only).of(CHARGE)) == 37
+    assert len(fingerprint_of(None, CHARGE)) == 21
+
+
+def test_no_digest_is_stored_twice() -> None:
+    """A body that is sent in its canonical form has two digests all the same, and no other body has one of them."""
+    stored = PLAIN.of(CHARGE)
+    assert CHARGE.body == b'{"amount":1000,"currency":"eur"}'
+    assert len({stored[5:21], stored[21:37], stored[37:53]}) == 3
 
 
 def test_the_stored_form_never_changes_by_accident() -> None:
@@ -338,15 +353,16 @@ def test_the_stored_form_never_changes_by_accident() -> None:
     plain = Fingerprinter(headers=("X-V",), omit=("c",)).of(request)
     keyed = Fingerprinter(secret=SECRET).of(request)
     assert [hashlib.sha256(stored).hexdigest()[:16] for stored in (plain, keyed)] == [
-        "8ddc88e4f02d39bd",
-        "d4915366aeaffc65",
+        "1422324e11173ec5",
+        "485bddda0c8421a9",
     ]
 
 
 def test_a_secret_changes_every_digest() -> None:
     """With a secret the digest of a small body can't be found by trying bodies."""
     plain, keyed = PLAIN.of(CHARGE), Fingerprinter(secret=SECRET).of(CHARGE)
-    assert plain[5:37] != keyed[5:37]
+    assert plain[5:21] != keyed[5:21]
+    assert plain[21:37] != keyed[21:37]
     assert plain[37:] != keyed[37:]
     assert same(CHARGE, charge(body=b'{"currency":"eur","amount":1000}'), Fingerprinter(secret=SECRET))
     assert not same(CHARGE, charge(body=b"{}"), Fingerprinter(secret=SECRET))
@@ -369,27 +385,64 @@ def test_a_secret_can_be_rotated(before: Fingerprinter, now: Fingerprinter) -> N
         assert now.matches(stored, now.of(retry), retry) == alike
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        Fingerprinter(secret=OLD_SECRET),
-        Fingerprinter(headers=("x-version",)),
-        Fingerprinter(omit=("amount",)),
-        Fingerprinter(select=amount_only),
-        Fingerprinter(canonical_limit=0),
-    ],
-    ids=["secret", "headers", "omit", "select", "limit"],
-)
-def test_an_unknown_recipe_is_never_a_mismatch(before: Fingerprinter) -> None:
-    """After a change of recipe the key alone decides: a deploy must not refuse the retries of what went before it."""
-    retry = charge(body=b"{}")
-    assert PLAIN.matches(before.of(CHARGE), PLAIN.of(retry), retry)
+RECIPES = {
+    "none": None,
+    "headers": Fingerprinter(headers=("x-version",)),
+    "omit": Fingerprinter(omit=("amount",)),
+    "select": Fingerprinter(select=amount_only),
+    "limit": Fingerprinter(canonical_limit=0),
+}
 
 
-@pytest.mark.parametrize("stored", [b"", b"\x02" + b"\x00" * 68, b"another scheme"])
-def test_an_unknown_version_is_never_a_mismatch(stored: bytes) -> None:
-    """A record of a later version, or of a time without fingerprints, is matched by its key."""
-    assert PLAIN.matches(stored, PLAIN.of(CHARGE), CHARGE)
+@pytest.mark.parametrize("now", [PLAIN, Fingerprinter(secret=SECRET)], ids=["plain", "keyed"])
+@pytest.mark.parametrize("before", RECIPES.values(), ids=RECIPES)
+def test_an_unknown_recipe_passes_the_body_over(before: Fingerprinter | None, now: Fingerprinter) -> None:
+    """After a change of recipe the body is not compared: a deploy must not refuse the retries of what went before."""
+    stored, retry = fingerprint_of(before, CHARGE), charge(body=b"{}")
+    assert is_same_request(now, stored, now.of(retry), retry)
+
+
+@pytest.mark.parametrize("now", [*RECIPES.values(), PLAIN, Fingerprinter(secret=SECRET)])
+@pytest.mark.parametrize("before", [*RECIPES.values(), PLAIN, Fingerprinter(secret=OLD_SECRET)])
+@pytest.mark.parametrize("changes", [{"method": "PATCH"}, {"path": "/refunds"}, {"query": b"to=mallory"}])
+def test_two_endpoints_never_match(
+    before: Fingerprinter | None, now: Fingerprinter | None, changes: dict[str, Any]
+) -> None:
+    """Method, path and query are compared whatever the recipes are, unless neither endpoint compares anything."""
+    stored, another = fingerprint_of(before, CHARGE), charge(**changes)
+    alike = is_same_request(now, stored, fingerprint_of(now, another), another)
+    assert alike == (before is None and now is None)
+
+
+def test_an_unknown_secret_is_a_mismatch() -> None:
+    """Under a secret that is not known nothing can be compared, so it has to be named: ``previous_secrets``."""
+    stored = Fingerprinter(secret=OLD_SECRET, omit=("amount",)).of(CHARGE)
+    for now, alike in (
+        (PLAIN, False),
+        (None, False),
+        (Fingerprinter(secret=SECRET), False),
+        (Fingerprinter(secret=SECRET, previous_secrets=(OLD_SECRET,)), True),
+    ):
+        assert is_same_request(now, stored, fingerprint_of(now, CHARGE), CHARGE) == alike
+
+
+@pytest.mark.parametrize("now", [None, PLAIN])
+@pytest.mark.parametrize("stored", [b"", b"\x01" + b"\x00" * 68, b"\x03" + b"\x00" * 52, b"another scheme"])
+def test_an_unknown_version_is_a_mismatch(stored: bytes, now: Fingerprinter | None) -> None:
+    """Of a record of another version not even the path can be compared, and it is given to no one."""
+    assert not is_same_request(now, stored, fingerprint_of(now, CHARGE), CHARGE)
+
+
+@given(subjects, subjects, st.sampled_from([*RECIPES.values(), PLAIN]), st.sampled_from([*RECIPES.values(), PLAIN]))
+def test_whatever_the_recipes_another_place_is_another_request(
+    one: Subject, other: Subject, before: Fingerprinter | None, now: Fingerprinter | None
+) -> None:
+    """No pair of recipes makes one request of two with different methods, paths or queries."""
+    if any(recipe is not None and recipe.select is not None for recipe in (before, now)):
+        one, other = (dataclasses.replace(each, body=b'{"amount":1}') for each in (one, other))
+    alike = is_same_request(now, fingerprint_of(before, one), fingerprint_of(now, other), other)
+    if (before, now) != (None, None) and (one.method, one.path) != (other.method, other.path):
+        assert not alike
 
 
 def test_one_canonical_form_is_not_enough() -> None:

@@ -368,9 +368,48 @@ def _(api: Api) -> None:
     assert_problem(later.send(body=b"{}"), 422, "idempotency-key-reused")
 
 
+@story("d2 a retry after a change of recipe is compared by its method, path and query, and its body is passed over")
+def _(api: Api) -> None:
+    later = api.under(Policy.ietf(fingerprint=Fingerprinter(omit=("sent_at",))))
+    first = api.send("/pay?to=alice", body=b'{"a": 1, "sent_at": 1}')
+    assert_replayed(first, later.send("/pay?to=alice", body=b'{"a": 1, "sent_at": 2}'))
+    for target, method in (("/pay/refund?to=alice", "POST"), ("/pay?to=mallory", "POST"), ("/pay?to=alice", "PATCH")):
+        another = later.send(target, method=method, body=b'{"a": 1, "sent_at": 1}')
+        assert_problem(another, 422, "idempotency-key-reused")
+    assert api.runs == 1
+
+
+@story("d2 an endpoint never replays what one with another recipe has answered")
+def _(api: Api) -> None:
+    recipes = (
+        None,
+        Fingerprinter(),
+        Fingerprinter(omit=("sent_at",)),
+        Fingerprinter(headers=("api-version",)),
+        Fingerprinter(canonical_limit=0),
+        Fingerprinter(secret=b"s" * 32),
+    )
+    doors = [api.under(Policy.ietf(fingerprint=recipe)) for recipe in recipes]
+    for row, payments in enumerate(doors):
+        for column, refunds in enumerate(doors):
+            if row != column:
+                key = f"{row}-{column}"
+                assert payments.send("/pay", key=key).status == 201
+                assert_problem(refunds.send("/pay/refund", key=key), 422, "idempotency-key-reused")
+    assert {call.path for call in api.shop.runs} == {"/pay"}
+
+
 @story("d2 without a fingerprint the key alone decides", fingerprint=None)
 def _(api: Api) -> None:
     assert_replayed(api.send(body=b"{}"), api.send(body=b"[]"))
+    assert_replayed(api.send(key="key-2"), api.send("/pay/refund", key="key-2"))
+
+
+@story("d2 a fingerprint can be turned on, and off again, without refusing the retries of what went before")
+def _(api: Api) -> None:
+    off = api.under(Policy.ietf(fingerprint=None))
+    assert_replayed(off.send(key="key-1"), api.send(key="key-1"))
+    assert_replayed(api.send(key="key-2"), off.send(key="key-2"))
 
 
 # d3. Methods, statuses, bodies

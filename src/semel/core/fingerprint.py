@@ -1,7 +1,8 @@
 """What makes a retry the same request: a digest of what was asked. What follows from it is for ``decision``.
 
-Two digests are stored: one of the bytes as they came, and one of the body's canonical form where it has one, so that a
-client which rebuilds its JSON in another order is not told that it asked for something else.
+Of a request two digests are stored: one of the bytes as they came, and one of the body's canonical form where it has
+one, so that a client which rebuilds its JSON in another order is not told that it asked for something else. A third, of
+its method, path and query alone, can be compared whatever the recipe of the other two was.
 """
 
 from __future__ import annotations
@@ -20,15 +21,24 @@ from semel.core.canonical import Buffer, MediaType, canonical, media_type, pack,
 from semel.core.value import value
 from semel.errors import ConfigurationError
 
-__all__ = ["Buffer", "Fingerprinter", "Subject"]
+__all__ = ["Buffer", "Fingerprinter", "Subject", "fingerprint_of", "is_same_request"]
 
-#: The stored form: version (1 byte), recipe (4), digest of the raw body (32), digest of the canonical one (32 or none).
-#: Raise the version when any byte that is hashed changes.
-VERSION = b"\x01"
+#: The stored form: version (1 byte), recipe (4), digest of the place (16), of the request with its raw body (16), and
+#: with its canonical one (16 or none). Raise the version when any byte that is hashed changes.
+VERSION = b"\x02"
 RECIPE_BYTES = 4
+#: Of SHA-256. Only one client's requests under one key are compared: another that fits takes 2^128 tries to find.
+DIGEST_BYTES = 16
 _RECIPE = slice(0, 5)
-_RAW = slice(5, 37)
-_CANONICAL = slice(37, 69)
+_PLACE = slice(5, 21)
+_RAW = slice(21, 37)
+_CANONICAL = slice(37, 53)
+
+#: In the place of a recipe where there is none, and nothing but the key is compared.
+_NO_RECIPE = VERSION + bytes(RECIPE_BYTES)
+
+#: In front of a body as it came, and in front of its canonical form: neither is ever taken for the other.
+_AS_IT_CAME, _IN_FORM = b"\x00", b"\x01"
 
 #: Bytes of JSON or form that are brought into canonical form. 1 MB of JSON holds up an event loop for 90 ms.
 CANONICAL_LIMIT = 64 * 1024
@@ -86,7 +96,7 @@ class Fingerprinter:
     #: ``lines.seen`` is left out of every line. It reaches as far as ``canonical_limit``.
     omit: tuple[str, ...] = ()
     #: Your own choice of what counts in place of the body. Rename it when it chooses differently: records know a
-    #: recipe by its name, and compare nothing but the key where the name is strange.
+    #: recipe by its name, and where the name is strange only method, path and query are compared.
     select: Callable[[Subject], bytes] | None = None
     #: Longer JSON and forms are compared as they came, byte by byte; multipart is read whatever its length.
     canonical_limit: int = CANONICAL_LIMIT
@@ -112,38 +122,43 @@ class Fingerprinter:
     def of(self, subject: Subject) -> bytes:
         """Give the fingerprint to store with the key."""
         media = media_type(_value(subject, b"content-type"))
+        head = self._recipe + _place(self.secret, subject.method, subject.path, subject.query)
         raw = self._begin(subject, media)
+        formed = raw.copy()
+        raw.update(_AS_IT_CAME)
         if self.select is not None:
             raw.update(self.select(subject))
-            return self._recipe + raw.digest()
-        form = canonical(media, subject.body, limit=self.canonical_limit, omit=self._omit_paths)
-        formed = raw.copy()
+            return head + raw.digest()[:DIGEST_BYTES]
         raw.update(subject.body)
+        form = canonical(media, subject.body, limit=self.canonical_limit, omit=self._omit_paths)
         if form is None:
-            return self._recipe + raw.digest()
+            return head + raw.digest()[:DIGEST_BYTES]
+        formed.update(_IN_FORM)
         formed.update(form)
-        return self._recipe + raw.digest() + formed.digest()
+        return head + raw.digest()[:DIGEST_BYTES] + formed.digest()[:DIGEST_BYTES]
 
     def matches(self, stored: bytes, fresh: bytes, subject: Subject) -> bool:
         """Tell whether *subject*, whose fingerprint is *fresh*, asks for what was *stored*.
 
-        A record of another recipe is compared by that recipe if it is known. If not, the key alone decides: an upgrade
-        must not refuse the retries of what went before it.
+        A record of another recipe is compared by that recipe if it is known. If not, method, path and query decide: an
+        upgrade must not refuse the retries of what went before it, and one endpoint has one recipe at a time. What was
+        asked of another endpoint, whose recipe may always have been another, is never the same.
         """
         if _alike(stored, fresh):
             return True
         if stored[_RECIPE] == fresh[_RECIPE]:
             return False
-        for secret in (*self.previous_secrets, None):
+        secrets = (*self.previous_secrets, None)
+        for secret in secrets:
             older = dataclasses.replace(self, secret=secret)
             if stored[_RECIPE] == older._recipe:  # noqa: SLF001 - a Fingerprinter like this one
                 return _alike(stored, older.of(subject))
-        return True
+        return _is_same_place(stored, subject, self.secret, *secrets)
 
     def _begin(self, subject: Subject, media: MediaType) -> hashlib._Hash | hmac.HMAC:
         """Hash all but the body, which can follow without its length: the parts in front of it are always six."""
         encoding = _value(subject, b"content-encoding").strip().lower()
-        start = _place(subject.method, subject.path, subject.query, media.name, encoding)
+        start = _start(subject.method, subject.path, subject.query, media.name, encoding)
         if self._header_names:
             start += pack((pack(pack(_lines(subject, name)) for name in self._header_names),))
         else:
@@ -192,6 +207,24 @@ class Fingerprinter:
         object.__setattr__(self, name, value)
 
 
+def fingerprint_of(recipe: Fingerprinter | None, subject: Subject) -> bytes:
+    """Give the fingerprint to store with the key of *subject*; without a *recipe* it only says where it was sent."""
+    if recipe is None:
+        return _NO_RECIPE + _place(None, subject.method, subject.path, subject.query)
+    return recipe.of(subject)
+
+
+def is_same_request(recipe: Fingerprinter | None, stored: bytes, fresh: bytes, subject: Subject) -> bool:
+    """Tell whether *subject*, whose fingerprint is *fresh*, asks for what was *stored*.
+
+    Without a *recipe* the key alone decides, among requests that are all without one. What came in where requests are
+    compared is not given away to another method, path or query.
+    """
+    if recipe is None:
+        return stored[_RECIPE] == _NO_RECIPE or _is_same_place(stored, subject, None)
+    return recipe.matches(stored, fresh, subject)
+
+
 def header_fault(name: str) -> str | None:
     """Say why the header *name* (lower case) can't be part of what makes a retry the same request, if it can't."""
     if not _HEADER_NAME.fullmatch(name):
@@ -210,15 +243,36 @@ def canonical_query(query: bytes) -> bytes:
 
 
 @lru_cache(maxsize=64)  # Most requests go to the same few places.
-def _place(method: str, path: str, query: bytes, media: str, encoding: str) -> bytes:
+def _start(method: str, path: str, query: bytes, media: str, encoding: str) -> bytes:
     return pack(
         (
-            method.encode(),
-            path.encode("utf-8", "surrogatepass"),
-            query and canonical_query(query),
+            *_place_parts(method, path, query),
             media.encode("latin-1"),
             b"" if encoding == "identity" else encoding.encode("latin-1"),
         )
+    )
+
+
+@lru_cache(maxsize=64)  # As above.
+def _place(secret: bytes | None, method: str, path: str, query: bytes) -> bytes:
+    """Give the digest of where a request was sent."""
+    parts = pack(_place_parts(method, path, query))
+    digest = hashlib.sha256(parts).digest() if secret is None else hmac.digest(secret, parts, "sha256")
+    return digest[:DIGEST_BYTES]
+
+
+def _place_parts(method: str, path: str, query: bytes) -> tuple[bytes, bytes, bytes]:
+    return method.encode(), path.encode("utf-8", "surrogatepass"), query and canonical_query(query)
+
+
+def _is_same_place(stored: bytes, subject: Subject, *secrets: bytes | None) -> bool:
+    """Tell whether *stored*, of whatever recipe under one of *secrets*, has the method, path and query of *subject*.
+
+    One of another version, or under another secret, can't be compared, and is not the same.
+    """
+    place = subject.method, subject.path, subject.query
+    return stored.startswith(VERSION) and any(
+        hmac.compare_digest(stored[_PLACE], _place(secret, *place)) for secret in secrets
     )
 
 

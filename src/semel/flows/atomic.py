@@ -28,7 +28,7 @@ from semel.core.commands import (
 )
 from semel.core.decision import Accepted, Busy, Refuse, Replay, Run, decide
 from semel.core.events import NotKept, NotStored, StoreFailed, TookOver
-from semel.core.fingerprint import Subject
+from semel.core.fingerprint import Subject, is_same_request
 from semel.core.key import Key
 from semel.core.message import Answer
 from semel.core.policy import Policy
@@ -111,8 +111,7 @@ def _judge(
     found: Found, claim: Claim, subject: Subject, policy: Policy, *, is_news: bool
 ) -> Flow[Hold | Answer | Busy]:
     """Decide about a key that was there before this request; *is_news* to others who wait for it, if it has ended."""
-    recipe = policy.fingerprint
-    is_same = recipe is None or recipe.matches(found.fingerprint, claim.fingerprint, subject)
+    is_same = is_same_request(policy.fingerprint, found.fingerprint, claim.fingerprint, subject)
     decision = decide(found, policy, is_same_request=is_same)
     if is_news and isinstance(decision, Replay | Refuse):
         yield from Announce(claim.scope, claim.key, found)

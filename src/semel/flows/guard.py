@@ -12,7 +12,7 @@ from typing import assert_never
 from semel.core.commands import Again, Announce, Claim, Flow, Look, Now, TakeOver, Tell
 from semel.core.decision import RETRY_AFTER_SECONDS, Accepted, Busy, Refuse, Replay, Run, decide
 from semel.core.events import StoreFailed, TookOver
-from semel.core.fingerprint import Subject
+from semel.core.fingerprint import Subject, fingerprint_of, is_same_request
 from semel.core.key import Key
 from semel.core.message import Answer, Head, Request
 from semel.core.policy import Policy
@@ -109,7 +109,7 @@ def claim_on(
     is_accepted: bool = False,
 ) -> Claim:
     """Return the claim of this attempt on its key."""
-    fingerprint = policy.fingerprint.of(subject) if policy.fingerprint else b""
+    fingerprint = fingerprint_of(policy.fingerprint, subject)
     # A key that tells its own age can be refused without a record.
     leaves_tombstone = policy.late == "refuse" and key.made_at is None
     is_stored = policy.store_request or is_accepted
@@ -203,8 +203,7 @@ def _judge(found: Found, asked: _Asked, *, is_news: bool) -> Flow[_Ours | Answer
     if found.token == claim.token:
         # The reply to this very claim was lost on its way: the record bears our token.
         return _Ours(seen, found.state is State.PENDING)
-    recipe = policy.fingerprint
-    is_same = recipe is None or recipe.matches(found.fingerprint, claim.fingerprint, asked.subject)
+    is_same = is_same_request(policy.fingerprint, found.fingerprint, claim.fingerprint, asked.subject)
     decision = decide(found, policy, is_same_request=is_same)
     if is_news and isinstance(decision, Replay | Refuse):
         yield from Announce(claim.scope, claim.key, found)

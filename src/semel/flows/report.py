@@ -13,6 +13,7 @@ from typing import Literal, assert_never
 from semel.core.commands import Again, Claim, Complete, Flow, Now, Release, RunUnguarded, Streaming, TakeOver, Tell
 from semel.core.decision import Accepted, Busy, Refuse, Replay, Run, decide
 from semel.core.events import Reported, ReportFailed
+from semel.core.fingerprint import is_same_request
 from semel.core.message import Head
 from semel.core.outcome import Outcome, outcome_of, route_of
 from semel.core.policy import Policy
@@ -74,8 +75,7 @@ def _decide(found: Found, claim: Claim, asked: Asked) -> Flow[Hold | Outcome | A
     if found.token == claim.token:
         # The reply to this very claim was lost on its way.
         return seen
-    recipe = asked.policy.fingerprint
-    is_same = recipe is None or recipe.matches(found.fingerprint, claim.fingerprint, asked.subject)
+    is_same = is_same_request(asked.policy.fingerprint, found.fingerprint, claim.fingerprint, asked.subject)
     match decide(found, asked.policy, is_same_request=is_same):
         case Replay():
             return "replay"

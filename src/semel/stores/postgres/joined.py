@@ -86,7 +86,7 @@ def _begun(row: Sequence[object], claim: Claim) -> Hold | Found:
 
 
 def _unlike(fingerprint: bytes) -> bytes:
-    """Return a fingerprint of the same recipe that is no request's: one of a strange recipe would match any."""
+    """Return a fingerprint of the same recipe that is no request's, and was sent to no place there is."""
     return fingerprint[:_RECIPE] + bytes(byte ^ 0xFF for byte in fingerprint[_RECIPE:])
 
 
