@@ -21,7 +21,7 @@ from semel.core.commands import (
     Verdict,
 )
 from semel.core.events import PersonalKey, Reported, ReportFailed
-from semel.core.fingerprint import Subject
+from semel.core.fingerprint import Subject, fingerprint_of
 from semel.core.key import Key
 from semel.core.message import Answer, Head, Headers
 from semel.core.outcome import Outcome
@@ -229,7 +229,8 @@ def test_keys_of_bodies() -> None:
     assert_ran(result, "new", made.short(), hold=hold)
     claim = result.commands[2]
     assert isinstance(claim, Claim)
-    assert (claim.key, claim.fingerprint, claim.retention) == (made.value, b"", recipe.window)
+    place = fingerprint_of(None, Subject("POST", "/orders/17", b"", (), b""))
+    assert (claim.key, claim.fingerprint, claim.retention) == (made.value, place, recipe.window)
     assert_ran(played([*BEGIN, *RUN], policy, None), "missing", None)
     there = Found(State.COMPLETE, 1, OTHER_TOKEN, b"", TOMBSTONE, lease_is_over=True, is_expired=False)
     assert_ran(play(serve(asked, policy, TOKEN), [*BEGIN, (Claim, there), *RUN]), "replay", made.short())

@@ -32,7 +32,7 @@ from semel.core.commands import (
 )
 from semel.core.decision import RETRY_AFTER_SECONDS
 from semel.core.events import Fenced, LostLease, NotKept, NotStored, PersonalKey, StoreFailed, TookOver
-from semel.core.fingerprint import Subject
+from semel.core.fingerprint import Subject, fingerprint_of
 from semel.core.key import Key
 from semel.core.message import Answer, Head, Headers, Request
 from semel.core.policy import Policy
@@ -159,6 +159,8 @@ def test_bad_key_is_never_no_key() -> None:
 
 BY_BODY = Policy(key_from=BodyHash(fields=["amount"], window=timedelta(minutes=10)))
 JSON = (b"content-type", b"application/json")
+#: What is stored of a request that nothing but its key is compared of.
+PLACE = fingerprint_of(None, Subject("POST", "/charges", b"", (), b""))
 
 
 def test_key_is_made_of_the_body() -> None:
@@ -168,8 +170,8 @@ def test_key_is_made_of_the_body() -> None:
     claim = result.commands[2]
     assert isinstance(claim, Claim)
     assert claim.key.startswith("body:")
-    assert (claim.fingerprint, claim.retention) == (b"", timedelta(minutes=10))
-    there = replace(found(State.COMPLETE, answer=KEPT, lease_is_over=True), fingerprint=b"")
+    assert (claim.fingerprint, claim.retention) == (PLACE, timedelta(minutes=10))
+    there = replace(found(State.COMPLETE, answer=KEPT, lease_is_over=True), fingerprint=PLACE)
     assert sent(play(serve(asked, BY_BODY, TOKEN), [*BEGIN, (Claim, there)]).result).status == 201
 
 
@@ -234,13 +236,13 @@ def test_new_key_runs_and_is_stored_before_it_is_sent() -> None:
 
 
 def test_no_fingerprint() -> None:
-    """A policy without a fingerprint stores none, and compares none."""
+    """A policy without a fingerprint stores only where a request was sent, and compares no body."""
     policy = Policy(fingerprint=None)
     script: list[Line] = [*BEGIN, (Claim, found(State.COMPLETE, answer=KEPT, body=b"other", lease_is_over=True))]
     result = played(script, policy)
     claim = result.commands[-1]
     assert isinstance(claim, Claim)
-    assert claim.fingerprint == b""
+    assert claim.fingerprint == PLACE
     assert sent(result.result).status == 201
 
 
