@@ -33,8 +33,8 @@ TABLE: dict[tuple[str, bool, bool, bool], str | dict[str, str]] = {
     (IN_PROGRESS, True, True, False): LATE,  # past retention the fingerprint is forgotten too
     (PARKED, True, False, True): "unknown",  # whatever the policy says of crashes: a step's outcome can't be known
     (PARKED, True, False, False): REUSED,
-    (PARKED, True, True, True): LATE,
-    (PARKED, True, True, False): LATE,
+    (PARKED, True, True, True): "unknown",  # however late it is: only a person ends it
+    (PARKED, True, True, False): REUSED,
     # No store says that a parked record has a lease. If one did, somebody would be at work.
     (PARKED, False, False, True): BUSY,
     (PARKED, False, False, False): REUSED,

@@ -426,8 +426,14 @@ def test_an_unknown_secret_is_a_mismatch() -> None:
         assert is_same_request(now, stored, fingerprint_of(now, CHARGE), CHARGE) == alike
 
 
+def test_a_record_without_a_fingerprint() -> None:
+    """What was stored without a fingerprint is given only to requests of which nothing but the key is compared."""
+    assert is_same_request(None, b"", fingerprint_of(None, CHARGE), CHARGE)
+    assert not is_same_request(PLAIN, b"", PLAIN.of(CHARGE), CHARGE)
+
+
 @pytest.mark.parametrize("now", [None, PLAIN])
-@pytest.mark.parametrize("stored", [b"", b"\x01" + b"\x00" * 68, b"\x03" + b"\x00" * 52, b"another scheme"])
+@pytest.mark.parametrize("stored", [b"\x01" + b"\x00" * 68, b"\x03" + b"\x00" * 52, b"another scheme"])
 def test_an_unknown_version_is_a_mismatch(stored: bytes, now: Fingerprinter | None) -> None:
     """Of a record of another version not even the path can be compared, and it is given to no one."""
     assert not is_same_request(now, stored, fingerprint_of(now, CHARGE), CHARGE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import http_sf
 import pytest
@@ -390,7 +390,13 @@ def test_an_impersonal_key_is_not_warned_about(value: str) -> None:
         ("idem_017f22e2-79b0-7cc3-98c4-dc0c0c07398f", datetime(2022, 2, 22, 19, 22, 22, tzinfo=UTC)),
         ("01ARZ3NDEKTSV4RRFFQ69G5FAV", datetime(2016, 7, 30, 23, 54, 10, 259000, tzinfo=UTC)),  # the ULID readme's
         ("idem_01arz3ndektsv4rrffq69g5fav", datetime(2016, 7, 30, 23, 54, 10, 259000, tzinfo=UTC)),
-        ("00000000000000000000000000", datetime(1970, 1, 1, tzinfo=UTC)),
+        ("00000000000000000000000000", None),  # older than ULIDs are
+        ("01234567890123456789012345", None),  # a number
+        ("01999999999999999999999999", None),
+        ("02345678901234567890123456", None),
+        ("00000000-0000-7cc3-98c4-dc0c0c07398f", None),  # made by a device without a clock
+        ("01ZZZZZZZZTSV4RRFFQ69G5FAV", datetime(2039, 9, 7, 15, 47, 35, 551000, tzinfo=UTC)),  # the last for now
+        ("0200000000TSV4RRFFQ69G5FAV", None),
         (UUID, None),
         ("017f22e2-79b0-7cc3-18c4-dc0c0c07398f", None),  # not RFC 9562's variant
         ("81ARZ3NDEKTSV4RRFFQ69G5FAV", None),  # more than 128 bits
@@ -403,3 +409,18 @@ def test_an_impersonal_key_is_not_warned_about(value: str) -> None:
 def test_a_key_may_say_when_it_was_made(value: str, made_at: datetime | None) -> None:
     """A UUIDv7 and a ULID hold a time, so that a key past its retention can be told without a record."""
     assert Key(value).made_at == made_at
+
+
+@given(st.text("0123456789", min_size=26, max_size=26))
+def test_a_number_tells_no_time(digits: str) -> None:
+    """No number of 26 digits is taken for a ULID."""
+    assert Key(digits).made_at is None
+
+
+def test_a_key_that_is_late() -> None:
+    """A key that tells its time is late from the moment on in which a record that was made with it may be gone."""
+    key, day = Key("017f22e2-79b0-7cc3-98c4-dc0c0c07398f"), timedelta(days=1)
+    assert key.made_at is not None
+    assert not key.is_late(key.made_at + day - timedelta(milliseconds=1), day)
+    assert key.is_late(key.made_at + day, day)
+    assert not Key("abc").is_late(key.made_at + 9 * day, day)

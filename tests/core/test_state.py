@@ -35,8 +35,6 @@ ALLOWED: dict[tuple[State | None, Event], State | None] = {
     (State.PROCESSING, Event.PARK): State.UNKNOWN,
     (State.PROCESSING, Event.DISCARD): None,
     (State.PROCESSING, Event.ABANDON): State.FAILED,
-    (State.UNKNOWN, Event.ACCEPT): State.PENDING,
-    (State.UNKNOWN, Event.TAKE_OVER): State.PROCESSING,
     (State.UNKNOWN, Event.RESOLVE): State.PROCESSING,
     (State.UNKNOWN, Event.COMPLETE): State.COMPLETE,
     (State.UNKNOWN, Event.DISCARD): None,
@@ -67,6 +65,11 @@ def test_every_state_has_an_exit() -> None:
             reached |= more
         assert None in reached
         assert reached & TERMINAL
+
+
+def test_only_a_person_ends_what_is_unknown() -> None:
+    """No time, no worker, no client and no reaper leads out of *unknown*: only what an operator says."""
+    assert TRANSITIONS[State.UNKNOWN].keys() == {Event.RESOLVE, Event.COMPLETE, Event.DISCARD}
 
 
 def test_every_event_can_happen() -> None:

@@ -28,7 +28,7 @@ def test_read_back(key: str, scope: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "====", "é", "bnVsbA", "W10", "WzFd", "[" * 9000, "W1tb" * 2000, "WyJrIiwiIiwiMSJd", "WyJrIiwiIiwxXSA"],
+    ["", "x", "====", "é", "bnVsbA", "W10", "WzFd", "[" * 9000, "W1tb" * 2000, "WyJrIiwiIiwxLCIxIl0", "WyJrIiwiIiwxLDFdIA"],
 )
 def test_not_found(text: str) -> None:
     """What no operation is named is not found."""
@@ -40,7 +40,7 @@ def test_not_found(text: str) -> None:
 def test_what_no_database_has(key: str, operation: str) -> None:
     """A name of what can be no key is not even looked for."""
     with pytest.raises(OperationNotFound):
-        Name.read(str(Name(key, operation, 1)))
+        Name.read(str(Name(key, operation, 1, 1)))
 
 
 def test_past() -> None:
@@ -48,7 +48,17 @@ def test_past() -> None:
     name = Name.of(PENDING)
     assert not name.is_past(PENDING.expires_at - timedelta(seconds=1))
     assert name.is_past(PENDING.expires_at)
-    assert Name("k", "", 10**30).is_past(NOW) is False
+    assert Name("k", "", 1, 10**30).is_past(NOW) is False
+
+
+def test_of_the_same_operation() -> None:
+    """A name stays good when its operation is kept for longer, and is not that of another under the same key."""
+    name = Name.of(PENDING)
+    longer = timedelta(days=1)
+    assert name.is_of(replace(PENDING, expires_at=PENDING.expires_at + longer))
+    assert not name.is_of(replace(PENDING, created_at=PENDING.created_at + longer))
+    assert not name.is_of(replace(PENDING, key="another"))
+    assert not name.is_of(replace(PENDING, scope=f"{PENDING.scope}\tPOST /charges"))
 
 
 def test_not_ended() -> None:

@@ -232,7 +232,7 @@ def test_keys_of_bodies() -> None:
     place = fingerprint_of(None, Subject("POST", "/orders/17", b"", (), b""))
     assert (claim.key, claim.fingerprint, claim.retention) == (made.value, place, recipe.window)
     assert_ran(played([*BEGIN, *RUN], policy, None), "missing", None)
-    there = Found(State.COMPLETE, 1, OTHER_TOKEN, b"", TOMBSTONE, lease_is_over=True, is_expired=False)
+    there = Found(State.COMPLETE, 1, OTHER_TOKEN, place, TOMBSTONE, lease_is_over=True, is_expired=False)
     assert_ran(play(serve(asked, policy, TOKEN), [*BEGIN, (Claim, there), *RUN]), "replay", made.short())
 
 

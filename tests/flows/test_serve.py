@@ -668,9 +668,11 @@ def test_policy_goes_with_the_record() -> None:
     """Whoever finds the record later knows what its policy said of crashes and of late retries."""
     assert (claimed(POLICY).on_crash, claimed(POLICY).after_retention) == ("rerun", "delete")
     late = claimed(Policy(on_crash="refuse", late="refuse"))
-    assert (late.on_crash, late.after_retention) == ("refuse", "strip")
-    # A UUIDv7 tells its own age, so no tombstone is needed to refuse it.
-    assert claimed(Policy(late="refuse"), OLD).after_retention == "delete"
+    assert (late.on_crash, late.after_retention, late.made_at) == ("refuse", "strip", None)
+    # A UUIDv7 tells its own age. Whether that is enough to refuse it by, the store knows, by its own clock.
+    old = claimed(Policy(late="refuse"), OLD)
+    assert (old.after_retention, old.made_at) == ("strip", Key(OLD).made_at)
+    assert claimed(Policy(), OLD).made_at is None
 
 
 # The caller goes away

@@ -76,20 +76,27 @@ def test_gone() -> None:
 
 def test_another_operation_under_the_same_key() -> None:
     """A key that was used again after its retention has another address, and the old one is expired."""
-    later = replace(PENDING, expires_at=PENDING.expires_at + timedelta(days=1))
-    assert refusal(ask([ALICE, (Look, later), (Now, later.created_at + timedelta(days=1))]).result)[0] == 410
+    later = replace(PENDING, created_at=PENDING.expires_at, expires_at=PENDING.expires_at + timedelta(days=1))
+    assert refusal(ask([ALICE, (Look, later), (Now, later.created_at)]).result)[0] == 410
+
+
+def test_kept_for_longer() -> None:
+    """The address of an operation stays good when a person has resolved it, and its retention begins anew."""
+    resolved = replace(COMPLETE, expires_at=COMPLETE.expires_at + timedelta(days=1))
+    assert ask([ALICE, (Look, resolved)], COMPLETE).result.answer == TOLD
 
 
 def test_past_its_retention() -> None:
     """What is past its retention is expired, though it is still there; one that a worker is at is not given up."""
-    for record in (PENDING, COMPLETE, UNKNOWN):
+    for record in (PENDING, COMPLETE):
         assert refusal(ask([ALICE, (Look, expired(record))]).result)[:2] == (410, "operation-expired")
     assert ask([ALICE, (Look, expired(PROCESSING))]).result.answer.status == 202
 
 
 def test_unknown() -> None:
-    """One that is parked is said to be."""
-    assert refusal(ask([ALICE, (Look, UNKNOWN)]).result)[:2] == (409, "outcome-unknown")
+    """One that is parked is said to be, however long ago."""
+    for record in (UNKNOWN, expired(UNKNOWN)):
+        assert refusal(ask([ALICE, (Look, record)]).result)[:2] == (409, "outcome-unknown")
 
 
 def test_a_store_in_trouble() -> None:

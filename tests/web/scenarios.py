@@ -6,11 +6,12 @@ scenario's name. ``test_scenarios.py`` runs them.
 
 import gzip
 import logging
+import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from unittest.mock import patch
 
@@ -18,8 +19,14 @@ import httpx
 
 import semel
 from semel import Fingerprinter, NoEffect, Policy
-from semel.core.commands import Claim
+from semel.core.commands import Claim, Now, Park, Reap, Save, Verdict
+from semel.core.fingerprint import Subject
+from semel.core.message import Answer
 from semel.core.policy import MAX_RESPONSE_BODY
+from semel.core.recovery import Begun, Done, Progress
+from semel.core.state import State
+from semel.drivers import run
+from semel.flows.upkeep import hold_of, release, resolve_applied, resolve_not_applied
 from semel.room.seats import Seats
 from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Call, Gate, Reply, Response, chunks, eventually, wait_until
 
@@ -724,6 +731,91 @@ def _(api: Api) -> None:
     assert api.runs == 1
 
 
+def uuid7(at: datetime) -> str:
+    """Make a key that says it was made *at* that time."""
+    milliseconds = int(at.timestamp() * 1000)
+    return f"{milliseconds >> 16:08x}-{milliseconds & 0xFFFF:04x}-7000-8000-{secrets.token_hex(6)}"
+
+
+def reap(api: Api) -> None:
+    """Clear away everything of this API that can be, once all of it is past its retention."""
+    wait_until(lambda: all(record.retention_left <= timedelta(0) for record in api.records()))
+    while api.world.perform(Reap(1000, Answer(408))).total:
+        pass
+
+
+def late_scenario(mode: str) -> Scenario:
+    def check(api: Api) -> None:
+        numbers = ["01234567890123456789012345", "00000000000000000000000017", "76543210987654321098765432"]
+        keys = ["plain", uuid7(api.world.perform(Now()) + timedelta(hours=1)), *numbers]
+        for key in keys:
+            assert api.send(key=key).status == 201
+        # On a busy machine a key may be too old before it is sent.
+        recent = iter(lambda: uuid7(api.world.perform(Now())), None)
+        dated = next(key for key in recent if api.send(key=key).status == 201)
+        reap(api)
+        # Of that one its own age tells, so nothing is left of it.
+        assert {record.key for record in api.records()} == {*keys}
+        for key in (*keys, dated):
+            assert_problem(api.send(key=key), 410, "idempotency-key-expired")
+        assert api.runs == len(keys) + 1
+
+    name = f"d4 a late retry is 410 after its record was reaped, whatever time its key tells ({mode})"
+    return Scenario(name, check, Policy.ietf(lease=BRIEF, retention=5 * BRIEF, late="refuse", mode=mode))
+
+
+@story("d4 what is unknown waits for a person: no time frees it, and nothing reaps it", lease=BRIEF, retention=BRIEF)
+def _(api: Api) -> None:
+    scope, fingerprint = f"{api.tenant}/alice/live", pay_fingerprint()
+    for key in ("applied", "not_applied", "released"):
+        hold = api.world.perform(Claim(scope, key, key.encode().ljust(16), fingerprint, BRIEF, BRIEF))
+        assert api.world.perform(Park(hold)) is Verdict.DONE
+    reap(api)
+    reap(api)
+    for policy in (Policy.ietf(), Policy.ietf(late="refuse"), Policy.ietf(retention=BRIEF, lease=BRIEF)):
+        for record in api.records():
+            assert_problem(api.under(policy).send(key=record.key), 409, "outcome-unknown")
+    assert_problem(api.send(key="applied", body=b"{}"), 422, "idempotency-key-reused")
+    assert api.runs == 0
+    assert {(record.key, record.state, record.is_expired) for record in api.records()} == {
+        (key, State.UNKNOWN, False) for key in ("applied", "not_applied", "released")
+    }
+    by_key = {record.key: record for record in api.records()}
+    assert run(resolve_applied(by_key["applied"], {"id": 7}), api.world.perform) is Verdict.DONE
+    assert run(resolve_not_applied(by_key["not_applied"]), api.world.perform) is Verdict.DONE
+    assert run(release(hold_of(by_key["released"])), api.world.perform) is Verdict.DONE
+    assert [api.send(key=key).status for key in ("not_applied", "released")] == [201, 201]
+    assert api.runs == 2
+
+
+@story("d4 an operation that was resolved is kept for its retention from then on")
+def _(api: Api) -> None:
+    scope, retention = f"{api.tenant}/alice/live", timedelta(seconds=1)
+    steps = Progress((Done("phase", "ordered", 1), Begun("charged")))
+    for key in ("decreed", "resumed"):
+        hold = api.world.perform(Claim(scope, key, key.encode().ljust(16), pay_fingerprint(), BRIEF, retention))
+        if key == "resumed":
+            assert api.world.perform(Save(hold, steps)) is Verdict.DONE
+        assert api.world.perform(Park(hold)) is Verdict.DONE
+    reap(api)
+    for record in api.records():
+        assert run(resolve_applied(record, {"id": 7}), api.world.perform) is Verdict.DONE
+    by_key = {record.key: record for record in api.records()}
+    assert not any(record.is_expired for record in by_key.values())
+    assert all(timedelta(0) < record.retention_left <= retention for record in by_key.values())
+    assert (by_key["decreed"].state, by_key["resumed"].state) == (State.COMPLETE, State.PROCESSING)
+    # What it has done stays done: a late retry goes on from there, and is no new operation.
+    assert by_key["resumed"].recovery_point == "charged"
+    again = api.send(key="decreed")
+    assert (again.status, again.body, again.is_replay) == (200, b'{"id": 7}', True)
+    assert api.runs == 0
+
+
+def pay_fingerprint() -> bytes:
+    """The fingerprint of what ``Api.send`` sends, unless it is told otherwise."""
+    return Fingerprinter().of(Subject("POST", "/pay", b"", ((b"content-type", b"application/json"),), b'{"amount": 5}'))
+
+
 @story("d4 of many retries at the edge of retention one runs", lease=BRIEF, retention=BRIEF)
 def _(api: Api) -> None:
     assert api.send().status == 201
@@ -1092,5 +1184,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     *(pair_scenario(pair) for pair in PAIRS),
     *(freed_scenario(status) for status in (206, 304, 401, 405, 407, 408, 413, 415, 416, 421, 425, 429)),
     *(kept_scenario(status) for status in (200, 201, 202, 303, 307, 400, 402, 403, 404, 409, 410, 412, 422)),
+    *(late_scenario(mode) for mode in ("guard", "atomic")),
     *STORIES,
 )

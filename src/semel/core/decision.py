@@ -48,7 +48,7 @@ Decision = Run | Replay | Busy | Accepted | Refuse
 def decide(found: Found, policy: Policy, *, is_same_request: bool) -> Decision:  # noqa: PLR0911 - a list of cases, by rank
     """Decide what a request gets whose key is *found* in the store."""
     is_over = found.lease_is_over
-    if found.is_expired and is_over:
+    if found.is_expired and is_over and found.state is not State.UNKNOWN:
         # Past retention nothing is promised of the record, its fingerprint included.
         return Run() if policy.late == "rerun" else Refuse(KeyExpired())
     if not is_same_request:

@@ -221,7 +221,7 @@ def is_same_request(recipe: Fingerprinter | None, stored: bytes, fresh: bytes, s
     compared is not given away to another method, path or query.
     """
     if recipe is None:
-        return stored[_RECIPE] == _NO_RECIPE or _is_same_place(stored, subject, None)
+        return stored[_RECIPE] in {_NO_RECIPE, b""} or _is_same_place(stored, subject, None)
     return recipe.matches(stored, fresh, subject)
 
 

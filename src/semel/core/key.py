@@ -95,10 +95,14 @@ _PREFIX = r"(?:[A-Za-z][0-9A-Za-z_]*_)?"  # idem_…, and TypeIDs, whose suffix 
 _UUID7 = re.compile(
     rf"{_PREFIX}([0-9a-f]{{8}})-([0-9a-f]{{4}})-7[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}", re.IGNORECASE
 )
-_ULID = re.compile(rf"{_PREFIX}([0-7][0-9A-HJKMNP-TV-Z]{{9}})[0-9A-HJKMNP-TV-Z]{{16}}", re.IGNORECASE)
+# From 2004 to 2039 every ULID begins with 01. A number of 26 digits that does, too, would be older than any there is.
+_ULID = re.compile(rf"{_PREFIX}(01[0-9A-HJKMNP-TV-Z]{{8}})[0-9A-HJKMNP-TV-Z]{{16}}", re.IGNORECASE)
 # Crockford's digits, as int() wants them.
 _CROCKFORD = str.maketrans("0123456789ABCDEFGHJKMNPQRSTVWXYZ", "0123456789ABCDEFGHIJKLMNOPQRSTUV")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: The year in which ULIDs were published; UUIDv7 is younger. What says that it is older is neither of them, or was made
+#: by a device without a clock.
+_NONE_IS_OLDER = datetime(2016, 1, 1, tzinfo=UTC)
 
 
 @value
@@ -138,7 +142,7 @@ class Key:
 
     @property
     def made_at(self) -> datetime | None:
-        """When the client made it, by the client's clock, if it is a UUIDv7 or a ULID."""
+        """When the client made it, by the client's clock, if it is a UUIDv7 or a ULID: it may be wrong, or ahead."""
         if match := _UUID7.fullmatch(self.value):
             milliseconds = int(match[1] + match[2], 16)
         elif match := _ULID.fullmatch(self.value):
@@ -146,9 +150,17 @@ class Key:
         else:
             return None
         try:
-            return _EPOCH + timedelta(milliseconds=milliseconds)
+            made_at = _EPOCH + timedelta(milliseconds=milliseconds)
         except OverflowError:  # 48 bits reach the year 10889, datetime 9999
             return None
+        return made_at if made_at >= _NONE_IS_OLDER else None
+
+    def is_late(self, now: datetime, retention: timedelta) -> bool:
+        """Whether it tells of itself that its *retention* is over by *now*: its record may be gone, its effect not.
+
+        At the very end it is: a record that was made with the key is reaped from then on.
+        """
+        return self.made_at is not None and self.made_at <= now - retention
 
 
 def find(

@@ -48,7 +48,7 @@ class Found:
     answer: Answer | None
     #: Nobody holds it any more: the lease has run out (or there is none, the record being terminal or parked).
     lease_is_over: bool
-    #: Past its retention.
+    #: Past its retention. What is unknown never is.
     is_expired: bool
     #: How far it has come, as ``recovery`` writes it; None when no step was recorded.
     steps: str | None = None
@@ -112,8 +112,8 @@ class Record:
 
     @property
     def is_expired(self) -> bool:
-        """Whether it is past its retention by the database's clock."""
-        return self.retention_left <= timedelta(0)
+        """Whether it is past its retention by the database's clock. What is unknown waits for a person instead."""
+        return self.retention_left <= timedelta(0) and self.state is not State.UNKNOWN
 
     @property
     def is_stuck(self) -> bool:

@@ -1,7 +1,8 @@
 """The state machine of a record. All that can change a state is in this file; it knows nothing of stores or HTTP.
 
 A record that is not there is ``None``. *Expired* is no state: it is a record whose ``expires_at`` has passed by the
-database's clock, which opens the transitions marked so below. The recovery point moves inside ``PROCESSING``.
+database's clock, which opens the transitions marked so below. What is *unknown* never expires: only a person ends it.
+The recovery point moves inside ``PROCESSING``.
 The diagram in the documentation is drawn from ``TRANSITIONS``.
 """
 
@@ -72,8 +73,6 @@ TRANSITIONS: dict[State | None, dict[Event, State | None]] = {
         Event.ABANDON: State.FAILED,
     },
     State.UNKNOWN: {
-        Event.ACCEPT: State.PENDING,
-        Event.TAKE_OVER: State.PROCESSING,
         Event.RESOLVE: State.PROCESSING,
         Event.COMPLETE: State.COMPLETE,
         Event.DISCARD: None,

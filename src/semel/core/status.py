@@ -10,7 +10,7 @@ import binascii
 import json
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from urllib.parse import quote
 
 from semel.core.message import Answer, Headers
@@ -24,6 +24,9 @@ STATUS_PATH = "/semel/operations"
 
 #: Often enough for a person who watches, and no load: it is one read by primary key.
 RETRY_AFTER_SECONDS = 1
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
 
 #: Longer than that of any key and any path.
 _LONGEST_NAME = 8192
@@ -45,24 +48,29 @@ class Name:
     key: str
     #: What the scope has beside the principal, where one key on two endpoints is two operations.
     operation: str
-    #: When its record expires, in whole seconds of the database's clock: known even when the record is gone.
+    #: When its record was made, in milliseconds of the database's clock: under one key there may be another later.
+    created_at: int
+    #: When its record expires, in whole seconds: known even when the record is gone.
     expires_at: int
 
     @classmethod
     def of(cls, record: Record) -> Name:
         """Name the operation of *record*."""
-        return cls(record.key, record.scope.partition(SEPARATOR)[2], int(record.expires_at.timestamp()))
+        operation = record.scope.partition(SEPARATOR)[2]
+        created_at = (record.created_at - _EPOCH) // _MILLISECOND
+        return cls(record.key, operation, created_at, int(record.expires_at.timestamp()))
 
     @classmethod
     def read(cls, text: str) -> Name:
         """Read back what ``str`` gave; what it can't have given is an operation that is not there."""
         try:
             raw = urlsafe_b64decode(text[:_LONGEST_NAME].encode("ascii") + b"==")
-            key, operation, expires_at = json.loads(raw)
+            key, operation, created_at, expires_at = json.loads(raw)
         except (UnicodeError, binascii.Error, ValueError, TypeError, RecursionError):
             raise OperationNotFound from None
-        name = cls(key, operation, expires_at)
-        if (type(key), type(operation), type(expires_at)) != (str, str, int) or str(name) != text:
+        name = cls(key, operation, created_at, expires_at)
+        kinds = [type(part) for part in (key, operation, created_at, expires_at)]
+        if kinds != [str, str, int, int] or str(name) != text:
             raise OperationNotFound
         if not _STORABLE.fullmatch(key + operation):
             raise OperationNotFound
@@ -70,12 +78,17 @@ class Name:
 
     def __str__(self) -> str:
         """Spell it as the last part of a path."""
-        plain = json.dumps([self.key, self.operation, self.expires_at], separators=(",", ":"))
+        plain = json.dumps([self.key, self.operation, self.created_at, self.expires_at], separators=(",", ":"))
         return urlsafe_b64encode(plain.encode()).rstrip(b"=").decode()
 
     def scope_of(self, principal: str) -> str:
         """Return the scope that it has if it is *principal*'s."""
         return f"{principal}{SEPARATOR}{self.operation}" if self.operation else principal
+
+    def is_of(self, record: Record) -> bool:
+        """Whether it names the operation of *record*, which may be kept for longer by now: a person has resolved it."""
+        own = Name.of(record)
+        return (own.key, own.operation, own.created_at) == (self.key, self.operation, self.created_at)
 
     def is_past(self, now: datetime) -> bool:
         """Whether its record may have been reaped."""

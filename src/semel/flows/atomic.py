@@ -140,7 +140,7 @@ def _hold_of(seen: Hold | Found, claim: Claim) -> Hold | None:
 
 def _refuse_late(key: Key, policy: Policy) -> Flow[None]:
     """Refuse a key that tells its own age and is past retention: its record may have been reaped, its effect not."""
-    if policy.late == "refuse" and key.made_at is not None and key.made_at < (yield from Now()) - policy.retention:
+    if policy.late == "refuse" and key.made_at is not None and key.is_late((yield from Now()), policy.retention):
         raise KeyExpired
 
 

@@ -110,8 +110,7 @@ def claim_on(
 ) -> Claim:
     """Return the claim of this attempt on its key."""
     fingerprint = fingerprint_of(policy.fingerprint, subject)
-    # A key that tells its own age can be refused without a record.
-    leaves_tombstone = policy.late == "refuse" and key.made_at is None
+    is_late_refused = policy.late == "refuse"
     is_stored = policy.store_request or is_accepted
     return Claim(
         scope,
@@ -121,9 +120,11 @@ def claim_on(
         policy.lease,
         policy.retention,
         policy.on_crash,
-        "strip" if leaves_tombstone else "delete",
+        "strip" if is_late_refused else "delete",
         _request(subject, principal) if is_stored else None,
         is_accepted,
+        # A key that tells its own age can be refused without a record, unless its client's clock was ahead.
+        key.made_at if is_late_refused else None,
     )
 
 
@@ -242,7 +243,6 @@ def _refuse_late(key: Key, hold: Hold, policy: Policy) -> Flow[None]:
     """Refuse a key that tells its own age and is past retention: its record may have been reaped, its effect not."""
     if policy.late != "refuse" or key.made_at is None:
         return
-    now = yield from Now()
-    if key.made_at < now - policy.retention:
+    if key.is_late((yield from Now()), policy.retention):
         yield from release(hold, policy)
         raise KeyExpired

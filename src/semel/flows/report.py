@@ -90,9 +90,9 @@ def _decide(found: Found, claim: Claim, asked: Asked) -> Flow[Hold | Outcome | A
 
 
 def _refuse_late(asked: Asked, hold: Hold) -> Flow[None]:
-    made_at = asked.key.made_at
-    if asked.policy.late == "refuse" and made_at is not None and made_at < (yield from Now()) - asked.policy.retention:
-        yield from release(hold, asked.policy)
+    key, policy = asked.key, asked.policy
+    if policy.late == "refuse" and key.made_at is not None and key.is_late((yield from Now()), policy.retention):
+        yield from release(hold, policy)
         raise KeyExpired
 
 

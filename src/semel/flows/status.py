@@ -53,7 +53,7 @@ def _answer(head: Head, asked: Name, scope: str, policy: Policy, path: str) -> F
     has_waited = False
     while True:
         record = yield from Look(scope, asked.key)
-        if record is None or Name.of(record) != asked:
+        if record is None or not asked.is_of(record):
             # Gone, or the key was used again since for another operation, which has an address of its own.
             raise OperationExpired if asked.is_past((yield from Now())) else OperationNotFound
         if record.is_expired and record.state is not State.PROCESSING:

@@ -35,6 +35,9 @@ class Claim(Command[Hold | Found | Again]):
     request: Request | None = None
     #: Whether it is only stored, as pending, with its request: a worker will take it from there. There is no lease yet.
     is_accepted: bool = False
+    #: When the key says that it was made. If that is not after the store's own clock when the record is made, no
+    #: tombstone is left ("strip" becomes "delete"): a retry past the retention is told by the age of its key.
+    made_at: datetime | None = None
 
 
 @value

@@ -88,8 +88,8 @@ class Discard(Command[Verdict]):
 class Unpark(Command[Verdict]):
     """Let a parked operation go on with *progress*, in which an operator has said what the effect did.
 
-    It counts as an attempt, the operator's, and the tries without its client begin anew. Nobody holds it then, and
-    whoever comes next takes it over.
+    It counts as an attempt, the operator's, and the tries without its client begin anew, and so does its retention.
+    Nobody holds it then, and whoever comes next takes it over.
     """
 
     hold: Hold
@@ -98,7 +98,7 @@ class Unpark(Command[Verdict]):
 
 @value
 class Decree(Command[Verdict]):
-    """End a parked operation with *answer*, because an operator says that it took effect."""
+    """End a parked operation with *answer*, because an operator says that it took effect. Its retention begins anew."""
 
     hold: Hold
     answer: Answer

@@ -41,8 +41,8 @@ class Row:
     milestone: Milestone | None = None
 
     def is_expired(self, now: datetime) -> bool:
-        """Whether it is past its retention."""
-        return self.expires_at <= now
+        """Whether it is past its retention. What is unknown never is."""
+        return self.expires_at <= now and self.state is not State.UNKNOWN
 
     def lease_is_over(self, now: datetime) -> bool:
         """Whether nobody holds it any more."""
@@ -134,6 +134,7 @@ class Table:
 
 def new_row(claim: Claim, state: State, attempt: int, now: datetime) -> Row:
     """Return a record as *claim* makes it."""
+    tells_its_age = claim.after_retention == "strip" and claim.made_at is not None and claim.made_at <= now
     return Row(
         state=state,
         attempt=attempt,
@@ -143,7 +144,7 @@ def new_row(claim: Claim, state: State, attempt: int, now: datetime) -> Row:
         expires_at=now + claim.retention,
         lease_expires_at=None if claim.is_accepted else now + claim.lease,
         on_crash=claim.on_crash,
-        after_retention=claim.after_retention,
+        after_retention="delete" if tells_its_age else claim.after_retention,
         # As every store does: what is never stored is gone at once.
         request=claim.request and read_back(written(claim.request), claim.request.body),
         is_accepted=claim.is_accepted,

@@ -120,6 +120,7 @@ class Upkeep(Table):
             attempt=row.attempt + 1,
             token=NOBODYS_TOKEN,
             lease_expires_at=moment.now,
+            expires_at=_anew(row, moment.now),
             tries=0,
             steps=written(progress),
             recovery_point=progress.recovery_point,
@@ -138,6 +139,7 @@ class Upkeep(Table):
             token=NOBODYS_TOKEN,
             answer=command.answer,
             completed_at=moment.now,
+            expires_at=_anew(row, moment.now),
             request=None,
         )
         self._write_down(command.hold, "resolved", moment)
@@ -157,8 +159,13 @@ class Upkeep(Table):
         return len(old)
 
 
+def _anew(row: Row, now: datetime) -> datetime:
+    """Return when a record expires whose retention begins anew."""
+    return now + (row.expires_at - row.created_at)
+
+
 def _is_due(row: Row, now: datetime) -> bool:
     """Whether the reaper may touch it. Nothing in flight, nothing parked, and no tombstone that is to stay."""
-    if not row.is_expired(now) or row.state is State.UNKNOWN:
+    if not row.is_expired(now):
         return False
     return row.after_retention != "keep" if row.state in TERMINAL else row.lease_is_over(now)

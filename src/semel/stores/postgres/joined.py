@@ -52,6 +52,7 @@ class JoinedStatements:
             retention=claim.retention.total_seconds(),
             on_crash=claim.on_crash,
             after_retention=claim.after_retention,
+            made_at=claim.made_at and claim.made_at.timestamp(),
             seen_attempt=seen and seen.attempt,
             seen_token=seen and seen.token,
             hint=hint(command.hold, wakes=command.wakes),

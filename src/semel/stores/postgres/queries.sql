@@ -23,21 +23,25 @@
 -- The read sees the table as it was before the insert. So a key that a rival took in between comes back
 -- in neither part, and its caller asks again.
 -- OFFSET 0 makes the planner look each key up by itself, through the primary key.
+-- A key that tells when it was made needs no tombstone: by its age it is refused. But only one that was made before
+-- now by this clock; its client's may be ahead.
 WITH asked AS (
     SELECT *
       FROM unnest(:scopes::text[], :keys::text[], :tokens::bytea[], :fingerprints::bytea[],
                   :leases::float8[], :retentions::float8[],
                   :on_crashes::text[], :after_retentions::text[], :requests::text[], :request_bodies::bytea[],
-                  :accepteds::boolean[])
+                  :accepteds::boolean[], :made_ats::float8[])
         AS asked (scope, key, token, fingerprint, lease, retention, on_crash, after_retention, request, request_body,
-                  accepted)
+                  accepted, made_at)
 ), won AS (
     INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, created_at, lease_expires_at, expires_at,
                             on_crash, after_retention, request, request_body, accepted, owner)
     SELECT scope, key, CASE WHEN accepted THEN 'pending' ELSE 'processing' END, 1, token, fingerprint,
            clock_timestamp(), CASE WHEN NOT accepted THEN clock_timestamp() + lease * interval '1 second' END,
            clock_timestamp() + retention * interval '1 second',
-           on_crash, after_retention, request, request_body, accepted,
+           on_crash, CASE WHEN after_retention = 'strip' AND to_timestamp(made_at) <= clock_timestamp() THEN 'delete'
+                          ELSE after_retention END,
+           request, request_body, accepted,
            CASE WHEN NOT accepted
                 THEN (SELECT :owner::bigint WHERE NOT pg_try_advisory_xact_lock_shared(:owner::bigint)) END
       FROM asked
@@ -74,6 +78,7 @@ SELECT found.*
 -- Take the key from a worker whose lease ran out, or from a record that expired, if it is still the one that was seen.
 -- A record that expired starts anew. One that did not stays the same operation: it keeps its age, its fingerprint,
 -- its steps and its request. One that is pending is begun, by a worker alone, and that is its first attempt still.
+-- What is unknown never expires: an operator has to say what it did.
 WITH taken AS (
     UPDATE semel_keys
        SET state            = CASE WHEN expires_at <= clock.now AND :accepted::boolean THEN 'pending'
@@ -96,7 +101,10 @@ WITH taken AS (
            recovery_point   = CASE WHEN expires_at <= clock.now THEN NULL ELSE recovery_point END,
            fingerprint      = CASE WHEN expires_at <= clock.now THEN :fingerprint ELSE fingerprint END,
            on_crash         = CASE WHEN expires_at <= clock.now THEN :on_crash ELSE on_crash END,
-           after_retention  = CASE WHEN expires_at <= clock.now THEN :after_retention ELSE after_retention END,
+           after_retention  = CASE WHEN expires_at > clock.now THEN after_retention
+                                   WHEN :after_retention::text = 'strip'
+                                        AND to_timestamp(:made_at::float8) <= clock.now THEN 'delete'
+                                   ELSE :after_retention END,
            request          = CASE WHEN expires_at <= clock.now THEN :request ELSE request END,
            request_body     = CASE WHEN expires_at <= clock.now THEN :request_body ELSE request_body END,
            tries            = CASE WHEN expires_at <= clock.now THEN 0
@@ -112,6 +120,7 @@ WITH taken AS (
                           WHEN owner IS NOT NULL AND :tests_owner::boolean
                           THEN pg_try_advisory_xact_lock_shared(owner)
                           ELSE false END
+                WHEN state = 'unknown' THEN false
                 ELSE expires_at <= clock.now OR (state = 'pending' AND :is_abandoned::boolean) END
  RETURNING scope, key, attempt, state
 ), noted AS (
@@ -290,7 +299,9 @@ WITH finished AS (
            CAST(:token AS bytea), CAST(:fingerprint AS bytea),
            CAST(:status AS smallint), CAST(:headers AS text), CAST(:body AS bytea),
            clock.now, clock.now, clock.now + CAST(:retention AS float8) * interval '1 second',
-           CAST(:on_crash AS text), CAST(:after_retention AS text)
+           CAST(:on_crash AS text),
+           CASE WHEN CAST(:after_retention AS text) = 'strip' AND to_timestamp(CAST(:made_at AS float8)) <= clock.now
+                THEN 'delete' ELSE CAST(:after_retention AS text) END
       FROM (SELECT clock_timestamp() AS now) AS clock
         ON CONFLICT (scope, key) DO UPDATE
        SET state            = excluded.state,
@@ -324,6 +335,7 @@ WITH finished AS (
                           WHEN old.owner IS NOT NULL AND CAST(:tests_owner AS boolean)
                           THEN pg_try_advisory_xact_lock_shared(old.owner)
                           ELSE false END
+                WHEN old.state = 'unknown' THEN false
                 ELSE old.expires_at <= excluded.completed_at END
  RETURNING scope, key, attempt, state
 ), noted AS (
@@ -538,9 +550,11 @@ SELECT 1 FROM discarded
 -- name: unpark
 -- Let a parked operation go on: an operator has said what its last effect did. Whoever comes next takes it over.
 -- It counts as an attempt, the operator's; the completer, which gives up after so many tries, begins to count anew.
+-- So does its retention, which may be long over.
 WITH resolved AS (
     UPDATE semel_keys
        SET state = 'processing', attempt = attempt + 1, token = :nobodys_token, lease_expires_at = clock_timestamp(),
+           expires_at = clock_timestamp() + (expires_at - created_at),
            tries = 0, steps = :steps, recovery_point = :recovery_point
      WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
  RETURNING scope, key, attempt
@@ -555,10 +569,11 @@ SELECT 1 FROM resolved
 
 -- name: decree
 -- End a parked operation with the answer that an operator gives it. Nobody's token: its worker, should it wake, must not
--- take that answer for its own.
+-- take that answer for its own. It is kept for as long again as from its beginning.
 WITH resolved AS (
     UPDATE semel_keys
        SET state = 'complete', status = :status, headers = :headers, body = :body, completed_at = clock_timestamp(),
+           expires_at = clock_timestamp() + (expires_at - created_at),
            token = :nobodys_token, request = NULL, request_body = NULL
      WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
  RETURNING scope, key, attempt

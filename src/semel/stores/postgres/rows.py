@@ -34,7 +34,7 @@ def found(row: Row) -> Found:
         bytes(fingerprint),
         answer,
         lease_is_over,
-        left <= 0,
+        left <= 0 and state != State.UNKNOWN,
         steps,
         is_accepted,
         timedelta(seconds=left),

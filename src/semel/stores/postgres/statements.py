@@ -85,6 +85,7 @@ class Statements(Builder):
             requests=[claim.request and written_request(claim.request) for claim in distinct],
             request_bodies=[claim.request and claim.request.body for claim in distinct],
             accepteds=[claim.is_accepted for claim in distinct],
+            made_ats=[claim.made_at and claim.made_at.timestamp() for claim in distinct],
         )
 
     def take_over(self, command: TakeOver) -> Statement[Hold | Again]:
@@ -104,6 +105,7 @@ class Statements(Builder):
             request=claim.request and written_request(claim.request),
             request_body=claim.request and claim.request.body,
             accepted=claim.is_accepted,
+            made_at=claim.made_at and claim.made_at.timestamp(),
             seen_attempt=seen.attempt,
             seen_token=seen.token,
             is_abandoned=command.is_abandoned,

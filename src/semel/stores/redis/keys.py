@@ -21,7 +21,7 @@ from semel.stores.headers import written as written_headers
 from semel.stores.redis.address import Address
 from semel.stores.redis.courier import Courier, Talk
 from semel.stores.redis.index import Index
-from semel.stores.redis.replies import digest_of, found, microseconds, spelled, written_line
+from semel.stores.redis.replies import count, digest_of, found, microseconds, spelled, written_line
 from semel.stores.redis.wire import Call, Reply, script
 from semel.stores.requests import written as written_request
 
@@ -92,6 +92,7 @@ class Keys:
             claim.after_retention.encode(),
             self.channel,
             YES_OR_NO[claim.is_accepted],
+            b"" if claim.made_at is None else b"%d" % count(claim.made_at),
             *more,
         ]
         if claim.request is not None:

@@ -59,7 +59,7 @@ def found(reply: Sequence[Any]) -> Found:
         bytes.fromhex(fingerprint.decode()),
         None if status is None else Answer(int(status), read_back(headers.decode()), body),
         lease_is_over == 1,
-        left <= 0,
+        left <= 0 and state != b"unknown",
         None if steps is None else read(steps),
         accepted is not None,
         timedelta(microseconds=left),
@@ -95,6 +95,11 @@ def record(reply: Sequence[Any]) -> Record:
 def moment(at: int) -> datetime:
     """Return a time of the server's."""
     return _EPOCH + timedelta(microseconds=at)
+
+
+def count(time: datetime) -> int:
+    """Return a time as the scripts count."""
+    return (time - _EPOCH) // _MICROSECOND
 
 
 def written_line(hold: Hold, event: str, actor: str, detail: str | None) -> bytes:

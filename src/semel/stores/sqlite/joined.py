@@ -10,7 +10,7 @@ from semel.core.commands import Begin, Commit, Finish, Verdict
 from semel.core.record import Found, Hold
 from semel.core.state import Event
 from semel.stores.headers import written
-from semel.stores.sqlite.statements import ENDINGS, Statements, last_step, milliseconds, read_found
+from semel.stores.sqlite.statements import ENDINGS, Statements, last_step, milliseconds, read_found, written_time
 from semel.stores.statement import Joined
 
 _EVENTS = {Event.COMPLETE: "completed", Event.FAIL: "failed"}
@@ -41,6 +41,7 @@ class SQLiteJoins:
             "fingerprint": claim.fingerprint,
             "on_crash": claim.on_crash,
             "after_retention": claim.after_retention,
+            "made_at": claim.made_at and written_time(claim.made_at),
             "retention": milliseconds(claim.retention),
             "status": answer.status,
             "headers": written(answer.headers),

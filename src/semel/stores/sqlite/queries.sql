@@ -13,23 +13,26 @@ FROM wanted CROSS JOIN semel_keys USING (scope, key) CROSS JOIN semel_keys_clock
 
 -- name: claim
 -- Take every key that nobody has. Fewer rows than claims: somebody was quicker, and the caller looks who (find).
--- What is only accepted is pending, and nobody has a lease on it.
+-- What is only accepted is pending, and nobody has a lease on it. A key that tells when it was made, which was before
+-- now by this clock, needs no tombstone: it is refused by its age.
 INSERT INTO semel_keys (
     scope, key, state, attempt, token, fingerprint, created_at, lease_expires_at, expires_at,
     on_crash, after_retention, request, request_body, accepted
 )
 WITH wanted (
-    scope, key, token, fingerprint, lease, retention, on_crash, after_retention, request, request_body, accepted
+    scope, key, token, fingerprint, lease, retention, on_crash, after_retention, request, request_body, accepted,
+    made_at
 )
     AS (
         VALUES (
             :scope, :key, :token, :fingerprint, :lease, :retention,
-            :on_crash, :after_retention, :request, :request_body, :accepted
+            :on_crash, :after_retention, :request, :request_body, :accepted, :made_at
         )
     )
 SELECT
     scope, key, iif(accepted, 'pending', 'processing'), 1, token, fingerprint,
-    now, iif(accepted, NULL, now + lease), now + retention, on_crash, after_retention, request, request_body, accepted
+    now, iif(accepted, NULL, now + lease), now + retention, on_crash,
+    iif(after_retention = 'strip' AND made_at <= now, 'delete', after_retention), request, request_body, accepted
 FROM wanted CROSS JOIN semel_keys_clock WHERE true -- or else ON would be read as a part of the join
 ON CONFLICT (scope, key) DO NOTHING
 
@@ -37,7 +40,7 @@ ON CONFLICT (scope, key) DO NOTHING
 -- Take the key from a holder whose lease ran out, or from a record past its retention, if nobody else did meanwhile.
 -- Past its retention it starts anew; before, it is still the same operation, and keeps its first sight and fingerprint,
 -- the steps it has taken and the request that it came with. One that is pending is begun, by a worker alone, and that is
--- its first attempt still.
+-- its first attempt still. What is unknown never expires: an operator has to say what it did.
 UPDATE semel_keys
 SET
     state = CASE WHEN expires_at <= now AND mine.accepted THEN 'pending' ELSE 'processing' END,
@@ -47,7 +50,11 @@ SET
     recovery_point = CASE WHEN expires_at <= now THEN NULL ELSE recovery_point END,
     steps = CASE WHEN expires_at <= now THEN NULL ELSE steps END,
     on_crash = CASE WHEN expires_at <= now THEN mine.on_crash ELSE semel_keys.on_crash END,
-    after_retention = CASE WHEN expires_at <= now THEN mine.after_retention ELSE semel_keys.after_retention END,
+    after_retention = CASE
+        WHEN expires_at > now THEN semel_keys.after_retention
+        WHEN mine.after_retention = 'strip' AND mine.made_at <= now THEN 'delete'
+        ELSE mine.after_retention
+    END,
     request = CASE WHEN expires_at <= now THEN mine.request ELSE semel_keys.request END,
     request_body = CASE WHEN expires_at <= now THEN mine.request_body ELSE semel_keys.request_body END,
     tries = CASE WHEN expires_at <= now THEN 0 ELSE tries + mine.is_abandoned END,
@@ -65,13 +72,15 @@ FROM
         SELECT
             :token AS token, :fingerprint AS fingerprint, :lease AS lease, :retention AS retention,
             :on_crash AS on_crash, :after_retention AS after_retention,
-            :request AS request, :request_body AS request_body, :accepted AS accepted, :is_abandoned AS is_abandoned
+            :request AS request, :request_body AS request_body, :accepted AS accepted, :made_at AS made_at,
+            :is_abandoned AS is_abandoned
     ) AS mine,
     semel_keys_clock
 WHERE
     scope = :scope AND key = :key AND attempt = :seen_attempt AND semel_keys.token = :seen_token
     AND CASE state
         WHEN 'processing' THEN lease_expires_at <= now
+        WHEN 'unknown' THEN false
         ELSE expires_at <= now OR (state = 'pending' AND mine.is_abandoned)
     END
     AND NOT (mine.is_abandoned AND expires_at <= now)
@@ -186,9 +195,10 @@ INSERT INTO semel_keys (
     created_at, completed_at, expires_at, status, headers, body
 )
 SELECT
-    :scope, :key, :state, :attempt, :token, :fingerprint, :on_crash, :after_retention,
+    :scope, :key, :state, :attempt, :token, :fingerprint, :on_crash,
+    iif(mine.after_retention = 'strip' AND mine.made_at <= now, 'delete', mine.after_retention),
     now, now, now + :retention, :status, :headers, :body
-FROM semel_keys_clock WHERE true -- or else ON would be read as a part of a join
+FROM semel_keys_clock, (SELECT :after_retention AS after_retention, :made_at AS made_at) AS mine WHERE true -- or else ON would be read as a part of a join
 ON CONFLICT (scope, key) DO UPDATE
 SET
     state = excluded.state,
@@ -216,6 +226,7 @@ WHERE
     attempt = :seen_attempt AND token = :seen_token
     AND CASE state
         WHEN 'processing' THEN lease_expires_at <= excluded.created_at
+        WHEN 'unknown' THEN false
         ELSE expires_at <= excluded.created_at
     END
 RETURNING attempt
@@ -344,13 +355,15 @@ RETURNING attempt
 
 -- name: unpark
 -- An operator has said what the effect did: the next attempt goes on from there. It counts as an attempt, the
--- operator's; the completer, which gives up after so many tries, begins to count anew.
+-- operator's; the completer, which gives up after so many tries, begins to count anew. So does its retention, which may
+-- be long over.
 UPDATE semel_keys
 SET
     state = 'processing',
     attempt = attempt + 1,
     token = zeroblob(16),
     lease_expires_at = (SELECT now FROM semel_keys_clock),
+    expires_at = (SELECT now FROM semel_keys_clock) + expires_at - created_at,
     tries = 0,
     steps = :steps,
     recovery_point = :recovery_point
@@ -358,7 +371,7 @@ WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AN
 RETURNING attempt
 
 -- name: decree
--- An operator has said that it took effect: this is its answer.
+-- An operator has said that it took effect: this is its answer, kept for as long again as from its beginning.
 UPDATE semel_keys
 SET
     state = 'complete',
@@ -367,6 +380,7 @@ SET
     headers = :headers,
     body = :body,
     completed_at = (SELECT now FROM semel_keys_clock),
+    expires_at = (SELECT now FROM semel_keys_clock) + expires_at - created_at,
     request = NULL,
     request_body = NULL
 WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'

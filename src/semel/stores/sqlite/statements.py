@@ -120,6 +120,7 @@ def claim_row(claim: Claim) -> tuple[Any, ...]:
         None if request is None else requests.written(request),
         None if request is None else request.body,
         claim.is_accepted,
+        claim.made_at and written_time(claim.made_at),
     )
 
 
@@ -169,7 +170,7 @@ def read_found(row: Sequence[Any]) -> Found:
         fingerprint,
         _answer(status, headers, body),
         lease_is_over == 1,
-        left <= 0,
+        left <= 0 and state != State.UNKNOWN,
         steps,
         is_accepted == 1,
         left * _MILLISECOND,
@@ -221,6 +222,11 @@ def read_entry(row: Sequence[Any]) -> Entry:
 def read_time(count: int) -> datetime:
     """Read a time, in milliseconds since 1970."""
     return _EPOCH + count * _MILLISECOND
+
+
+def written_time(time: datetime) -> int:
+    """Return a time as it is stored."""
+    return (time - _EPOCH) // _MILLISECOND
 
 
 def milliseconds(duration: timedelta) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -97,10 +97,13 @@ def claim_on(
     retention: timedelta = RETENTION,
     on_crash: OnCrash = "rerun",
     after_retention: AfterRetention = "delete",
+    made_at: datetime | None = None,
     request: Request | None = None,
 ) -> Claim:
     """Return a claim with a token of its own."""
-    return Claim(scope, key, uuid4().bytes, fingerprint, lease, retention, on_crash, after_retention, request)
+    return Claim(
+        scope, key, uuid4().bytes, fingerprint, lease, retention, on_crash, after_retention, request, made_at=made_at
+    )
 
 
 def accepted_on(scope: str, key: str = "key", *, request: Request = REQUEST, **more: Any) -> Claim:

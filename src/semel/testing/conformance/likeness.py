@@ -47,6 +47,9 @@ TICK = timedelta(minutes=10)
 #: What two clocks may differ by that are never stopped.
 MOMENT = TICK / 2
 
+#: Before and after any store's clock.
+LONG_AGO, FAR_AHEAD = datetime(2020, 1, 1, tzinfo=UTC), datetime(2999, 1, 1, tzinfo=UTC)
+
 KEYS = ("a", "b", "c")
 Sight = tuple[Claim, Hold]
 ticks = st.integers(min_value=1, max_value=4).map(lambda count: count * TICK)
@@ -88,6 +91,7 @@ class Twins(RuleBasedStateMachine):
         after_retention=st.sampled_from(["delete", "strip"]),
         has_request=st.booleans(),
         is_accepted=st.booleans(),
+        made_at=st.sampled_from([None, LONG_AGO, FAR_AHEAD]),
     )
     def claim(
         self,
@@ -100,13 +104,24 @@ class Twins(RuleBasedStateMachine):
         after_retention: AfterRetention,
         has_request: bool,
         is_accepted: bool,
+        made_at: datetime | None,
     ) -> Sight:
         """Claim a key; whoever is found there can be taken over from, or written as."""
         request = REQUEST if has_request or is_accepted else None
         token, retention = uuid4().bytes, lease + more
         return self._claim(
             Claim(
-                self._scope, key, token, fingerprint, lease, retention, on_crash, after_retention, request, is_accepted
+                self._scope,
+                key,
+                token,
+                fingerprint,
+                lease,
+                retention,
+                on_crash,
+                after_retention,
+                request,
+                is_accepted,
+                made_at,
             )
         )
 

@@ -69,9 +69,9 @@ def due(store: Handle, scope: str) -> list[str]:
 class Pending(Suite):
     """Accepted operations that wait for their first worker."""
 
-    @pytest.mark.parametrize("state", ["pending", "processing", "unknown", "complete", "failed"])
+    @pytest.mark.parametrize("state", ["pending", "processing", "complete", "failed"])
     def test_accepted_in_place_of_an_expired_one(self, store: Handle, scope: str, age: Age, state: str) -> None:
-        """What expired, in whatever state, can be accepted anew: pending, the first attempt, without what it was."""
+        """What expired can be accepted anew: pending, the first attempt, without what it was."""
         hold = brought_to(store, scope, State(state))
         age(RETENTION)
         other = replace(REQUEST, principal="another")

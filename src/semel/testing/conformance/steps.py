@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from uuid import uuid4
+
+import pytest
 
 from semel.core.commands import (
     Again,
+    Browse,
     Complete,
     FindStuck,
     Look,
     Park,
+    ReadRequest,
     Release,
     Renew,
     Save,
@@ -28,6 +33,7 @@ from semel.testing.conformance.base import (
     FINGERPRINT,
     IN_DOUBT,
     LEASE,
+    REQUEST,
     RETENTION,
     RIDE,
     Age,
@@ -211,22 +217,25 @@ class Steps(Suite):
         assert rival.perform(Park(hold, if_silent=True)) is Verdict.DONE
         self._is_fenced(store, scope, Complete(hold, Event.COMPLETE, CREATED))
 
-    def test_parked_record_stays(self, store: Handle, scope: str, age: Age) -> None:
-        """Nobody ends, frees, renews or takes over what is parked, however long it is."""
-        hold = parked(store, claim_on(scope))
-        age(RETENTION - LEASE)
+    @pytest.mark.parametrize(
+        "time", [RETENTION - LEASE, RETENTION, 400 * RETENTION], ids=["within", "at", "long after"]
+    )
+    def test_parked_record_stays(self, store: Handle, rival: Handle, scope: str, age: Age, time: timedelta) -> None:
+        """Nothing ends, frees, renews or takes over what is parked, and it never expires, however long it is."""
+        hold = parked(store, claim_on(scope, request=REQUEST))
+        age(time)
         self._is_fenced(store, scope, Complete(hold, Event.COMPLETE, CREATED))
         self._is_fenced(store, scope, Release(hold))
         assert store.perform(Renew(((hold, LEASE),))) == {hold}
-        assert store.perform(TakeOver(claim_on(scope), hold)) is Again.AGAIN
-        assert record(store, scope).state is State.UNKNOWN
-
-    def test_expired_parked_record_starts_anew(self, store: Handle, scope: str, age: Age) -> None:
-        """Past its retention a parked record is a new operation to whoever takes it over."""
-        hold = parked(store, claim_on(scope))
-        age(RETENTION)
-        assert taken_over(store, claim_on(scope), hold).attempt == 1
-        assert (record(store, scope).state, record(store, scope).steps) == (State.PROCESSING, None)
+        for claim in (claim_on(scope), replace(claim_on(scope, request=REQUEST), is_accepted=True)):
+            for is_abandoned in (False, True):
+                assert store.perform(TakeOver(claim, hold, is_abandoned=is_abandoned)) is Again.AGAIN
+        seen = found(rival, scope)
+        assert (seen.state, seen.token, seen.is_expired) == (State.UNKNOWN, hold.token, False)
+        after = record(store, scope)
+        assert (after.state, after.steps, after.is_expired) == (State.UNKNOWN, written(IN_DOUBT), False)
+        assert hold.key in {each.key for each in store.perform(Browse(9, scope=scope, state=State.UNKNOWN))}
+        assert store.perform(ReadRequest(hold)) == REQUEST
 
     def test_settling_reads_the_record(self, store: Handle, rival: Handle, scope: str) -> None:
         """When nothing is under way, settling shows what is there, to whomever it belongs."""

@@ -9,18 +9,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from uuid import uuid4
 
 import pytest
 
-from semel.core.commands import Begin, Browse, Claim, Commit, Complete, Finish, Look, Open, Undo, Verdict
+from semel.core.commands import (
+    Begin,
+    Browse,
+    Claim,
+    Commit,
+    Complete,
+    Finish,
+    Look,
+    Now,
+    Open,
+    Reap,
+    Reaped,
+    Undo,
+    Verdict,
+)
 from semel.core.message import Answer
-from semel.core.record import NOBODYS_TOKEN, Found, Hold
+from semel.core.record import NOBODYS_TOKEN, AfterRetention, Found, Hold
 from semel.core.recovery import Progress, written
 from semel.core.state import Event, State
 from semel.errors import NoConnection
 from semel.testing.conformance.base import (
+    ABANDONED,
     CREATED,
     FINGERPRINT,
     IN_DOUBT,
@@ -34,6 +50,7 @@ from semel.testing.conformance.base import (
     found,
     held,
     parked,
+    reap_everything,
     record,
     same_but_for_the_clock,
     saved,
@@ -215,6 +232,36 @@ class Transactions(Suite):
         assert (after.steps, after.recovery_point) == (None, None)
         assert after.retention_left > RETENTION - LEASE
 
+    @pytest.mark.parametrize(
+        "after_retention, ahead, reaped",
+        [
+            ("strip", None, Reaped(stripped=1)),
+            ("strip", timedelta(hours=1), Reaped(stripped=1)),
+            ("strip", timedelta(hours=-1), Reaped(deleted=1)),
+            ("delete", timedelta(hours=1), Reaped(deleted=1)),
+        ],
+    )
+    def test_finish_leaves_a_tombstone(
+        self,
+        *,
+        store: Handle,
+        scope: str,
+        age: Age,
+        after_retention: AfterRetention,
+        ahead: timedelta | None,
+        reaped: Reaped,
+    ) -> None:
+        """A key that tells its time leaves no tombstone, unless that is after the store's own clock."""
+        reap_everything(store, age)
+        made_at = None if ahead is None else store.perform(Now()) + ahead
+        claim = claim_on(scope, after_retention=after_retention, made_at=made_at)
+        with transaction(store) as lent:
+            hold = lent.perform(Begin(claim))
+            assert isinstance(hold, Hold)
+            assert lent.perform(finished(claim, hold)) is Verdict.DONE
+        age(RETENTION)
+        assert store.perform(Reap(10, ABANDONED)) == reaped
+
     @pytest.mark.parametrize("which", ["nothing", "another token", "another attempt"])
     def test_finish_replaces_only_what_was_seen(self, store: Handle, scope: str, age: Age, which: str) -> None:
         """A record that is not the one that was seen is somebody else's: nothing is written, and all is undone."""
@@ -236,7 +283,10 @@ class Transactions(Suite):
         self._finish_is_fenced(store, scope, heir)
         rival.perform(Complete(heir, Event.COMPLETE, CREATED))
         self._finish_is_fenced(store, scope, heir)
-        self._finish_is_fenced(store, scope, parked(store, claim_on(scope, "parked")))
+        waiting = parked(store, claim_on(scope, "parked"))
+        self._finish_is_fenced(store, scope, waiting)
+        age(10 * RETENTION)
+        self._finish_is_fenced(store, scope, waiting)
 
     def test_committed_phase(self, store: Handle, rival: Handle, scope: str) -> None:
         """A phase's steps are there when its transaction commits, and not before."""

@@ -15,6 +15,7 @@ from semel.core.commands import (
     Discard,
     FindStuck,
     Look,
+    Now,
     ReadRequest,
     Reap,
     Reaped,
@@ -25,7 +26,7 @@ from semel.core.commands import (
     Verdict,
 )
 from semel.core.message import Answer
-from semel.core.record import NOBODYS_TOKEN, Stuck
+from semel.core.record import NOBODYS_TOKEN, AfterRetention, Stuck
 from semel.core.recovery import Done, written
 from semel.core.state import Event, State
 from semel.testing.conformance.base import (
@@ -183,6 +184,39 @@ class Upkeep(Suite):
         assert store.perform(Reap(10, ABANDONED)) == Reaped()
         assert found(store, scope).is_expired
 
+    @pytest.mark.parametrize("how", ["claimed", "taken over"])
+    @pytest.mark.parametrize(
+        "after_retention, ahead, reaped",
+        [
+            ("strip", timedelta(hours=1), Reaped(stripped=1)),
+            ("strip", timedelta(hours=-1), Reaped(deleted=1)),
+            ("delete", timedelta(hours=1), Reaped(deleted=1)),
+        ],
+    )
+    def test_keys_that_tell_their_time(
+        self,
+        *,
+        store: Handle,
+        scope: str,
+        age: Age,
+        after_retention: AfterRetention,
+        ahead: timedelta,
+        reaped: Reaped,
+        how: str,
+    ) -> None:
+        """A key that tells its time leaves no tombstone, unless that is after the store's own clock at the claim."""
+        reap_everything(store, age)
+        claim = claim_on(scope, after_retention=after_retention, made_at=store.perform(Now()) + ahead)
+        if how == "taken over":
+            old = completed(store, claim_on(scope))
+            age(RETENTION)
+            hold = taken_over(store, claim, old)
+        else:
+            hold = held(store, claim)
+        store.perform(Complete(hold, Event.COMPLETE, CREATED))
+        age(RETENTION)
+        assert store.perform(Reap(10, ABANDONED)) == reaped
+
     def test_abandoned_records_fail(self, store: Handle, scope: str, age: Age) -> None:
         """What nobody ended within its retention fails with the reaper's answer, and is deleted next time."""
         reap_everything(store, age)
@@ -279,6 +313,31 @@ class Upkeep(Suite):
         assert found(store, scope).answer == CREATED
         self._is_fenced(store, scope, Complete(hold, Event.COMPLETE, Answer(500)))
         assert store.perform(ReadRequest(hold)) is None
+
+    @pytest.mark.parametrize("late", [timedelta(hours=1), RETENTION, 10 * RETENTION])
+    def test_resolving_begins_the_retention_anew(self, store: Handle, scope: str, age: Age, late: timedelta) -> None:
+        """What is resolved, however late, is kept for as long as its retention was, from then on."""
+        reap_everything(store, age)
+        decreed = parked(store, claim_on(scope, "decreed"))
+        tombstone = parked(store, claim_on(scope, "tombstone", after_retention="strip"))
+        resumed = parked(store, claim_on(scope, "resumed", request=REQUEST))
+        freed = parked(store, claim_on(scope, "freed"))
+        age(late)
+        assert store.perform(Reap(10, ABANDONED)) == Reaped()
+        for hold in (decreed, tombstone):
+            assert store.perform(Decree(hold, CREATED)) is Verdict.DONE
+        assert store.perform(Unpark(resumed, RIDE)) is Verdict.DONE
+        assert store.perform(Discard(freed)) is Verdict.DONE
+        for key in ("decreed", "tombstone", "resumed"):
+            after = record(store, scope, key)
+            assert not after.is_expired
+            assert RETENTION - LEASE < after.retention_left <= RETENTION
+        age(RETENTION - LEASE)
+        assert store.perform(Reap(10, ABANDONED)) == Reaped()
+        assert found(store, scope, "decreed").answer == CREATED
+        assert [each.hold.key for each in self._stuck(store, scope, with_nobodys=True)] == ["resumed"]
+        age(LEASE)
+        assert store.perform(Reap(10, ABANDONED)) == Reaped(deleted=1, stripped=1, failed=1)
 
     @pytest.mark.parametrize("what", ["in progress", "ended", "parked by another"])
     def test_only_the_parked_are_resolved(self, store: Handle, scope: str, what: str) -> None:

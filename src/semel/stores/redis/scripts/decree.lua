@@ -1,21 +1,23 @@
 -- name: decree
--- End a parked operation with an answer, because an operator says that it took effect.
+-- End a parked operation with an answer, because an operator says that it took effect. It is kept for as long again as
+-- from its beginning.
 -- ARGV: attempt, token, nobodys_token, status, headers [, body]. No body: a tombstone.
 -- Answers 0: fenced; 2: done; or how long it has to be kept before it is stripped.
-local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'expires_at', 'after_retention')
+local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'created_at', 'expires_at', 'after_retention')
 if seen[1] ~= 'unknown' or seen[2] ~= ARGV[1] or seen[3] ~= ARGV[2] then
     return 0
 end
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
+local expires_at = now + seen[5] - seen[4]
 redis.call('HSET', KEYS[1], 'state', 'complete', 'token', ARGV[3], 'status', ARGV[4], 'headers', ARGV[5],
-           'completed_at', now)
+           'completed_at', now, 'expires_at', expires_at)
 if ARGV[6] then
     redis.call('HSET', KEYS[1], 'body', ARGV[6])
 end
 redis.call('HDEL', KEYS[1], 'request', 'request_body')
-if seen[5] ~= 'delete' then
-    return {seen[4] - now}
+if seen[6] ~= 'delete' then
+    return {expires_at - now}
 end
-redis.call('PEXPIREAT', KEYS[1], math.ceil(math.max(seen[4], now + 60000000) / 1000))
+redis.call('PEXPIREAT', KEYS[1], math.ceil(math.max(expires_at, now + 60000000) / 1000))
 return 2
