@@ -22,7 +22,8 @@
     │   │   └── NoEffect           503   raised by a handler, to say that nothing happened
     │   ├── StoreError             the store's
     │   │   ├── StoreUnavailable   503
-    │   │   │   └── CommitUnknown  503   the reply to a COMMIT was lost
+    │   │   │   ├── CommitUnknown  503   the reply to a COMMIT was lost
+    │   │   │   └── Overtaken      503   another transaction was in the way
     │   │   ├── StoreRefused       503   for a reason of its own
     │   │   ├── StoreNotReady      503   the table is not there, or not ours
     │   │   ├── StoreReadOnly      503   a replica
@@ -274,6 +275,10 @@ class CommitUnknown(StoreUnavailable):
     def __init__(self, message: str | None = None) -> None:
         """A COMMIT that was not sent is no question."""
         super().__init__(message, was_sent=True)
+
+
+class Overtaken(StoreUnavailable):
+    """Another transaction was in the way, and all of this one would have to be run again."""
 
 
 class AnswerNotStored(StoreError):

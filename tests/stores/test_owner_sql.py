@@ -57,7 +57,7 @@ class Process:
         self.connection = psycopg.connect(url, autocommit=True)
         self.owner = owner_lock() if has_lock else None
         self.statements = Statements(Names(), owner=lambda: self.owner)
-        self.joined = JoinedStatements(self.statements)
+        self.joined = JoinedStatements(self.statements, "the server")
         if has_lock:
             self._lock.execute("SELECT pg_advisory_lock(%s)", [self.owner])
 
@@ -246,7 +246,7 @@ def test_transaction_takes_over_from_the_dead(first: Process, other: Process, is
         first.die()
     asked = claim()
     with other.connection.transaction():
-        seen = other.join(other.joined.begin(Begin(asked)))
+        seen = other.join(other.joined.begin(Begin(asked))).seen
         assert isinstance(seen, Found)
         assert seen.lease_is_over == is_dead
         heir = Hold("alice", "k", 2, asked.token)

@@ -72,7 +72,7 @@ PROGRESS = Progress((Done("phase", "ride_created", {"id": 7}), Begun("charge_cre
 SECRETS = ((b"authorization", b"Bearer s3cret"), (b"cookie", b"s3cret"), (b"proxy-authorization", b"s3cret"))
 HEADERS = ((b"content-type", b"text/plain"), (b"x-name", b"J\xe9r\xf4me"))
 REQUEST = Request(Head("POST", "/a%20b\udc80", b"q=\xff", HEADERS), b"\x00\xff body", "alice \N{SNOWMAN}")
-JOINED = JoinedStatements(Statements(Names()))
+JOINED = JoinedStatements(Statements(Names()), "the server")
 
 
 def claim(key: str = "k", fingerprint: bytes = FINGERPRINT, **more: Any) -> Claim:
@@ -496,15 +496,15 @@ class TestJoined:
     def test_first_to_begin_has_the_key(self, mine: Any, rival: Any) -> None:
         """Of two transactions under one key the second learns that the first runs, and whether it is the same."""
         asked = claim()
-        assert _join(mine, JOINED.begin(Begin(asked))) == Hold("alice", "k", 1, asked.token)
+        assert _join(mine, JOINED.begin(Begin(asked))).seen == Hold("alice", "k", 1, asked.token)
 
-        same = _join(rival, JOINED.begin(Begin(claim())))
+        same = _join(rival, JOINED.begin(Begin(claim()))).seen
         assert isinstance(same, Found)
         assert (same.state, same.lease_is_over, same.is_expired) == (State.PROCESSING, False, False)
         assert Fingerprinter().matches(same.fingerprint, FINGERPRINT, SUBJECT)
         rival.rollback()
 
-        other = _join(rival, JOINED.begin(Begin(claim(fingerprint=OTHER_FINGERPRINT))))
+        other = _join(rival, JOINED.begin(Begin(claim(fingerprint=OTHER_FINGERPRINT)))).seen
         assert isinstance(other, Found)
         assert not Fingerprinter().matches(other.fingerprint, OTHER_FINGERPRINT, SUBJECT)
 
@@ -516,7 +516,7 @@ class TestJoined:
 
             def begin(racer: psycopg.Connection[Any], key: str) -> Hold | Found:
                 start.wait()
-                return _join(racer, JOINED.begin(Begin(claim(key))))
+                return _join(racer, JOINED.begin(Begin(claim(key)))).seen
 
             for key in map(str, range(20)):
                 got = list(threads.map(begin, racers, [key] * len(racers)))
@@ -526,17 +526,17 @@ class TestJoined:
     def test_other_keys_are_not_in_the_way(self, mine: Any, rival: Any) -> None:
         """Another key, another scope and another table have locks of their own."""
         _join(mine, JOINED.begin(Begin(claim())))
-        elsewhere = JoinedStatements(Statements(Names(schema="public")))
+        elsewhere = JoinedStatements(Statements(Names(schema="public")), "the server")
 
-        assert isinstance(_join(rival, JOINED.begin(Begin(claim("other")))), Hold)
-        assert isinstance(_join(rival, elsewhere.begin(Begin(claim()))), Hold)
+        assert isinstance(_join(rival, JOINED.begin(Begin(claim("other")))).seen, Hold)
+        assert isinstance(_join(rival, elsewhere.begin(Begin(claim()))).seen, Hold)
 
     def test_key_is_free_again_after_a_rollback(self, mine: Any, rival: Any) -> None:
         """A transaction that is rolled back leaves neither a lock nor a record behind."""
         _join(mine, JOINED.begin(Begin(claim())))
         mine.rollback()
 
-        assert isinstance(_join(rival, JOINED.begin(Begin(claim()))), Hold)
+        assert isinstance(_join(rival, JOINED.begin(Begin(claim()))).seen, Hold)
 
     def test_finished_record_commits_with_the_handlers_writes(self, mine: Any, rival: Any, semel: Handle) -> None:
         """The record is there when the transaction commits, and whoever begins then is given the answer."""
@@ -546,7 +546,7 @@ class TestJoined:
         assert semel.perform(Look("alice", "k")) is None
         mine.commit()
 
-        found = _join(rival, JOINED.begin(Begin(claim())))
+        found = _join(rival, JOINED.begin(Begin(claim()))).seen
         assert isinstance(found, Found)
         assert (found.state, found.answer, found.token) == (State.COMPLETE, ANSWER, asked.token)
         left = record(semel)
@@ -794,7 +794,7 @@ class _Given(Connections):
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
 
-    def begin(self, _command: Begin | Open) -> Unit:
+    def begin(self, _command: Begin | Open, _opening: str | None = None) -> Unit:
         return _GivenUnit(self._connection)
 
     def close(self) -> None:
@@ -821,7 +821,7 @@ class _AsyncGiven(AsyncConnections):
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
         self._connection = connection
 
-    async def begin(self, _command: Begin | Open) -> AsyncUnit:
+    async def begin(self, _command: Begin | Open, _opening: str | None = None) -> AsyncUnit:
         return _AsyncGivenUnit(self._connection)
 
     async def close(self) -> None:
@@ -867,7 +867,7 @@ def _join(connection: psycopg.Connection[Any], joined: Joined[T]) -> T:
 
 
 def _begun(connection: psycopg.Connection[Any], asked: Claim) -> Hold:
-    hold = _join(connection, JOINED.begin(Begin(asked)))
+    hold = _join(connection, JOINED.begin(Begin(asked))).seen
     assert isinstance(hold, Hold)
     return hold
 

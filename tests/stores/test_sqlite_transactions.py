@@ -416,12 +416,12 @@ class TestJoins:
             return joined.read(rows)
 
         with engine.begin() as connection:
-            hold = run(connection, joins.begin(Begin(claim)))
+            hold = run(connection, joins.begin(Begin(claim))).seen
             assert hold == Hold("scope", "key", 1, claim.token)
             assert run(connection, joins.finish(finish(claim, hold))) is Verdict.DONE
             assert run(connection, joins.finish(finish(claim, hold))) is Verdict.FENCED
             assert run(connection, joins.commit(Commit(held, STEPS))) is Verdict.DONE
-            assert run(connection, joins.begin(Begin(claim))).answer == ANSWER
+            assert run(connection, joins.begin(Begin(claim))).seen.answer == ANSWER
         engine.dispose()
         assert [line.event for line in store.perform(ReadTrail("scope", "key"))] == ["completed"]
         assert [line.actor for line in store.perform(ReadTrail("scope", "phase"))][1:] == ["tester"]

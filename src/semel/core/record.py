@@ -57,6 +57,11 @@ class Found:
     #: How long its answer will be kept, by the database's clock; None where nobody needs to know.
     retention_left: timedelta | None = None
 
+    @property
+    def may_be_taken(self) -> bool:
+        """Whether another may take the key: its worker's lease has run out, or the record is past its retention."""
+        return self.lease_is_over if self.state is State.PROCESSING else self.is_expired
+
 
 @value
 class Milestone:

@@ -77,6 +77,12 @@ class Query:
         return _PARAMETER.sub(lambda match: numbers[match[1]], self.text)
 
 
+    @cached_property
+    def formatted(self) -> str:
+        """The text with its parameters spelled ``%(name)s``, for a client that writes them into it."""
+        return _PARAMETER.sub(lambda match: f"%({match[1]})s", self.text)
+
+
 @value
 class Statement(Generic[T]):
     """One statement to run: text, parameters in order, and how to read the rows that come back."""

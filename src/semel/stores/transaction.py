@@ -7,21 +7,48 @@ through ``connection``, in its driver's own type. Which statements join, and in 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 from semel.core.commands import Begin, Command, Commit, Finish, Open, Undo, Verdict
 from semel.core.record import Found, Hold
-from semel.errors import NoConnection
+from semel.core.value import value
+from semel.errors import NoConnection, Overtaken
 from semel.stores.statement import Joined
 
 T = TypeVar("T")
+
+#: How often a transaction is begun whose only snapshot is older than what another has committed meanwhile.
+TRIES = 3
+
+
+@value
+class Begun:
+    """What the first look of a transaction saw."""
+
+    seen: Hold | Found
+    #: Whether all statements of the transaction see what its first one saw, and a second look can see nothing new.
+    keeps_snapshot: bool = False
+
+    @property
+    def lets_run(self) -> bool:
+        """Whether the handler would be run."""
+        return not isinstance(self.seen, Found) or self.seen.may_be_taken
 
 
 class JoinedStatements(Protocol):
     """The statements of one store that join."""
 
-    def begin(self, command: Begin) -> Joined[Hold | Found]:
-        """Take the key's lock and read what is there."""
+    def opening(self, command: Begin) -> str | None:
+        """Take the key's lock by a statement without parameters, which brings a row if the lock was free. None: to
+        begin is to have the lock.
+        """
+
+    def begin(self, command: Begin) -> Joined[Begun]:
+        """Take the key's lock, if the transaction does not have it yet, and read what is there."""
+
+    def probe(self, command: Begin) -> Sequence[Joined[None]]:
+        """Fail where a record was committed after the snapshot that the transaction keeps."""
 
     def finish(self, command: Finish) -> Joined[Verdict]:
         """Write the finished record, if it is still what was seen."""
@@ -35,6 +62,8 @@ class Unit(ABC):
 
     #: In the driver's own type.
     connection: Any
+    #: Whether it had the key's lock before its first look.
+    has_lock: bool = False
 
     @abstractmethod
     def run(self, joined: Joined[T]) -> T:
@@ -59,8 +88,10 @@ class Connections(ABC):
     """Where units come from: a pool, an engine, a file."""
 
     @abstractmethod
-    def begin(self, command: Begin | Open) -> Unit | Found:
-        """Begin a transaction. ``Found``: this process knows already that the key is in use."""
+    def begin(self, command: Begin | Open, opening: str | None = None) -> Unit | Found:
+        """Begin a transaction. ``Found``: this process knows already that the key is in use. *opening* is sent together
+        with BEGIN where that takes no round trip of its own, and left out elsewhere.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -100,13 +131,32 @@ class Transaction:
         return answer  # type: ignore[no-any-return]  # by the command's own type
 
     def _begin(self, command: Begin | Open) -> Hold | Found | None:
-        begun = self._connections.begin(command)
-        if isinstance(begun, Found):
-            return begun
-        self._unit = begun
-        if isinstance(command, Open):
-            return None
-        return begun.run(self._statements.begin(command))
+        opening = self._statements.opening(command) if isinstance(command, Begin) else None
+        for is_last in (*(False,) * (TRIES - 1), True):
+            begun = self._connections.begin(command, opening)
+            if isinstance(begun, Found):
+                return begun
+            self._unit = begun
+            if isinstance(command, Open):
+                return None
+            try:
+                return self._look(begun, command)
+            except Overtaken:
+                if is_last:
+                    raise
+                self._undo()
+        raise AssertionError  # pragma: no cover - the last round returned or raised
+
+    def _look(self, unit: Unit, command: Begin) -> Hold | Found:
+        """Read what is there, with a snapshot that is younger than the lock if the handler is to run."""
+        look = self._statements.begin(command)
+        begun = unit.run(look)
+        if begun.lets_run and begun.keeps_snapshot:
+            for statement in self._statements.probe(command):
+                unit.run(statement)
+        elif begun.lets_run and not unit.has_lock:
+            begun = unit.run(look)
+        return begun.seen
 
     def _end(self, last: Joined[Verdict]) -> Verdict:
         unit = self._open_unit()
@@ -134,6 +184,8 @@ class AsyncUnit(ABC):
 
     #: In the driver's own type.
     connection: Any
+    #: Whether it had the key's lock before its first look.
+    has_lock: bool = False
 
     @abstractmethod
     async def run(self, joined: Joined[T]) -> T:
@@ -152,7 +204,7 @@ class AsyncConnections(ABC):
     """Where units come from on an event loop."""
 
     @abstractmethod
-    async def begin(self, command: Begin | Open) -> AsyncUnit | Found:
+    async def begin(self, command: Begin | Open, opening: str | None = None) -> AsyncUnit | Found:
         """As ``Connections.begin``."""
 
     @abstractmethod
@@ -193,13 +245,32 @@ class AsyncTransaction:
         return answer  # type: ignore[no-any-return]  # by the command's own type
 
     async def _begin(self, command: Begin | Open) -> Hold | Found | None:
-        begun = await self._connections.begin(command)
-        if isinstance(begun, Found):
-            return begun
-        self._unit = begun
-        if isinstance(command, Open):
-            return None
-        return await begun.run(self._statements.begin(command))
+        opening = self._statements.opening(command) if isinstance(command, Begin) else None
+        for is_last in (*(False,) * (TRIES - 1), True):
+            begun = await self._connections.begin(command, opening)
+            if isinstance(begun, Found):
+                return begun
+            self._unit = begun
+            if isinstance(command, Open):
+                return None
+            try:
+                return await self._look(begun, command)
+            except Overtaken:
+                if is_last:
+                    raise
+                await self._undo()
+        raise AssertionError  # pragma: no cover - the last round returned or raised
+
+    async def _look(self, unit: AsyncUnit, command: Begin) -> Hold | Found:
+        """As ``Transaction._look``."""
+        look = self._statements.begin(command)
+        begun = await unit.run(look)
+        if begun.lets_run and begun.keeps_snapshot:
+            for statement in self._statements.probe(command):
+                await unit.run(statement)
+        elif begun.lets_run and not unit.has_lock:
+            begun = await unit.run(look)
+        return begun.seen
 
     async def _end(self, last: Joined[Verdict]) -> Verdict:
         unit = self._open_unit()

@@ -15,6 +15,7 @@ from semel.core.commands import Begin, Open
 from semel.errors import StoreError
 from semel.stores.connections.endings import (
     COMMIT_SECONDS,
+    HAS_LOCK,
     ROLLBACK_SECONDS,
     WAIT_SECONDS,
     Notices,
@@ -59,12 +60,12 @@ class AsyncPsycopgConnections(AsyncConnections):
         """Return where *pool* connects to."""
         return pool_url(pool, only_common=True)  # what is the store's own goes over asyncpg
 
-    async def begin(self, command: Begin | Open) -> AsyncUnit:  # noqa: ARG002 - the same for both
-        """Begin a transaction."""
+    async def begin(self, command: Begin | Open, opening: str | None = None) -> AsyncUnit:  # noqa: ARG002 - the same for both
+        """Begin a transaction, *opening* with it."""
         for is_last in (False, True):
             unit = _AsyncUnit(await self._connection(), self._pool, self._address)
             try:
-                await unit.begin()
+                await unit.begin(opening)
             except StoreError:
                 was_broken = unit.connection.closed
                 await unit.rollback()
@@ -109,10 +110,10 @@ class _AsyncUnit(AsyncUnit):
         self._address = address
         self._was_autocommit = connection.autocommit
 
-    async def begin(self) -> None:
+    async def begin(self, opening: str | None) -> None:
         try:
             await self.connection.set_autocommit(True)
-            await self._execute(begin_sql(self.connection, is_ours=False))
+            self.has_lock = await self._execute(begin_sql(self.connection, opening, is_ours=False)) == HAS_LOCK
         except psycopg.Error as error:
             raise_known(error, self._address)
             raise
@@ -122,7 +123,7 @@ class _AsyncUnit(AsyncUnit):
         try:
             cursor = psycopg.AsyncRawCursor(self.connection, row_factory=tuple_row)
             await cursor.execute(joined.query.numbered.encode(), joined.in_order, binary=True)
-            rows = await cursor.fetchall()
+            rows = await cursor.fetchall() if cursor.description else []
         except psycopg.Error as error:
             raise_known(error, self._address)
             raise
@@ -171,8 +172,10 @@ class _AsyncUnit(AsyncUnit):
             await self._let_go()
 
     async def _execute(self, sql: str) -> str | None:
-        cursor = psycopg.AsyncCursor(self.connection)
-        return (await cursor.execute(sql.encode(), prepare=False)).statusmessage
+        cursor = await psycopg.AsyncCursor(self.connection).execute(sql.encode(), prepare=False)
+        while cursor.nextset():
+            pass
+        return cursor.statusmessage
 
     def _drop(self) -> None:
         self.connection.pgconn.finish()

@@ -14,6 +14,7 @@ from semel.stores.connections.endings import (
     APPLICATION_NAME,
     COMMIT_SECONDS,
     FAILED_INSIDE,
+    HAS_LOCK,
     RESET_AND_COMMIT,
     ROLLBACK_SECONDS,
     WAIT_SECONDS,
@@ -34,6 +35,7 @@ from semel.stores.transaction import AsyncConnections, AsyncUnit
 
 try:
     import asyncpg
+    from asyncpg.transaction import TransactionState
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("PostgreSQL under an event loop needs asyncpg. Run: pip install 'semel[postgres]'") from error
 
@@ -96,15 +98,15 @@ class AsyncpgConnections(AsyncConnections):
             raise unknown_address("this asyncpg pool, which has both a DSN and other parts of an address,")
         return str(dsn)
 
-    async def begin(self, command: Begin | Open) -> AsyncUnit:  # noqa: ARG002 - the same for both
-        """Begin a transaction."""
+    async def begin(self, command: Begin | Open, opening: str | None = None) -> AsyncUnit:  # noqa: ARG002 - the same for both
+        """Begin a transaction, *opening* with it."""
         pool = self._given or await self._opened()
         for is_last in (False, True):
             connection = await self._connection(pool)
             isolation = "read_committed" if self._given is None else None
             unit = _Unit(connection, connection.transaction(isolation=isolation), pool, self._address)
             try:
-                await unit.begin()
+                await unit.begin(opening, is_ours=self._given is None)
             except StoreError:
                 # The server was restarted, or another is the primary now: what is idle in the pool may be as useless.
                 was_broken = unit.is_closed
@@ -196,12 +198,23 @@ class _Unit(AsyncUnit):
         except asyncpg.InterfaceError:
             return True
 
-    async def begin(self) -> None:
+    async def begin(self, opening: str | None, *, is_ours: bool) -> None:
         try:
-            await self._transaction.start()
+            if opening is None:
+                await self._transaction.start()
+            else:
+                await self._start_with(opening, is_ours=is_ours)
         except _FAULTS as error:
             self._raise_known(error)
             raise
+
+    async def _start_with(self, opening: str, *, is_ours: bool) -> None:
+        # What start() does, whose BEGIN takes a round trip of its own. A block of the handler's, made by
+        # connection.transaction(), has to find this one around it, and rollback() has to take it for begun.
+        self._transaction._connection._top_xact = self._transaction  # noqa: SLF001 - as start() does
+        self._transaction._state = TransactionState.STARTED  # noqa: SLF001 - as start() does
+        begin = "BEGIN ISOLATION LEVEL READ COMMITTED" if is_ours else "BEGIN"
+        self.has_lock = await self._inner.execute(f"{begin}; {opening}") == HAS_LOCK
 
     async def run(self, joined: Joined[T]) -> T:
         self._check_open()

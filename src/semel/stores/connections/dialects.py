@@ -18,6 +18,7 @@ from semel.stores.connections.urls import postgres_url, sqlite_url
 from semel.stores.postgres.address import Address
 from semel.stores.sqlite.file import explained, locate
 from semel.stores.sqlite.lent import Lender
+from semel.stores.sqlite.statements import Statements
 
 #: psycopg's word for a transaction in which a statement has failed; named, so that psycopg need not be there.
 _IN_ERROR = "INERROR"
@@ -127,6 +128,7 @@ class SQLite:
         place = locate(url)
         self._path = place.path
         self._lender = Lender(place)
+        self._write_nothing = Statements(place.names).write_nothing
 
     def start(self, command: Begin | Open) -> Found | None:
         """Set down that a transaction of this process is at a key; or say what another one is at there."""
@@ -150,6 +152,8 @@ class SQLite:
         if _is_in_transaction(connection.connection.driver_connection):
             connection.exec_driver_sql("ROLLBACK")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+        # Where the file can only be read, that is known now, before a handler runs.
+        connection.exec_driver_sql(self._write_nothing)
 
     def of_statement(self, error: DBAPIError) -> StoreError | None:
         """Return what an error of a statement of ours means."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from semel.errors import AnswerNotStored, CommitUnknown, ConfigurationError, StoreError, StoreUnavailable
+from semel.errors import AnswerNotStored, CommitUnknown, ConfigurationError, Overtaken, StoreError, StoreUnavailable
 from semel.stores.postgres.address import Address
 from semel.stores.postgres.errors import TRANSIENT, translated
 
@@ -22,6 +22,9 @@ APPLICATION_NAME = "semel"
 #: round trip as the COMMIT; a ROLLBACK undoes it anyway.
 RESET_AND_COMMIT = "RESET ROLE; RESET ALL; COMMIT"
 
+#: What the server says of a statement that was sent with BEGIN, and has brought its row: the lock is ours.
+HAS_LOCK = "SELECT 1"
+
 FAILED_INSIDE = "a statement of this transaction had failed, so COMMIT rolled everything back; nothing was written"
 
 #: A WARNING without a number of its own. Of those that can come with a COMMIT, one says that a synchronous replica
@@ -34,7 +37,7 @@ def of_statement(error: Exception, sqlstate: str | None, address: Address) -> St
     """Return what an *error* of a statement of ours means; None: it is raised as it is."""
     if sqlstate in TRANSIENT:
         # Under SERIALIZABLE or REPEATABLE READ. The whole transaction would have to be run again, not the statement.
-        return StoreUnavailable(f"{address}: another transaction was in the way: {' '.join(str(error).split())}")
+        return Overtaken(f"{address}: another transaction was in the way: {' '.join(str(error).split())}")
     return translated(error, sqlstate, address)
 
 

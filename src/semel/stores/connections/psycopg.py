@@ -13,6 +13,7 @@ from semel.errors import StoreError
 from semel.stores.connections.endings import (
     APPLICATION_NAME,
     FAILED_INSIDE,
+    HAS_LOCK,
     RESET_AND_COMMIT,
     WAIT_SECONDS,
     Notices,
@@ -70,13 +71,13 @@ class PsycopgConnections(Connections):
         """Return where *pool* connects to."""
         return pool_url(pool, only_common=False)
 
-    def begin(self, command: Begin | Open) -> Unit:  # noqa: ARG002 - the same for both
-        """Begin a transaction."""
+    def begin(self, command: Begin | Open, opening: str | None = None) -> Unit:  # noqa: ARG002 - the same for both
+        """Begin a transaction, *opening* with it."""
         pool = self._given or self._opened()
         for is_last in (False, True):
             unit = _Unit(self._connection(pool), pool, self._address)
             try:
-                unit.begin(is_ours=self._given is None)
+                unit.begin(opening, is_ours=self._given is None)
             except StoreError:
                 was_broken = unit.connection.closed
                 unit.rollback()
@@ -157,12 +158,12 @@ class _Unit(Unit):
         self._factories = connection.row_factory, connection.cursor_factory
         self._is_ours = False
 
-    def begin(self, *, is_ours: bool) -> None:
+    def begin(self, opening: str | None, *, is_ours: bool) -> None:
         self._is_ours = is_ours
         try:
             # Else psycopg would send a BEGIN of its own, and whether it has can't be seen.
             self.connection.autocommit = True
-            self._execute(begin_sql(self.connection, is_ours=is_ours))
+            self.has_lock = self._execute(begin_sql(self.connection, opening, is_ours=is_ours)) == HAS_LOCK
         except psycopg.Error as error:
             raise_known(error, self._address)
             raise
@@ -172,7 +173,7 @@ class _Unit(Unit):
         try:
             cursor = psycopg.RawCursor(self.connection, row_factory=tuple_row)
             cursor.execute(joined.query.numbered.encode(), joined.in_order, binary=True)
-            rows = cursor.fetchall()
+            rows = cursor.fetchall() if cursor.description else []
         except psycopg.Error as error:
             raise_known(error, self._address)
             raise
@@ -250,10 +251,16 @@ AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 AnyPool = ConnectionPool[Any] | AsyncConnectionPool[Any]
 
 
-def begin_sql(connection: AnyConnection, *, is_ours: bool) -> str:
-    """Return how to begin: on a connection of the application's, in the isolation that it has asked for."""
+def begin_sql(connection: AnyConnection, opening: str | None, *, is_ours: bool) -> str:
+    """Return how to begin: on a connection of the application's, in the isolation that it has asked for, and read-only
+    if it has asked for that. Never READ WRITE: that would force a server which was made read-only on purpose.
+    """
     level = connection.isolation_level or (psycopg.IsolationLevel.READ_COMMITTED if is_ours else None)
-    return f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}" if level else "BEGIN"
+    modes = [f"ISOLATION LEVEL {level.name.replace('_', ' ')}"] if level else []
+    if connection.read_only:
+        modes.append("READ ONLY")
+    begin = " ".join(("BEGIN", ", ".join(modes))).strip()
+    return f"{begin}; {opening}" if opening else begin
 
 
 def check_open(connection: AnyConnection) -> None:

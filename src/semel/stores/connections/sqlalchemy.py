@@ -55,10 +55,10 @@ class SQLAlchemyConnections(Connections):
         """Return where it connects to."""
         return url_of_engine(_engine(given))
 
-    def begin(self, command: Begin | Open) -> Unit | Found:
+    def begin(self, command: Begin | Open, opening: str | None = None) -> Unit | Found:  # noqa: ARG002 - the driver begins
         """Begin a transaction, unless what is there makes it needless."""
         if (rival := self._dialect.start(command)) is not None:
-            return rival
+            return self._dialect.peek(command) or rival
         try:
             begun = (self._dialect.peek(command) if self._dialect.peeks else None) or self._begin(command)
         except BaseException:
@@ -97,6 +97,8 @@ class _Unit(Unit):
         self._connection = connection
         self._session: Session | None = None
         self._dialect = dialect
+        # Where it is a file, the transaction begins with the write lock.
+        self.has_lock = dialect.peeks
         #: What this process has set down as being under way here.
         self.command: Begin | Open | None = None
 
@@ -220,10 +222,10 @@ class AsyncSQLAlchemyConnections(AsyncConnections):
         """Return where it connects to."""
         return url_of_engine(_async_engine(given).sync_engine)
 
-    async def begin(self, command: Begin | Open) -> AsyncUnit | Found:
+    async def begin(self, command: Begin | Open, opening: str | None = None) -> AsyncUnit | Found:  # noqa: ARG002 - as above
         """Begin a transaction, unless what is there makes it needless."""
         if (rival := self._dialect.start(command)) is not None:
-            return rival
+            return await asyncio.to_thread(self._dialect.peek, command) or rival
         try:
             found = await asyncio.to_thread(self._dialect.peek, command) if self._dialect.peeks else None
             begun = found or await self._begin(command)
@@ -260,6 +262,7 @@ class _AsyncUnit(AsyncUnit):
         self.connection: Any = connection
         self._connection = connection
         self.unit = _Unit(cast("Connection", connection.sync_connection), dialect)  # there once it was awaited
+        self.has_lock = self.unit.has_lock
 
     async def begin(self) -> None:
         await self._in_greenlet(self.unit.begin)

@@ -99,9 +99,9 @@ class AsyncDjangoConnections(AsyncConnections):
         """Take them from *connections*."""
         self._connections = connections
 
-    async def begin(self, command: Begin | Open) -> AsyncUnit | Found:
+    async def begin(self, command: Begin | Open, opening: str | None = None) -> AsyncUnit | Found:
         """Begin a transaction. Cancelled in the middle, it is undone once it is begun."""
-        beginning = _start(sync_to_async(self._connections.begin)(command))
+        beginning = _start(sync_to_async(self._connections.begin)(command, opening))
         try:
             begun = await asyncio.shield(beginning)
         except asyncio.CancelledError:

@@ -15,7 +15,7 @@ from django.db import Error as DjangoError
 
 from semel.core.commands import Begin, Claim, Command, Complete, Open, Settle
 from semel.errors import ConfigurationError, StoreError, StoreNotReady, StoreReadOnly, StoreUnavailable
-from semel.stores.connections.endings import Notices, lost, of_commit, of_statement
+from semel.stores.connections.endings import HAS_LOCK, Notices, lost, of_commit, of_statement
 from semel.stores.django.units import Database, no_tables
 from semel.stores.django.wrapper import Block, Wrapper, close, name_of
 from semel.stores.lane import refused
@@ -53,8 +53,8 @@ class Postgres(Database):
         """Nothing is connected yet."""
         self._alias = alias
         self._statements = Statements(Names(), audit=audit, actor=actor)
-        self._joined = JoinedStatements(self._statements)
         self._address = _Name(f'DATABASES["{alias}"]', Names())
+        self._joined = JoinedStatements(self._statements, str(self._address))
 
     def connect(self, wrapper: Wrapper) -> None:
         """See that there is a connection of psycopg's."""
@@ -101,6 +101,7 @@ class Postgres(Database):
         """Raise where the tables are missing, or the server is a replica."""
         if self._run_once(wrapper, self._statements.check()):
             raise self._read_only()
+        self._run_once(wrapper, self._statements.check_privileges(str(self._address)))
 
     def joined(self) -> JoinedStatements:
         """Return the statements that join."""
@@ -140,8 +141,28 @@ class Postgres(Database):
 
     def run(self, wrapper: Wrapper, joined: Joined[T]) -> T:
         """Run one statement in the transaction."""
+        return self._in_transaction(
+            wrapper,
+            lambda: self._execute(wrapper, Statement(joined.query.numbered, joined.in_order, joined.read)),
+        )
+
+    def run_first(self, wrapper: Wrapper, opening: str, joined: Joined[T]) -> tuple[bool, T]:
+        """Run two statements in one text, which takes no parameters but those that the client writes into it. The
+        second sees what was committed before the first had the lock: each has a snapshot of its own.
+        """
+
+        def send() -> tuple[bool, T]:
+            cursor = psycopg.ClientCursor(wrapper.connection, row_factory=tuple_row)
+            cursor.execute(f"{opening}; {joined.query.formatted}".encode(), joined.parameters)
+            has_lock = cursor.statusmessage == HAS_LOCK
+            cursor.nextset()
+            return has_lock, joined.read(cursor.fetchall())
+
+        return self._in_transaction(wrapper, send)
+
+    def _in_transaction(self, wrapper: Wrapper, send: Callable[[], T]) -> T:
         try:
-            return self._execute(wrapper, Statement(joined.query.numbered, joined.in_order, joined.read))
+            return send()
         except psycopg.Error as error:
             known = self._in_our_words(of_statement(error, error.sqlstate, self._address))
             if known is not None:
@@ -233,7 +254,7 @@ class Postgres(Database):
         # Not the connection's own kind of cursor, nor its kind of rows: both are the application's choice.
         cursor = psycopg.RawCursor(wrapper.connection, row_factory=tuple_row)
         cursor.execute(statement.sql.encode(), statement.parameters, binary=True)
-        return statement.read(cursor.fetchall())
+        return statement.read(cursor.fetchall() if cursor.description else [])
 
     def _meaning(self, error: psycopg.Error) -> StoreError | None:
         return self._in_our_words(translated(error, error.sqlstate, self._address))
@@ -244,7 +265,10 @@ class Postgres(Database):
         return self._read_only() if isinstance(known, StoreReadOnly) else known
 
     def _read_only(self) -> StoreReadOnly:
-        return StoreReadOnly(f'{self._address} is a read-only replica. Name the primary in SEMEL["DATABASE"].')
+        return StoreReadOnly(
+            f"{self._address} takes no writes: it is a replica, or default_transaction_read_only is on for the server, "
+            'the database or the role. Name the primary in SEMEL["DATABASE"], or let it be written.'
+        )
 
 
 _IMPATIENT = f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'".encode()

@@ -15,7 +15,6 @@ from django.db import Error as DjangoError
 
 from semel.core.commands import Begin, Command, Open
 from semel.core.record import Found
-from semel.core.state import State
 from semel.errors import CommitUnknown, ConfigurationError, StoreError, StoreUnavailable
 from semel.stores.django.turns import Turns, turns_of
 from semel.stores.django.units import Database, no_tables
@@ -100,9 +99,9 @@ class SQLite(Database):
         """Set down which key this is at, and wait for the turn. Others who are at the same are told so at once, and a
         replay does not wait for somebody else's handler.
         """
-        found = self._turns.start(command)
-        if found is not None:
-            return found
+        rival = self._turns.start(command)
+        if rival is not None:
+            return self._peek(wrapper, command) or rival
         try:
             found = self._peek(wrapper, command)
             if found is None:
@@ -126,12 +125,13 @@ class SQLite(Database):
             block.__enter__()
         except DjangoError as error:
             raise self._explained(wrapper, _origin(error)) from error
-        if is_nested or getattr(wrapper, "transaction_mode", None) in _LOCKING:
-            return
         try:
-            # Nothing was done in it yet.
-            wrapper.connection.execute("ROLLBACK").close()
-            wrapper.connection.execute(_BEGIN).close()
+            if not (is_nested or getattr(wrapper, "transaction_mode", None) in _LOCKING):
+                # Nothing was done in it yet.
+                wrapper.connection.execute("ROLLBACK").close()
+                wrapper.connection.execute(_BEGIN).close()
+            # Where the file can only be read, that is known now, before a handler runs.
+            wrapper.connection.execute(self._statements.write_nothing).close()
         except sqlite3.Error as error:
             raise self._explained(wrapper, error) from error
 
@@ -181,15 +181,11 @@ class SQLite(Database):
         return StoreUnavailable(f'DATABASES["{self._alias}"] was closed inside the handler; nothing was written.')
 
     def _peek(self, wrapper: Wrapper, command: Begin | Open) -> Found | None:
-        """Read what makes the write lock needless: an answer, or somebody who is at work."""
+        """Read what makes the write lock needless: an answer, or a worker whose lease is not over."""
         if not isinstance(command, Begin):
             return None
-        joined = self.joined().begin(command)
-        found = self.run(wrapper, joined)
-        if not isinstance(found, Found):
-            return None
-        may_be_taken = found.lease_is_over if found.state is State.PROCESSING else found.is_expired
-        return None if may_be_taken else found
+        found = self.run(wrapper, self.joined().begin(command)).seen
+        return found if isinstance(found, Found) and not found.may_be_taken else None
 
     def _author(self) -> str | None:
         return self._actor() if self._has_audit else None

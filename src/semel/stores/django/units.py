@@ -79,6 +79,10 @@ class Database(ABC):
     def run(self, wrapper: Wrapper, joined: Joined[T]) -> T:
         """Run one statement in the transaction."""
 
+    def run_first(self, wrapper: Wrapper, opening: str, joined: Joined[T]) -> tuple[bool, T]:
+        """Run *opening* and one statement after it, in one round trip; say whether *opening* brought a row."""
+        raise NotImplementedError  # pragma: no cover - asked only where the statements have an opening
+
     @abstractmethod
     def commit(self, wrapper: Wrapper) -> StoreError | None:
         """Say COMMIT; return what was said beside, where it matters."""
@@ -104,7 +108,7 @@ class DjangoConnections(Connections):
         self._alias = alias
         self._database = database
 
-    def begin(self, command: Begin | Open) -> Unit | Found:
+    def begin(self, command: Begin | Open, opening: str | None = None) -> Unit | Found:
         """Begin a transaction, unless what is there makes it needless."""
         wrapper, database = wrapper_of(self._alias), self._database
         opened = Opened(wrapper)
@@ -118,7 +122,7 @@ class DjangoConnections(Connections):
         if found is not None:
             opened.tidy()
             return found
-        unit = DjangoUnit(wrapper, database, command, opened, is_nested=standing is Standing.IN_TEST)
+        unit = DjangoUnit(wrapper, database, command, opened, opening, is_nested=standing is Standing.IN_TEST)
         try:
             unit.begin()
         except BaseException:
@@ -148,13 +152,24 @@ class DjangoUnit(Unit):
     """One transaction; ``connection`` is ``django.db.connections[alias]`` of the thread that it was begun in."""
 
     def __init__(
-        self, wrapper: Wrapper, database: Database, command: Begin | Open, opened: Opened, *, is_nested: bool
+        self,
+        wrapper: Wrapper,
+        database: Database,
+        command: Begin | Open,
+        opened: Opened,
+        opening: str | None,
+        *,
+        is_nested: bool,
     ) -> None:
-        """Nothing is begun yet. *nested*: in the transaction of a test."""
+        """Nothing is begun yet. *opening* takes the key's lock, where that is to be asked for. *nested*: in the
+        transaction of a test.
+        """
         self.connection = wrapper
         self._database = database
         self._command = command
         self._opened = opened
+        self._opening = opening
+        self.has_lock = opening is None
         self._block = Block(wrapper.alias, savepoint=True, durable=True)
         self._is_nested = is_nested
         #: Whether its first statement is still to come, which is ours. After an Open there was one.
@@ -169,8 +184,9 @@ class DjangoUnit(Unit):
         """Run one statement in the transaction."""
         self._check()
         was_untouched, self._is_untouched = self._is_untouched, False
+        run = self._run_first if was_untouched else self._run
         try:
-            return self._database.run(self.connection, joined)
+            return run(joined)
         except StoreError:
             # The first statement may find that the server was restarted since the connection was last used.
             if self._is_nested or not was_untouched or not self._database.is_lost(self.connection):
@@ -180,6 +196,15 @@ class DjangoUnit(Unit):
         self._block = Block(self.connection.alias, savepoint=True, durable=True)
         self._database.connect(self.connection)
         self._database.begin(self.connection, self._block, self._command)
+        return run(joined)
+
+    def _run_first(self, joined: Joined[T]) -> T:
+        if self._opening is None:
+            return self._run(joined)
+        self.has_lock, answer = self._database.run_first(self.connection, self._opening, joined)
+        return answer
+
+    def _run(self, joined: Joined[T]) -> T:
         return self._database.run(self.connection, joined)
 
     def commit(self) -> None:

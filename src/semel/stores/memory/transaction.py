@@ -53,6 +53,9 @@ class MemoryTransaction(Transaction):
         claim = command.claim
         rivals = self._memory.lock(claim)
         if rivals is not None:
+            found = self._memory.act(command, self._actor)
+            if isinstance(found, Found) and not found.may_be_taken:
+                return found  # It holds whichever request has the lock.
             return Found(State.PROCESSING, 1, NOBODYS_TOKEN, rivals, None, lease_is_over=False, is_expired=False)
         self._is_open, self._locked = True, (claim.scope, claim.key)
         return self._memory.act(command, self._actor)

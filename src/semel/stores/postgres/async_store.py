@@ -8,14 +8,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.core.commands import Claim, Command, Complete, Renew, Settle
-from semel.errors import ConfigurationError, StoreError, StoreReadOnly, StoreUnavailable
+from semel.errors import ConfigurationError, StoreError, StoreUnavailable
 from semel.stores.base import AsyncStore, this_process
 from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.lane import AsyncLane, refused
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.async_listening import AsyncListener
 from semel.stores.postgres.builder import nobody
-from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, translated, unreachable
+from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, read_only, translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
 from semel.stores.postgres.pooler import is_direct_async
 from semel.stores.postgres.statements import OTHERS, OWNED, UPKEEP, Statements
@@ -57,7 +57,7 @@ class AsyncPostgresStore(AsyncStore):
             actor=lambda: self.actor or this_process(),
             owner=self._liveness.owner if self._liveness else nobody,
         )
-        self._joined = JoinedStatements(self._statements)
+        self._joined = JoinedStatements(self._statements, str(self.address))
         self._given = connections
         self._connections: AsyncConnections | None = connections
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -104,7 +104,7 @@ class AsyncPostgresStore(AsyncStore):
         if asyncio.get_running_loop() is not self._loop:
             self._bind()
         if await self._links[0].run(self._statements.check()):
-            raise StoreReadOnly(f"{self.address} is a read-only replica. Give the address of the primary.")
+            raise read_only(str(self.address))
 
     async def close(self) -> None:
         """Finish what is under way and disconnect."""

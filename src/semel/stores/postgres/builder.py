@@ -30,6 +30,7 @@ class Queries:
     save: Query
     mark: Query
     begin: Query
+    probe: Query
     finish: Query
     wait: Query
     settle: Query
@@ -48,6 +49,7 @@ class Queries:
     read_trail: Query
     now: Query
     check: Query
+    privileges: Query
 
 
 def nobody() -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from semel.errors import StoreError, StoreNotReady, StoreReadOnly, StoreUnavailable
 from semel.stores.postgres.address import Address
 
@@ -14,6 +16,11 @@ _NONE_TO_GIVE = "query_wait_timeout"
 
 _NO_TABLE = frozenset({"42P01", "42703", "3F000"})
 _READ_ONLY = frozenset({"25006"})
+_NO_PRIVILEGE = frozenset({"42501"})
+_GRANT_ALL = (
+    "The role needs USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the table of keys, and INSERT on that of "
+    "the audit trail. See GRANT."
+)
 #: Classes of errors that speak of the server rather than of the statement: connection, authorisation, database name,
 #: resources, intervention by an operator (a shutdown, a time-out), system, internal.
 _SERVER_CLASSES = ("08", "28", "3D", "53", "57", "58", "XX")
@@ -26,10 +33,31 @@ def translated(error: Exception, sqlstate: str | None, address: Address) -> Stor
             f"{address} has no table {address.names.table!r} of Semel's, or an old one. Run: semel migrate {address}"
         )
     if sqlstate in _READ_ONLY:
-        return StoreReadOnly(f"{address} is a read-only replica. Give the address of the primary.")
+        return read_only(str(address))
+    if sqlstate in _NO_PRIVILEGE:
+        return StoreNotReady(f"{address}: {_line(error)}. {_GRANT_ALL}")
     if sqlstate is None or sqlstate.startswith(_SERVER_CLASSES):
         return StoreUnavailable(f"{address} can't be used: {_line(error)}", was_sent=True)
     return None
+
+
+def read_only(where: str) -> StoreReadOnly:
+    """Say that a server takes no writes. Whether it was made so on purpose can't be known, so nothing is forced."""
+    return StoreReadOnly(
+        f"{where} takes no writes: it is a replica, or default_transaction_read_only is on for the server, the "
+        "database or the role. Give the address of the primary, or let it be written."
+    )
+
+
+def lacking(where: str, role: str, missing: Sequence[tuple[str, str]]) -> StoreNotReady:
+    """Say which privileges a role lacks, by table, and what to type."""
+    tables: dict[str, list[str]] = {}
+    for table, privilege in missing:
+        tables.setdefault(table, []).append(privilege)
+    what = "; ".join(f"{', '.join(privileges)} on {table}" for table, privileges in tables.items())
+    who = '"' + role.replace('"', '""') + '"'
+    grants = " ".join(f"GRANT {', '.join(privileges)} ON {table} TO {who};" for table, privileges in tables.items())
+    return StoreNotReady(f"{where}: the role {role} lacks {what}. Run: {grants}")
 
 
 def outlasted(error: BaseException, address: Address, *, was_sent: bool) -> StoreUnavailable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 from semel.core.canonical import pack
 from semel.core.commands import Begin, Claim, Commit, Finish, Save, Verdict
@@ -14,29 +15,59 @@ from semel.core.recovery import written
 from semel.core.state import State, after
 from semel.stores.postgres import rows as read
 from semel.stores.postgres.builder import Builder, hint, of_answer, of_hold
-from semel.stores.statement import DEFAULT_TABLE, Joined, Names, Statement
+from semel.stores.postgres.errors import lacking, read_only
+from semel.stores.statement import DEFAULT_AUDIT, DEFAULT_TABLE, Joined, Names, Query, Statement
+from semel.stores.transaction import Begun
 
 _LOCK_BYTES = 8
 _RECIPE = len(VERSION) + RECIPE_BYTES
+
+_TRY = "pg_try_advisory_xact_lock({})"
+#: What a role needs for a request in atomic mode and for all others.
+_NEEDED = (
+    (DEFAULT_TABLE, "SELECT"),
+    (DEFAULT_TABLE, "INSERT"),
+    (DEFAULT_TABLE, "UPDATE"),
+    (DEFAULT_TABLE, "DELETE"),
+    (DEFAULT_AUDIT, "INSERT"),
+)
 
 
 class JoinedStatements:
     """Builds them for one table."""
 
-    def __init__(self, builder: Builder) -> None:
-        """Build with *builder*."""
+    def __init__(self, builder: Builder, where: str) -> None:
+        """Build with *builder*; *where* is the server's name, for people."""
         self._builder = builder
+        self._where = where
 
-    def begin(self, command: Begin) -> Joined[Hold | Found]:
-        """Take the key's lock and read what is there."""
+    def opening(self, command: Begin) -> str:
+        """Take the locks: a row comes back if both were free. It has no parameters, so it can be sent with BEGIN."""
+        claim, names = command.claim, self._builder.names
+        request, key = request_lock(names, claim), key_lock(names, claim.scope, claim.key)
+        return f"SELECT WHERE CASE WHEN {_TRY.format(request)} THEN {_TRY.format(key)} ELSE false END"
+
+    def begin(self, command: Begin) -> Joined[Begun]:
+        """Take the key's lock, and read what is there."""
         claim, names = command.claim, self._builder.names
         return self._builder.joined(
             "begin",
-            lambda rows: _begun(rows[0], claim),
+            lambda rows: self._begun(rows[0], claim),
             scope=claim.scope,
             key=claim.key,
             key_lock=key_lock(names, claim.scope, claim.key),
             request_lock=request_lock(names, claim),
+        )
+
+    def probe(self, command: Begin) -> Sequence[Joined[None]]:
+        """Fail where a record was committed after the transaction's only snapshot."""
+        claim = command.claim
+        return (
+            _SAVEPOINT,
+            self._builder.joined(
+                "probe", _nothing, scope=claim.scope, key=claim.key, token=claim.token, fingerprint=claim.fingerprint
+            ),
+            _BACK,
         )
 
     def finish(self, command: Finish) -> Joined[Verdict]:
@@ -62,6 +93,23 @@ class JoinedStatements:
         """Write how far the operation has come, if its hold is live."""
         return self._builder.joined("save", read.verdict, **_of_progress(command))
 
+    def _begun(self, row: Sequence[Any], claim: Claim) -> Begun:
+        holder, is_read_only, powerless_role, keeps_snapshot, *record = row
+        found = None if record[0] is None else read.found(record)
+        if found is not None and not found.may_be_taken:
+            # What it says holds whichever transaction has the lock.
+            return Begun(found, keeps_snapshot=keeps_snapshot)
+        if is_read_only:
+            raise read_only(self._where)
+        if powerless_role is not None:
+            put = self._builder.names.put_into
+            raise lacking(self._where, powerless_role, [(put(table), privilege) for table, privilege in _NEEDED])
+        if holder == "mine":
+            seen = found or Hold(claim.scope, claim.key, 1, claim.token)
+        else:
+            seen = _in_progress(found, claim, is_same=holder == "same")
+        return Begun(seen, keeps_snapshot=keeps_snapshot)
+
 
 def save(builder: Builder, command: Save) -> Statement[Verdict]:
     """Build what a phase's commit says, in a transaction of the store's own."""
@@ -78,12 +126,22 @@ def request_lock(names: Names, claim: Claim) -> str:
     return _number(_table(names), _bytes(claim.scope), _bytes(claim.key), claim.fingerprint)
 
 
-def _begun(row: Sequence[object], claim: Claim) -> Hold | Found:
-    holder, state, *_ = row
-    if holder == "mine":
-        return Hold(claim.scope, claim.key, 1, claim.token) if state is None else read.found(row[1:])
-    fingerprint = claim.fingerprint if holder == "same" else _unlike(claim.fingerprint)
+def _in_progress(found: Found | None, claim: Claim, *, is_same: bool) -> Found:
+    """Return what is known of a key that another transaction is at, over a record that may be taken or over none."""
+    if found is not None and not found.is_expired:
+        # It stays the same operation, whichever request has the lock for a moment.
+        fingerprint = found.fingerprint
+    else:
+        fingerprint = claim.fingerprint if is_same else _unlike(claim.fingerprint)
     return Found(State.PROCESSING, 1, NOBODYS_TOKEN, fingerprint, None, lease_is_over=False, is_expired=False)
+
+
+def _nothing(_rows: Sequence[Sequence[Any]]) -> None:
+    """Read no row."""
+
+
+_SAVEPOINT = Joined(Query("SAVEPOINT semel_probe"), {}, _nothing)
+_BACK = Joined(Query("ROLLBACK TO SAVEPOINT semel_probe"), {}, _nothing)
 
 
 def _unlike(fingerprint: bytes) -> bytes:

@@ -32,8 +32,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from semel.errors import StoreReadOnly
 from semel.stores.postgres.address import CONNECT_SECONDS
+from semel.stores.postgres.errors import read_only
 from semel.stores.postgres.line import Line
 from semel.stores.postgres.signals import owner_lock
 
@@ -104,7 +104,7 @@ class Liveness(Line):
     def opened(self, connection: Connection[Any]) -> None:
         """Take a lock that nobody else has."""
         if _asked(connection, _IN_RECOVERY):
-            raise StoreReadOnly(f"{self.address} is a read-only replica. Give the address of the primary.")
+            raise read_only(str(self.address))
         number = owner_lock()
         while not _asked(connection, _LOCK, number):
             number = owner_lock()

@@ -264,19 +264,28 @@ RETURNING 1
 
 
 -- name: begin
--- Take the locks of a request and of its key until the transaction ends, and read what is there.
--- The request's own lock comes first, and the key's only with it. So whoever fails at the first knows that the request
--- which runs is the same, and whoever fails at the second, that it is another.
+-- Try to take the locks of a request and of its key until the transaction ends, and read what is there in any case:
+-- a finished record is the answer, whichever transaction has the locks.
+-- The request's own lock comes first, and the key's only with it. So a request that fails at the first knows that the
+-- request which runs is the same, and one that fails at the second, that it is another.
 -- The lock's numbers come as text, because some drivers take every number for one of 32 bits.
--- The read sees the table as it was before the locks were taken. A record that was committed in between is met by
--- finish, and its maker is not overwritten.
+-- The read sees the table as it was before this statement took a lock. So the locks are taken together with BEGIN where
+-- the driver can send both at once; elsewhere this runs again once it has them, where it has found nothing final.
+-- It also says whether the record could be written at the end: not by a transaction that is read-only (a replica; a
+-- server, a database or a role that was made so), nor by a role that lacks a privilege.
 WITH lock AS MATERIALIZED (
     SELECT CASE WHEN pg_try_advisory_xact_lock(CAST(CAST(:request_lock AS text) AS bigint))
                 THEN CASE WHEN pg_try_advisory_xact_lock(CAST(CAST(:key_lock AS text) AS bigint))
                           THEN 'mine' ELSE 'other' END
                 ELSE 'same' END AS holder
 )
-SELECT lock.holder, found.*
+SELECT lock.holder, CAST(current_setting('transaction_read_only') AS boolean) AS is_read_only,
+       CASE WHEN NOT (has_any_column_privilege(CAST('semel_keys' AS regclass), 'SELECT')
+                      AND has_any_column_privilege(CAST('semel_keys' AS regclass), 'INSERT')
+                      AND has_any_column_privilege(CAST('semel_keys' AS regclass), 'UPDATE')
+                      AND has_any_column_privilege(CAST('semel_audit' AS regclass), 'INSERT'))
+            THEN CAST(current_user AS text) END AS powerless_role,
+       current_setting('transaction_isolation') IN ('repeatable read', 'serializable') AS keeps_snapshot, found.*
   FROM lock
   LEFT JOIN (
     SELECT state, attempt, token, fingerprint, status, headers, body,
@@ -286,7 +295,18 @@ SELECT lock.holder, found.*
            date_part('epoch', expires_at - clock_timestamp()), steps, accepted
       FROM semel_keys
      WHERE scope = CAST(:scope AS text) AND key = CAST(:key AS text)
-  ) AS found ON lock.holder = 'mine'
+  ) AS found ON true
+
+
+-- name: probe
+-- Meet a record that was committed after this transaction's snapshot, where one snapshot is kept to the end (REPEATABLE
+-- READ and SERIALIZABLE): no read can see it, but the unique index does, and the server says that the transaction can't
+-- be serialized. It runs in a savepoint and is undone at once.
+INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, created_at, lease_expires_at, expires_at)
+SELECT CAST(:scope AS text), CAST(:key AS text), 'processing', 1, CAST(:token AS bytea), CAST(:fingerprint AS bytea),
+       clock.now, clock.now, clock.now
+  FROM (SELECT clock_timestamp() AS now) AS clock
+    ON CONFLICT (scope, key) DO NOTHING
 
 
 -- name: finish
@@ -611,4 +631,14 @@ SELECT clock_timestamp()
 -- name: check
 -- Whether this server can serve: it has the table, and it takes writes.
 SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool, EXISTS (SELECT owner FROM semel_keys),
-       EXISTS (SELECT FROM semel_audit)
+       CAST('semel_audit' AS regclass) IS NOT NULL
+
+
+-- name: privileges
+-- What the role of this session lacks of what the statements of a request need. All of them name the audit trail, even
+-- where none is kept. A table that is not there is told by others.
+SELECT current_user, wanted.name, wanted.privilege
+  FROM (VALUES ('semel_keys', 'SELECT'), ('semel_keys', 'INSERT'), ('semel_keys', 'UPDATE'), ('semel_keys', 'DELETE'),
+               ('semel_audit', 'INSERT')) AS wanted (name, privilege)
+ WHERE CASE wanted.privilege WHEN 'DELETE' THEN NOT has_table_privilege(to_regclass(wanted.name), wanted.privilege)
+            ELSE NOT has_any_column_privilege(to_regclass(wanted.name), wanted.privilege) END

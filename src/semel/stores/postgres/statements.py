@@ -31,6 +31,7 @@ from semel.stores import milestones
 from semel.stores.headers import written
 from semel.stores.postgres import rows as read_rows
 from semel.stores.postgres.builder import PACKAGE, Builder, hint, of_hold
+from semel.stores.postgres.errors import lacking
 from semel.stores.postgres.joined import key_lock, save
 from semel.stores.postgres.rows import Row
 from semel.stores.postgres.upkeep import UPKEEP
@@ -204,6 +205,15 @@ class Statements(Builder):
     def check(self) -> Statement[bool]:
         """Ask whether the server takes no writes; fails where there is no table."""
         return self.statement("check", lambda rows: bool(rows[0][0]))
+
+    def check_privileges(self, where: str) -> Statement[None]:
+        """Raise where the role may not do what a request needs; *where* it is connected to, for people."""
+
+        def read(rows: Sequence[Sequence[Any]]) -> None:
+            if rows:
+                raise lacking(where, rows[0][0], [(table, privilege) for _, table, privilege in rows])
+
+        return self.statement("privileges", read)
 
 
 #: What requests wait for, one by one.

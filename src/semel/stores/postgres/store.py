@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any, Self, TypeVar, cast
 
 from semel.core.commands import Claim, Command, Complete, Renew, Settle
-from semel.errors import ConfigurationError, StoreError, StoreReadOnly, StoreUnavailable
+from semel.errors import ConfigurationError, StoreError, StoreUnavailable
 from semel.stores.base import Store, this_process
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.lane import Lane, refused
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.builder import nobody
-from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, translated, unreachable
+from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, read_only, translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
 from semel.stores.postgres.listening import Listener
 from semel.stores.postgres.liveness import Liveness
@@ -54,7 +54,7 @@ class PostgresStore(Store):
             actor=lambda: self.actor or this_process(),
             owner=self._liveness.owner if self._liveness else nobody,
         )
-        self._joined = JoinedStatements(self._statements)
+        self._joined = JoinedStatements(self._statements, str(self.address))
         self._given = connections
         self._connections: Connections | None = None
         self.start_afresh()
@@ -105,7 +105,7 @@ class PostgresStore(Store):
         """Connect, and see whether the server can serve."""
         with _Link(self.address) as link:
             if link.run(self._statements.check()):
-                raise StoreReadOnly(f"{self.address} is a read-only replica. Give the address of the primary.")
+                raise read_only(str(self.address))
 
     def migrate(self) -> list[str]:
         """Apply the migrations that are missing, all in one transaction."""

@@ -27,6 +27,7 @@ class AsyncSQLiteUnit(AsyncUnit):
     """One transaction that has the write lock."""
 
     connection: sqlite3.Connection
+    has_lock = True
 
     def __init__(
         self, connections: AsyncSQLiteConnections, connection: sqlite3.Connection, command: Begin | Open
@@ -64,12 +65,12 @@ class AsyncSQLiteConnections(AsyncConnections):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._holder = ""
 
-    async def begin(self, command: Begin | Open) -> AsyncUnit | Found:
+    async def begin(self, command: Begin | Open, opening: str | None = None) -> AsyncUnit | Found:  # noqa: ARG002 - PostgreSQL's
         """Wait for the turn and for the write lock, unless what is there makes them needless."""
         if asyncio.get_running_loop() is not self._loop:
             self._start()
         if isinstance(command, Begin) and (rival := self.lender.start(command)) is not None:
-            return rival
+            return await self.in_thread(partial(self.lender.peek, command)) or rival
         try:
             # Where nobody has the turn, one way to the thread is enough: there is looked first as well.
             found = await self.in_thread(partial(self.lender.peek, command)) if self._turn.locked() else None

@@ -7,11 +7,12 @@ from typing import Any
 
 from semel.core import recovery
 from semel.core.commands import Begin, Commit, Finish, Verdict
-from semel.core.record import Found, Hold
+from semel.core.record import Hold
 from semel.core.state import Event
 from semel.stores.headers import written
 from semel.stores.sqlite.statements import ENDINGS, Statements, last_step, milliseconds, read_found, written_time
 from semel.stores.statement import Joined
+from semel.stores.transaction import Begun
 
 _EVENTS = {Event.COMPLETE: "completed", Event.FAIL: "failed"}
 
@@ -24,12 +25,20 @@ class SQLiteJoins:
         self._statements = statements
         self._actor = actor
 
-    def begin(self, command: Begin) -> Joined[Hold | Found]:
-        """Read what is there. The write lock of the whole file is the key's lock."""
+    def opening(self, command: Begin) -> None:  # noqa: ARG002 - PostgreSQL's concern
+        """Nothing: the write lock of the whole file is the key's lock, and a transaction begins with it."""
+        return
+
+    def probe(self, command: Begin) -> tuple[()]:  # noqa: ARG002 - PostgreSQL's concern
+        """Nothing: the snapshot is taken with the write lock."""
+        return ()
+
+    def begin(self, command: Begin) -> Joined[Begun]:
+        """Read what is there."""
         claim = command.claim
 
-        def read(rows: Sequence[Sequence[Any]]) -> Hold | Found:
-            return read_found(rows[0]) if rows else Hold(claim.scope, claim.key, 1, claim.token)
+        def read(rows: Sequence[Sequence[Any]]) -> Begun:
+            return Begun(read_found(rows[0]) if rows else Hold(claim.scope, claim.key, 1, claim.token))
 
         return Joined(self._statements.begin, {"scope": claim.scope, "key": claim.key}, read)
 

@@ -94,9 +94,9 @@ class Lender:
             self._running.pop((command.claim.scope, command.claim.key), None)
 
     def peek(self, command: object) -> Found | None:
-        """Read without the write lock what makes it needless: an answer, or somebody who is at work.
+        """Read without the write lock what makes it needless: an answer, or a worker whose lease is not over.
 
-        A replay must not wait for the handler of somebody else.
+        A replay must not wait for another request's handler, nor for another replay.
         """
         if not isinstance(command, Begin):
             return None
@@ -108,14 +108,14 @@ class Lender:
             self._drop(connection)
             raise explained(error, self.place.path) from error
         self._give_back(connection, self._readers)
-        found = joined.read(rows)
-        if not isinstance(found, Found):
-            return None
-        may_be_taken = found.lease_is_over if found.state is State.PROCESSING else found.is_expired
-        return None if may_be_taken else found
+        found = joined.read(rows).seen
+        return found if isinstance(found, Found) and not found.may_be_taken else None
 
     def begin(self) -> sqlite3.Connection:
-        """Return a connection that has the write lock. Others, in this process too, give it back in time or do not."""
+        """Return a connection that has the write lock. Others, in this process too, give it back in time or do not.
+
+        Where the file can only be read, that is known here, before a handler runs.
+        """
         connection = self._take(self._idle)
         try:
             try:
@@ -127,6 +127,7 @@ class Lender:
                 self._drop(connection)
                 self._in_use.add(connection := self._open())
                 connection.execute("BEGIN IMMEDIATE").close()
+            connection.execute(self._statements.write_nothing).close()
         except sqlite3.Error as error:
             self._drop(connection)
             raise explained(error, self.place.path) from error

@@ -25,6 +25,7 @@ class SQLiteUnit(Unit):
     """One transaction that has the write lock."""
 
     connection: sqlite3.Connection
+    has_lock = True
 
     def __init__(self, connections: SQLiteConnections, connection: sqlite3.Connection, command: Begin | Open) -> None:
         """It is begun."""
@@ -65,10 +66,10 @@ class SQLiteConnections(Connections):
         self._turn = threading.Lock()
         self._holder = ""
 
-    def begin(self, command: Begin | Open) -> Unit | Found:
+    def begin(self, command: Begin | Open, opening: str | None = None) -> Unit | Found:  # noqa: ARG002 - PostgreSQL's
         """Wait for the turn and for the write lock, unless what is there makes them needless."""
         if isinstance(command, Begin) and (rival := self.lender.start(command)) is not None:
-            return rival
+            return self.lender.peek(command) or rival
         try:
             found = self.lender.peek(command)
             begun = found or SQLiteUnit(self, self._begin(command), command)
