@@ -202,7 +202,7 @@ def answered(answer: Answer, operation: Operation, *, reached_handler: bool, no_
     story = operation.story
     # What a handler of steps did is recorded, so an error leaves it where a retry can go on.
     nothing_lost = no_effect or operation.has_no_effect or story.is_used
-    return _standing(Answered(answer, reached_handler, nothing_lost, story.skipped), operation)
+    return _standing(Answered(answer, reached_handler, nothing_lost, story.skipped, story.is_used), operation)
 
 
 def streaming(status: int, headers: Headers, operation: Operation) -> Ending:
@@ -212,8 +212,9 @@ def streaming(status: int, headers: Headers, operation: Operation) -> Ending:
 
 def raised(error: Exception, operation: Operation) -> Ending:
     """Return the ending of a handler that raised *error*."""
-    nothing_lost = isinstance(error, NoEffect) or operation.has_no_effect or operation.story.is_used
-    return _standing(Raised(error, nothing_lost, operation.story.skipped), operation)
+    story = operation.story
+    nothing_lost = isinstance(error, NoEffect) or operation.has_no_effect or story.is_used
+    return _standing(Raised(error, nothing_lost, story.skipped, story.is_used), operation)
 
 
 def _standing(ending: Ending, operation: Operation) -> Ending:

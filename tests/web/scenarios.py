@@ -549,6 +549,56 @@ def _(api: Api) -> None:
     assert api.runs == 1
 
 
+def says_later(name: str, **said: Any) -> Scenario:
+    """A handler that passes on what another service said: "not now"."""
+
+    def check(api: Api) -> None:
+        api.answer(Reply(409, **said), Reply(201))
+        assert api.send().status == 409
+        assert api.records() == []
+        assert api.send().status == 201
+        assert api.send().is_replay
+        assert api.runs == 2
+
+    return Scenario(f"d3 a 409 that says later is not kept: {name}", check)
+
+
+LATER = (
+    says_later("Retry-After", headers=(*TEXT, ("retry-after", "1"))),
+    says_later("Stripe-Should-Retry", headers=(*JSON, ("stripe-should-retry", "true"))),
+    says_later(
+        "a problem that is retryable",
+        headers=(("content-type", "application/problem+json"),),
+        body=b'{"code": "idempotency-key-in-progress", "retryable": true}',
+    ),
+)
+
+
+@story("d3 a handler with steps that raises says that a retry goes on, and the error is still reported")
+def _(api: Api) -> None:
+    charges: list[str] = []
+
+    def charge(*, idempotency_key: str) -> int:
+        charges.append(idempotency_key)
+        return len(charges)
+
+    def handler(_: Call) -> Reply:
+        semel.current().effect("charged", charge)
+        if api.runs == 1:
+            raise RuntimeError("The second service did not answer.")
+        return Reply()
+
+    api.shop.handler = handler
+    first = api.send()
+    assert (first.status, first.code) == (503, "operation-unfinished")
+    assert first.json()["retryable"] is True
+    assert int(first.header("retry-after") or 0) >= 1
+    assert isinstance(first.error, RuntimeError)
+    assert api.send().status == 201
+    assert api.send().is_replay
+    assert (api.runs, len(charges)) == (2, 1)
+
+
 @story("d3 text/event-stream flows, and leaves a tombstone")
 def _(api: Api) -> None:
     events = (("content-type", "text/event-stream"),)
@@ -1053,5 +1103,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     *(pair_scenario(pair) for pair in PAIRS),
     *(freed_scenario(status) for status in (206, 304, 401, 405, 407, 408, 413, 415, 416, 421, 425, 429)),
     *(kept_scenario(status) for status in (200, 201, 202, 303, 307, 400, 402, 403, 404, 409, 410, 412, 422)),
+    *LATER,
     *STORIES,
 )

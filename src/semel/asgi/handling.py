@@ -18,7 +18,7 @@ from semel.core.replay import is_endless
 from semel.core.value import value
 from semel.door import Body, answered, raised, streaming
 from semel.drivers import AsyncPerform, aresume
-from semel.errors import NoEffect, StoreError
+from semel.errors import InProgress, NoEffect, StoreError
 from semel.exchange import AsyncGuard
 from semel.flows.reply import Reply, Reraise, Send
 from semel.operation import Operation, begin
@@ -64,6 +64,8 @@ class Handling:
         self._is_deserted = False
         #: Another answer was sent in place of the app's.
         self._is_overruled = False
+        #: An error goes on to the server, behind an answer of ours: what is made of it on the way is not sent.
+        self._is_reraised = False
         #: Why the server could not send the answer.
         self._undelivered: OSError | None = None
         #: The answer goes straight to the client.
@@ -118,7 +120,7 @@ class Handling:
             self.has_begun = self.has_begun or message["type"] == "http.response.start"
             await self._send(message)
             return
-        if self.job is None:
+        if self.job is None or self._is_reraised:
             return  # Another answer has been given.
         if self.is_concluded:
             # As a server's own send does (ASGI 2.4): an endless stream must learn that it has no listener.
@@ -220,6 +222,7 @@ class Handling:
             # The answer first, so that this client and its retries see the same. Then the error goes on to whoever
             # reports errors: they look whether a response has begun, and don't begin another.
             if reply.answer is not None:
+                self._is_reraised = True
                 await self._send_answer(reply.answer, is_ours=True)
             raise reply.error
         elif self._is_deserted:
@@ -244,7 +247,8 @@ class Handling:
         parts = [message.get("body", b"") for message in self._held[1:]]
         answer = self._answer = Answer(self._status, self._headers, parts[0] if len(parts) == 1 else b"".join(parts))
         error = sys.exc_info()[1]
-        if isinstance(error, NoEffect | StoreError) and answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        is_ours = isinstance(error, NoEffect | StoreError | InProgress) or job.operation.story.is_used
+        if isinstance(error, Exception) and is_ours and answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
             # The framework answers for it as for any error it doesn't know, and is about to raise it on.
             return raised(error, job.operation)
         is_reached = reached_handler(self._scope, answer.status, error)

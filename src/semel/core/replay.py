@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from http import HTTPStatus
 from typing import assert_never
 
 from semel.core.commands import Answered, Raised, Streaming
@@ -10,7 +12,7 @@ from semel.core.policy import Policy
 from semel.core.problem import SHOULD_RETRY, refused
 from semel.core.state import Event
 from semel.core.value import value
-from semel.errors import NotReplayable, OperationFailed
+from semel.errors import InProgress, NotReplayable, OperationFailed
 
 #: An allow-list, since what it leaves out is unbounded: cookies would hand one session to another, dates and request
 #: ids are this response's own, and connection headers belong to the connection.
@@ -57,13 +59,17 @@ def judge(ending: Answered | Streaming | Raised, policy: Policy) -> Keep | Free:
         case Answered(answer, reached_handler, no_effect):
             if not reached_handler or not _is_kept(answer.status, policy, no_effect=no_effect):
                 return Free()
+            if says_later(answer):
+                return Free()
             return Keep(_event(answer.status), Answer(answer.status, kept(answer.headers, policy), answer.body))
         case Streaming(status, headers):
-            if not _is_kept(status, policy):
+            if not _is_kept(status, policy) or says_later(Answer(status, headers)):
                 return Free()
             return Keep(_event(status), Answer(status, kept(headers, policy), None))
-        case Raised(no_effect=no_effect):
-            if not _is_kept(FIRST_SERVER_ERROR, policy, no_effect=no_effect):
+        case Raised(error, no_effect):
+            # Of a function with a key of its own, which another request is running: that is "later", too.
+            is_later = isinstance(error, InProgress)
+            if is_later or not _is_kept(FIRST_SERVER_ERROR, policy, no_effect=no_effect):
                 return Free()
             return Keep(Event.FAIL, refused(OperationFailed(), policy))
         case _:  # pragma: no cover - mypy proves that nothing is left
@@ -94,6 +100,24 @@ def retold(answer: Answer, policy: Policy) -> Answer:
     where = tuple(pair for pair in answer.headers if pair[0] == b"location")
     refusal = refused(NotReplayable(), policy)
     return Answer(refusal.status, (*refusal.headers, *where), refusal.body)
+
+
+def says_later(answer: Answer) -> bool:
+    """Whether a 409 says "not now", like 425 and 429, and not "never": a service behind the handler was busy."""
+    if answer.status != HTTPStatus.CONFLICT:
+        return False
+    fields = dict(answer.headers)
+    if b"retry-after" in fields or fields.get(SHOULD_RETRY) == b"true":
+        return True
+    return b"problem+json" in fields.get(b"content-type", b"") and _is_retryable(answer.body or b"")
+
+
+def _is_retryable(problem: bytes) -> bool:
+    try:
+        said = json.loads(problem)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(said, dict) and said.get("retryable") is True
 
 
 def is_endless(headers: Headers) -> bool:

@@ -26,7 +26,7 @@ from semel.django.views import Choice, DjangoView, choice_of
 from semel.django.waiting import to_the_end
 from semel.door import raised
 from semel.drivers import resume, run_until
-from semel.errors import NoEffect, StoreError
+from semel.errors import InProgress, NoEffect, StoreError
 from semel.flows.reply import PassOn, Reraise, Send
 from semel.flows.serve import serve
 from semel.operation import Operation, enter, leave
@@ -96,8 +96,8 @@ class IdempotencyMiddleware:
         if exchange is None:
             return None
         exchange.error = error
-        # These two are answered by us. What stands in for that answer goes no further than the way back to us.
-        exchange.is_told = exchange.operation is None or not isinstance(error, NoEffect | StoreError)
+        # These are answered by us. What stands in for that answer goes no further than the way back to us.
+        exchange.is_told = exchange.operation is None or not isinstance(error, NoEffect | StoreError | InProgress)
         return None if exchange.is_told else HttpResponse(status=FIRST_SERVER_ERROR)
 
     async def _through(self, request: Request) -> Response:

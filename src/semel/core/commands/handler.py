@@ -43,6 +43,8 @@ class Answered:
     no_effect: bool = False
     #: The handler ended without taking (or finishing) steps that are stored. Such an answer can't be the operation's.
     skipped: StepError | None = None
+    #: The handler works in steps: where its ending is not kept, a retry goes on after the last one that is done.
+    has_steps: bool = False
 
 
 @value
@@ -63,6 +65,7 @@ class Raised:
     no_effect: bool = False
     #: As of an answer.
     skipped: StepError | None = None
+    has_steps: bool = False
 
 
 @value
