@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
+from urllib.parse import unquote
 
 from semel.core.value import value
 
@@ -26,6 +27,11 @@ class Head:
     def values(self, name: bytes) -> list[bytes]:
         """Every value sent under *name* (lower case), in order."""
         return [value for each, value in self.headers if each == name]
+
+
+def request_of(method: str, path: str) -> str:
+    """Return by what one request is known to two guards that it passes: servers and adapters quote a path anew."""
+    return f"{method} {unquote(path)}"
 
 
 @value

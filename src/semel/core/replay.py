@@ -57,9 +57,8 @@ def judge(ending: Answered | Streaming | Raised, policy: Policy) -> Keep | Free:
     """Say what becomes of a handler's ending."""
     match ending:
         case Answered(answer, reached_handler, no_effect):
-            if not reached_handler or not _is_kept(answer.status, policy, no_effect=no_effect):
-                return Free()
-            if says_later(answer):
+            is_final = _is_kept(answer.status, policy, no_effect=no_effect) and not says_later(answer)
+            if not reached_handler or not is_final:
                 return Free()
             return Keep(_event(answer.status), Answer(answer.status, kept(answer.headers, policy), answer.body))
         case Streaming(status, headers):

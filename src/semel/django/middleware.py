@@ -29,7 +29,7 @@ from semel.drivers import resume, run_until
 from semel.errors import InProgress, NoEffect, StoreError
 from semel.flows.reply import PassOn, Reraise, Send
 from semel.flows.serve import serve
-from semel.operation import Operation, enter, leave
+from semel.operation import Operation, around, enter, leave
 from semel.views import ViewExchange
 
 #: Where a request has its exchange, between the claim and the end.
@@ -129,7 +129,8 @@ class MiddlewareExchange(ViewExchange[Response]):
         self._reached: RunHandler | RunUnguarded | None = None
         #: The current operation, and in atomic mode a transaction in the transaction.
         self._open = ExitStack()
-        self._flow = serve(view.head, policy, os.urandom(16), notes_replays=self.guard.store.notes_replays)
+        notes_replays = self.guard.store.notes_replays
+        self._flow = serve(view.head, policy, os.urandom(16), notes_replays=notes_replays, around=around())
 
     @property
     def is_under_way(self) -> bool:

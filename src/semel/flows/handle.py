@@ -77,13 +77,15 @@ def progress_of(hold: Hold) -> Flow[Progress]:
     return read_back(record.steps)
 
 
-def run_handler(key: Key, hold: Hold, progress: Progress, policy: Policy, *, is_accepted: bool = False) -> Flow[Reply]:
+def run_handler(
+    key: Key, hold: Hold, progress: Progress, policy: Policy, *, is_accepted: bool = False, request: str = ""
+) -> Flow[Reply]:
     """Run the handler, store its answer, and only then let the answer go.
 
     What a router answers by itself (no such path) is the end of an operation that *is accepted*: nobody else will
     answer it.
     """
-    ending = yield from RunHandler(hold, policy.lease, policy.max_response_body, progress)
+    ending = yield from RunHandler(hold, policy.lease, policy.max_response_body, progress, request)
     if isinstance(ending, NotStarted):
         yield from release(hold, policy)
     ended = yield from handler_ran(key, hold, ending)

@@ -14,7 +14,7 @@ from semel.door import raised
 from semel.exchange import Exchange, Guard, Performs
 from semel.flows.reply import Done, PassOn, Reply
 from semel.flows.serve import serve
-from semel.operation import Operation
+from semel.operation import Operation, around
 from semel.views.base import Taken, Translation
 
 R = TypeVar("R")
@@ -62,7 +62,7 @@ class ViewExchange(Exchange, Generic[R]):
     def serve(self) -> R:
         """Take the request from its headers to its response."""
         notes_replays = self.guard.store.notes_replays
-        flow = serve(self._view.head, self._policy, os.urandom(16), notes_replays=notes_replays)
+        flow = serve(self._view.head, self._policy, os.urandom(16), notes_replays=notes_replays, around=around())
         return self._give(self.conduct(flow))
 
     def handle(self, operation: Operation, limit: int) -> Ending:

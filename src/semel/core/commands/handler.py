@@ -97,6 +97,8 @@ class RunHandler(Command[Ending]):
     limit: int
     #: The steps that earlier attempts have taken.
     progress: Progress = field(default_factory=Progress)
+    #: Which request it is for, as ``request_of`` writes it; empty where that is not known.
+    request: str = ""
 
 
 @value
