@@ -21,7 +21,7 @@ from semel.stores.transaction import AsyncTransaction, Transaction
 class Operation:
     """One guarded request, seen from inside its handler."""
 
-    __slots__ = ("_request", "_stage", "_transaction", "has_no_effect", "hold", "story")
+    __slots__ = ("_request", "_stage", "_transaction", "has_no_effect", "hold", "is_refused", "story")
 
     def __init__(
         self,
@@ -40,6 +40,8 @@ class Operation:
         self.story = Story(hold, progress or Progress())
         #: Whether the handler said that nothing happened.
         self.has_no_effect = False
+        #: Whether a framework refused the request on its way to the handler. For doors.
+        self.is_refused = False
         self._stage = stage
         self._transaction = transaction
         self._request = request
@@ -171,6 +173,13 @@ def around() -> Around | None:
     """Return the operation that this code is part of, for a guard that may be inside of another. For doors."""
     operation = _current.get()
     return operation.around if operation is not None else None
+
+
+def note_refusal() -> None:
+    """Say that a framework has refused the request of this code on its way to the handler. For doors."""
+    operation = _current.get()
+    if operation is not None:
+        operation.is_refused = True
 
 
 def begin(operation: Operation) -> None:

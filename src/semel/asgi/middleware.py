@@ -19,6 +19,7 @@ from semel.asgi.protocol import (
     method_of,
     mount_of,
 )
+from semel.asgi.refusals import see_refusals
 from semel.asgi.route import NO_STATUS_ROUTE, PerRoute, RouteExchange
 from semel.asgi.status import RouteStatus, StatusExchange
 from semel.asgi.stored import scope_of, surroundings_of
@@ -67,6 +68,7 @@ class IdempotencyMiddleware:
 
         Where a policy accepts requests to be run later, their state is asked for below *status_path*.
         """
+        see_refusals()
         self.app = app
         self.store = store if isinstance(store, AsyncStore) else async_store(store)
         self.routes = Routes(policy, paths)
