@@ -16,6 +16,7 @@ from semel.core.commands import Answered, Ending, Lost, Parked, Raised, Streamin
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer, Head, Headers
 from semel.core.policy import Policy
+from semel.core.replay import FIRST_SERVER_ERROR
 from semel.core.status import STATUS_PATH, checked_path
 from semel.core.value import value
 from semel.errors import ConfigurationError, NoEffect, ShuttingDown
@@ -200,6 +201,8 @@ def declared_length(head: Head) -> int:
 def answered(answer: Answer, operation: Operation, *, reached_handler: bool, no_effect: bool = False) -> Ending:
     """Return the ending of a handler that gave *answer*."""
     story = operation.story
+    if operation.is_refused and answer.status < FIRST_SERVER_ERROR and not story.is_used:
+        reached_handler = False
     # What a handler of steps did is recorded, so an error leaves it where a retry can go on.
     nothing_lost = no_effect or operation.has_no_effect or story.is_used
     return _standing(Answered(answer, reached_handler, nothing_lost, story.skipped, story.is_used), operation)

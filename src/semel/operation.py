@@ -40,7 +40,7 @@ class Operation:
         self.story = Story(hold, progress or Progress())
         #: Whether the handler said that nothing happened.
         self.has_no_effect = False
-        #: Whether a framework refused the request on its way to the handler. For doors.
+        #: Whether a framework refused the request as it was sent, before the handler could do anything. For doors.
         self.is_refused = False
         self._stage = stage
         self._transaction = transaction
@@ -176,7 +176,7 @@ def around() -> Around | None:
 
 
 def note_refusal() -> None:
-    """Say that a framework has refused the request of this code on its way to the handler. For doors."""
+    """Say that a framework has refused the request of this code as it was sent. For doors."""
     operation = _current.get()
     if operation is not None:
         operation.is_refused = True

@@ -251,7 +251,7 @@ class Handling:
         if isinstance(error, Exception) and is_ours and answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
             # The framework answers for it as for any error it doesn't know, and is about to raise it on.
             return raised(error, job.operation)
-        is_reached = reached_handler(self._scope, answer.status, error, is_refused=job.operation.is_refused)
+        is_reached = reached_handler(self._scope, answer.status, error)
         return answered(answer, job.operation, reached_handler=is_reached, no_effect=isinstance(error, NoEffect))
 
 

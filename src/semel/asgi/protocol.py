@@ -77,13 +77,13 @@ def lowered(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     return tuple([(name.lower(), value) for name, value in headers])
 
 
-def reached_handler(scope: ASGIScope, status: int, error: BaseException | None, *, is_refused: bool = False) -> bool:
+def reached_handler(scope: ASGIScope, status: int, error: BaseException | None) -> bool:
     """Whether a handler saw the request. Without a word from the framework, suppose that one did.
 
-    Starlette's router says which handler it chose; FastAPI answers for an *error*, or has noted that it *is refused*.
+    Starlette's router says which handler it chose; FastAPI answers for an *error*.
     A server error says less than others: a dependency that raised it may have done something before.
     """
-    if status < FIRST_SERVER_ERROR and (is_refused or (error is not None and is_before_handler(error))):
+    if status < FIRST_SERVER_ERROR and error is not None and is_before_handler(error):
         return False
     return status not in ROUTERS_STATUSES or "router" not in scope or "endpoint" in scope
 
