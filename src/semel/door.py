@@ -7,7 +7,9 @@ import mmap
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
 from fnmatch import fnmatchcase
 from types import FrameType
 from typing import IO, Any, Self
@@ -174,6 +176,19 @@ class Body:
             self._map.close()
         if self._file is not None:
             self._file.close()
+
+
+@value
+class Limits:
+    """How much of a response is held back, and for how long, before it is sent as it comes."""
+
+    #: In bytes.
+    size: int
+    time: timedelta
+
+    def end(self) -> float:
+        """Return when the time is over that begins now, by the monotonic clock."""
+        return time.monotonic() + self.time.total_seconds()
 
 
 def framed(answer: Answer) -> Headers:

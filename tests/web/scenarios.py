@@ -24,6 +24,8 @@ from semel.room.seats import Seats
 from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Call, Gate, Reply, Response, chunks, eventually, wait_until
 
 BRIEF = timedelta(milliseconds=60)
+A_MOMENT = timedelta(milliseconds=50)
+TICK_SECONDS = 0.005
 UUID = "8e03978e-40d5-43e8-bc93-6894a57f9324"
 JSON = (("content-type", "application/json"),)
 TEXT = (("content-type", "text/plain"),)
@@ -608,6 +610,61 @@ def _(api: Api) -> None:
     assert api.runs == 1
 
 
+def assert_flows(api: Api, gate: Gate, first: "Future[Response]") -> Response:
+    """A tombstone is stored while the handler still answers, and the client gets all of it."""
+    gate.wait()
+    again = eventually(api.send, lambda each: each.code != "idempotency-key-in-progress")
+    assert_problem(again, 409, "response-not-replayable")
+    gate.open()
+    assert api.runs == 1
+    return first.result(HANG_SECONDS)
+
+
+def stream_scenario(media_type: str) -> Scenario:
+    def check(api: Api) -> None:
+        with Gate() as gate:
+
+            def lines() -> Iterator[bytes]:
+                yield b'{"tick": 1}\n'
+                gate(Call("", "", b"", None, None))
+                yield b'{"tick": 2}\n'
+
+            api.shop.handler = lambda _: Reply(200, lines(), (("content-type", media_type),))
+            assert assert_flows(api, gate, api.start()).body == b'{"tick": 1}\n{"tick": 2}\n'
+
+    return Scenario(f"d3 a stream of {media_type} flows at once, and leaves a tombstone", check)
+
+
+STREAMS = [
+    stream_scenario(each)
+    for each in ("application/x-ndjson", "application/jsonl; charset=utf-8", "application/json-seq")
+]
+
+
+@story("d3 a stream that does not end in time flows on, and leaves a tombstone", max_response_time=A_MOMENT)
+def _(api: Api) -> None:
+    with Gate() as gate:
+
+        def ticks() -> Iterator[bytes]:
+            while not gate.wait_opened(TICK_SECONDS):
+                gate.entered.set()
+                yield b"tick "
+            yield b"the end"
+
+        api.shop.handler = lambda _: Reply(200, ticks(), TEXT)
+        body = assert_flows(api, gate, api.start()).body
+        assert body.startswith(b"tick tick")
+        assert body.endswith(b"the end")
+
+
+@story("d3 lines that are all there are kept, whatever their type")
+def _(api: Api) -> None:
+    body = b'{"row": 1}\n{"row": 2}\n'
+    length = ("content-length", str(len(body)))
+    api.answer(Reply(200, body, (("content-type", "application/x-ndjson"), length)))
+    assert assert_kept(api).body == body
+
+
 @story("d3 Set-Cookie and Date are the first answer's own")
 def _(api: Api) -> None:
     own = (("set-cookie", "session=a"), ("set-cookie", "b=c"), ("date", "Mon, 01 Jan 2001 00:00:00 GMT"))
@@ -875,7 +932,6 @@ def held(api: Api) -> Iterator[tuple[Gate, "Future[Response]"]]:
 
 
 IN_PROGRESS = "idempotency-key-in-progress"
-A_MOMENT = timedelta(milliseconds=50)
 
 
 def assert_told_to_come_back(response: Response) -> None:
@@ -1104,5 +1160,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     *(freed_scenario(status) for status in (206, 304, 401, 405, 407, 408, 413, 415, 416, 421, 425, 429)),
     *(kept_scenario(status) for status in (200, 201, 202, 303, 307, 400, 402, 403, 404, 409, 410, 412, 422)),
     *LATER,
+    *STREAMS,
     *STORIES,
 )

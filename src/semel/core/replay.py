@@ -36,6 +36,18 @@ MARKER = (b"idempotent-replayed", b"true")
 
 #: What never ends can't be kept, and can't be waited for to find that out.
 ENDLESS_MEDIA_TYPES = (b"text/event-stream", b"multipart/x-mixed-replace", b"application/grpc")
+#: What is sent line by line as it comes about, and may have no end: unless its length is known, it is not waited for.
+STREAMED_MEDIA_TYPES = (
+    b"application/x-ndjson",
+    b"application/ndjson",
+    b"application/jsonl",
+    b"application/x-jsonl",
+    b"application/jsonlines",
+    b"application/x-jsonlines",
+    b"application/json-seq",
+    b"application/x-json-stream",
+    b"application/stream+json",
+)
 
 FIRST_SERVER_ERROR = 500
 
@@ -121,7 +133,18 @@ def _is_retryable(problem: bytes) -> bool:
 
 def is_endless(headers: Headers) -> bool:
     """Whether these headers begin a response that has no end of its own."""
-    return any(name == b"content-type" and value.lower().startswith(ENDLESS_MEDIA_TYPES) for name, value in headers)
+    return _has_type(headers, ENDLESS_MEDIA_TYPES)
+
+
+def may_be_endless(headers: Headers) -> bool:
+    """Whether these headers begin a response that is a stream, and may have no end: it is sent as it comes."""
+    if is_endless(headers):
+        return True
+    return _has_type(headers, STREAMED_MEDIA_TYPES) and not any(name == b"content-length" for name, _ in headers)
+
+
+def _has_type(headers: Headers, types: tuple[bytes, ...]) -> bool:
+    return any(name == b"content-type" and value.lower().startswith(types) for name, value in headers)
 
 
 def _is_kept(status: int, policy: Policy, *, no_effect: bool = False) -> bool:

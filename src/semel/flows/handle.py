@@ -85,7 +85,9 @@ def run_handler(
     What a router answers by itself (no such path) is the end of an operation that *is accepted*: nobody else will
     answer it.
     """
-    ending = yield from RunHandler(hold, policy.lease, policy.max_response_body, progress, request)
+    ending = yield from RunHandler(
+        hold, policy.lease, policy.max_response_body, progress, request, policy.max_response_time
+    )
     if isinstance(ending, NotStarted):
         yield from release(hold, policy)
     ended = yield from handler_ran(key, hold, ending)

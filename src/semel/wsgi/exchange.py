@@ -18,7 +18,7 @@ from semel.core.message import Answer, Request
 from semel.core.policy import Policy
 from semel.core.record import Stuck
 from semel.core.status import mounted_path
-from semel.door import Body, RequestView, framed, nobody
+from semel.door import Body, Limits, RequestView, framed, nobody
 from semel.drivers import resume, run_until
 from semel.exchange import Guard, Performs
 from semel.flows.finish import finish
@@ -102,7 +102,7 @@ class Exchange(exchange.Exchange):
     def handle(self, operation: Operation, limit: int) -> Ending:
         """Let the application handle the request."""
         put_body(self._environ, self._body)
-        self._response = Response(self._environ, operation, limit)
+        self._response = Response(self._environ, operation, Limits(limit, self._policy.max_response_time))
         return self._response.take(self.guard.app)
 
     def name_scope(self, _command: NameScope) -> object:

@@ -99,6 +99,8 @@ class RunHandler(Command[Ending]):
     progress: Progress = field(default_factory=Progress)
     #: Which request it is for, as ``request_of`` writes it; empty where that is not known.
     request: str = ""
+    #: How long an answer is held back, from its beginning, before it is sent as it comes; None: for ever.
+    max_response_time: timedelta | None = None
 
 
 @value
