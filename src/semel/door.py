@@ -7,7 +7,9 @@ import mmap
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
 from fnmatch import fnmatchcase
 from types import FrameType
 from typing import IO, Any, Self
@@ -16,6 +18,7 @@ from semel.core.commands import Answered, Ending, Lost, Parked, Raised, Streamin
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer, Head, Headers
 from semel.core.policy import Policy
+from semel.core.replay import FIRST_SERVER_ERROR
 from semel.core.status import STATUS_PATH, checked_path
 from semel.core.value import value
 from semel.errors import ConfigurationError, NoEffect, ShuttingDown
@@ -175,6 +178,19 @@ class Body:
             self._file.close()
 
 
+@value
+class Limits:
+    """How much of a response is held back, and for how long, before it is sent as it comes."""
+
+    #: In bytes.
+    size: int
+    time: timedelta
+
+    def end(self) -> float:
+        """Return when the time is over that begins now, by the monotonic clock."""
+        return time.monotonic() + self.time.total_seconds()
+
+
 def framed(answer: Answer) -> Headers:
     """Return the headers of an answer of ours, with the length that belongs to its body."""
     if answer.status in BODILESS:
@@ -200,9 +216,11 @@ def declared_length(head: Head) -> int:
 def answered(answer: Answer, operation: Operation, *, reached_handler: bool, no_effect: bool = False) -> Ending:
     """Return the ending of a handler that gave *answer*."""
     story = operation.story
+    if operation.is_refused and answer.status < FIRST_SERVER_ERROR and not story.is_used:
+        reached_handler = False
     # What a handler of steps did is recorded, so an error leaves it where a retry can go on.
     nothing_lost = no_effect or operation.has_no_effect or story.is_used
-    return _standing(Answered(answer, reached_handler, nothing_lost, story.skipped), operation)
+    return _standing(Answered(answer, reached_handler, nothing_lost, story.skipped, story.is_used), operation)
 
 
 def streaming(status: int, headers: Headers, operation: Operation) -> Ending:
@@ -212,8 +230,9 @@ def streaming(status: int, headers: Headers, operation: Operation) -> Ending:
 
 def raised(error: Exception, operation: Operation) -> Ending:
     """Return the ending of a handler that raised *error*."""
-    nothing_lost = isinstance(error, NoEffect) or operation.has_no_effect or operation.story.is_used
-    return _standing(Raised(error, nothing_lost, operation.story.skipped), operation)
+    story = operation.story
+    nothing_lost = isinstance(error, NoEffect) or operation.has_no_effect or story.is_used
+    return _standing(Raised(error, nothing_lost, story.skipped, story.is_used), operation)
 
 
 def _standing(ending: Ending, operation: Operation) -> Ending:

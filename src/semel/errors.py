@@ -19,6 +19,7 @@
     │   │   └── RowDiffers         422   raised to the application, for a natural key
     │   ├── HandlerEnded           the handler's
     │   │   ├── OperationFailed    500
+    │   │   ├── OperationUnfinished 503  raised in the middle of its steps: a retry goes on
     │   │   └── NoEffect           503   raised by a handler, to say that nothing happened
     │   ├── StoreError             the store's
     │   │   ├── StoreUnavailable   503
@@ -232,6 +233,17 @@ class OperationFailed(HandlerEnded):
     slug = "operation-failed"
     title = "Operation failed"
     status = 500
+    stripe_type = "api_error"
+
+
+class OperationUnfinished(HandlerEnded):
+    """The operation stopped half-way. What it has done is recorded; send the same request again, and it goes on."""
+
+    slug = "operation-unfinished"
+    title = "Operation not finished"
+    # Not 500: clients and their libraries come back after a 503, and heed its Retry-After.
+    status = 503
+    retryable = True
     stripe_type = "api_error"
 
 

@@ -12,6 +12,7 @@ from semel.core.record import Hold, Milestone
 from semel.core.recovery import Progress
 from semel.errors import ConfigurationError, NoConnection, NotGuarded
 from semel.flows.progress import mark
+from semel.flows.serve import Around
 from semel.flows.steps import OnUnknown, Story, effect, phase
 from semel.stage import AnyStage, AsyncStage, Call
 from semel.stores.transaction import AsyncTransaction, Transaction
@@ -20,7 +21,7 @@ from semel.stores.transaction import AsyncTransaction, Transaction
 class Operation:
     """One guarded request, seen from inside its handler."""
 
-    __slots__ = ("_stage", "_transaction", "has_no_effect", "hold", "story")
+    __slots__ = ("_request", "_stage", "_transaction", "has_no_effect", "hold", "is_refused", "story")
 
     def __init__(
         self,
@@ -29,14 +30,21 @@ class Operation:
         *,
         stage: AnyStage | None = None,
         transaction: Transaction | AsyncTransaction | None = None,
+        request: str = "",
     ) -> None:
-        """The operation that *hold* is held for; its steps are taken on *stage*, or all of it is in *transaction*."""
+        """The operation that *hold* is held for; its steps are taken on *stage*, or all of it is in *transaction*.
+
+        *request* is which request it is for, as ``request_of`` writes it.
+        """
         self.hold = hold
         self.story = Story(hold, progress or Progress())
         #: Whether the handler said that nothing happened.
         self.has_no_effect = False
+        #: Whether a framework refused the request as it was sent, before the handler could do anything. For doors.
+        self.is_refused = False
         self._stage = stage
         self._transaction = transaction
+        self._request = request
 
     @property
     def key(self) -> str:
@@ -125,6 +133,13 @@ class Operation:
         self.has_no_effect = True
 
     @property
+    def around(self) -> Around | None:
+        """This operation to a guard inside of it; None: its handler has ended. For doors."""
+        if self.story.is_over:
+            return None
+        return Around(self.hold.scope, self.hold.key, self._request, self._transaction is not None)
+
+    @property
     def loose_ends(self) -> bool:
         """Whether a step is still under way in a task that the handler did not wait for. For doors."""
         return self.story.running is not None
@@ -152,6 +167,19 @@ def current() -> Operation:
     if operation is None:
         raise NotGuarded
     return operation
+
+
+def around() -> Around | None:
+    """Return the operation that this code is part of, for a guard that may be inside of another. For doors."""
+    operation = _current.get()
+    return operation.around if operation is not None else None
+
+
+def note_refusal() -> None:
+    """Say that a framework has refused the request of this code as it was sent. For doors."""
+    operation = _current.get()
+    if operation is not None:
+        operation.is_refused = True
 
 
 def begin(operation: Operation) -> None:

@@ -101,7 +101,9 @@ def django_response(reply: Reply) -> Any:
 
 
 async def each(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
-    for part in parts:
+    iterator = iter(parts)
+    # Not on the loop: a test may hold it up.
+    while (part := await sync_to_async(next, thread_sensitive=False)(iterator, None)) is not None:
         yield part
 
 

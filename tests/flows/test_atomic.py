@@ -152,7 +152,7 @@ def test_one_transaction_from_lock_to_answer() -> None:
             NameScope(),
             ReadBody(ATOMIC.max_request_body),
             Begin(CLAIM),
-            RunHandler(HOLD, None, ATOMIC.max_response_body),
+            RunHandler(HOLD, None, ATOMIC.max_response_body, request="POST /charges"),
             Finish(CLAIM, HOLD, None, Event.COMPLETE, KEPT),
         ),
         Send(CREATED),
@@ -296,7 +296,7 @@ def test_take_over_from_the_dead() -> None:
     result = played([*ASK, (Begin, found()), TOLD, (RunHandler, Answered(CREATED)), DONE])
     assert result.commands[3:] == (
         Tell(TookOver(SHORT, 2)),
-        RunHandler(HEIR, None, ATOMIC.max_response_body),
+        RunHandler(HEIR, None, ATOMIC.max_response_body, request="POST /charges"),
         Finish(CLAIM, HEIR, SEEN, Event.COMPLETE, KEPT),
     )
 

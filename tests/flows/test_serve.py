@@ -41,6 +41,8 @@ from semel.core.recovery import Begun, Done, Progress, written
 from semel.core.replay import MARKER
 from semel.core.state import Event, State
 from semel.errors import (
+    ConfigurationError,
+    InProgress,
     Interrupted,
     NoEffect,
     RecoveryPointLost,
@@ -52,7 +54,7 @@ from semel.errors import (
 from semel.flows.guard import CLAIM_TRIES
 from semel.flows.handle import COMPLETE_PAUSES, SHUTDOWN_RETRY_AFTER_SECONDS, STORE_RETRY_AFTER_SECONDS
 from semel.flows.reply import PassOn, Reply, Reraise, Send
-from semel.flows.serve import serve
+from semel.flows.serve import Around, serve
 from semel.testing.script import Line, Played, play
 
 POLICY = Policy()
@@ -228,7 +230,7 @@ def test_new_key_runs_and_is_stored_before_it_is_sent() -> None:
             NameScope(),
             ReadBody(POLICY.max_request_body),
             Claim("alice", KEY, TOKEN, fingerprint(), POLICY.lease, POLICY.retention),
-            RunHandler(HOLD, POLICY.lease, POLICY.max_response_body),
+            RunHandler(HOLD, POLICY.lease, POLICY.max_response_body, request="POST /charges"),
             Complete(HOLD, Event.COMPLETE, KEPT),
         ),
         Send(CREATED),
@@ -358,7 +360,7 @@ def test_own_token_is_a_hold() -> None:
     """A claim that finds its own token has got through before: it holds the key, and the handler runs."""
     script: list[Line] = [*BEGIN, (Claim, Again.AGAIN), (Claim, found(token=TOKEN)), *RUN]
     result = played(script)
-    assert result.commands[-2] == RunHandler(HOLD, POLICY.lease, POLICY.max_response_body)
+    assert result.commands[-2] == RunHandler(HOLD, POLICY.lease, POLICY.max_response_body, request="POST /charges")
 
 
 def test_take_over_from_the_dead() -> None:
@@ -370,7 +372,7 @@ def test_take_over_from_the_dead() -> None:
         TakeOver(claim, SEEN),
         Tell(TookOver(SHORT, 2)),
         Look("alice", KEY),
-        RunHandler(HEIR, POLICY.lease, POLICY.max_response_body),
+        RunHandler(HEIR, POLICY.lease, POLICY.max_response_body, request="POST /charges"),
         Complete(HEIR, Event.COMPLETE, KEPT),
     )
     assert result.result == Send(CREATED)
@@ -380,7 +382,9 @@ def test_take_over_goes_on_from_what_is_stored() -> None:
     """The steps to go on from are read after the take-over: until then a slow holder could commit one more."""
     seen = replace(found(lease_is_over=True), steps=written(Progress(STEPS.steps[:1])))
     script: list[Line] = [*BEGIN, (Claim, seen), (TakeOver, HEIR), (Tell, None), (Look, record(HEIR, STEPS)), *RUN]
-    assert played(script).commands[-2] == RunHandler(HEIR, POLICY.lease, POLICY.max_response_body, STEPS)
+    assert played(script).commands[-2] == RunHandler(
+        HEIR, POLICY.lease, POLICY.max_response_body, STEPS, request="POST /charges"
+    )
 
 
 @pytest.mark.parametrize("there", [None, record(SEEN), record(replace(HEIR, attempt=3))])
@@ -402,14 +406,18 @@ def test_own_token_after_a_take_over() -> None:
     """A take-over whose reply was lost is found by its token, and goes on from what is stored."""
     mine = replace(found(token=TOKEN), attempt=2)
     script: list[Line] = [*BEGIN, (Claim, Again.AGAIN), (Claim, mine), (Look, record(HEIR, STEPS)), *RUN]
-    assert played(script).commands[-2] == RunHandler(HEIR, POLICY.lease, POLICY.max_response_body, STEPS)
+    assert played(script).commands[-2] == RunHandler(
+        HEIR, POLICY.lease, POLICY.max_response_body, STEPS, request="POST /charges"
+    )
 
 
 def test_expired_in_the_middle_of_a_take_over() -> None:
     """A record that expires between sight and take-over starts anew: no step of the old operation is gone on from."""
     seen = replace(found(lease_is_over=True), steps=written(STEPS))
     script: list[Line] = [*BEGIN, (Claim, seen), (TakeOver, HOLD), *RUN]
-    assert played(script).commands[-2] == RunHandler(HOLD, POLICY.lease, POLICY.max_response_body)
+    assert played(script).commands[-2] == RunHandler(
+        HOLD, POLICY.lease, POLICY.max_response_body, request="POST /charges"
+    )
 
 
 def test_parked() -> None:
@@ -615,6 +623,48 @@ def test_server_is_about_to_stop() -> None:
     assert refusal(result.result) == (503, "shutting-down", b"%d" % SHUTDOWN_RETRY_AFTER_SECONDS)
 
 
+def freed(ending: Any, policy: Policy = POLICY) -> Any:
+    """What comes of an ending that frees the key."""
+    return played([*BEGIN, (Claim, HOLD), (RunHandler, ending), (Release, Verdict.DONE)], policy).result
+
+
+def test_page_for_a_handler_with_steps() -> None:
+    """What a framework answers for an error it doesn't know would be final to a client: with steps, it is not."""
+    page = Answer(500, ((b"content-type", b"text/html"),), b"<h1>Oops</h1>")
+    assert refusal(freed(Answered(page, no_effect=True, has_steps=True))) == (503, "operation-unfinished", b"2")
+    assert freed(Answered(page, no_effect=True)) == Send(page)
+
+
+def test_answer_of_the_apis_own_for_a_handler_with_steps() -> None:
+    """A server error that the API has put into words of its own is sent as it is."""
+    own = Answer(500, ((b"content-type", b"application/json"),), b"{}")
+    assert freed(Answered(own, no_effect=True, has_steps=True)) == Send(own)
+
+
+@pytest.mark.parametrize("policy", [POLICY, Policy.stripe()], ids=["auto", "keep"])
+def test_handler_that_raised_in_progress(policy: Policy) -> None:
+    """A function with a key of its own that is busy elsewhere is no outcome, whatever the policy keeps."""
+    result = freed(Raised(InProgress()), policy)
+    assert isinstance(result, Send)
+    assert (result.answer.status, dict(result.answer.headers)[b"retry-after"]) == (409, b"1")
+
+
+def test_guard_inside_of_another() -> None:
+    """A request whose key is claimed by a guard further outside is passed on, and nothing is asked of the store."""
+    outside = Around("alice", "key-1", "POST /charges", is_atomic=False)
+    assert play(serve(head(), POLICY, TOKEN, around=outside), BEGIN).result == PassOn()
+    with pytest.raises(ConfigurationError, match="atomic"):
+        play(serve(head(), Policy.ietf(mode="atomic"), TOKEN, around=outside), BEGIN)
+
+
+@pytest.mark.parametrize("outside", [("bob", "key-1", ""), ("alice", "key-2", ""), ("alice", "key-1", "POST /refunds")])
+def test_guard_inside_of_another_operation(outside: tuple[str, str, str]) -> None:
+    """One whose key is another's, or that is another request, is claimed as usual."""
+    around = Around(*outside, is_atomic=False)
+    script = [*BEGIN, (Claim, found(State.COMPLETE, answer=CREATED, lease_is_over=True))]
+    assert isinstance(play(serve(head(), POLICY, TOKEN, around=around), script).result, Send)
+
+
 SKIPPED = RecoveryPointLost(("ride_created", "charge_created"), ("ride_created",))
 STREAM = Streaming(200, (), SKIPPED)
 
@@ -624,7 +674,10 @@ STREAM = Streaming(200, (), SKIPPED)
 def test_answer_of_a_handler_that_skipped_steps(ending: Any, policy: Policy) -> None:
     """An answer given before all stored steps were taken is no answer: it is a loud error, and nothing is lost."""
     result = played([*BEGIN, (Claim, HOLD), (RunHandler, ending), (Release, Verdict.DONE)], policy)
-    assert result.result == Reraise(SKIPPED, None)
+    assert isinstance(result.result, Reraise)
+    assert result.result.error is SKIPPED
+    assert result.result.answer is not None
+    assert result.result.answer.status == 503
 
 
 @pytest.mark.parametrize("policy", [POLICY, Policy.stripe()], ids=["auto", "keep"])

@@ -215,6 +215,10 @@ class Gate:
     def open(self) -> None:
         self._opened.set()
 
+    def wait_opened(self, seconds: float) -> bool:
+        """Wait for a moment, and say whether it is open."""
+        return self._opened.wait(seconds)
+
 
 def wait_until(is_so: Callable[[], bool]) -> None:
     """Look again and again, until it is so."""

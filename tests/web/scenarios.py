@@ -31,6 +31,8 @@ from semel.room.seats import Seats
 from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Call, Gate, Reply, Response, chunks, eventually, wait_until
 
 BRIEF = timedelta(milliseconds=60)
+A_MOMENT = timedelta(milliseconds=50)
+TICK_SECONDS = 0.005
 UUID = "8e03978e-40d5-43e8-bc93-6894a57f9324"
 JSON = (("content-type", "application/json"),)
 TEXT = (("content-type", "text/plain"),)
@@ -595,6 +597,56 @@ def _(api: Api) -> None:
     assert api.runs == 1
 
 
+def says_later(name: str, **said: Any) -> Scenario:
+    """A handler that passes on what another service said: "not now"."""
+
+    def check(api: Api) -> None:
+        api.answer(Reply(409, **said), Reply(201))
+        assert api.send().status == 409
+        assert api.records() == []
+        assert api.send().status == 201
+        assert api.send().is_replay
+        assert api.runs == 2
+
+    return Scenario(f"d3 a 409 that says later is not kept: {name}", check)
+
+
+LATER = (
+    says_later("Retry-After", headers=(*TEXT, ("retry-after", "1"))),
+    says_later("Stripe-Should-Retry", headers=(*JSON, ("stripe-should-retry", "true"))),
+    says_later(
+        "a problem that is retryable",
+        headers=(("content-type", "application/problem+json"),),
+        body=b'{"code": "idempotency-key-in-progress", "retryable": true}',
+    ),
+)
+
+
+@story("d3 a handler with steps that raises says that a retry goes on, and the error is still reported")
+def _(api: Api) -> None:
+    charges: list[str] = []
+
+    def charge(*, idempotency_key: str) -> int:
+        charges.append(idempotency_key)
+        return len(charges)
+
+    def handler(_: Call) -> Reply:
+        semel.current().effect("charged", charge)
+        if api.runs == 1:
+            raise RuntimeError("The second service did not answer.")
+        return Reply()
+
+    api.shop.handler = handler
+    first = api.send()
+    assert (first.status, first.code) == (503, "operation-unfinished")
+    assert first.json()["retryable"] is True
+    assert int(first.header("retry-after") or 0) >= 1
+    assert isinstance(first.error, RuntimeError)
+    assert api.send().status == 201
+    assert api.send().is_replay
+    assert (api.runs, len(charges)) == (2, 1)
+
+
 @story("d3 text/event-stream flows, and leaves a tombstone")
 def _(api: Api) -> None:
     events = (("content-type", "text/event-stream"),)
@@ -602,6 +654,61 @@ def _(api: Api) -> None:
     assert api.send().body == b"data: 1\n\ndata: 2\n\n"
     assert_problem(api.send(), 409, "response-not-replayable")
     assert api.runs == 1
+
+
+def assert_flows(api: Api, gate: Gate, first: "Future[Response]") -> Response:
+    """A tombstone is stored while the handler still answers, and the client gets all of it."""
+    gate.wait()
+    again = eventually(api.send, lambda each: each.code != "idempotency-key-in-progress")
+    assert_problem(again, 409, "response-not-replayable")
+    gate.open()
+    assert api.runs == 1
+    return first.result(HANG_SECONDS)
+
+
+def stream_scenario(media_type: str) -> Scenario:
+    def check(api: Api) -> None:
+        with Gate() as gate:
+
+            def lines() -> Iterator[bytes]:
+                yield b'{"tick": 1}\n'
+                gate(Call("", "", b"", None, None))
+                yield b'{"tick": 2}\n'
+
+            api.shop.handler = lambda _: Reply(200, lines(), (("content-type", media_type),))
+            assert assert_flows(api, gate, api.start()).body == b'{"tick": 1}\n{"tick": 2}\n'
+
+    return Scenario(f"d3 a stream of {media_type} flows at once, and leaves a tombstone", check)
+
+
+STREAMS = [
+    stream_scenario(each)
+    for each in ("application/x-ndjson", "application/jsonl; charset=utf-8", "application/json-seq")
+]
+
+
+@story("d3 a stream that does not end in time flows on, and leaves a tombstone", max_response_time=A_MOMENT)
+def _(api: Api) -> None:
+    with Gate() as gate:
+
+        def ticks() -> Iterator[bytes]:
+            while not gate.wait_opened(TICK_SECONDS):
+                gate.entered.set()
+                yield b"tick "
+            yield b"the end"
+
+        api.shop.handler = lambda _: Reply(200, ticks(), TEXT)
+        body = assert_flows(api, gate, api.start()).body
+        assert body.startswith(b"tick tick")
+        assert body.endswith(b"the end")
+
+
+@story("d3 lines that are all there are kept, whatever their type")
+def _(api: Api) -> None:
+    body = b'{"row": 1}\n{"row": 2}\n'
+    length = ("content-length", str(len(body)))
+    api.answer(Reply(200, body, (("content-type", "application/x-ndjson"), length)))
+    assert assert_kept(api).body == body
 
 
 @story("d3 Set-Cookie and Date are the first answer's own")
@@ -956,7 +1063,6 @@ def held(api: Api) -> Iterator[tuple[Gate, "Future[Response]"]]:
 
 
 IN_PROGRESS = "idempotency-key-in-progress"
-A_MOMENT = timedelta(milliseconds=50)
 
 
 def assert_told_to_come_back(response: Response) -> None:
@@ -1185,5 +1291,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     *(freed_scenario(status) for status in (206, 304, 401, 405, 407, 408, 413, 415, 416, 421, 425, 429)),
     *(kept_scenario(status) for status in (200, 201, 202, 303, 307, 400, 402, 403, 404, 409, 410, 412, 422)),
     *(late_scenario(mode) for mode in ("guard", "atomic")),
+    *LATER,
+    *STREAMS,
     *STORIES,
 )

@@ -347,6 +347,25 @@ def test_mounted(office: Office) -> None:
     assert office.ask(location(first).removeprefix("/api"), mount="/api").status == 201
 
 
+@pytest.mark.parametrize("mount", ["//evil.example", "/\\evil.example", "evil.example"])
+def test_mounted_at_another_host(any_offices: Offices, mount: str) -> None:
+    """A mount point that a proxy's header has made up sends no client to another host: the address is a path here."""
+    where = location(any_offices().send("/pay", mount=mount))
+    assert where.startswith("/")
+    assert not where.startswith(("//", "/\\"))
+
+
+def test_line_break_in_a_path(any_offices: Offices, caplog: pytest.LogCaptureFixture) -> None:
+    """A path with an escaped line break in it is one line of the log, whatever is told of it."""
+    office = any_offices()
+    office.send("/pay/1%0AERROR%20forged%0D%1b")
+    office.app.routes = type(office.app.routes)(None, "/elsewhere")
+    office.work()
+    (record,) = [each for each in caplog.records if "parked" in each.getMessage()]
+    assert "forged" in record.getMessage()
+    assert record.getMessage().isprintable()
+
+
 def test_head(office: Office) -> None:
     """HEAD is GET without the body: the same status and headers, its length included."""
     first = office.send()

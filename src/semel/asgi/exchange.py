@@ -49,6 +49,7 @@ from semel.exchange import AsyncGuard, AsyncHands, Performs
 from semel.flows.finish import finish, run_stored
 from semel.flows.reply import Send
 from semel.flows.serve import serve
+from semel.operation import around
 from semel.stores.keeper import AsyncKeeper
 
 #: As a plain number: every replay is compared with it, and an enumeration's members are slow to get.
@@ -94,6 +95,7 @@ class Exchange(AsyncHands):
             os.urandom(16),
             notes_replays=self.guard.store.notes_replays,
             status_path=self.status_path,
+            around=around(),
         )
         if self._policy.enforcement == "report":
             await self._let_through(flow, Watch(send, self.perform, self.guard.keeper))
@@ -118,14 +120,16 @@ class Exchange(AsyncHands):
         if isinstance(reached, RunHandler) and not self.guard.gate.is_closed:
             await self._handle(flow, reached, send)
             return
-        self._body.close()
-        if isinstance(reached, RunHandler):
-            reached = await aresume(flow, NotStarted(), self.perform)
-        if isinstance(reached, Send):
-            self.call_worker(reached.answer)
-            await send_answer(send, reached.answer, is_ours=True)
-        else:
-            await self.guard.app(self._scope, self._receive, send)
+        try:
+            if isinstance(reached, RunHandler):
+                reached = await aresume(flow, NotStarted(), self.perform)
+            if isinstance(reached, Send):
+                self.call_worker(reached.answer)
+                await send_answer(send, reached.answer, is_ours=True)
+            else:
+                await self.guard.app(self._scope, self._rejoined(), send)
+        finally:
+            self._body.close()
 
     async def _let_through(self, flow: Flow[Any], watch: Watch) -> None:
         """Let the application answer as if we were not here."""
@@ -136,12 +140,15 @@ class Exchange(AsyncHands):
                 reached = None  # The client went away before it had sent the whole request, as the app will see.
             if isinstance(reached, RunUnguarded):
                 watch.begin(watching.Job(flow, reached))
-            receive: Receive = self._receive
-            if self._body_is_whole or self._body_is_cut or self._body.size:
-                receive = Rejoined(self._body, receive, is_whole=self._body_is_whole, is_cut=self._body_is_cut)
-            await watch.run(self.guard.app, self._scope, receive)
+            await watch.run(self.guard.app, self._scope, self._rejoined())
         finally:
             self._body.close()
+
+    def _rejoined(self) -> Receive:
+        """Return what the app receives by where it is not guarded: all of its body, whatever was read of it here."""
+        if self._body_is_whole or self._body_is_cut or self._body.size:
+            return Rejoined(self._body, self._receive, is_whole=self._body_is_whole, is_cut=self._body_is_cut)
+        return self._receive
 
     @property
     def status_path(self) -> str | None:

@@ -14,11 +14,11 @@ from typing import Protocol
 from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Message, Receive, lowered, reached_handler, send_answer
 from semel.core.commands import Ending, Flow, Lost, RunHandler, Undo
 from semel.core.message import Answer, Headers
-from semel.core.replay import is_endless
+from semel.core.replay import may_be_endless
 from semel.core.value import value
 from semel.door import Body, answered, raised, streaming
 from semel.drivers import AsyncPerform, aresume
-from semel.errors import NoEffect, StoreError
+from semel.errors import InProgress, NoEffect, StoreError
 from semel.exchange import AsyncGuard
 from semel.flows.reply import Reply, Reraise, Send
 from semel.operation import Operation, begin
@@ -64,12 +64,20 @@ class Handling:
         self._is_deserted = False
         #: Another answer was sent in place of the app's.
         self._is_overruled = False
+        #: An error goes on to the server, behind an answer of ours: what is made of it on the way is not sent.
+        self._is_reraised = False
         #: Why the server could not send the answer.
         self._undelivered: OSError | None = None
         #: The answer goes straight to the client.
         self.is_flowing = True
         #: An answer has begun, of the app's or of ours.
         self.has_begun = False
+        #: When an answer that is still not whole is sent as it comes; and what sees to that, beside the app.
+        self._deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._switch: asyncio.Task[None] | None = None
+        #: Why it could not be sent then.
+        self._failure: Exception | None = None
 
     def start(self, app: ASGIApp, scope: ASGIScope, incoming: Incoming, send: ASGISend) -> Step[None]:
         """Run *app*; the step is done when it has returned."""
@@ -114,11 +122,12 @@ class Handling:
 
     async def __call__(self, message: Message) -> None:
         """Take one message of the app's."""
+        await self._has_switched()  # What was held back leaves first.
         if self.is_flowing:
             self.has_begun = self.has_begun or message["type"] == "http.response.start"
             await self._send(message)
             return
-        if self.job is None:
+        if self.job is None or self._is_reraised:
             return  # Another answer has been given.
         if self.is_concluded:
             # As a server's own send does (ASGI 2.4): an endless stream must learn that it has no listener.
@@ -131,17 +140,44 @@ class Handling:
             # Copied, here and below: what is sent is the app's again, and its headers may be ones that are read once.
             self._held.append({**message, "headers": list(message.get("headers", ()))})
             self._status, self._headers = message["status"], lowered(self._held[-1]["headers"])
-            if is_endless(self._headers):
+            if may_be_endless(self._headers):
                 await self._conclude(job, streaming(self._status, self._headers, job.operation))
+            elif not any(name == b"content-length" for name, _ in self._headers):
+                self._is_late(job)  # A stream, most likely: its time begins now.
         elif kind == "http.response.body":
             self._held.append({**message})
             self._size += len(message.get("body", b""))
-            if self._size > job.command.limit:
-                await self._conclude(job, streaming(self._status, self._headers, job.operation))
-            elif not message.get("more_body", False):
+            if not message.get("more_body", False) and self._size <= job.command.limit:
                 # What an app does after its answer (background tasks) comes after this: the answer is stored and sent.
                 await self._conclude(job, self._judged(job))
+            elif self._size > job.command.limit or self._is_late(job):
+                await self._conclude(job, streaming(self._status, self._headers, job.operation))
         # Interim answers and server extensions are about this connection, and none of them is kept.
+
+    def _is_late(self, job: Job) -> bool:
+        """Whether an answer of which more is to come has been held back for too long."""
+        if job.command.max_response_time is None:
+            return False
+        loop = asyncio.get_running_loop()
+        if self._deadline is None:
+            self._deadline = loop.time() + job.command.max_response_time.total_seconds()
+            if job.command.lease is not None:
+                # Its next part may be long in coming. Not in atomic mode: the app may be using the very connection
+                # that would be committed on, so the time is looked at when the app sends something.
+                self._timer = loop.call_at(self._deadline, self._let_flow, job)
+        return loop.time() >= self._deadline
+
+    def _let_flow(self, job: Job) -> None:
+        """Send what was held back, beside the app: the time is over."""
+        if not self.is_concluded:
+            self._switch = asyncio.get_running_loop().create_task(self._let_flow_beside(job))
+
+    async def _let_flow_beside(self, job: Job) -> None:
+        try:
+            await self._conclude(job, streaming(self._status, self._headers, job.operation))
+        except Exception as error:  # noqa: BLE001 - it goes on to the server, out of the app
+            self._failure = error
+            self._task.cancel()
 
     async def is_sent(self) -> None:
         """Wait until the answer has left or never will."""
@@ -149,6 +185,11 @@ class Handling:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             await waiter
+
+    async def _has_switched(self) -> None:
+        """Wait for what is being sent beside the app, where that is so."""
+        if self._switch is not None:
+            await self.is_sent()
 
     async def _run(self, app: ASGIApp, incoming: Incoming, done: Step[None]) -> None:
         if self.job is not None:
@@ -164,6 +205,8 @@ class Handling:
         else:
             done.settle(self._undelivered)
         finally:
+            if self._timer is not None:
+                self._timer.cancel()
             incoming.body.close()
 
     async def _give_up(self) -> None:
@@ -177,6 +220,9 @@ class Handling:
         try:
             await app(self._scope, receive, self)
         except asyncio.CancelledError:
+            if self._failure is not None:
+                self._task.uncancel()
+                raise self._failure from None
             if self.job is None or self.is_concluded or not self.job.operation.story.is_lost:
                 raise
             # It was not the server who cancelled this task, and an answer is still to be sent from it.
@@ -186,7 +232,9 @@ class Handling:
             if self.job is not None and not self.is_concluded:
                 await self._conclude(self.job, raised(error, self.job.operation))
             elif not self._is_overruled:
+                await self._has_switched()
                 raise
+        await self._has_switched()
         if self.job is not None and not self.is_concluded:
             unanswered = RuntimeError("The app returned without completing its response.")
             await self._conclude(self.job, raised(unanswered, self.job.operation))
@@ -194,6 +242,8 @@ class Handling:
     async def _conclude(self, job: Job, ending: Ending) -> None:
         """End the flow: the answer is stored, and then it leaves."""
         self.is_concluded = True
+        if self._timer is not None:
+            self._timer.cancel()
         try:
             try:
                 if job.operation.loose_ends:
@@ -220,6 +270,7 @@ class Handling:
             # The answer first, so that this client and its retries see the same. Then the error goes on to whoever
             # reports errors: they look whether a response has begun, and don't begin another.
             if reply.answer is not None:
+                self._is_reraised = True
                 await self._send_answer(reply.answer, is_ours=True)
             raise reply.error
         elif self._is_deserted:
@@ -244,7 +295,8 @@ class Handling:
         parts = [message.get("body", b"") for message in self._held[1:]]
         answer = self._answer = Answer(self._status, self._headers, parts[0] if len(parts) == 1 else b"".join(parts))
         error = sys.exc_info()[1]
-        if isinstance(error, NoEffect | StoreError) and answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        is_ours = isinstance(error, NoEffect | StoreError | InProgress) or job.operation.story.is_used
+        if isinstance(error, Exception) and is_ours and answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
             # The framework answers for it as for any error it doesn't know, and is about to raise it on.
             return raised(error, job.operation)
         is_reached = reached_handler(self._scope, answer.status, error)

@@ -19,10 +19,12 @@ from semel.asgi.protocol import (
     method_of,
     mount_of,
 )
+from semel.asgi.refusals import see_refusals
 from semel.asgi.route import NO_STATUS_ROUTE, PerRoute, RouteExchange
 from semel.asgi.status import RouteStatus, StatusExchange
 from semel.asgi.stored import scope_of, surroundings_of
 from semel.core.commands import Again, Look, Park, ReadRequest
+from semel.core.message import Request, one_line, request_of
 from semel.core.policy import NEVER_GUARDED, Policy
 from semel.core.record import Stuck
 from semel.core.status import STATUS_PATH, checked_path, name_below
@@ -66,6 +68,7 @@ class IdempotencyMiddleware:
 
         Where a policy accepts requests to be run later, their state is asked for below *status_path*.
         """
+        see_refusals()
         self.app = app
         self.store = store if isinstance(store, AsyncStore) else async_store(store)
         self.routes = Routes(policy, paths)
@@ -106,7 +109,7 @@ class IdempotencyMiddleware:
         # A route says by itself, once it is reached, which methods its policy guards.
         policy = self.routes.policy_at(path) if self._is_per_route else self.routes.policy_for(method, path)
         if policy is None:
-            logger.error("%s %s is not guarded any more: it is parked.", request.head.method, scope["path"])
+            logger.error("%s is not guarded any more: it is parked.", _shown(request))
             await self.store.perform(Park(hold, if_silent=True))
             return None
         try:
@@ -117,7 +120,7 @@ class IdempotencyMiddleware:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            logger.exception("%s %s failed, run without its client.", request.head.method, request.head.path)
+            logger.exception("%s failed, run without its client.", _shown(request))
         record = await self.store.perform(Look(hold.scope, hold.key))
         return record.answer.status if record and record.answer else None
 
@@ -196,6 +199,10 @@ class _Lifespan:
             self._middleware.guard.keeper.close()
             await store.close()
         await self._send(message)
+
+
+def _shown(request: Request) -> str:
+    return one_line(request_of(request.head.method, request.head.path))
 
 
 def services(middleware: IdempotencyMiddleware, concurrency: int = CONCURRENCY) -> list[AsyncService]:

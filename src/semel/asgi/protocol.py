@@ -23,8 +23,6 @@ EXCHANGE = "semel.exchange"
 WHOLE_APP = "whole app"
 #: Where the route of a stored request finds whom to tell its policy.
 STORED = "semel.stored"
-#: Where a framework's own door leaves word that the request was refused on its way to the handler.
-NOT_REACHED = "semel.not-reached"
 
 #: The functions in which FastAPI and Litestar find out that a handler should not be called, by module and name.
 BEFORE_HANDLER = frozenset(
@@ -82,10 +80,10 @@ def lowered(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 def reached_handler(scope: ASGIScope, status: int, error: BaseException | None) -> bool:
     """Whether a handler saw the request. Without a word from the framework, suppose that one did.
 
-    Starlette's router says which handler it chose; FastAPI answers for an *error*, or our own dependency has seen it.
+    Starlette's router says which handler it chose; FastAPI answers for an *error*.
     A server error says less than others: a dependency that raised it may have done something before.
     """
-    if status < FIRST_SERVER_ERROR and (NOT_REACHED in scope or (error is not None and is_before_handler(error))):
+    if status < FIRST_SERVER_ERROR and error is not None and is_before_handler(error):
         return False
     return status not in ROUTERS_STATUSES or "router" not in scope or "endpoint" in scope
 

@@ -35,7 +35,7 @@ from semel.errors import BodyIncomplete, ConfigurationError, Interrupted
 from semel.exchange import Performs
 from semel.flows.reply import Send
 from semel.flows.serve import serve
-from semel.operation import Operation, begin, current
+from semel.operation import Operation, around, begin, current
 
 _NOT_INSTALLED = (
     "This route is guarded by itself, and nothing around the app can hold its answer back. "
@@ -143,12 +143,14 @@ class RouteExchange(Exchange):
             return None
         self._principal, self._policy = principal, policy
         self.is_reporting = policy.enforcement == "report"
+        outside = around()
         flow = serve(
             self._head,
             policy,
             os.urandom(16),
             notes_replays=self.guard.store.notes_replays,
             status_path=self.status_path,
+            around=outside,
         )
         reached: Any
         until = RunUnguarded if policy.enforcement == "report" else RunHandler
@@ -173,7 +175,8 @@ class RouteExchange(Exchange):
             self.call_worker(reached.answer)
             await self._handling.overrule(reached.answer)
             raise Settled(reached.answer)
-        return None
+        # It bears no key; or a guard further outside has claimed it, and the route is part of that operation.
+        return None if outside is None else current()
 
     def name_scope(self, _command: NameScope) -> object:
         """Say whose request this is, as the route's login did."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import field
+from urllib.parse import unquote
 
 from semel.core.value import value
 
 Headers = tuple[tuple[bytes, bytes], ...]
+
+# Nearly every character that is not ASCII's own can be printed; each is looked at by itself.
+_UNPRINTABLE = re.compile(r"[^ -~]")
 
 
 @value
@@ -26,6 +31,21 @@ class Head:
     def values(self, name: bytes) -> list[bytes]:
         """Every value sent under *name* (lower case), in order."""
         return [value for each, value in self.headers if each == name]
+
+
+def one_line(text: str) -> str:
+    """Return *text* as it may stand in a log: with a line break of its own it could forge the line that follows."""
+    return text if text.isprintable() else _UNPRINTABLE.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    found: str = match[0]
+    return found if found.isprintable() else found.encode("unicode_escape").decode("ascii")
+
+
+def request_of(method: str, path: str) -> str:
+    """Return by what one request is known to two guards that it passes: servers and adapters quote a path anew."""
+    return f"{method} {unquote(path)}"
 
 
 @value

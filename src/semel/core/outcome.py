@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from semel.core.message import one_line
 from semel.errors import (
     BodyIncomplete,
     BodyTooLarge,
@@ -83,4 +84,4 @@ def outcome_of(refusal: Refusal) -> Outcome:
 
 def route_of(method: str, path: str) -> str:
     """Name the endpoint of a request: its method and its path, with ``*`` for what looks like an id."""
-    return f"{method} " + "/".join("*" if _ID.fullmatch(part) else part for part in path.split("/"))
+    return one_line(f"{method} " + "/".join("*" if _ID.fullmatch(part) else part for part in path.split("/")))

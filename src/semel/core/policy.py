@@ -63,6 +63,9 @@ MAX_WAITERS_PER_KEY = 100
 
 MAX_REQUEST_BODY = 8 * 1024 * 1024
 MAX_RESPONSE_BODY = 1024 * 1024
+#: An answer is held back until it is whole, and a client sees nothing of it meanwhile; most clients and proxies give up
+#: after 15 seconds of silence or more. What is made in one piece takes none of this time.
+MAX_RESPONSE_TIME = timedelta(seconds=10)
 
 #: Method, path, query, media type and body.
 EVERYTHING = Fingerprinter()
@@ -136,6 +139,9 @@ class Policy:
     max_request_body: int = MAX_REQUEST_BODY
     #: Bytes; a larger answer is sent, but not kept: a retry is told that the operation is done (409).
     max_response_body: int = MAX_RESPONSE_BODY
+    #: How long an answer may take from its beginning to its end. One that takes longer is sent from then on as it
+    #: comes, and not kept: a retry is told that the operation is done (409).
+    max_response_time: timedelta = MAX_RESPONSE_TIME
     #: Whether the request is kept until it is answered: ``semel work`` can then finish what no client comes back for.
     store_request: bool = False
     #: Further response headers to repeat on a replay, beside the usual ones.
@@ -234,7 +240,7 @@ class Policy:
                 _wrong(name, getattr(self, name), "True or False")
 
     def _check_durations(self) -> None:
-        for name in ("lease", "retention", "wait"):
+        for name in ("lease", "retention", "wait", "max_response_time"):
             value = getattr(self, name)
             if not isinstance(value, timedelta):
                 _wrong(name, value, "a timedelta, such as timedelta(seconds=30)")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from http import HTTPStatus
 from typing import assert_never
 
 from semel.core.commands import Answered, Raised, Streaming
@@ -10,7 +12,7 @@ from semel.core.policy import Policy
 from semel.core.problem import SHOULD_RETRY, refused
 from semel.core.state import Event
 from semel.core.value import value
-from semel.errors import NotReplayable, OperationFailed
+from semel.errors import InProgress, NotReplayable, OperationFailed
 
 #: An allow-list, since what it leaves out is unbounded: cookies would hand one session to another, dates and request
 #: ids are this response's own, and connection headers belong to the connection.
@@ -34,6 +36,18 @@ MARKER = (b"idempotent-replayed", b"true")
 
 #: What never ends can't be kept, and can't be waited for to find that out.
 ENDLESS_MEDIA_TYPES = (b"text/event-stream", b"multipart/x-mixed-replace", b"application/grpc")
+#: What is sent line by line as it comes about, and may have no end: unless its length is known, it is not waited for.
+STREAMED_MEDIA_TYPES = (
+    b"application/x-ndjson",
+    b"application/ndjson",
+    b"application/jsonl",
+    b"application/x-jsonl",
+    b"application/jsonlines",
+    b"application/x-jsonlines",
+    b"application/json-seq",
+    b"application/x-json-stream",
+    b"application/stream+json",
+)
 
 FIRST_SERVER_ERROR = 500
 
@@ -55,15 +69,18 @@ def judge(ending: Answered | Streaming | Raised, policy: Policy) -> Keep | Free:
     """Say what becomes of a handler's ending."""
     match ending:
         case Answered(answer, reached_handler, no_effect):
-            if not reached_handler or not _is_kept(answer.status, policy, no_effect=no_effect):
+            is_final = _is_kept(answer.status, policy, no_effect=no_effect) and not says_later(answer)
+            if not reached_handler or not is_final:
                 return Free()
             return Keep(_event(answer.status), Answer(answer.status, kept(answer.headers, policy), answer.body))
         case Streaming(status, headers):
-            if not _is_kept(status, policy):
+            if not _is_kept(status, policy) or says_later(Answer(status, headers)):
                 return Free()
             return Keep(_event(status), Answer(status, kept(headers, policy), None))
-        case Raised(no_effect=no_effect):
-            if not _is_kept(FIRST_SERVER_ERROR, policy, no_effect=no_effect):
+        case Raised(error, no_effect):
+            # Of a function with a key of its own, which another request is running: that is "later", too.
+            is_later = isinstance(error, InProgress)
+            if is_later or not _is_kept(FIRST_SERVER_ERROR, policy, no_effect=no_effect):
                 return Free()
             return Keep(Event.FAIL, refused(OperationFailed(), policy))
         case _:  # pragma: no cover - mypy proves that nothing is left
@@ -96,9 +113,38 @@ def retold(answer: Answer, policy: Policy) -> Answer:
     return Answer(refusal.status, (*refusal.headers, *where), refusal.body)
 
 
+def says_later(answer: Answer) -> bool:
+    """Whether a 409 says "not now", like 425 and 429, and not "never": a service behind the handler was busy."""
+    if answer.status != HTTPStatus.CONFLICT:
+        return False
+    fields = dict(answer.headers)
+    if b"retry-after" in fields or fields.get(SHOULD_RETRY) == b"true":
+        return True
+    return b"problem+json" in fields.get(b"content-type", b"") and _is_retryable(answer.body or b"")
+
+
+def _is_retryable(problem: bytes) -> bool:
+    try:
+        said = json.loads(problem)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(said, dict) and said.get("retryable") is True
+
+
 def is_endless(headers: Headers) -> bool:
     """Whether these headers begin a response that has no end of its own."""
-    return any(name == b"content-type" and value.lower().startswith(ENDLESS_MEDIA_TYPES) for name, value in headers)
+    return _has_type(headers, ENDLESS_MEDIA_TYPES)
+
+
+def may_be_endless(headers: Headers) -> bool:
+    """Whether these headers begin a response that is a stream, and may have no end: it is sent as it comes."""
+    if is_endless(headers):
+        return True
+    return _has_type(headers, STREAMED_MEDIA_TYPES) and not any(name == b"content-length" for name, _ in headers)
+
+
+def _has_type(headers: Headers, types: tuple[bytes, ...]) -> bool:
+    return any(name == b"content-type" and value.lower().startswith(types) for name, value in headers)
 
 
 def _is_kept(status: int, policy: Policy, *, no_effect: bool = False) -> bool:

@@ -107,7 +107,8 @@ def checked_path(path: object) -> str | None:
 
 def mounted_path(mount: str, path: str | None) -> str | None:
     """Return *path* as a client has to spell it that reaches the app at *mount*."""
-    return None if path is None else quote(mount) + path
+    # With two slashes in front it would name a host, and a proxy's header may have said what the mount point is.
+    return None if path is None else quote(f"/{mount.strip('/')}".rstrip("/")) + path
 
 
 def name_below(path: str | None, asked: str) -> str | None:

@@ -26,10 +26,10 @@ from semel.django.views import Choice, DjangoView, choice_of
 from semel.django.waiting import to_the_end
 from semel.door import raised
 from semel.drivers import resume, run_until
-from semel.errors import NoEffect, StoreError
+from semel.errors import InProgress, NoEffect, StoreError
 from semel.flows.reply import PassOn, Reraise, Send
 from semel.flows.serve import serve
-from semel.operation import Operation, enter, leave
+from semel.operation import Operation, around, enter, leave
 from semel.views import ViewExchange
 
 #: Where a request has its exchange, between the claim and the end.
@@ -96,8 +96,8 @@ class IdempotencyMiddleware:
         if exchange is None:
             return None
         exchange.error = error
-        # These two are answered by us. What stands in for that answer goes no further than the way back to us.
-        exchange.is_told = exchange.operation is None or not isinstance(error, NoEffect | StoreError)
+        # These are answered by us. What stands in for that answer goes no further than the way back to us.
+        exchange.is_told = exchange.operation is None or not isinstance(error, NoEffect | StoreError | InProgress)
         return None if exchange.is_told else HttpResponse(status=FIRST_SERVER_ERROR)
 
     async def _through(self, request: Request) -> Response:
@@ -129,7 +129,8 @@ class MiddlewareExchange(ViewExchange[Response]):
         self._reached: RunHandler | RunUnguarded | None = None
         #: The current operation, and in atomic mode a transaction in the transaction.
         self._open = ExitStack()
-        self._flow = serve(view.head, policy, os.urandom(16), notes_replays=self.guard.store.notes_replays)
+        notes_replays = self.guard.store.notes_replays
+        self._flow = serve(view.head, policy, os.urandom(16), notes_replays=notes_replays, around=around())
 
     @property
     def is_under_way(self) -> bool:
@@ -202,7 +203,7 @@ class MiddlewareExchange(ViewExchange[Response]):
         if self.error is not None and response.status_code >= FIRST_SERVER_ERROR:
             return raised(self.error, operation)
         try:
-            return self._view.take(response, self._limit).ending(operation)
+            return self._view.take(response, self.limits(self._limit)).ending(operation)
         except Exception as error:  # noqa: BLE001 - a stream that broke; it is the flow's to judge
             self.is_told = False
             return raised(error, operation)

@@ -19,7 +19,7 @@ from django.utils.log import log_response
 
 from semel.asgi.protocol import head_of as asgi_head_of
 from semel.core.fingerprint import Buffer
-from semel.core.message import Answer, Head, Headers
+from semel.core.message import Answer, Head, Headers, one_line
 from semel.door import CHUNK_BYTES, Body, declared_length, framed
 from semel.errors import BodyIncomplete, ConfigurationError
 from semel.views import Translation, written_form
@@ -194,4 +194,6 @@ class _Rejoined(io.RawIOBase):
 
 
 def _log(http: Request, response: Response, error: Exception) -> None:
-    log_response("%s: %s", response.reason_phrase, http.path, response=response, request=http, exception=error)
+    log_response(
+        "%s: %s", response.reason_phrase, one_line(http.path), response=response, request=http, exception=error
+    )

@@ -1,18 +1,20 @@
 """What a view has answered, as far as it can be kept: rendered, gathered, or too large. It must still be there to send.
 
-A stream is read up to the limit before anything of it is sent, since an answer leaves only once it is stored.
+A stream is read up to the limits before anything of it is sent, since an answer leaves only once it is stored.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.http.response import HttpResponseBase
 
-from semel.core.replay import is_endless
+from semel.core.replay import may_be_endless
 from semel.django.request import Response, headers_of
+from semel.door import Limits
 from semel.views import Taken, gathered
 
 
@@ -30,51 +32,54 @@ def is_unrendered(response: Response) -> bool:
     return not getattr(response, "is_rendered", True) and callable(getattr(response, "render", None))
 
 
-def taken(response: Response, limit: int, *, on_a_loop: bool) -> Taken:
+def taken(response: Response, limits: Limits, *, on_a_loop: bool) -> Taken:
     """Return a rendered *response* as far as it can be kept; *on_a_loop*: an event loop will send it."""
     if not _can_be_gathered(response):
-        return _whole(response, limit)
+        return _whole(response, limits)
     if response.is_async:
         # Without a loop that stays, a stream that is begun has to be read to its end: Django does so, too.
-        body, rest = async_to_sync(_gathered)(response.streaming_content, limit, to_the_end=not on_a_loop)
+        body, rest = async_to_sync(_gathered)(response.streaming_content, limits, to_the_end=not on_a_loop)
     else:
-        body, rest = gathered(iter(response.streaming_content), limit)
+        body, rest = gathered(iter(response.streaming_content), limits)
     response.streaming_content = rest
     return Taken(response.status_code, headers_of(response), body)
 
 
-async def async_taken(response: Response, limit: int) -> Taken:
+async def async_taken(response: Response, limits: Limits) -> Taken:
     """Return the same for an async view."""
     if not _can_be_gathered(response):
-        return _whole(response, limit)
+        return _whole(response, limits)
     rest: Any
     if response.is_async:
-        body, rest = await _gathered(response.streaming_content, limit)
+        body, rest = await _gathered(response.streaming_content, limits)
     else:
-        body, rest = await sync_to_async(gathered)(iter(response.streaming_content), limit)
+        body, rest = await sync_to_async(gathered)(iter(response.streaming_content), limits)
     response.streaming_content = rest
     return Taken(response.status_code, headers_of(response), body)
 
 
 def _can_be_gathered(response: Response) -> bool:
-    return response.streaming and not is_endless(headers_of(response))
+    return response.streaming and not may_be_endless(headers_of(response))
 
 
-def _whole(response: Response, limit: int) -> Taken:
-    body = None if response.streaming or len(response.content) > limit else response.content
+def _whole(response: Response, limits: Limits) -> Taken:
+    body = None if response.streaming or len(response.content) > limits.size else response.content
     return Taken(response.status_code, headers_of(response), body)
 
 
-async def _gathered(chunks: AsyncIterator[bytes], limit: int, *, to_the_end: bool = False) -> tuple[bytes | None, Any]:
+async def _gathered(
+    chunks: AsyncIterator[bytes], limits: Limits, *, to_the_end: bool = False
+) -> tuple[bytes | None, Any]:
     held: list[bytes] = []
     size = 0
+    end = limits.end()
     async for chunk in chunks:
         held.append(chunk)
         size += len(chunk)
-        if size > limit and not to_the_end:
+        if not to_the_end and (size > limits.size or time.monotonic() > end):
             return None, _chained(held, chunks)
     if to_the_end:
-        return (b"".join(held) if size <= limit else None), held
+        return (b"".join(held) if size <= limits.size else None), held
     whole = b"".join(held)
     return whole, _chained([whole], chunks)
 

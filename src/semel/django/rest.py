@@ -4,7 +4,8 @@
         idempotency_policy = Policy.ietf(mode="atomic")
         idempotency_actions = ["create"]
 
-What its exception handler answers is an answer, and is kept like any other. A replay is a plain response: it is not
+What its exception handler answers is an answer, and is kept like any other; but for a body that its parser or a
+serializer has refused, which leaves the key free, as where FastAPI refuses it. A replay is a plain response: it is not
 rendered again.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
+from traceback import walk_tb
 from typing import Any, ClassVar
 
 from semel.core.policy import Policy
@@ -20,12 +22,18 @@ from semel.django.request import Request, Response, claim, release
 from semel.django.response import checked
 from semel.django.views import MARK, Choice, DjangoView
 from semel.errors import ConfigurationError
+from semel.operation import note_refusal
 from semel.views import ViewExchange
 
 try:
-    import rest_framework  # noqa: F401 - only to say what is missing
+    from rest_framework.exceptions import ParseError, ValidationError
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("semel.django.rest needs REST framework. Run: pip install djangorestframework") from error
+
+
+#: The functions in which REST framework finds out that a body can't be right, by module and name.
+_PARSING = ("rest_framework.request", "_parse")
+_VALIDATING = ("rest_framework.serializers", "is_valid")
 
 
 class IdempotentMixin:
@@ -124,6 +132,8 @@ def serve(view: Any, handler: Callable[[], Response], request: Request, choice: 
                     response = handler()
                 except Exception as error:
                     raised.append(error)
+                    if _is_for_the_body(error, request):
+                        note_refusal()
                     # Inside of the transaction, which it may have rolled back.
                     response = view.handle_exception(error)
                     if policy.mode == "atomic":
@@ -144,6 +154,22 @@ def serve(view: Any, handler: Callable[[], Response], request: Request, choice: 
     # It is finalized, or it is ours, and plain.
     view.finalize_response = _as_it_is
     return response
+
+
+def _is_for_the_body(error: Exception, request: Request) -> bool:
+    """Whether *error* refuses the body as it was sent. A view validates that first, and has done nothing before.
+
+    What else a view raises ``ValidationError`` for, by itself or for other data, may come after an effect.
+    """
+    if not isinstance(error, ParseError | ValidationError):
+        return False
+    for frame, _ in walk_tb(error.__traceback__):
+        place = frame.f_globals.get("__name__"), frame.f_code.co_name
+        if place == _PARSING and isinstance(error, ParseError):
+            return True
+        if place == _VALIDATING:
+            return bool(frame.f_locals["self"].initial_data == request.data)
+    return False
 
 
 def _opted_out(view: Any) -> Collection[str]:

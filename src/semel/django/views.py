@@ -28,6 +28,7 @@ from semel.django import atomicity, conf, guards
 from semel.django.request import STATUSES, DjangoRequest, Request, Response, claim, release
 from semel.django.response import async_taken, checked, is_unrendered, taken
 from semel.django.waiting import close_connections, to_the_end
+from semel.door import Limits
 from semel.errors import ConfigurationError
 from semel.exchange import Performs
 from semel.flows.reply import Reply, Reraise
@@ -108,9 +109,9 @@ class DjangoView(DjangoRequest, View[Response]):
         """Call the view, and leave the rest to Django and its middleware."""
         return self._call()
 
-    def take(self, response: Response, limit: int) -> Taken:
+    def take(self, response: Response, limits: Limits) -> Taken:
         """Return the response as far as it can be kept."""
-        return taken(response, limit, on_a_loop=hasattr(self.http, "scope"))
+        return taken(response, limits, on_a_loop=hasattr(self.http, "scope"))
 
 
 class AsyncDjangoView(DjangoRequest, AsyncView[Response]):
@@ -143,9 +144,9 @@ class AsyncDjangoView(DjangoRequest, AsyncView[Response]):
         response: Response = await self._call()
         return response
 
-    async def take(self, response: Response, limit: int) -> Taken:
+    async def take(self, response: Response, limits: Limits) -> Taken:
         """Return the response as far as it can be kept."""
-        return await async_taken(response, limit)
+        return await async_taken(response, limits)
 
 
 class AsyncDjangoExchange(AsyncViewExchange[Response]):

@@ -102,7 +102,9 @@ class AsyncHands:
         """Return the operation that the application is to work on."""
         self.guard.room.end(self._visit)
         stage = None if self._transaction else self.stage()
-        return Operation(command.hold, command.progress, stage=stage, transaction=self._transaction)
+        return Operation(
+            command.hold, command.progress, stage=stage, transaction=self._transaction, request=command.request
+        )
 
     def stage(self) -> AsyncStage:
         """Return where the application takes its steps, where it is in no transaction."""

@@ -102,7 +102,9 @@ class Hands:
         """Return the operation that the application is to work on, whose lease is kept from now on."""
         self.guard.room.end(self._visit)
         stage = None if self._transaction else self.stage()
-        operation = Operation(command.hold, command.progress, stage=stage, transaction=self._transaction)
+        operation = Operation(
+            command.hold, command.progress, stage=stage, transaction=self._transaction, request=command.request
+        )
         self._hold = command.hold
         if command.lease is not None:
             self.keep_lease(command.hold, command.lease, partial(_lose, operation))

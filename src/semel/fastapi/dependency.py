@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
@@ -12,7 +12,7 @@ from fastapi import Depends, HTTPException
 from fastapi.params import Depends as Dependency
 from starlette.requests import HTTPConnection
 
-from semel.asgi.protocol import EXCHANGE, NOT_REACHED, full_path, head_of, is_before_handler
+from semel.asgi.protocol import EXCHANGE, full_path, head_of
 from semel.asgi.route import RouteExchange, Settled, claim
 from semel.core.message import Answer
 from semel.core.policy import Policy
@@ -72,18 +72,8 @@ class Idempotent:
 
     async def __call__(
         self, connection: HTTPConnection, principal: object = None, *, is_last: bool = False
-    ) -> AsyncIterator[Operation | None]:
+    ) -> Operation | None:
         """Claim the key. FastAPI calls this; ``order.py`` sees to it that it *is last*."""
-        operation = await self._operation(connection, principal, is_last=is_last)
-        try:
-            yield operation
-        except Exception as error:
-            if is_before_handler(error):
-                # Middleware in between may hide the error from whoever is about to store its answer.
-                connection.scope[NOT_REACHED] = True
-            raise
-
-    async def _operation(self, connection: HTTPConnection, principal: object, *, is_last: bool) -> Operation | None:
         scope = connection.scope
         if scope["type"] != "http":
             return None  # A WebSocket, on a router whose other routes are guarded.

@@ -7,8 +7,8 @@ from typing import Any
 
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer
-from semel.core.replay import is_endless
-from semel.door import Body, declared_length, framed
+from semel.core.replay import may_be_endless
+from semel.door import Body, Limits, declared_length, framed
 from semel.errors import ConfigurationError, SemelError
 from semel.views import Taken, View, gathered, written_form
 from semel.wsgi.environ import head_of, lowered, read_body
@@ -88,16 +88,16 @@ class FlaskView(View[Response]):
             answer = current_app.handle_user_exception(error)
         return current_app.make_response(answer)
 
-    def take(self, response: Response, limit: int) -> Taken:
+    def take(self, response: Response, limits: Limits) -> Taken:
         """Return the *response* as far as it can be kept. A stream is read as far, and goes on from there."""
         headers = lowered(response.get_wsgi_headers(request.environ))
-        if is_endless(headers):
-            return Taken(response.status_code, headers, None)
         if response.is_sequence:
             whole = b"".join(response.iter_encoded())
-            return Taken(response.status_code, headers, whole if len(whole) <= limit else None)
+            return Taken(response.status_code, headers, whole if len(whole) <= limits.size else None)
+        if may_be_endless(headers):
+            return Taken(response.status_code, headers, None)
         stream: Any = response.response
-        kept, rest = gathered(iter(response.iter_encoded()), limit)
+        kept, rest = gathered(iter(response.iter_encoded()), limits)
         if kept is None:
             response.response = rest
         else:

@@ -30,7 +30,7 @@ from semel.core.decision import Accepted, Busy, Refuse, Replay, Run, decide
 from semel.core.events import NotKept, NotStored, StoreFailed, TookOver
 from semel.core.fingerprint import Subject, is_same_request
 from semel.core.key import Key
-from semel.core.message import Answer
+from semel.core.message import Answer, request_of
 from semel.core.policy import Policy
 from semel.core.preference import NONE as NO_PREFERENCES
 from semel.core.preference import Preferences
@@ -71,7 +71,9 @@ def run_atomically(
         yield from _refuse_late(key, policy)
         if got.attempt > 1:
             yield from Tell(TookOver(key.short(), got.attempt))
-        ending = yield from RunHandler(got, None, policy.max_response_body)
+        request = request_of(subject.method, subject.path)
+        limit, time = policy.max_response_body, policy.max_response_time
+        ending = yield from RunHandler(got, None, limit, request=request, max_response_time=time)
         return (yield from _end(key, claim, got, ending, policy, before=before))
     except StoreError as error:
         yield from Undo()

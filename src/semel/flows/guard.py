@@ -14,7 +14,7 @@ from semel.core.decision import RETRY_AFTER_SECONDS, Accepted, Busy, Refuse, Rep
 from semel.core.events import StoreFailed, TookOver
 from semel.core.fingerprint import Subject, fingerprint_of, is_same_request
 from semel.core.key import Key
-from semel.core.message import Answer, Head, Request
+from semel.core.message import Answer, Head, Request, request_of
 from semel.core.policy import Policy
 from semel.core.preference import Preferences, preferences_of
 from semel.core.record import Found, Hold
@@ -62,7 +62,8 @@ def guard(
     if isinstance(got, Answer):
         return Send(got)
     if isinstance(got, _Held):
-        return (yield from run_handler(key, got.hold, got.progress, policy))
+        request = request_of(subject.method, subject.path)
+        return (yield from run_handler(key, got.hold, got.progress, policy, request=request))
     if status_path is None:
         # Accepted by another door, or on another day.
         raise InProgress(retry_after=RETRY_AFTER_SECONDS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from http import HTTPStatus
 from typing import assert_never
 
 from semel.core.commands import (
@@ -31,13 +32,22 @@ from semel.core.commands import (
 from semel.core.decision import RETRY_AFTER_SECONDS
 from semel.core.events import Fenced, LostLease, NotKept, NotStored
 from semel.core.key import Key
+from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.problem import refused
 from semel.core.record import Hold
 from semel.core.recovery import Progress, read_back
 from semel.core.replay import Free, Keep, judge
 from semel.core.state import Event
-from semel.errors import AnswerNotStored, InProgress, NoEffect, OutcomeUnknown, ShuttingDown, StoreError
+from semel.errors import (
+    AnswerNotStored,
+    InProgress,
+    NoEffect,
+    OperationUnfinished,
+    OutcomeUnknown,
+    ShuttingDown,
+    StoreError,
+)
 from semel.flows.reply import PassOn, Reply, Reraise, Send
 
 #: The handler has run, and only its answer is missing: worth trying for as long as a fail-over of a pooler takes.
@@ -46,6 +56,9 @@ COMPLETE_PAUSES = (timedelta(milliseconds=50), timedelta(milliseconds=250), time
 STORE_RETRY_AFTER_SECONDS = 2
 #: A restart, most likely: the next server is up in a moment.
 SHUTDOWN_RETRY_AFTER_SECONDS = 2
+
+#: What stopped the handler (a provider that does not answer, most likely) is seldom over within one second.
+UNFINISHED_RETRY_AFTER_SECONDS = 2
 
 Ran = Answered | Streaming | Raised
 
@@ -64,13 +77,17 @@ def progress_of(hold: Hold) -> Flow[Progress]:
     return read_back(record.steps)
 
 
-def run_handler(key: Key, hold: Hold, progress: Progress, policy: Policy, *, is_accepted: bool = False) -> Flow[Reply]:
+def run_handler(
+    key: Key, hold: Hold, progress: Progress, policy: Policy, *, is_accepted: bool = False, request: str = ""
+) -> Flow[Reply]:
     """Run the handler, store its answer, and only then let the answer go.
 
     What a router answers by itself (no such path) is the end of an operation that *is accepted*: nobody else will
     answer it.
     """
-    ending = yield from RunHandler(hold, policy.lease, policy.max_response_body, progress)
+    ending = yield from RunHandler(
+        hold, policy.lease, policy.max_response_body, progress, request, policy.max_response_time
+    )
     if isinstance(ending, NotStarted):
         yield from release(hold, policy)
     ended = yield from handler_ran(key, hold, ending)
@@ -113,25 +130,40 @@ def _weigh(ran: Ran, policy: Policy) -> tuple[Ran, Keep | Free]:
         return ran, verdict
     # It ended before it had come to where the operation is already. A failure says nothing of the operation then, and
     # is not kept, whatever the policy; an answer would be a wrong one, and is not even sent.
-    return (ran if verdict.event is Event.FAIL else Raised(ran.skipped, no_effect=True)), Free()
+    return (ran if verdict.event is Event.FAIL else Raised(ran.skipped, no_effect=True, has_steps=True)), Free()
 
 
 def reply_to(ran: Ran, verdict: Keep | Free, policy: Policy) -> Reply:
     """Return what the client gets for how the handler ended."""
+    is_free = isinstance(verdict, Free)
     match ran:
         case Answered(answer):
-            return Send(answer)
+            is_unfinished = is_free and ran.has_steps and _is_bare(answer)
+            return Send(_unfinished(policy) if is_unfinished else answer)
         case Streaming():
             return PassOn()
         case Raised(error):
-            if isinstance(error, StoreError) and isinstance(verdict, Free):
+            if isinstance(verdict, Keep):
+                return Reraise(error, verdict.answer)
+            if isinstance(error, StoreError):
                 error.retry_after = STORE_RETRY_AFTER_SECONDS
                 return Send(refused(error, policy))
-            if isinstance(error, NoEffect) and isinstance(verdict, Free):
-                return Send(refused(NoEffect(error.detail, retry_after=RETRY_AFTER_SECONDS), policy))
-            return Reraise(error, verdict.answer if isinstance(verdict, Keep) else None)
+            if isinstance(error, NoEffect | InProgress):
+                return Send(refused(type(error)(error.detail, retry_after=RETRY_AFTER_SECONDS), policy))
+            # A bare 500 is final to most clients, and this one has only stopped half-way.
+            return Reraise(error, _unfinished(policy) if ran.has_steps else None)
         case never:  # pragma: no cover - mypy proves that nothing is left
             assert_never(never)
+
+
+def _unfinished(policy: Policy) -> Answer:
+    return refused(OperationUnfinished(retry_after=UNFINISHED_RETRY_AFTER_SECONDS), policy)
+
+
+def _is_bare(answer: Answer) -> bool:
+    """Whether it is what a framework answers for an exception that it doesn't know: a page, or a line of text."""
+    is_json = any(name == b"content-type" and b"json" in value for name, value in answer.headers)
+    return answer.status == HTTPStatus.INTERNAL_SERVER_ERROR and not is_json
 
 
 def tell_fenced(key: Key, hold: Hold) -> Flow[None]:

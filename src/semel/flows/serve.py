@@ -8,26 +8,62 @@ request, a job and a plain function have that in common. A policy that only repo
 from __future__ import annotations
 
 from semel.core.commands import Flow
-from semel.core.message import Head
+from semel.core.message import Head, request_of
 from semel.core.policy import Policy
 from semel.core.problem import refused
-from semel.errors import Refusal, StoreError
+from semel.core.value import value
+from semel.errors import ConfigurationError, Refusal, StoreError
 from semel.flows.guard import guard
 from semel.flows.handle import STORE_RETRY_AFTER_SECONDS
-from semel.flows.identify import identify
+from semel.flows.identify import Asked, identify
 from semel.flows.reply import PassOn, Reply, Send
 from semel.flows.report import report
 
+ATOMIC_INSIDE = (
+    'A guard with mode="atomic" is inside of another guard, which has claimed the same key and has no transaction to '
+    "share. Guard the request once: take one of the two away."
+)
+
+
+@value
+class Around:
+    """An operation that this code is part of already."""
+
+    scope: str
+    key: str
+    #: As ``request_of`` writes it; empty where that is not known.
+    request: str
+    is_atomic: bool
+
+    def holds(self, asked: Asked) -> bool:
+        """Whether it is the very one that is *asked* for: another guard, further outside, has claimed the key."""
+        same_key = (self.scope, self.key) == (asked.scope, asked.key.value)
+        return same_key and self.request in {"", request_of(asked.subject.method, asked.subject.path)}
+
 
 def serve(
-    head: Head, policy: Policy, token: bytes, *, notes_replays: bool = False, status_path: str | None = None
+    head: Head,
+    policy: Policy,
+    token: bytes,
+    *,
+    notes_replays: bool = False,
+    status_path: str | None = None,
+    around: Around | None = None,
 ) -> Flow[Reply]:
-    """Guard one request. *token* is random and names this attempt alone; *status_path* is as for ``guard``."""
+    """Guard one request. *token* is random and names this attempt alone; *status_path* is as for ``guard``.
+
+    Inside of another guard's operation (*around*) that has this very key, the handler is part of that operation: this
+    guard stands aside, since its own claim would find the key busy for ever.
+    """
     if policy.enforcement == "report":
         return (yield from report(head, policy, token))
     try:
         asked = yield from identify(head, policy)
         if asked is None:
+            return PassOn()
+        if around is not None and around.holds(asked):
+            if policy.mode == "atomic" and not around.is_atomic:
+                raise ConfigurationError(ATOMIC_INSIDE)
             return PassOn()
         return (
             yield from guard(

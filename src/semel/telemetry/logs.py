@@ -23,6 +23,7 @@ from semel.core.events import (
     SweptUnknown,
     TookOver,
 )
+from semel.core.message import one_line
 from semel.core.outcome import UNCHANGED
 
 logger = logging.getLogger("semel")
@@ -54,7 +55,10 @@ def log(happening: Happening) -> None:
         level = logging.DEBUG
     if not logger.isEnabledFor(level):
         return
-    facts = dataclasses.asdict(happening)
+    facts = {
+        name: one_line(value) if isinstance(value, str) else value
+        for name, value in dataclasses.asdict(happening).items()
+    }
     said = " ".join((type(happening).__doc__ or "").split())
     shown = " ".join(f"{name}={value}" for name, value in facts.items())
     extra = {"semel_event": type(happening).__name__} | {f"semel_{name}": value for name, value in facts.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -13,7 +14,7 @@ from semel.core.commands import Ending
 from semel.core.message import Answer, Head, Headers
 from semel.core.replay import is_endless
 from semel.core.value import value
-from semel.door import CHUNK_BYTES, answered, streaming
+from semel.door import CHUNK_BYTES, Limits, answered, streaming
 from semel.flows.reply import Reraise, Send
 from semel.operation import Operation
 
@@ -73,14 +74,18 @@ class Translation(ABC, Generic[R]):
         return self.response_of(reply.answer)
 
 
-def gathered(chunks: Iterator[bytes], limit: int) -> tuple[bytes | None, Iterator[bytes]]:
-    """Read *chunks* up to *limit* bytes; return the whole, or None where there are more, and what to send instead."""
+def gathered(chunks: Iterator[bytes], limits: Limits) -> tuple[bytes | None, Iterator[bytes]]:
+    """Read *chunks* within *limits*; return the whole, or None where there are more, and what to send instead.
+
+    A thread that waits for the next chunk can't be called away, so the time is looked at when that has come.
+    """
     held: list[bytes] = []
     size = 0
+    end = limits.end()
     for chunk in chunks:
         held.append(chunk)
         size += len(chunk)
-        if size > limit:
+        if size > limits.size or time.monotonic() > end:
             return None, chain(held, chunks)
     whole = b"".join(held)
     return whole, iter((whole,))

@@ -10,11 +10,11 @@ from semel.core.commands import Ending, NameScope, ReadBody, RunUnguarded
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer
 from semel.core.policy import Policy
-from semel.door import raised
+from semel.door import Limits, raised
 from semel.exchange import Exchange, Guard, Performs
 from semel.flows.reply import Done, PassOn, Reply
 from semel.flows.serve import serve
-from semel.operation import Operation
+from semel.operation import Operation, around
 from semel.views.base import Taken, Translation
 
 R = TypeVar("R")
@@ -40,7 +40,7 @@ class View(Translation[R]):
         return self.call()
 
     @abstractmethod
-    def take(self, response: R, limit: int) -> Taken:
+    def take(self, response: R, limits: Limits) -> Taken:
         """Return the *response* as far as it can be kept. It must still be there to send."""
 
 
@@ -62,7 +62,7 @@ class ViewExchange(Exchange, Generic[R]):
     def serve(self) -> R:
         """Take the request from its headers to its response."""
         notes_replays = self.guard.store.notes_replays
-        flow = serve(self._view.head, self._policy, os.urandom(16), notes_replays=notes_replays)
+        flow = serve(self._view.head, self._policy, os.urandom(16), notes_replays=notes_replays, around=around())
         return self._give(self.conduct(flow))
 
     def handle(self, operation: Operation, limit: int) -> Ending:
@@ -70,11 +70,15 @@ class ViewExchange(Exchange, Generic[R]):
         try:
             self._response = self._view.call()
             self._has_run = True
-            ending = self._view.take(self._response, limit).ending(operation)
+            ending = self._view.take(self._response, self.limits(limit)).ending(operation)
         except Exception as error:  # noqa: BLE001 - it is the flow's to judge
             return raised(error, operation)
         self._answer = getattr(ending, "answer", None)
         return ending
+
+    def limits(self, size: int) -> Limits:
+        """Return how much of a response is held back: at most *size* bytes, for as long as the policy says."""
+        return Limits(size, self._policy.max_response_time)
 
     def name_scope(self, _command: NameScope) -> object:
         """Ask the application whose request this is."""

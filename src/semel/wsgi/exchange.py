@@ -18,13 +18,13 @@ from semel.core.message import Answer, Request
 from semel.core.policy import Policy
 from semel.core.record import Stuck
 from semel.core.status import mounted_path
-from semel.door import Body, RequestView, framed, nobody
+from semel.door import Body, Limits, RequestView, framed, nobody
 from semel.drivers import resume, run_until
 from semel.exchange import Guard, Performs
 from semel.flows.finish import finish
 from semel.flows.reply import PassOn, Reply, Reraise, Send
 from semel.flows.serve import serve
-from semel.operation import Operation
+from semel.operation import Operation, around
 from semel.wsgi.environ import head_of, path_of, put_body, read_body
 from semel.wsgi.response import Leaving, Response, then_raise
 from semel.wsgi.watching import give_back, watched
@@ -64,7 +64,14 @@ class Exchange(exchange.Exchange):
         """Take the request from its headers to its answer."""
         notes_replays = self.guard.store.notes_replays
         status_path = mounted_path(self._head.mount, self.guard.status_path)
-        flow = serve(self._head, self._policy, os.urandom(16), notes_replays=notes_replays, status_path=status_path)
+        flow = serve(
+            self._head,
+            self._policy,
+            os.urandom(16),
+            notes_replays=notes_replays,
+            status_path=status_path,
+            around=around(),
+        )
         if self.is_reporting:
             return self._watch(flow)
         try:
@@ -95,7 +102,7 @@ class Exchange(exchange.Exchange):
     def handle(self, operation: Operation, limit: int) -> Ending:
         """Let the application handle the request."""
         put_body(self._environ, self._body)
-        self._response = Response(self._environ, operation, limit)
+        self._response = Response(self._environ, operation, Limits(limit, self._policy.max_response_time))
         return self._response.take(self.guard.app)
 
     def name_scope(self, _command: NameScope) -> object:
@@ -135,7 +142,7 @@ class Exchange(exchange.Exchange):
         response = self._response
         if isinstance(reply, PassOn):
             if response is None:
-                return self.guard.app(self._environ, self._start_response)
+                return self._stand_aside()
             return Leaving(response.flow_on(self._start_response), self._close)
         if isinstance(reply, Send):
             if response is not None and reply.answer is response.answer:
@@ -150,6 +157,21 @@ class Exchange(exchange.Exchange):
         # reports errors: they look whether a response has begun, and don't begin another.
         self._start(reply.answer)
         return Leaving(then_raise(reply.answer.body or b"", reply.error), self._close)
+
+    def _stand_aside(self) -> Iterable[bytes]:
+        """Let the application answer by itself. Where its body was read, to find that out, it is given back."""
+        if not self._body.size:
+            return self.guard.app(self._environ, self._start_response)
+        give_back(self._environ, self._body, is_whole=self._body_is_whole)
+        answer = self.guard.app(self._environ, self._start_response)
+
+        def close() -> None:
+            try:
+                getattr(answer, "close", nobody)()
+            finally:
+                self._body.close()
+
+        return Leaving(answer, close)
 
     def _start(self, answer: Answer) -> None:
         fields = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in framed(answer)]

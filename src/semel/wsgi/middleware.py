@@ -8,6 +8,7 @@ from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from semel.core.commands import Again, Look, Park, ReadRequest
+from semel.core.message import Request, one_line, request_of
 from semel.core.policy import Policy
 from semel.core.record import Stuck
 from semel.core.status import STATUS_PATH, name_below
@@ -93,14 +94,14 @@ class IdempotencyMiddleware:
         environ = environ_of(request)
         policy = self.routes.policy_for(request.head.method, path_of(environ))
         if policy is None:
-            logger.error("%s %s is not guarded any more: it is parked.", request.head.method, path_of(environ))
+            logger.error("%s is not guarded any more: it is parked.", _shown(request))
             self.store.perform(Park(hold, if_silent=True))
             return None
         try:
             if not Exchange(self.guard, policy, environ, nowhere).finish(stuck, request):
                 return Again.AGAIN
         except BaseException:  # noqa: BLE001 - the app's own, in a thread of ours: there is no server to report it to
-            logger.exception("%s %s failed, run without its client.", request.head.method, request.head.path)
+            logger.exception("%s failed, run without its client.", _shown(request))
         record = self.store.perform(Look(hold.scope, hold.key))
         return record.answer.status if record and record.answer else None
 
@@ -122,6 +123,10 @@ class IdempotencyMiddleware:
         if policy is None:
             return self.app(environ, start_response)
         return Exchange(self.guard, policy, environ, start_response).serve()
+
+
+def _shown(request: Request) -> str:
+    return one_line(request_of(request.head.method, request.head.path))
 
 
 def services(middleware: IdempotencyMiddleware, concurrency: int = CONCURRENCY) -> list[Service]:

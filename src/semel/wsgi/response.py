@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from semel.core.commands import Ending
 from semel.core.message import Answer
-from semel.core.replay import is_endless
-from semel.door import Body, answered, raised, streaming
+from semel.core.replay import may_be_endless
+from semel.door import Body, Limits, answered, raised, streaming
 from semel.operation import Operation, enter
 from semel.wsgi.environ import lowered, reached_handler
 
@@ -20,13 +21,15 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None,
 class Response:
     """What the app answers, from its ``start_response`` to the end of its iterable."""
 
-    def __init__(self, environ: WSGIEnvironment, operation: Operation, limit: int) -> None:
-        """Hold up to *limit* bytes in memory, the app running as *operation*."""
+    def __init__(self, environ: WSGIEnvironment, operation: Operation, limits: Limits) -> None:
+        """Hold the answer back within *limits*, the app running as *operation*."""
         self._environ = environ
         self._operation = operation
-        self._limit = limit
+        self._limits = limits
+        #: When it is sent as it comes, counted from its beginning.
+        self._end: float | None = None
         # Only write(), which can't be made to wait, goes past the limit: to disk.
-        self._held = Body(spill=limit)
+        self._held = Body(spill=limits.size)
         self._iterable: Iterable[bytes] = ()
         self._chunks: Iterator[bytes] = iter(())
         self._server: StartResponse | None = None
@@ -89,9 +92,10 @@ class Response:
                 raise AssertionError("start_response was called again, and not for an error (without exc_info).")
             # Nothing has been sent, so the error's answer takes the place of all that was held.
             self._held.close()
-            self._held = Body(spill=self._limit)
+            self._held = Body(spill=self._limits.size)
             self._server_write = self._held.add
         self.status, self.fields = status, fields
+        self._end = self._limits.end()
         # Asked now, since Flask takes its word back when the app returns.
         self._reached_handler = reached_handler(self._environ, self._code())
         return self._write
@@ -101,7 +105,9 @@ class Response:
         self._server_write(data)
 
     def _can_be_kept(self) -> bool:
-        return self._held.size <= self._limit and not is_endless(lowered(self.fields))
+        # A thread that waits for the next chunk can't be called away, so the time is looked at when that has come.
+        is_in_time = self._end is None or time.monotonic() <= self._end
+        return is_in_time and self._held.size <= self._limits.size and not may_be_endless(lowered(self.fields))
 
     def _answered(self) -> Ending:
         self.answer = Answer(self._code(), lowered(self.fields), bytes(self._held.buffer()))

@@ -43,6 +43,8 @@ class Answered:
     no_effect: bool = False
     #: The handler ended without taking (or finishing) steps that are stored. Such an answer can't be the operation's.
     skipped: StepError | None = None
+    #: The handler works in steps: where its ending is not kept, a retry goes on after the last one that is done.
+    has_steps: bool = False
 
 
 @value
@@ -63,6 +65,7 @@ class Raised:
     no_effect: bool = False
     #: As of an answer.
     skipped: StepError | None = None
+    has_steps: bool = False
 
 
 @value
@@ -94,6 +97,10 @@ class RunHandler(Command[Ending]):
     limit: int
     #: The steps that earlier attempts have taken.
     progress: Progress = field(default_factory=Progress)
+    #: Which request it is for, as ``request_of`` writes it; empty where that is not known.
+    request: str = ""
+    #: How long an answer is held back, from its beginning, before it is sent as it comes; None: for ever.
+    max_response_time: timedelta | None = None
 
 
 @value

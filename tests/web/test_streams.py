@@ -1,0 +1,136 @@
+"""Answers that don't end: what the client has got is sent in time, nothing runs twice, and the app learns who has gone."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+import pytest
+
+import semel.asgi
+import semel.wsgi
+from semel import Policy
+from semel.asgi import PER_ROUTE, claim
+from semel.stores.memory import AsyncMemoryStore, MemoryStore
+from tests.web.harness import HANG_SECONDS, AsgiClient, Request, asgi_scope, call_asgi, call_wsgi, wsgi_environ
+
+SOON = Policy.ietf(max_response_time=timedelta(milliseconds=30))
+SEND = Request(lines=(("Idempotency-Key", b"key-1"),), body=b"{}")
+
+
+class Silent:
+    """An app that sends one part of an answer and then nothing, until its client has gone."""
+
+    def __init__(self, *, is_per_route: bool = False) -> None:
+        self.runs = 0
+        self.is_per_route = is_per_route
+        self.has_learned = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self.is_per_route:
+            try:
+                await claim(scope, "alice", SOON)
+            except semel.asgi.Settled:
+                return
+        self.runs += 1
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": b"tick", "more_body": True})
+        try:
+            assert (await receive())["type"] == "http.disconnect"
+        finally:
+            self.has_learned.set()
+
+
+class Client(AsgiClient):
+    """A client that says when it was sent something."""
+
+    def __init__(self) -> None:
+        super().__init__(SEND)
+        self.got = asyncio.Event()
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "http.response.body":
+            self.got.set()
+
+
+def guarded(app: Silent) -> Any:
+    scope: Any = PER_ROUTE if app.is_per_route else semel.SINGLE_TENANT
+    return semel.asgi.IdempotencyMiddleware(app, store=AsyncMemoryStore(), scope=scope, policy=SOON)
+
+
+@pytest.mark.parametrize("is_per_route", [False, True])
+async def test_silent_stream_is_sent_in_time(*, is_per_route: bool) -> None:
+    """What a silent stream has said so far reaches the client when the time is over; a retry is told that it is done."""
+    silent, client = Silent(is_per_route=is_per_route), Client()
+    app = guarded(silent)
+    serving = asyncio.ensure_future(app(asgi_scope(SEND), client.receive, client.send))
+    await asyncio.wait_for(client.got.wait(), HANG_SECONDS)
+    assert [message.get("body") for message in client.sent] == [None, b"tick"]
+    assert (await call_asgi(app, SEND)).code == "response-not-replayable"
+    client.gone.set()
+    await asyncio.wait_for(serving, HANG_SECONDS)
+    assert silent.has_learned.is_set()
+    assert silent.runs == 1
+
+
+async def test_stream_whose_server_gives_up_ends() -> None:
+    """A server that cancels the request of a client who has gone ends a stream that flows."""
+    silent, client = Silent(), Client()
+    serving = asyncio.ensure_future(guarded(silent)(asgi_scope(SEND), client.receive, client.send))
+    await asyncio.wait_for(client.got.wait(), HANG_SECONDS)
+    serving.cancel()
+    await asyncio.wait_for(silent.has_learned.wait(), HANG_SECONDS)
+
+
+async def test_stream_whose_client_went_before_ends_with_its_tombstone() -> None:
+    """A client who goes while the answer is held back ends nothing at once; when the time is over, the stream ends."""
+    silent, client = Silent(), Client()
+    app = guarded(silent)
+    started = asyncio.Event()
+
+    async def receive() -> Any:
+        started.set()
+        return await client.receive()
+
+    serving = asyncio.ensure_future(app(asgi_scope(SEND), receive, client.send))
+    await asyncio.wait_for(started.wait(), HANG_SECONDS)
+    while not silent.runs:  # noqa: ASYNC110 - the handler has no way to say that it has begun
+        await asyncio.sleep(0)
+    serving.cancel()
+    await asyncio.wait_for(silent.has_learned.wait(), HANG_SECONDS)
+    assert client.sent == []
+    assert (await call_asgi(app, SEND)).code == "response-not-replayable"
+    assert silent.runs == 1
+
+
+def test_wsgi_stream_is_closed() -> None:
+    """A server that closes a flowing answer closes the app's own, which learns that its client has gone."""
+    ended: list[str] = []
+
+    def ticks() -> Iterator[bytes]:
+        try:
+            while True:
+                yield b"tick"
+        finally:
+            ended.append("closed")
+
+    def app(_environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return ticks()
+
+    guarded = semel.wsgi.IdempotencyMiddleware(app, store=MemoryStore(), scope=semel.SINGLE_TENANT, policy=SOON)
+    started: list[str] = []
+
+    def start(status: str, *_: Any) -> Any:
+        started.append(status)
+
+    answer: Any = guarded(wsgi_environ(SEND), start)
+    assert next(iter(answer)).startswith(b"tick")
+    assert (started, ended) == (["200 OK"], [])
+    assert call_wsgi(guarded, SEND).code == "response-not-replayable"
+    answer.close()
+    assert ended == ["closed"]
+    guarded.guard.keeper.close()
