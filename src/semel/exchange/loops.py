@@ -30,6 +30,7 @@ from semel.core.record import Hold
 from semel.door import Gate
 from semel.drivers import aresume, arun
 from semel.errors import StoreError
+from semel.exchange.lookups import AsyncLookups, Patience
 from semel.exchange.threads import CLAIMS, Performs
 from semel.operation import Operation, begin
 from semel.room import AsyncRoom, Visit
@@ -55,6 +56,8 @@ class AsyncGuard:
     tally: Tally = field(default_factory=Tally)
     #: Where the state of operations can be asked for; None: nowhere, and none is accepted to be run later.
     status_path: str | None = None
+    #: What report mode asks the store.
+    lookups: AsyncLookups = field(default_factory=AsyncLookups)
 
     @classmethod
     def of(cls, store: AsyncStore) -> Self:
@@ -74,6 +77,8 @@ class AsyncHands:
     is_reporting = False
     #: When the claim was asked for, by the process's own clock.
     _asked_at = math.inf
+    #: What is left of the time that a store may take where nothing is guarded.
+    _patience: Patience | None = None
 
     def __init__(self, guard: AsyncGuard) -> None:
         """Nothing is begun yet."""
@@ -88,10 +93,17 @@ class AsyncHands:
         if perform is not None:
             return perform(self, command)
         if self.is_reporting:
-            self.guard.tally.check_store()
+            return self._look_up(command)
         if type(command) in CLAIMS:
             self._asked_at = time.monotonic()
         return self.guard.store.perform(command)
+
+    def _look_up(self, command: Command[Any]) -> Any:
+        """Start a store's command that must not hold up the answer."""
+        guard = self.guard
+        guard.tally.check_store()
+        self._patience = self._patience or Patience()
+        return guard.lookups.perform(partial(guard.store.perform, command), self._patience, guard.tally.store_answered)
 
     async def begin(self, command: Begin) -> Any:
         """Open the transaction that the application will write in."""

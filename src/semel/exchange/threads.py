@@ -33,6 +33,7 @@ from semel.core.record import Hold
 from semel.door import Gate
 from semel.drivers import run
 from semel.errors import StoreError
+from semel.exchange.lookups import Lookups, Patience
 from semel.operation import Operation, enter
 from semel.room import Room, Visit
 from semel.stage import AnyStage, Stage
@@ -61,6 +62,8 @@ class Guard:
     tally: Tally = field(default_factory=Tally)
     #: Where the state of operations can be asked for; None: nowhere, and none is accepted to be run later.
     status_path: str | None = None
+    #: What report mode asks the store.
+    lookups: Lookups = field(default_factory=Lookups)
 
     @classmethod
     def of(cls, store: Store) -> Self:
@@ -80,6 +83,8 @@ class Hands:
     is_reporting = False
     #: When the claim was asked for, by the process's own clock.
     _asked_at = math.inf
+    #: What is left of the time that a store may take where nothing is guarded.
+    _patience: Patience | None = None
 
     def __init__(self, guard: Guard) -> None:
         """Nothing is begun yet."""
@@ -95,10 +100,19 @@ class Hands:
         if perform is not None:
             return perform(self, command)
         if self.is_reporting:
-            self.guard.tally.check_store()
+            return self._look_up(command)
         if type(command) in CLAIMS:
             self._asked_at = time.monotonic()
         return self.guard.store.perform(command)
+
+    def _look_up(self, command: Command[Any]) -> Any:
+        """Carry out a store's command that must not hold up the answer."""
+        guard = self.guard
+        guard.tally.check_store()
+        if guard.store.is_callers:
+            return guard.store.perform(command)
+        self._patience = self._patience or Patience()
+        return guard.lookups.perform(partial(guard.store.perform, command), self._patience, guard.tally.store_answered)
 
     def begin(self, command: Begin) -> Any:
         """Open the transaction that the application will write in."""

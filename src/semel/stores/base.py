@@ -63,6 +63,8 @@ class Store(ABC):
     actor: str | None = None
     #: Whether its audit trail is to have a line for every replay, too.
     notes_replays: bool = False
+    #: Whether commands are carried out on a connection that is the calling thread's, and the application's.
+    is_callers: bool = False
 
     def transaction(self) -> Transaction:
         """Return a transaction of the application's own, not begun yet, for atomic mode and for phases."""
