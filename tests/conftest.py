@@ -34,6 +34,12 @@ def plain_logging() -> None:
     logging.getLogger().setLevel(logging.WARNING)
 
 
+@pytest.fixture(autouse=True)
+def patient_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report mode waits for the store, however busy the machine is that the tests run on."""
+    monkeypatch.setattr("semel.exchange.lookups.PATIENCE_SECONDS", 30.0)
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[servers.PostgresServer]:
     with servers.postgres() as server:

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext
 
-from semel.core.commands import Command, Undo
+from semel.core.commands import Command, Renew, Undo
+from semel.core.record import Hold
 from semel.stores.base import AsyncStore, Store
 from semel.stores.django import AsyncDjangoStore, DjangoStore
 from semel.stores.step import Step
@@ -86,6 +87,9 @@ class ConcurrentStore(AsyncStore):
         step: Step[T] = request.context.run(self._store.perform, command)
         step.add_done_callback(lambda _: request.end())
         return step
+
+    def renew(self, command: Renew) -> frozenset[Hold]:
+        return self._store.renew(command)
 
     def transaction(self) -> AsyncTransaction:
         self._store.actor = self.actor

@@ -71,7 +71,7 @@ class AsyncProcess(Process):
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.store = async_store(url)
-        self.keeper = AsyncKeeper(self.store.perform, self.store.watch)
+        self.keeper = AsyncKeeper(self.store.renew, self.store.watch)
 
     def perform(self, command: Command[T]) -> T:
         async def ask() -> T:

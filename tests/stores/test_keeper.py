@@ -5,6 +5,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -13,6 +14,7 @@ import pytest
 from semel.core.commands import Renew
 from semel.core.record import Hold
 from semel.errors import StoreUnavailable
+from semel.stores import keeper
 from semel.stores.keeper import RENEWALS_PER_LEASE, AsyncKeeper, Keeper
 
 #: A round every 10 ms: long enough to come in between, short enough to wait for.
@@ -145,18 +147,18 @@ def test_all_are_told_where_the_store_says_that_all_is_lost() -> None:
     """A store that knows that every hold is lost says so, and all are told at once, each once; the next are kept."""
     watchers: list[Callable[[], None]] = []
     told: list[str] = []
-    keeper = Keeper(nothing_lost, watchers.append)
+    leases = Keeper(nothing_lost, watchers.append)
     try:
-        keeper.add(A, LONG, lambda: told.append("a"))
-        keeper.add(B, LONG, lambda: told.append("b"))
+        leases.add(A, LONG, lambda: told.append("a"))
+        leases.add(B, LONG, lambda: told.append("b"))
         (all_is_lost,) = watchers
         all_is_lost()
         assert told == ["a", "b"]
-        keeper.add(C, LONG, lambda: told.append("c"))
+        leases.add(C, LONG, lambda: told.append("c"))
         all_is_lost()
         assert told == ["a", "b", "c"]
     finally:
-        keeper.close()
+        leases.close()
 
 
 def test_finished_holds_are_dropped() -> None:
@@ -234,74 +236,128 @@ def test_fork() -> None:
         rounds.until(A)
 
 
-# Tasks
+# Event loops
 
 
-class AsyncRounds:
-    """What a keeper of tasks asks for."""
+class AsyncRounds(Rounds):
+    """What a keeper of event loops asks for, in a thread."""
 
     def __init__(self, answer: Answer = nothing_lost) -> None:
         self._answer = answer
-        self._asked: asyncio.Queue[Renew] = asyncio.Queue()
-        self.keeper = AsyncKeeper(self._renew)
+        self._asked = queue.SimpleQueue()
+        self.keeper: AsyncKeeper = AsyncKeeper(self._renew)
 
-    async def _renew(self, renew: Renew) -> frozenset[Hold]:
-        self._asked.put_nowait(renew)
-        return self._answer(renew)
+    async def come(self, *holds: Hold) -> Renew:
+        """Wait for a round of exactly these holds, and let the loop go on meanwhile."""
+        return await asyncio.to_thread(self.until, *holds)
 
-    async def until(self, *holds: Hold) -> Renew:
-        async with asyncio.timeout(SECONDS):
-            while True:
-                renew = await self._asked.get()
-                if dict(renew.holds).keys() == set(holds):
-                    return renew
+
+@contextmanager
+def kept_on_a_loop(answer: Answer = nothing_lost) -> Iterator[AsyncRounds]:
+    rounds = AsyncRounds(answer)
+    try:
+        yield rounds
+    finally:
+        rounds.keeper.close()
+
+
+@pytest.fixture
+def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop is taken for dead after two leases."""
+    monkeypatch.setattr(keeper, "LOOP_SILENCE", 2 * SHORT)
+    monkeypatch.setattr(keeper, "LOOP_SILENCE_LEASES", 1)
 
 
 async def test_async_one_command_for_all() -> None:
-    """All leases are renewed together, each at its own length, again and again."""
-    rounds = AsyncRounds()
-    rounds.keeper.add(A, SHORT)
-    rounds.keeper.add(B, LONG)
-    assert dict((await rounds.until(A, B)).holds) == {A: SHORT, B: LONG}
-    await rounds.until(A, B)
-    rounds.keeper.close()
+    """All leases are renewed together, each at its own length, again and again, by one thread."""
+    with kept_on_a_loop() as rounds:
+        rounds.keeper.add(A, SHORT)
+        rounds.keeper.add(B, LONG)
+        assert dict((await rounds.come(A, B)).holds) == {A: SHORT, B: LONG}
+        await rounds.come(A, B)
+        assert len(keepers()) == 1
+
+
+async def test_async_a_blocked_loop_keeps_its_leases() -> None:
+    """Leases are renewed while a handler blocks the loop."""
+    with kept_on_a_loop() as rounds:
+        rounds.keeper.add(A, SHORT)
+        for _ in range(2 * RENEWALS_PER_LEASE):
+            rounds.until(A)  # This waits without giving the loop a turn.
+
+
+@pytest.mark.usefixtures("short_silence")
+async def test_async_a_dead_loop_loses_its_leases() -> None:
+    """A loop that shows no life for long enough has its leases renewed no more; others are. It may come back."""
+    with kept_on_a_loop() as rounds:
+        rounds.keeper.add(A, SHORT)
+        await asyncio.to_thread(rounds.keeper.add, B, SHORT)  # A thread's, which shows life by nothing.
+        rounds.until(A, B)
+        rounds.until(B)
+        rounds.until(B)
+        await asyncio.sleep(0)
+        await rounds.come(A, B)
+
+
+@pytest.mark.usefixtures("short_silence")
+async def test_async_a_loop_that_comes_back_hears_what_it_has_lost() -> None:
+    """A loop that was taken for dead is told, when it comes back, of what another worker has taken meanwhile."""
+    lost = asyncio.Event()
+    taken: set[Hold] = set()
+    with kept_on_a_loop(lambda renew: frozenset(dict(renew.holds).keys() & taken)) as rounds:
+        rounds.keeper.add(A, SHORT, lost.set)
+        await asyncio.to_thread(rounds.keeper.add, B, SHORT)
+        rounds.until(B)
+        taken.add(A)
+        async with asyncio.timeout(SECONDS):
+            await lost.wait()
+
+
+@pytest.mark.usefixtures("short_silence")
+async def test_async_a_loop_without_leases_shows_life_with_the_next() -> None:
+    """A loop that had no lease for long is not dead: it has shown life by the next one."""
+    with kept_on_a_loop() as rounds:
+        rounds.keeper.add(A, SHORT)
+        rounds.until(A)
+        rounds.keeper.discard(A)
+        await asyncio.to_thread(rounds.keeper.add, B, SHORT)
+        for _ in range(3 * RENEWALS_PER_LEASE):
+            rounds.until(B)
+        rounds.keeper.add(C, SHORT)
+        rounds.until(B, C)
 
 
 async def test_async_lost_holds_are_dropped() -> None:
     """A hold that is lost is renewed no more; the others are."""
-    rounds = AsyncRounds(lambda _: frozenset({A}))
-    rounds.keeper.add(A, SHORT)
-    rounds.keeper.add(B, SHORT)
-    await rounds.until(A, B)
-    await rounds.until(B)
-    rounds.keeper.close()
+    with kept_on_a_loop(lambda _: frozenset({A})) as rounds:
+        rounds.keeper.add(A, SHORT)
+        rounds.keeper.add(B, SHORT)
+        await rounds.come(B)
 
 
 async def test_async_loser_is_told_once() -> None:
-    """Whoever has lost its hold is told, once; the others are told nothing."""
-    told: list[str] = []
-    rounds = AsyncRounds(lambda _: frozenset({A}))
-    rounds.keeper.add(A, SHORT, lambda: told.append("a"))
-    rounds.keeper.add(B, SHORT, lambda: told.append("b"))
-    await rounds.until(B)
-    await rounds.until(B)
-    rounds.keeper.close()
-    assert told == ["a"]
+    """A worker that has lost its hold is told, once, on its loop; the others are told nothing."""
+    told: list[tuple[str, threading.Thread]] = []
+    with kept_on_a_loop(lambda _: frozenset({A})) as rounds:
+        rounds.keeper.add(A, SHORT, lambda: told.append(("a", threading.current_thread())))
+        rounds.keeper.add(B, SHORT, lambda: told.append(("b", threading.current_thread())))
+        await rounds.come(B)
+        await rounds.come(B)
+    assert told == [("a", threading.current_thread())]
 
 
 async def test_async_who_has_ended_is_not_told() -> None:
-    """A hold that ends while it is renewed is found ended by its renewal: that is no loss, and nobody is told."""
+    """A hold that ends while it is renewed is found ended by its renewal: that is no loss, and nothing is told."""
     told: list[str] = []
 
     def ends(_renew: Renew) -> frozenset[Hold]:
         rounds.keeper.discard(A)
         return frozenset({A})
 
-    rounds = AsyncRounds(ends)
-    rounds.keeper.add(A, SHORT, lambda: told.append("a"))
-    rounds.keeper.add(B, SHORT)
-    await rounds.until(B)
-    rounds.keeper.close()
+    with kept_on_a_loop(ends) as rounds:
+        rounds.keeper.add(A, SHORT, lambda: told.append("a"))
+        rounds.keeper.add(B, SHORT)
+        await rounds.come(B)
     assert not told
 
 
@@ -310,92 +366,115 @@ async def test_async_all_are_told_where_the_store_says_that_all_is_lost() -> Non
     watchers: list[Callable[[], None]] = []
     told: list[str] = []
     last = asyncio.Event()
-    keeper = AsyncKeeper(AsyncRounds()._renew, watchers.append)
+    leases = AsyncKeeper(nothing_lost, watchers.append)
     (all_is_lost,) = watchers
-    all_is_lost()  # Nobody holds anything yet.
-    keeper.add(A, LONG, lambda: told.append("a"))
-    keeper.add(B, LONG, last.set)
+    all_is_lost()  # Nothing is held yet.
+    leases.add(A, LONG, lambda: told.append("a"))
+    leases.add(B, LONG, last.set)
     await asyncio.to_thread(all_is_lost)
     async with asyncio.timeout(SECONDS):
         await last.wait()
     assert told == ["a"]
-    keeper.close()
+    leases.close()
 
 
 def test_async_loop_that_has_ended_is_not_told() -> None:
-    """Whose loop has ended has no handler to stop."""
+    """A loop that has ended has no handler to stop."""
     watchers: list[Callable[[], None]] = []
+    leases = AsyncKeeper(nothing_lost, watchers.append)
 
     async def keep() -> None:
-        AsyncKeeper(AsyncRounds()._renew, watchers.append).add(A, LONG)
+        leases.add(A, LONG)
 
     asyncio.run(keep())
     watchers[0]()
+    leases.close()
 
 
 async def test_async_finished_holds_are_dropped() -> None:
-    """A hold whose handler has ended is left alone."""
-    rounds = AsyncRounds()
-    rounds.keeper.add(A, SHORT)
-    rounds.keeper.add(B, SHORT)
-    rounds.keeper.discard(A)
-    rounds.keeper.discard(A)
-    await rounds.until(B)
-    rounds.keeper.close()
+    """A hold that its handler has ended is left alone."""
+    with kept_on_a_loop() as rounds:
+        rounds.keeper.add(A, SHORT)
+        rounds.keeper.add(B, SHORT)
+        rounds.keeper.discard(A)
+        rounds.keeper.discard(A)
+        await rounds.come(B)
 
 
 async def test_async_store_failure_is_survived() -> None:
     """A round that fails is followed by the next."""
-    rounds = AsyncRounds(fails_once())
-    rounds.keeper.add(A, SHORT)
-    await rounds.until(A)
-    await rounds.until(A)
-    rounds.keeper.close()
+    with kept_on_a_loop(fails_once()) as rounds:
+        rounds.keeper.add(A, SHORT)
+        await rounds.come(A)
+        await rounds.come(A)
 
 
 async def test_async_shorter_lease_is_renewed_in_time() -> None:
-    """A short lease does not wait for the timer of a long one."""
-    rounds = AsyncRounds()
-    rounds.keeper.add(A, LONG)
-    rounds.keeper.add(B, SHORT)
-    await rounds.until(A, B)
-    rounds.keeper.close()
+    """A short lease does not wait for the round of a long one."""
+    with kept_on_a_loop() as rounds:
+        rounds.keeper.add(A, LONG)
+        rounds.keeper.add(B, SHORT)
+        await rounds.come(A, B)
 
 
-async def test_async_timer_runs_only_while_there_are_leases() -> None:
-    """Without leases a round asks for nothing and winds no timer; the next lease winds it again."""
-    rounds = AsyncRounds()
-    rounds.keeper.add(A, SHORT)
-    rounds.keeper.discard(A)
-    rounds.keeper._start_round()
-    assert rounds.keeper._timer is None
-    assert rounds.keeper._round is None
-    rounds.keeper.add(B, SHORT)
-    await rounds.until(B)
-    rounds.keeper.close()
-    assert rounds.keeper._timer is None
-    rounds.keeper.close()
+def test_async_loops_that_end_leave_their_leases() -> None:
+    """What a loop had in flight when it ended is renewed no more: its handlers went with it."""
+    with kept_on_a_loop() as rounds:
+
+        async def add(hold: Hold) -> None:
+            rounds.keeper.add(hold, SHORT)
+            await rounds.come(hold)
+
+        asyncio.run(add(A))
+        asyncio.run(add(B))
 
 
-async def test_async_last_lease_ends_as_a_round_begins() -> None:
-    """A round that begins as the last lease ends does no harm."""
-    rounds = AsyncRounds()
-    rounds.keeper.add(A, SHORT)
-    rounds.keeper._start_round()
-    rounds.keeper.discard(A)
-    assert rounds.keeper._round is not None
-    await rounds.keeper._round
-    rounds.keeper.close()
+def test_async_several_loops_at_once() -> None:
+    """Loops in several threads have their leases renewed together, and each is told of its own."""
+    with kept_on_a_loop(lambda renew: frozenset({A}) if len(renew.holds) > 1 else frozenset()) as rounds:
+        have_added = threading.Barrier(2)
+
+        async def keep(hold: Hold, *, is_loser: bool) -> None:
+            lost = asyncio.Event()
+            rounds.keeper.add(hold, SHORT, lost.set)
+            await asyncio.to_thread(have_added.wait, SECONDS)
+            if is_loser:
+                await asyncio.wait_for(lost.wait(), SECONDS)
+            else:
+                await rounds.come(hold)
+                assert not lost.is_set()
+
+        with ThreadPoolExecutor(2) as threads:
+            ends = [threads.submit(asyncio.run, keep(hold, is_loser=hold is A)) for hold in (A, B)]
+            for end in ends:
+                end.result(SECONDS)
 
 
-def test_async_another_loop() -> None:
-    """On another loop the leases of the first are forgotten: their handlers went with it."""
-    rounds = AsyncRounds()
+def test_async_a_loop_that_is_not_running_has_no_leases() -> None:
+    """Between two runs of a loop its handlers can't go on, and their leases are not renewed; then they are again."""
+    loop = asyncio.new_event_loop()
+    with kept_on_a_loop() as rounds:
 
-    async def add(hold: Hold) -> None:
-        rounds._asked = asyncio.Queue()
-        rounds.keeper.add(hold, SHORT)
-        await rounds.until(hold)
+        async def add() -> None:
+            rounds.keeper.add(A, SHORT)
+            await rounds.come(A)
 
-    asyncio.run(add(A))
-    asyncio.run(add(B))
+        loop.run_until_complete(add())
+        rounds.keeper.add(B, SHORT)  # A thread's: this one has no loop now.
+        rounds.until(B)
+        rounds.until(B)
+        loop.run_until_complete(rounds.come(A, B))
+    loop.close()
+
+
+async def test_async_the_thread_ends_where_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without leases the thread ends by itself; the next lease starts another."""
+    monkeypatch.setattr(keeper, "IDLE_SECONDS", 0.01)
+    with kept_on_a_loop() as rounds:
+        rounds.keeper.add(A, SHORT)
+        [thread] = keepers()
+        rounds.keeper.discard(A)
+        await asyncio.to_thread(thread.join, SECONDS)
+        assert not keepers()
+        rounds.keeper.add(B, SHORT)
+        await rounds.come(B)

@@ -42,7 +42,7 @@ async def work_on_a_loop(url: str, key: str, lease: timedelta) -> None:
     opened = async_store(url)
     hold = await opened.perform(claim(key, lease))
     assert isinstance(hold, Hold)
-    AsyncKeeper(opened.perform, opened.watch).add(hold, lease)
+    AsyncKeeper(opened.renew, opened.watch).add(hold, lease)
     say()
     await asyncio.sleep(FOR_EVER)
 

@@ -2,8 +2,9 @@
 
 An effect is a line in a file: *process id, key, attempt*. It is appended in one write, so a checker can count them
 whatever becomes of the process. What the body says, happens after the effect: "hold" makes the first attempt wait for a
-file to appear, "raise" raises, "large" makes the answer a stream of 3 MB. How many wait in the process that answers is
-told at ``/waiting``.
+file to appear, "block" makes every attempt do so without giving its event loop or thread free, "raise" raises, "large"
+makes the answer a stream of 3 MB. How many wait in the process that answers is told at ``/waiting``; ``/block`` is
+guarded by nothing, and blocks as "block" does.
 """
 
 import asyncio
@@ -22,6 +23,8 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 import semel
 from semel import Policy
 from semel.asgi import IdempotencyMiddleware as AsgiMiddleware
+from semel.stores import keeper
+from semel.stores.tiered import Tiered
 from semel.wsgi import IdempotencyMiddleware as WsgiMiddleware
 
 POLL_SECONDS = 0.02
@@ -29,6 +32,7 @@ LARGE = [bytes([number]) * 100_000 for number in range(30)]
 
 EFFECTS = Path(os.environ["SEMEL_TEST_EFFECTS"])
 GO = EFFECTS.with_suffix(".go")
+BLOCKED = EFFECTS.with_suffix(".blocked")
 POLICY = Policy.ietf(
     lease=timedelta(milliseconds=int(os.environ.get("SEMEL_TEST_LEASE_MS", "30000"))),
     on_crash=os.environ.get("SEMEL_TEST_ON_CRASH", "rerun"),
@@ -36,11 +40,15 @@ POLICY = Policy.ietf(
     in_progress=os.environ.get("SEMEL_TEST_IN_PROGRESS", "conflict"),
     wait=timedelta(seconds=30),
 )
+STORE, CACHE = os.environ["SEMEL_TEST_STORE"], os.environ.get("SEMEL_TEST_CACHE")
+if SILENCE_MS := int(os.environ.get("SEMEL_TEST_LOOP_SILENCE_MS", "0")):
+    keeper.LOOP_SILENCE, keeper.LOOP_SILENCE_LEASES = timedelta(milliseconds=SILENCE_MS), 1
 SETTINGS: dict[str, Any] = {
-    "store": os.environ["SEMEL_TEST_STORE"],
+    "store": Tiered(STORE, cache=CACHE) if CACHE else STORE,
     "scope": semel.SINGLE_TENANT,
     "policy": POLICY,
     "paths": "/pay",
+    "work": POLICY.may_accept,
 }
 
 
@@ -62,6 +70,13 @@ def must_wait(body: bytes) -> bool:
     return b"hold" in body and semel.current().attempt == 1 and not GO.exists()
 
 
+def block() -> None:
+    """Do what takes long, such as a report, and give nothing else a turn."""
+    BLOCKED.touch()
+    while not GO.exists():
+        time.sleep(POLL_SECONDS)
+
+
 def parts(body: bytes, answer: bytes) -> Iterable[bytes]:
     return iter(LARGE) if b"large" in body else [answer]
 
@@ -75,11 +90,15 @@ async def _asgi(scope: Any, receive: Any, send: Any) -> None:
     answer, body, more = b"fine", b"", True
     if scope["path"] == "/waiting":
         answer = str(asgi_app.guard.room.count).encode()
+    if scope["path"] == "/block":
+        block()
     if scope["path"] == "/pay":
         while more:
             message = await receive()
             body, more = body + message.get("body", b""), message.get("more_body", False)
         answer = pay(body)
+        if b"block" in body:
+            block()
         while must_wait(body):  # noqa: ASYNC110 - a file is the only event that another process can make
             await asyncio.sleep(POLL_SECONDS)
     await send({"type": "http.response.start", "status": 201, "headers": [(b"content-type", b"application/json")]})
@@ -95,6 +114,8 @@ def _wsgi(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[b
     if environ["PATH_INFO"] == "/pay":
         body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
         answer = pay(body)
+        if b"block" in body:
+            block()
         while must_wait(body):
             time.sleep(POLL_SECONDS)
     start_response("201 Created", [("Content-Type", "application/json")])

@@ -59,6 +59,10 @@ class Backstage:
     on_crash: str = "rerun"
     mode: str = "guard"
     in_progress: str = "conflict"
+    #: A Redis in front of the store.
+    cache: str = ""
+    #: When an event loop that shows no life is taken for dead; 0: as usual.
+    loop_silence_ms: int = 0
     servers: list["Server"] = field(default_factory=list)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(16))
 
@@ -79,6 +83,8 @@ class Backstage:
             "SEMEL_TEST_ON_CRASH": self.on_crash,
             "SEMEL_TEST_MODE": self.mode,
             "SEMEL_TEST_IN_PROGRESS": self.in_progress,
+            "SEMEL_TEST_CACHE": self.cache,
+            "SEMEL_TEST_LOOP_SILENCE_MS": str(self.loop_silence_ms),
         }
 
     @property
@@ -86,6 +92,10 @@ class Backstage:
         file = self.folder / "effects"
         lines = file.read_text().splitlines() if file.exists() else []
         return [Effect(int(pid), key, int(attempt)) for pid, key, attempt in map(str.split, lines)]
+
+    def is_blocked(self) -> bool:
+        """Whether one of them blocks its loop, or has."""
+        return (self.folder / "effects.blocked").exists()
 
     def let_go(self) -> None:
         (self.folder / "effects.go").touch()

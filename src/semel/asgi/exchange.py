@@ -30,8 +30,8 @@ from semel.asgi.stored import nowhere, silence
 from semel.asgi.watching import Rejoined, Watch
 from semel.core.commands import (
     Flow,
+    Lost,
     NameScope,
-    NotStarted,
     ReadBody,
     RunHandler,
     RunUnguarded,
@@ -108,7 +108,7 @@ class Exchange(AsyncHands):
 
     async def _answer(self, flow: Flow[Any], send: ASGISend) -> None:
         try:
-            reached = await arun(flow, self.perform, until=RunHandler)
+            reached = await self.reach(flow)
         except Interrupted:
             # The client went away before it had sent the whole request, or while it was kept waiting: there is nobody
             # to answer, and nothing to do.
@@ -117,12 +117,10 @@ class Exchange(AsyncHands):
         except BaseException:
             self._body.close()
             raise
-        if isinstance(reached, RunHandler) and not self.guard.gate.is_closed:
+        if isinstance(reached, RunHandler):
             await self._handle(flow, reached, send)
             return
         try:
-            if isinstance(reached, RunHandler):
-                reached = await aresume(flow, NotStarted(), self.perform)
             if isinstance(reached, Send):
                 self.call_worker(reached.answer)
                 await send_answer(send, reached.answer, is_ours=True)
@@ -171,6 +169,8 @@ class Exchange(AsyncHands):
         self._body.add(request.body)
         flow = finish(stuck, self._policy, os.urandom(16))
         reached = await arun(flow, self.perform, until=RunHandler)
+        if isinstance(reached, RunHandler) and not await self.is_held(reached):
+            reached = await aresume(flow, Lost(), self.perform)
         if isinstance(reached, RunHandler):
             try:
                 await self._handle(flow, reached, nowhere, stuck)

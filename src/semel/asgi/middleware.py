@@ -80,7 +80,7 @@ class IdempotencyMiddleware:
         self.tally = Tally()
         self.guard = AppGuard(
             store=self.store,
-            keeper=AsyncKeeper(self.store.perform, self.store.watch),
+            keeper=AsyncKeeper(self.store.renew, self.store.watch),
             gate=Gate(),
             room=AsyncRoom(self.store.listen),
             tally=self.tally,

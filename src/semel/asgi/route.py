@@ -24,13 +24,13 @@ from semel.asgi.protocol import (
     method_of,
 )
 from semel.asgi.watching import Watch
-from semel.core.commands import NameScope, NotStarted, ReadBody, RunHandler, RunUnguarded
+from semel.core.commands import NameScope, ReadBody, RunHandler, RunUnguarded
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer
 from semel.core.policy import NEVER_GUARDED, Policy
 from semel.core.problem import refused
 from semel.door import NOWHERE_TO_ASK, PRINCIPAL, Body
-from semel.drivers import aresume, arun
+from semel.drivers import arun
 from semel.errors import BodyIncomplete, ConfigurationError, Interrupted
 from semel.exchange import Performs
 from semel.flows.reply import Send
@@ -153,19 +153,19 @@ class RouteExchange(Exchange):
             around=outside,
         )
         reached: Any
-        until = RunUnguarded if policy.enforcement == "report" else RunHandler
         try:
-            reached = await arun(flow, self.perform, until=until)
+            if self.is_reporting:
+                reached = await arun(flow, self.perform, until=RunUnguarded)
+            else:
+                reached = await self.reach(flow)
         except Interrupted:
-            if until is RunUnguarded:
+            if self.is_reporting:
                 return None  # The client went away before it had sent the whole request, as the route will see.
             # Or while it was kept waiting. There is nobody to answer then, and nothing to do.
             reached = Send(refused(BodyIncomplete(), policy))
         if isinstance(reached, RunUnguarded):
             self._watch.begin(watching.Job(flow, reached))
             return None
-        if isinstance(reached, RunHandler) and self.guard.gate.is_closed:
-            reached = await aresume(flow, NotStarted(), self.perform)
         if isinstance(reached, RunHandler):
             operation = self.operation(reached)
             self._handling.hold_back(Job(flow, reached, operation))

@@ -1,13 +1,14 @@
 """The guards of this process, for what the settings say now, and where the steps of a guarded view are taken.
 
-Leases are renewed by one thread for views of both colours: an event loop may live for one request only.
+Leases are renewed by one thread for views of both colours, over one connection: an event loop may live for one request
+only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
+from typing import Any, cast
 
 from semel.core.commands import Flow
 from semel.core.policy import Policy
@@ -17,7 +18,7 @@ from semel.errors import ConfigurationError
 from semel.exchange import AsyncGuard, Guard
 from semel.room import AsyncRoom, Room
 from semel.stage import AsyncStage, Call, Stage
-from semel.stores.keeper import Keeper
+from semel.stores.keeper import AsyncKeeper
 from semel.telemetry.tally import Tally
 
 #: Closed for good when the server is told to stop.
@@ -42,7 +43,7 @@ def guard() -> Guard:
         if _guard is None or _guard.store is not store:
             if _guard is not None:
                 _guard.keeper.close()
-            _guard = Guard(store, Keeper(store.perform, store.watch), GATE, Room(store.listen), TALLY)
+            _guard = Guard(store, AsyncKeeper(store.perform, store.watch), GATE, Room(store.listen), TALLY)
         return _guard
 
 
@@ -53,7 +54,8 @@ def async_guard() -> AsyncGuard:
     found = _async_guard
     if found is None or found.store is not store or found.keeper is not threads.keeper:
         # What ends in threads is heard on loops, too, and one of the two listens to the store.
-        found = _async_guard = AsyncGuard(store, threads.keeper, GATE, AsyncRoom(threads.room.overhear), TALLY)
+        keeper = cast("AsyncKeeper", threads.keeper)  # as it was made above
+        found = _async_guard = AsyncGuard(store, keeper, GATE, AsyncRoom(threads.room.overhear), TALLY)
         store.watch(threads.keeper.lose_all)
     return found
 

@@ -17,7 +17,7 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.http import HttpResponse
 
-from semel.core.commands import Ending, NotStarted, RunHandler, RunUnguarded, Undo
+from semel.core.commands import Ending, Lost, NotStarted, RunHandler, RunUnguarded, Undo
 from semel.core.policy import Policy
 from semel.core.replay import FIRST_SERVER_ERROR
 from semel.django import atomicity, guards
@@ -144,6 +144,8 @@ class MiddlewareExchange(ViewExchange[Response]):
             reached: Any = run_until(self._flow, self.perform, until)
             if isinstance(reached, RunHandler) and self.guard.gate.is_closed:
                 reached = resume(self._flow, NotStarted(), self.perform)
+            if isinstance(reached, RunHandler) and not self.is_held(reached):
+                reached = resume(self._flow, Lost(), self.perform)
             if isinstance(reached, RunHandler):
                 self._enter(self.take_on(reached))
             elif isinstance(reached, RunUnguarded) and reached.hold is not None and reached.lease is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
@@ -19,6 +20,7 @@ from semel.core.commands import (
     Lost,
     NotStarted,
     Pause,
+    Renew,
     RunHandler,
     Tell,
     Undo,
@@ -27,12 +29,14 @@ from semel.core.commands import (
 from semel.core.record import Hold
 from semel.door import Gate
 from semel.drivers import aresume, arun
-from semel.exchange.threads import Performs
+from semel.errors import StoreError
+from semel.exchange.lookups import AsyncLookups, Patience
+from semel.exchange.threads import CLAIMS, Performs
 from semel.operation import Operation, begin
 from semel.room import AsyncRoom, Visit
 from semel.stage import AsyncStage
 from semel.stores import AsyncStore
-from semel.stores.keeper import AsyncKeeper, Keeper
+from semel.stores.keeper import AsyncKeeper, is_late
 from semel.stores.transaction import AsyncTransaction
 from semel.telemetry.tally import Tally
 
@@ -44,8 +48,7 @@ class AsyncGuard:
     """What the guarded calls of one application share, on event loops."""
 
     store: AsyncStore
-    #: A thread's, where loops come and go with the requests.
-    keeper: AsyncKeeper | Keeper
+    keeper: AsyncKeeper
     gate: Gate
     #: Where duplicates wait.
     room: AsyncRoom
@@ -53,11 +56,13 @@ class AsyncGuard:
     tally: Tally = field(default_factory=Tally)
     #: Where the state of operations can be asked for; None: nowhere, and none is accepted to be run later.
     status_path: str | None = None
+    #: What report mode asks the store.
+    lookups: AsyncLookups = field(default_factory=AsyncLookups)
 
     @classmethod
     def of(cls, store: AsyncStore) -> Self:
         """Guard by *store*."""
-        return cls(store, AsyncKeeper(store.perform, store.watch), Gate(), AsyncRoom(store.listen))
+        return cls(store, AsyncKeeper(store.renew, store.watch), Gate(), AsyncRoom(store.listen))
 
     def let_go(self, hold: Hold) -> None:
         """Whatever became of it: a lease that is renewed for nobody never runs out, and whoever waits may look."""
@@ -70,6 +75,10 @@ class AsyncHands:
 
     #: Whether nothing is guarded, but only watched.
     is_reporting = False
+    #: When the claim was asked for, by the process's own clock.
+    _asked_at = math.inf
+    #: What is left of the time that a store may take where nothing is guarded.
+    _patience: Patience | None = None
 
     def __init__(self, guard: AsyncGuard) -> None:
         """Nothing is begun yet."""
@@ -84,8 +93,17 @@ class AsyncHands:
         if perform is not None:
             return perform(self, command)
         if self.is_reporting:
-            self.guard.tally.check_store()
+            return self._look_up(command)
+        if type(command) in CLAIMS:
+            self._asked_at = time.monotonic()
         return self.guard.store.perform(command)
+
+    def _look_up(self, command: Command[Any]) -> Any:
+        """Start a store's command that must not hold up the answer."""
+        guard = self.guard
+        guard.tally.check_store()
+        self._patience = self._patience or Patience()
+        return guard.lookups.perform(partial(guard.store.perform, command), self._patience, guard.tally.store_answered)
 
     async def begin(self, command: Begin) -> Any:
         """Open the transaction that the application will write in."""
@@ -97,6 +115,26 @@ class AsyncHands:
         if self._transaction is None:  # It could not be opened, and there is none to undo.
             return None
         return await self._transaction.perform(command)
+
+    async def reach(self, flow: Flow[T]) -> T | RunHandler:
+        """Run *flow* until its handler is to be run, or to its end where it must not be."""
+        reached = await arun(flow, self.perform, until=RunHandler)
+        if not isinstance(reached, RunHandler):
+            return reached
+        if self.guard.gate.is_closed:
+            return await aresume(flow, NotStarted(), self.perform)
+        if not await self.is_held(reached):
+            return await aresume(flow, Lost(), self.perform)
+        return reached
+
+    async def is_held(self, command: RunHandler) -> bool:
+        """Whether the handler may be run: a claim that was answered late may be another worker's by now."""
+        if command.lease is None or not is_late(self._asked_at, command.lease):
+            return True
+        try:
+            return command.hold not in await self.guard.store.perform(Renew(((command.hold, command.lease),)))
+        except StoreError:
+            return False
 
     def operation(self, command: RunHandler) -> Operation:
         """Return the operation that the application is to work on."""
@@ -147,12 +185,9 @@ class AsyncExchange(AsyncHands, ABC):
 
     async def conduct(self, flow: Flow[T]) -> T:
         """Run *flow* to its end. A caller that is cancelled leaves at once, and the operation ends behind it."""
-        reached: Any = await arun(flow, self.perform, until=RunHandler)
+        reached = await self.reach(flow)
         if not isinstance(reached, RunHandler):
-            ended: T = reached
-            return ended
-        if self.guard.gate.is_closed:
-            return await aresume(flow, NotStarted(), self.perform)
+            return reached
         task = asyncio.ensure_future(self._see_through(flow, reached))
         _under_way.add(task)
         task.add_done_callback(_under_way.discard)
@@ -193,15 +228,10 @@ _under_way: set[asyncio.Future[Any]] = set()
 
 
 def _stop(operation: Operation, task: asyncio.Task[Any]) -> None:
-    """Stop the handler, since another worker has the operation. The keeper may be in another thread."""
-
-    def stop() -> None:
-        if not operation.story.is_over:
-            operation.story.is_lost = True
-            task.cancel()
-
-    with suppress(RuntimeError):  # Its loop has ended, and the handler with it. The keeper has others to keep.
-        task.get_loop().call_soon_threadsafe(stop)
+    """Stop the handler, since another worker has the operation."""
+    if not operation.story.is_over:
+        operation.story.is_lost = True
+        task.cancel()
 
 
 def _this_task() -> asyncio.Task[Any]:

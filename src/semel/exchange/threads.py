@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,13 +14,17 @@ from typing import Any, ClassVar, Self, TypeVar
 from semel.core.commands import (
     Announce,
     Begin,
+    Claim,
     Command,
     Ending,
     Finish,
     Flow,
+    Lost,
     NotStarted,
     Pause,
+    Renew,
     RunHandler,
+    TakeOver,
     Tell,
     Undo,
     Wait,
@@ -27,16 +32,21 @@ from semel.core.commands import (
 from semel.core.record import Hold
 from semel.door import Gate
 from semel.drivers import run
+from semel.errors import StoreError
+from semel.exchange.lookups import Lookups, Patience
 from semel.operation import Operation, enter
 from semel.room import Room, Visit
 from semel.stage import AnyStage, Stage
 from semel.stores import Store
-from semel.stores.keeper import Keeper, OnLost, ignore
+from semel.stores.keeper import Keeper, OnLost, ignore, is_late
 from semel.stores.transaction import Transaction
 from semel.telemetry.tally import Tally
 
 T = TypeVar("T")
 Performs = dict[type[Command[Any]], Callable[[Any, Any], Any]]
+
+#: What a lease begins with.
+CLAIMS = frozenset({Claim, TakeOver})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,8 @@ class Guard:
     tally: Tally = field(default_factory=Tally)
     #: Where the state of operations can be asked for; None: nowhere, and none is accepted to be run later.
     status_path: str | None = None
+    #: What report mode asks the store.
+    lookups: Lookups = field(default_factory=Lookups)
 
     @classmethod
     def of(cls, store: Store) -> Self:
@@ -69,6 +81,10 @@ class Hands:
 
     #: Whether nothing is guarded, but only watched.
     is_reporting = False
+    #: When the claim was asked for, by the process's own clock.
+    _asked_at = math.inf
+    #: What is left of the time that a store may take where nothing is guarded.
+    _patience: Patience | None = None
 
     def __init__(self, guard: Guard) -> None:
         """Nothing is begun yet."""
@@ -84,8 +100,19 @@ class Hands:
         if perform is not None:
             return perform(self, command)
         if self.is_reporting:
-            self.guard.tally.check_store()
+            return self._look_up(command)
+        if type(command) in CLAIMS:
+            self._asked_at = time.monotonic()
         return self.guard.store.perform(command)
+
+    def _look_up(self, command: Command[Any]) -> Any:
+        """Carry out a store's command that must not hold up the answer."""
+        guard = self.guard
+        guard.tally.check_store()
+        if guard.store.is_callers:
+            return guard.store.perform(command)
+        self._patience = self._patience or Patience()
+        return guard.lookups.perform(partial(guard.store.perform, command), self._patience, guard.tally.store_answered)
 
     def begin(self, command: Begin) -> Any:
         """Open the transaction that the application will write in."""
@@ -109,6 +136,15 @@ class Hands:
         if command.lease is not None:
             self.keep_lease(command.hold, command.lease, partial(_lose, operation))
         return operation
+
+    def is_held(self, command: RunHandler) -> bool:
+        """Whether the handler may be run: a claim that was answered late may be another worker's by now."""
+        if command.lease is None or not is_late(self._asked_at, command.lease):
+            return True
+        try:
+            return command.hold not in self.guard.store.perform(Renew(((command.hold, command.lease),)))
+        except StoreError:
+            return False
 
     def stage(self) -> AnyStage:
         """Return where the application takes its steps, where it is in no transaction."""
@@ -171,6 +207,8 @@ class Exchange(Hands, ABC):
         """Let the application do its work, as an operation."""
         if self.guard.gate.is_closed:
             return NotStarted()
+        if not self.is_held(command):
+            return Lost()
         operation = self.take_on(command)
         with enter(operation):
             return self.handle(operation, command.limit)

@@ -35,7 +35,8 @@ from contextvars import copy_context
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from semel.core.commands import Command
+from semel.core.commands import Command, Renew
+from semel.core.record import Hold
 from semel.errors import ConfigurationError
 from semel.stores.step import Step
 from semel.stores.transaction import AsyncTransaction, Transaction
@@ -62,6 +63,8 @@ class Store(ABC):
     actor: str | None = None
     #: Whether its audit trail is to have a line for every replay, too.
     notes_replays: bool = False
+    #: Whether commands are carried out on a connection that is the calling thread's, and the application's.
+    is_callers: bool = False
 
     def transaction(self) -> Transaction:
         """Return a transaction of the application's own, not begun yet, for atomic mode and for phases."""
@@ -136,6 +139,14 @@ class AsyncStore(ABC):
     @abstractmethod
     def perform(self, command: Command[T]) -> Step[T]:
         """Start one store command. It is carried out whether or not anybody waits for it."""
+
+    @abstractmethod
+    def renew(self, command: Renew) -> frozenset[Hold]:
+        """Prolong leases here and now; return the holds that are lost.
+
+        This is called in a thread that is no event loop's, on which the store's own may be blocked meanwhile: so it
+        must need nothing of that loop, and no connection that belongs to it.
+        """
 
     def start_in_thread(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
         """Start a plain function of the application's where it may use a lent connection and holds up nobody."""

@@ -1,7 +1,11 @@
 """Keeps leases alive: one batched renewal per process and interval, however many requests are in flight.
 
-Whoever has lost its hold is told, so that it can stop: when a renewal finds it so, or at once where the store can say
-that all are lost (``Store.watch``). That it can store nothing is the fence's doing, not this file's.
+It is done by a thread, for event loops as well: a handler that blocks its loop must not cost every other operation of
+its process its lease. But a lease must end when its worker can't go on, so leases that belong to a loop are renewed
+only while the loop shows life (``Pulse``).
+
+A worker that has lost its hold is told, so that it can stop: when a renewal finds it so, or at once where the store can
+say that all are lost (``Store.watch``). That it can store nothing is the fence's doing, not this file's.
 """
 
 from __future__ import annotations
@@ -9,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 
 from semel.core.commands import Renew
@@ -20,10 +26,22 @@ from semel.stores.forks import start_afresh_in_children
 #: Two renewals may fail before a live worker loses its lease.
 RENEWALS_PER_LEASE = 3
 
+#: An event loop that shows no life for this long is taken for dead, and its leases are left to end: so long, or so many
+#: of their leases, whichever is longer. Too short, and an operation takes effect twice since a handler beside it blocks
+#: its loop; too long, and the keys of a loop that hangs for good are busy for longer. The first is worse, so it is as
+#: long as the servers and proxies in front of an app usually wait for an answer: a client that is still there is rare
+#: after that.
+LOOP_SILENCE = timedelta(seconds=60)
+LOOP_SILENCE_LEASES = 10
+
+#: How long a thread without leases waits for the next one before it ends. To start another costs 0.1 ms.
+IDLE_SECONDS = 10.0
+#: The thread is waited for where it is closed, but no loop may be held up by a renewal that a store does not answer.
+CLOSE_SECONDS = 1.0
+
 OnLost = Callable[[], None]
 #: Begins to call back when all that is held is lost.
 Watch = Callable[[OnLost], None]
-Leases = dict[Hold, tuple[timedelta, OnLost]]
 
 
 def ignore() -> None:
@@ -33,88 +51,71 @@ def ignore() -> None:
 _logger = logging.getLogger("semel")
 
 
-class AsyncKeeper:
-    """The leases of one event loop, renewed by a timer that runs only while there are any."""
+class Pulse:
+    """What the thread knows of an event loop: whether it can go on with its handlers."""
 
-    def __init__(self, renew: Callable[[Renew], Awaitable[frozenset[Hold]]], watch: Watch | None = None) -> None:
-        """Renew through *renew*; hear through *watch* that all is lost."""
-        self._renew = renew
-        self._leases: Leases = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._wound_for = timedelta.max
-        self._round: asyncio.Task[None] | None = None
-        if watch is not None:
-            watch(self.lose_all)
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_revival: Callable[[], None]) -> None:
+        """*loop* shows life now. Call *on_revival* on it when it does so again after it was taken for dead."""
+        self.loop = loop
+        self._on_revival = on_revival
+        self._beat_at = time.monotonic()
+        self._is_asked = self._was_dead = False
 
-    def add(self, hold: Hold, lease: timedelta, on_lost: OnLost = ignore) -> None:
-        """Keep *hold* alive from now on; call *on_lost* when somebody else has it."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            # The loop these were renewed on is gone, and their handlers with it.
-            self._loop, self._timer = loop, None
-            self._leases.clear()
-        self._leases[hold] = lease, on_lost
-        if self._timer is None or lease < self._wound_for:
-            self._wind(loop, lease)
+    def beat(self) -> None:
+        """Show life. It is called on the loop."""
+        self._beat_at = time.monotonic()
 
-    def discard(self, hold: Hold) -> None:
-        """Leave *hold* to its lease."""
-        self._leases.pop(hold, None)
+    def ask(self) -> None:
+        """Have the loop show life, once it can. It costs a live loop one callback."""
+        if not self._is_asked:
+            self._is_asked = True
+            with suppress(RuntimeError):  # It has ended since it was looked at.
+                self.loop.call_soon_threadsafe(self._answer)
 
-    def lose_all(self) -> None:
-        """Tell all that they have lost their hold, on their loop. This may be called in any thread."""
-        loop = self._loop
-        if loop is not None:
-            with suppress(RuntimeError):  # It has ended, and the handlers with it.
-                loop.call_soon_threadsafe(self._lose_all)
+    def is_alive(self, lease: timedelta) -> bool:
+        """Whether a handler with such a lease is to be taken for alive."""
+        if not self.loop.is_running():
+            return False
+        silence = max(LOOP_SILENCE, LOOP_SILENCE_LEASES * lease)
+        is_alive = time.monotonic() - self._beat_at <= silence.total_seconds()
+        self._was_dead |= not is_alive
+        return is_alive
 
-    def close(self) -> None:
-        """Renew no more."""
-        self._leases.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _answer(self) -> None:
+        self.beat()
+        self._is_asked = False
+        if self._was_dead:
+            self._was_dead = False
+            self._on_revival()
 
-    def _lose_all(self) -> None:
-        leases, self._leases = self._leases, {}
-        for _, on_lost in leases.values():
-            on_lost()
 
-    def _wind(self, loop: asyncio.AbstractEventLoop, lease: timedelta) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = loop.call_later(_interval(lease), self._start_round)
-        self._wound_for = lease
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    length: timedelta
+    on_lost: OnLost
+    #: Of the event loop that its handler runs on; None: it runs in a thread.
+    pulse: Pulse | None = None
 
-    def _start_round(self) -> None:
-        self._timer = None
-        if self._leases:
-            # Both now: by the time a task begins, the last lease may be gone.
-            self._wind(asyncio.get_running_loop(), min(lease for lease, _ in self._leases.values()))
-            self._round = asyncio.ensure_future(self._renew_all(_held(self._leases)))
+    @property
+    def has_ended(self) -> bool:
+        """Whether its handler is gone without a word."""
+        return self.pulse is not None and self.pulse.loop.is_closed()
 
-    async def _renew_all(self, holds: tuple[tuple[Hold, timedelta], ...]) -> None:
-        try:
-            lost = await self._renew(Renew(holds))
-        except Exception as error:  # noqa: BLE001 - whatever it was, the timer is wound and the next round tries again
-            _tell(error)
-            return
-        for hold in lost:
-            # It may have ended meanwhile, and its renewal found it so.
-            _, on_lost = self._leases.pop(hold, (None, ignore))
-            on_lost()
+    @property
+    def is_due(self) -> bool:
+        """Whether its handler can go on."""
+        return self.pulse is None or self.pulse.is_alive(self.length)
 
 
 class Keeper:
-    """The leases of one process of threads, renewed by one daemon thread."""
+    """The leases of the threads of one process, renewed by one daemon thread, which lives while there are any."""
 
-    _leases: Leases
+    _leases: dict[Hold, _Lease]
     _changed: threading.Condition
     _thread: threading.Thread | None
 
     def __init__(self, renew: Callable[[Renew], frozenset[Hold]], watch: Watch | None = None) -> None:
-        """Renew through *renew*; hear through *watch* that all is lost."""
+        """Renew through *renew*, which is called in a thread; hear through *watch* that all is lost."""
         self._renew = renew
         self.start_afresh()
         start_afresh_in_children(self)
@@ -123,16 +124,7 @@ class Keeper:
 
     def add(self, hold: Hold, lease: timedelta, on_lost: OnLost = ignore) -> None:
         """Keep *hold* alive from now on; call *on_lost*, in a thread that is not the caller's, when it is lost."""
-        interval = _interval(lease)
-        with self._changed:
-            self._leases[hold] = lease, on_lost
-            if self._thread is None:
-                self._interval = interval
-                self._thread = threading.Thread(target=self._renew_for_ever, name="semel-keeper", daemon=True)
-                self._thread.start()
-            elif interval < self._interval:
-                self._interval = interval
-                self._changed.notify()
+        self._add(hold, _Lease(lease, on_lost))
 
     def discard(self, hold: Hold) -> None:
         """Leave *hold* to its lease."""
@@ -140,11 +132,11 @@ class Keeper:
             self._leases.pop(hold, None)
 
     def lose_all(self) -> None:
-        """Tell all that they have lost their hold, in the calling thread."""
+        """Tell all that they have lost their hold: threads in the calling one, and loops on themselves."""
         with self._changed:
             leases, self._leases = self._leases, {}
-        for _, on_lost in leases.values():
-            on_lost()
+        for lease in leases.values():
+            lease.on_lost()
 
     def close(self) -> None:
         """Renew no more."""
@@ -153,45 +145,111 @@ class Keeper:
             thread, self._thread = self._thread, None
             self._changed.notify()
         if thread is not None:
-            thread.join()
+            thread.join(CLOSE_SECONDS)
 
     def start_afresh(self) -> None:
         """Hold nothing, and have no thread."""
         self._leases = {}
-        self._interval = 0.0
+        self._interval = IDLE_SECONDS
+        self._is_hurried = False
         self._changed = threading.Condition()
         self._thread = None
 
+    def _add(self, hold: Hold, lease: _Lease) -> None:
+        interval = _interval(lease.length)
+        with self._changed:
+            self._leases[hold] = lease
+            if self._thread is None:
+                self._interval = interval
+                self._thread = threading.Thread(target=self._renew_for_ever, name="semel-keeper", daemon=True)
+                self._thread.start()
+            elif interval < self._interval:
+                self._interval = interval
+                self._changed.notify()
+
+    def _hurry(self) -> None:
+        """Have a round now."""
+        with self._changed:
+            self._is_hurried = True
+            self._changed.notify()
+
     def _renew_for_ever(self) -> None:
         changed, thread = self._changed, threading.current_thread()
+        is_idle = False
         while True:
             with changed:
-                # It may have been closed before this thread came to wait: nobody would wake it then.
-                woken = self._thread is thread and changed.wait(self._interval)
+                # It may have been closed, or hurried, before this thread came to wait: nothing would wake it then.
+                is_waiting = self._thread is thread and not self._is_hurried
+                is_woken = is_waiting and changed.wait(self._interval)
                 if self._thread is not thread:
                     return
-                holds = () if woken else _held(self._leases)
-            if holds:
-                self._renew_once(holds)
+                if is_woken and not self._is_hurried:
+                    continue  # A shorter lease was added, and is due when its own interval is over.
+                self._is_hurried = False
+                for hold in [hold for hold, lease in self._leases.items() if lease.has_ended]:
+                    del self._leases[hold]
+                if not self._leases and is_idle:
+                    self._thread = None
+                    return
+                is_idle = not self._leases
+                self._interval = min((_interval(each.length) for each in self._leases.values()), default=IDLE_SECONDS)
+                leases = dict(self._leases)
+            self._renew_once(leases)
 
-    def _renew_once(self, holds: tuple[tuple[Hold, timedelta], ...]) -> None:
+    def _renew_once(self, leases: dict[Hold, _Lease]) -> None:
+        holds = tuple((hold, lease.length) for hold, lease in leases.items() if lease.is_due)
+        for pulse in {lease.pulse for lease in leases.values() if lease.pulse is not None}:
+            pulse.ask()
+        if not holds:
+            return
         try:
             lost = self._renew(Renew(holds))
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live to try again
-            _tell(error)
+            _logger.warning("Leases could not be renewed; the next round tries again: %s", error)
             return
         for hold in lost:
             with self._changed:
-                _, on_lost = self._leases.pop(hold, (None, ignore))
-            on_lost()
+                # It may have ended meanwhile, and its renewal found it so.
+                found = self._leases.pop(hold, None)
+            if found is not None:
+                found.on_lost()
 
 
-def _held(leases: Leases) -> tuple[tuple[Hold, timedelta], ...]:
-    return tuple((hold, lease) for hold, (lease, _) in leases.items())
+class AsyncKeeper(Keeper):
+    """The leases of event loops, and of threads beside them, renewed by one daemon thread for all."""
+
+    _pulse: Pulse | None = None
+
+    def add(self, hold: Hold, lease: timedelta, on_lost: OnLost = ignore) -> None:
+        """Keep *hold* alive from now on, while the running loop shows life; call *on_lost* on it when it is lost."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            super().add(hold, lease, on_lost)
+            return
+        pulse = self._pulse
+        if pulse is None or pulse.loop is not loop:
+            pulse = self._pulse = Pulse(loop, self._hurry)
+        pulse.beat()
+        self._add(hold, _Lease(lease, lambda: _call_on(loop, on_lost), pulse))
+
+    def start_afresh(self) -> None:
+        """Hold nothing, and have no thread: the parent's loop is not the child's, though it is the same object."""
+        super().start_afresh()
+        self._pulse = None
 
 
-def _tell(error: Exception) -> None:
-    _logger.warning("Leases could not be renewed; the next round tries again: %s", error)
+def is_late(asked_at: float, lease: timedelta) -> bool:
+    """Whether so long after a claim was asked for, by the process's own clock, its lease may end before it is renewed.
+
+    The reply may have been there for long, and its reader busy or paused: by then another worker may have the key.
+    """
+    return time.monotonic() - asked_at > _interval(lease)
+
+
+def _call_on(loop: asyncio.AbstractEventLoop, on_lost: OnLost) -> None:
+    with suppress(RuntimeError):  # It has ended, and the handlers with it.
+        loop.call_soon_threadsafe(on_lost)
 
 
 def _interval(lease: timedelta) -> float:

@@ -79,6 +79,10 @@ class Tally:
         if self._clock() < self._rests_until:
             raise StoreUnavailable("The store failed a moment ago, and is not asked again yet.")
 
+    def store_answered(self) -> None:
+        """Say that a store which had been too slow has answered after all: it may be asked again."""
+        self._rests_until = float("-inf")
+
     def _count(self, happening: Reported) -> None:
         with self._lock:
             route = happening.route

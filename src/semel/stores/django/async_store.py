@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from asgiref.sync import sync_to_async
 
 from semel.core.commands import Begin, Command, Open, Renew
-from semel.core.record import Found
+from semel.core.record import Found, Hold
 from semel.errors import StoreUnavailable
 from semel.stores.base import AsyncStore
 from semel.stores.django.store import DjangoStore
@@ -52,6 +52,11 @@ class AsyncDjangoStore(AsyncStore):
         step: Step[T] = Step(loop=asyncio.get_running_loop())
         _start(self._carry_out(command, step))
         return step
+
+    def renew(self, command: Renew) -> frozenset[Hold]:
+        """Prolong leases, on the connection that Django has for the calling thread."""
+        self._store.actor = self.actor
+        return self._store.perform(command)
 
     def transaction(self) -> AsyncTransaction:
         """Return a transaction of the application's own; not begun yet. Its ``connection`` is that of the ORM's thread,

@@ -36,6 +36,8 @@ _HARMLESS = frozenset({Now})
 class DjangoStore(Store):
     """Records in the database *alias* of Django's."""
 
+    is_callers = True
+
     def __init__(self, alias: str = "default", *, audit: Audit = "on") -> None:
         """Nothing is connected yet."""
         self.alias = alias

@@ -37,6 +37,7 @@ from semel.core.commands import (
     TakeOver,
     Unpark,
 )
+from semel.core.record import Hold
 from semel.errors import ConfigurationError
 from semel.stores.base import AsyncStore, Store, this_process
 from semel.stores.memory.keys import Keys
@@ -142,6 +143,10 @@ class AsyncMemoryStore(AsyncStore):
         answer: Step[T] = Step(loop=asyncio.get_running_loop())
         answer.settle(self._memory.act(command, self.actor))
         return answer
+
+    def renew(self, command: Renew) -> frozenset[Hold]:
+        """Prolong leases, from any thread."""
+        return self._memory.act(command, self.actor)
 
     def transaction(self) -> AsyncMemoryTransaction:
         """Return a transaction of one's own, without a connection."""

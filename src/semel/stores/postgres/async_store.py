@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.core.commands import Claim, Command, Complete, Renew, Settle
+from semel.core.record import Hold
 from semel.errors import ConfigurationError, StoreError, StoreUnavailable
 from semel.stores.base import AsyncStore, this_process
 from semel.stores.forks import leave_alone, start_afresh_in_children
@@ -18,6 +19,7 @@ from semel.stores.postgres.builder import nobody
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, read_only, translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
 from semel.stores.postgres.pooler import is_direct_async
+from semel.stores.postgres.renewals import Renewals
 from semel.stores.postgres.statements import OTHERS, OWNED, UPKEEP, Statements
 from semel.stores.statement import Statement
 from semel.stores.step import Step
@@ -62,6 +64,7 @@ class AsyncPostgresStore(AsyncStore):
         self._connections: AsyncConnections | None = connections
         self._loop: asyncio.AbstractEventLoop | None = None
         self._links: list[_Link] = []
+        self._renewals = Renewals(_Link(self.address))
         self._bind()
 
     @property
@@ -74,6 +77,10 @@ class AsyncPostgresStore(AsyncStore):
         if asyncio.get_running_loop() is not self._loop:
             self._bind()
         return self._lanes[type(command)].submit(command)
+
+    def renew(self, command: Renew) -> frozenset[Hold]:
+        """Prolong leases, from any thread that is no event loop's."""
+        return self._renewals.run(self._statements.of(command))
 
     def transaction(self) -> AsyncTransaction:
         """Return a transaction of the application's own, not begun yet."""
@@ -110,6 +117,7 @@ class AsyncPostgresStore(AsyncStore):
         """Finish what is under way and disconnect."""
         if asyncio.get_running_loop() is self._loop:
             await self._close()
+        await asyncio.to_thread(self._renewals.close)
         if self._liveness is not None:
             await asyncio.to_thread(self._liveness.close)
 

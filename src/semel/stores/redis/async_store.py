@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from semel.core.commands import Claim, Command, Complete, Renew
+from semel.core.record import Hold
 from semel.stores.base import AsyncStore
 from semel.stores.lane import AsyncLane
 from semel.stores.redis.address import Address
@@ -15,6 +16,7 @@ from semel.stores.redis.courier import Courier, Talk
 from semel.stores.redis.keys import Keys
 from semel.stores.redis.listening import AsyncListener
 from semel.stores.redis.others import OTHERS, others
+from semel.stores.redis.renewals import Renewals
 from semel.stores.redis.upkeep import UPKEEP, Upkeep
 from semel.stores.step import Step
 
@@ -30,6 +32,7 @@ class AsyncRedisStore(AsyncStore):
         self.notes_replays = self.address.audit == "replays"
         self._keys = Keys(self.address, lambda: self.actor)
         self._upkeep = Upkeep(self._keys)
+        self._renewals = Renewals(self.address, self._keys)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lines: list[_Line] = []
         self._listener = AsyncListener(self.address, self._keys.channel)
@@ -40,6 +43,10 @@ class AsyncRedisStore(AsyncStore):
         if asyncio.get_running_loop() is not self._loop:
             self._bind()
         return self._lanes[type(command)].submit(command)
+
+    def renew(self, command: Renew) -> frozenset[Hold]:
+        """Prolong leases, from any thread, over a connection of threads."""
+        return self._renewals.perform(command)
 
     def listen(self, on_end: Callable[[str], None]) -> None:
         """Subscribe to hints, once for all who listen."""
@@ -59,6 +66,7 @@ class AsyncRedisStore(AsyncStore):
     async def close(self) -> None:
         """Finish what is under way and disconnect."""
         await self._listener.close()
+        await asyncio.to_thread(self._renewals.close)
         if asyncio.get_running_loop() is not self._loop:
             return
         for lane in set(self._lanes.values()):

@@ -6,7 +6,8 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from semel.core.commands import Command
+from semel.core.commands import Command, Renew
+from semel.core.record import Hold
 from semel.stores.base import AsyncStore
 from semel.stores.lane import AsyncLane
 from semel.stores.sqlite.async_units import AsyncSQLiteConnections
@@ -33,6 +34,14 @@ class AsyncSQLiteStore(AsyncStore):
         if asyncio.get_running_loop() is not self._loop:
             self._start()
         return self._lane.submit(command)
+
+    def renew(self, command: Renew) -> frozenset[Hold]:
+        """Prolong leases, from any thread: those who use the file take turns."""
+        [outcome] = self._ledger.execute([command], self.actor)
+        if isinstance(outcome, Exception):
+            raise outcome
+        lost: frozenset[Hold] = outcome
+        return lost
 
     def transaction(self) -> AsyncTransaction:
         """Return a transaction of the application's own, on a ``sqlite3.Connection`` to the same file."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from semel.core.commands import Claim, Command, Complete, Release, Save, TakeOver
-from semel.core.record import Found
+from semel.core.commands import Claim, Command, Complete, Release, Renew, Save, TakeOver
+from semel.core.record import Found, Hold
 from semel.stores.base import AsyncStore
 from semel.stores.step import Step
 from semel.stores.tiered.answers import Answers, UnderWay
@@ -56,6 +56,10 @@ class AsyncTieredStore(AsyncStore):
     def perform(self, command: Command[T]) -> Step[T]:
         """Start one store command. It is carried out whether or not anybody waits for it."""
         return self._performs.get(type(command), self.durable.perform)(command)
+
+    def renew(self, command: Renew) -> frozenset[Hold]:
+        """Prolong leases, from any thread. They are the durable store's alone."""
+        return self.durable.renew(command)
 
     def transaction(self) -> AsyncTieredTransaction:
         """Return a transaction of the durable store's. It is opened only for a key whose answer is not kept."""
