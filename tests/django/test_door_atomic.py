@@ -341,7 +341,7 @@ def test_steps_under_atomic_requests(atomic_requests: None, under: str) -> None:
     with serving(idempotent(steps), transaction.non_atomic_requests(idempotent(own))):
         visitor = Visitor(under)
         visitor.client.raise_request_exception = True
-        with pytest.raises(ConfigurationError, match="transaction.non_atomic_requests"):
+        with pytest.raises(ConfigurationError, match="non_atomic_requests"):
             visitor.post()
         assert (amounts(), made) == ([], [])
         assert_kept(*(visitor.post("/pay2", key="key-2") for _ in range(2)))

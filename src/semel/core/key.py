@@ -124,7 +124,7 @@ class Key:
 
     def short(self) -> str:
         """Name the key in a log without giving it away; ``printf %s KEY | sha256sum | cut -c1-12`` is the same."""
-        return sha256(self.value.encode()).hexdigest()[:SHORT_LENGTH]
+        return digest_of(self.value)[:SHORT_LENGTH]
 
     @property
     def personal(self) -> bool:
@@ -149,6 +149,11 @@ class Key:
             return _EPOCH + timedelta(milliseconds=milliseconds)
         except OverflowError:  # 48 bits reach the year 10889, datetime 9999
             return None
+
+
+def digest_of(key: str) -> str:
+    """Return the digest of *key* of which logs show the beginning."""
+    return sha256(key.encode()).hexdigest()
 
 
 def find(

@@ -245,5 +245,5 @@ def _refuse_late(key: Key, hold: Hold, policy: Policy) -> Flow[None]:
         return
     now = yield from Now()
     if key.made_at < now - policy.retention:
-        yield from release(hold, policy)
+        yield from release(hold, policy, "past retention")
         raise KeyExpired
