@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# The demo needs little of what the tests need, and is not to wait for the rest of it; where that is there, it will do.
+DEMO := $(if $(wildcard .venv/.ready),.venv/.ready,.venv/.demo)
 
 .PHONY: help demo rides report test cover check fix bench torture clean
 .DEFAULT_GOAL := help
@@ -9,7 +11,7 @@ BIN := .venv/bin
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
 
-demo: .venv/.ready ## See a payment retried, raced and crashed, and made once.
+demo: $(DEMO) ## See a payment retried, raced and crashed, and made once.
 	@$(BIN)/semel demo
 
 rides: .venv/.ready ## See an API of several steps killed half-way, and resumed.
@@ -45,11 +47,15 @@ clean: ## Remove what make and the tools made.
 	@rm -rf .venv dist .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamp is written last, so an interrupted installation is taken up again.
-.venv/.ready: pyproject.toml constraints.txt
+# A stamp is written last, so an interrupted installation is taken up again.
+.venv/.demo: EXTRAS = demo
+.venv/.demo: WHAT = Semel and what its demo needs into .venv (some seconds, once)
+.venv/.ready: EXTRAS = dev,postgres,redis,cli
+.venv/.ready: WHAT = Semel and its tools into .venv (a minute or two, once)
+.venv/.demo .venv/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "Semel needs Python 3.11 or newer, and \"$(PYTHON)\" is not: try make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@echo "Installing Semel and its tools into .venv (a minute or two, once)"
+	@echo "Installing $(WHAT)"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,postgres,redis,cli]' -c constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]' -c constraints.txt
 	@touch $@

@@ -61,7 +61,10 @@ class Bar:
         """Draw *state*. One that says nothing of its progress leaves the bar where it is."""
         share = state["progress"] or 0.0
         full = round(share * BAR_WIDTH)
-        line = f"[{'#' * full}{'.' * (BAR_WIDTH - full)}] {share:4.0%}  {state['state']:<10}  {state['note'] or ''}"
+        bar, rest = "━" * full, "━" * (BAR_WIDTH - full) if self._is_terminal else " " * (BAR_WIDTH - full)
+        if self._is_terminal:
+            bar, rest = f"\x1b[32m{bar}\x1b[0m", f"\x1b[2m{rest}\x1b[0m"
+        line = f"{bar}{rest} {share:4.0%}  {state['state']:<10}  {state['note'] or ''}"
         if line != self._last:
             print(f"\r\x1b[K{line}" if self._is_terminal else line, end="" if self._is_terminal else "\n", flush=True)
             self._last = line

@@ -18,12 +18,24 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+from rich.console import Console
+from rich.text import Text
 
 from examples.rides.servers import App, app, provider
 
 WAIT_SECONDS = 40.0  # The completer leaves an operation to its client for 10 s, and looks every 5.
 POLL_SECONDS = 0.1
 ANSWER_COLUMN = 84
+
+INTRODUCTION = """\
+[bold]Rocket Rides[/bold] - five riders, a provider in trouble, and an app that is killed
+
+A ride is written down, a card charged, the charge noted, a receipt mailed: four steps. On the right is what the rider
+is answered. At the end the rides are compared with the provider's own books: each must be paid once. It takes half a
+minute, since Semel leaves an operation to its client for ten seconds before it finishes it.
+"""
+
+console = Console(highlight=False)
 
 RETRY = {httpx.codes.CONFLICT, httpx.codes.SERVICE_UNAVAILABLE}  # "wait", and "the steps so far are kept"
 LOST = 0
@@ -92,7 +104,8 @@ class Story:
         """Print one line of the story, what came of it, and what should have come where that differs."""
         came, should = _said(answer), f"{wanted or NO_ANSWER}{REPLAYED if replayed else ''}"
         self.faults += came != should
-        print(f"{what:<{ANSWER_COLUMN}} {came}{'' if came == should else f', AND NOT {should}'}", flush=True)
+        said = Text(came, _style(came)) if came == should else Text(f"{came}, AND NOT {should}", "bold red")
+        console.print(Text(f"{what:<{ANSWER_COLUMN}} ") + said, soft_wrap=True)
 
     def book(self, rider: str) -> httpx.Response | int:
         """Send a rider's request: the same each time, with the same key."""
@@ -153,6 +166,12 @@ class Story:
             time.sleep(POLL_SECONDS)
 
 
+def _style(came: str) -> str:
+    if came == NO_ANSWER or came.startswith("5"):
+        return "yellow"
+    return "cyan" if came.endswith(REPLAYED) else "green"
+
+
 def _said(answer: httpx.Response | int) -> str:
     if isinstance(answer, int):
         return str(answer or NO_ANSWER)
@@ -162,16 +181,17 @@ def _said(answer: httpx.Response | int) -> str:
 def main() -> int:
     """Tell the story; 0 when each ride was paid once and each receipt sent once."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the servers are ended too
+    console.print(INTRODUCTION, width=min(console.width, ANSWER_COLUMN))
     with TemporaryDirectory(prefix="rides-") as folder:
         store = sys.argv[1] if len(sys.argv) > 1 else f"sqlite:///{folder}/rides.db"
         subprocess.run([sys.executable, "-m", "semel", "migrate", store], stdout=subprocess.DEVNULL, check=True)
         with provider() as books, app(store, str(books.base_url), Path(folder, "app.log")) as api:
-            print(f"Rocket Rides on {api.url}, its provider on {books.base_url}\n")
+            console.print(Text(f"The API is on {api.url}, its provider on {books.base_url}\n", "dim"), soft_wrap=True)
             story = Story(store, api, books)
             story.tell()
             story.count()
             if story.faults:
                 print(f"\n{story.faults} things are not as they should be. The log of the API:\n{api.log.read_text()}")
                 return 1
-    print("\nEach ride was paid once and has one receipt; the declined one has neither.")
+    console.print("\nEach ride was paid once and has one receipt; the declined one has neither.", style="bold green")
     return 0

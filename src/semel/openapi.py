@@ -69,7 +69,7 @@ PROBLEM_SCHEMA: Final[Json] = {
         "type": {
             "type": "string",
             "format": "uri",
-            "description": "What kind of problem it is, and where to read of it.",
+            "description": "What kind of problem it is.",
         },
         "title": {"type": "string"},
         "status": {"type": "integer"},

@@ -1,5 +1,6 @@
 """`semel demo`: real processes, real kills, and a referee who is himself put to the test."""
 
+import io
 import json
 import re
 import signal
@@ -11,8 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from semel.cli.demo.referee import Heard, Outcome, Referee
+from semel.cli.demo.show import Stage, _counts, _Picture
 
 Semel = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -190,3 +193,18 @@ def test_referee_half_a_line(referee: Referee, log: Path) -> None:
     log.write_text('{"order": "order-1", "charge": "ch-1", "is_new": true}\n')
     referee.read_log()
     assert referee.charges == 1
+
+
+@pytest.mark.parametrize("width", [44, 60, 79, 80, 120])
+def test_in_a_narrow_terminal(referee: Referee, width: int) -> None:
+    """However narrow the terminal is, no figure of the moving table is cut, and no line is too long for it."""
+    stage = Stage(referee, 20.0, "1", is_protected=True, kills=1234567, workers=[True, False])
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    with console.capture() as capture:
+        console.print(_Picture(stage))
+    shown = capture.get()
+    assert "…" not in shown
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= width
+    for count in _counts(stage):
+        assert re.search(rf"{re.escape(count.name)} +{count.number:,}\b", shown), count.name
+    assert "killed, starting again" in shown

@@ -13,8 +13,9 @@ Semel = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_version(semel: Semel) -> None:
-    """`semel version` says which Semel this is."""
+    """`semel version` says which Semel this is, and so does `semel --version`."""
     assert semel("version").stdout == f"semel {package.__version__}\n"
+    assert semel("--version").stdout == f"semel {package.__version__}\n"
 
 
 def test_no_command(semel: Semel) -> None:

@@ -1,10 +1,16 @@
 """`semel migrate`."""
 
+import sqlite3
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
+
+from semel.stores import store
 
 Semel = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -41,3 +47,19 @@ def test_two_stores(semel: Semel) -> None:
     ended = semel("migrate", "sqlite:///a.db", "--store", "sqlite:///b.db")
     assert ended.returncode == 2
     assert "one at a time" in ended.stderr
+
+
+def test_beside_other_tables(semel: Semel, url: str) -> None:
+    """Where tables are made among others, what keeps Alembic from dropping them is said, once."""
+    with closing(store(url)) as keys:
+        kind = "SERIAL" if url.startswith("postgresql") else "INTEGER"
+        with closing(connect(url)) as connection:
+            connection.execute(f"CREATE TABLE orders (id {kind} PRIMARY KEY)")
+            connection.commit()
+        assert "include_name=semel.stores.alembic.include_name" in semel("migrate", url).stdout
+        assert keys.has_neighbours()
+    assert semel("migrate", url).stdout == "nothing to do\n"
+
+
+def connect(url: str) -> Any:
+    return psycopg.connect(url) if url.startswith("postgresql") else sqlite3.connect(url.removeprefix("sqlite:///"))

@@ -16,6 +16,7 @@ import pytest
 
 from semel.cli.resolving import operator
 from semel.core.commands import Claim, Complete, FindStuck, Look, Park, ReadRequest, ReadTrail, Save, Verdict
+from semel.core.derive import derive
 from semel.core.message import Answer, Head, Request
 from semel.core.record import NOBODYS_TOKEN, Found, Hold, Record
 from semel.core.recovery import Begun, Done, Progress, read_back
@@ -326,17 +327,19 @@ def test_steps_and_trail_are_shown(semel: Semel, url: str, keys: Store) -> None:
     for line in (
         r"state +unknown",
         r"recovery point +receipt_sent",
-        r'steps +phase ride_created: \{"id": 7\}',
-        r' +effect receipt_sent: "x+\.\.\. \(502 characters; --json has them all\)',
-        r" +effect charge_created: outcome unknown",
+        r'steps +phase ride_created done: \{"id": 7\}',
+        r' +effect receipt_sent done: "x+\.\.\. \(502 characters; --json has them all\)',
+        r" +effect charge_created begun: outcome unknown",
+        rf" +its key at the provider: {derive('acme', 'key', 'charge_created')}",
         r"trail +\S+  attempt 1  claimed  by \S+:\d+",
-        r" +\S+  attempt 1  saved \(charge_created\)  by \S+:\d+",
+        r" +\S+  attempt 1  saved \(effect charge_created begun\)  by \S+:\d+",
         r" +\S+  attempt 1  parked  by \S+:\d+",
     ):
         assert re.search(f"^{line}$", shown, re.MULTILINE), line
     facts = json.loads(semel("keys", "show", "key", "--store", url, "--json").stdout)
-    assert facts["steps"][0] == {"phase": "ride_created", "result": {"id": 7}}
-    assert facts["steps"][2] == {"effect": "charge_created"}
+    assert facts["steps"][0] == {"phase": "ride_created", "outcome": "done", "result": {"id": 7}}
+    charge = {"effect": "charge_created", "outcome": "unknown"}
+    assert facts["steps"][2] == charge | {"idempotency_key": derive("acme", "key", "charge_created")}
     assert [line["event"] for line in facts["trail"]] == ["claimed", "saved", "parked"]
 
 

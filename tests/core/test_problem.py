@@ -1,6 +1,7 @@
 """The bodies of refusals, byte for byte: clients and dashboards read them."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -97,3 +98,13 @@ def test_stripes_clients_are_told_whether_to_retry(kind: type[Refusal]) -> None:
     said = dict(refused(kind(), STRIPE).headers)[b"stripe-should-retry"]
     assert said == (b"true" if kind.retryable else b"false")
     assert b"stripe-should-retry" not in dict(refused(kind(), IETF).headers)
+
+
+@pytest.mark.parametrize("preset", [Policy.ietf, Policy.stripe])
+def test_nothing_is_linked_that_is_not_there(preset: Callable[..., Policy]) -> None:
+    """Unless the application says where its pages are, a problem has a name, and no address that anybody could own."""
+    answer = refused(KeyReused(), preset())
+    assert b"http" not in (answer.body or b"")
+    assert b"link" not in dict(answer.headers)
+    if preset == Policy.ietf:
+        assert json.loads(answer.body or b"")["type"] == "urn:semel:problem:idempotency-key-reused"

@@ -17,6 +17,7 @@ from semel.core.recovery import (
     Progress,
     Step,
     as_json,
+    change,
     check_end,
     next_step,
     read_back,
@@ -221,3 +222,15 @@ def test_depth_has_one_limit() -> None:
         as_json("a", nested(MAX_DEPTH + 1))
     with pytest.raises(ResultNotJSON):
         as_json("a", {"a": nested(MAX_DEPTH)})
+
+
+def test_what_the_trail_says_of_a_change() -> None:
+    """A phase is done; an effect is begun, or done, or had no effect after all; nothing of nothing."""
+    created, begun = Done("phase", "created", 1), Begun("charged")
+    one = Progress((created,))
+    assert change(Progress(), one) == "phase created done"
+    assert change(one, one.plus(begun)) == "effect charged begun"
+    assert change(one.plus(begun), one) == "effect charged had no effect"
+    assert change(one.plus(begun), one.plus(Done("effect", "charged", None))) == "effect charged done"
+    assert change(one, one) == "phase created done"
+    assert change(Progress(), Progress()) is None

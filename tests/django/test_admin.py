@@ -13,9 +13,11 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from semel.core.commands import Complete, Mark, Save, TakeOver
+from semel.core.commands import Complete, Mark, Park, Save, TakeOver
+from semel.core.derive import derive
 from semel.core.message import Answer, Head, Request
 from semel.core.record import Hold, Milestone
+from semel.core.recovery import Begun
 from semel.core.state import Event
 from semel.django.admin import PREVIEW_BYTES, Named
 from semel.django.models import AuditLine, Record
@@ -193,6 +195,23 @@ class TestPage:
         User.objects.all().delete()
         text = html.unescape(page(staff("view_record", "view_record_contents")))
         assert '{"id": 1}' in text
+
+    def test_begun_done_and_unknown(self, store: DjangoStore, root: Client) -> None:
+        """Of each step it is shown whether it is done, under way or unknown; the names are no secret."""
+        hold = store.perform(claim_on(*reversed(ODD)))
+        assert isinstance(hold, Hold)
+        begun = STEPS.plus(Begun("card_charged"))
+        store.perform(Save(hold, begun))
+        key = derive(*ODD, "card_charged")
+        for text in (page(root), page(staff("view_record"))):
+            for shown in ("phase payment_made", "<td>done</td>", "effect card_charged", key, "<td>begun: "):
+                assert shown in text
+        store.perform(Park(hold, reason="effect card_charged unknown"))
+        text = page(root)
+        assert "<td>unknown: " in text
+        assert "<td>begun: " not in text
+        for line in ("effect card_charged begun", "effect card_charged unknown"):
+            assert f"<td>{line}</td>" in text
 
     def test_absent(self, root: Client) -> None:
         """An address that names no record leads back, whatever is in it."""

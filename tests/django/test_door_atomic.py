@@ -202,6 +202,25 @@ def test_a_database_of_its_own(postgres: str, django_sqlite_url: str, under: str
         assert len(records()) == 2
 
 
+def test_on_commit_runs_at_most_once(database: str, under: str) -> None:
+    """What on_commit was to do, and did not, is done by no retry: the commit has been, and a retry is a replay."""
+    sent: list[str] = []
+
+    @idempotent(policy=ATOMIC)
+    def view(request: Any) -> HttpResponse:
+        def send() -> None:
+            sent.append("tried")
+            raise OSError("The mail server is gone.")
+
+        transaction.on_commit(send)
+        return pay(request)
+
+    with serving(view):
+        Visitor(under).post()
+        again = Visitor(under).post()
+    assert (again.status_code, amounts(), sent) == (201, [5], ["tried"])
+
+
 # ATOMIC_REQUESTS
 
 
@@ -303,6 +322,30 @@ def test_atomic_requests_and_async_views(atomic_requests: None) -> None:
                 visitor.post(each, key=each)
         assert_kept(*(visitor.post("/pay3", key="key-3") for _ in range(2)))
     assert amounts() == [5]
+
+
+def test_steps_under_atomic_requests(atomic_requests: None, under: str) -> None:
+    """Steps commit one by one, so ATOMIC_REQUESTS around them is an error that says how to opt out, and runs none."""
+    made: list[int] = []
+
+    def steps(_request: Any) -> HttpResponse:
+        operation = semel.current()
+        number = operation.phase("paid", lambda _: Payment.objects.create(amount=7, account="a").pk)
+        made.append(operation.effect("told", lambda number, *, idempotency_key: number, number))
+        return HttpResponse(str(number), status=201)
+
+    @wraps(steps)
+    def own(request: Any) -> HttpResponse:
+        return steps(request)
+
+    with serving(idempotent(steps), transaction.non_atomic_requests(idempotent(own))):
+        visitor = Visitor(under)
+        visitor.client.raise_request_exception = True
+        with pytest.raises(ConfigurationError, match="non_atomic_requests"):
+            visitor.post()
+        assert (amounts(), made) == ([], [])
+        assert_kept(*(visitor.post("/pay2", key="key-2") for _ in range(2)))
+        assert (amounts(), len(made)) == ([7], 1)
 
 
 # A user's own tests

@@ -4,7 +4,6 @@ from typing import Any, ClassVar
 
 import pytest
 from django.db import connection, transaction
-from django.http import HttpResponse
 from django.urls import include, path
 from rest_framework import serializers
 from rest_framework.authentication import BaseAuthentication
@@ -13,6 +12,7 @@ from rest_framework.exceptions import APIException, AuthenticationFailed, Permis
 from rest_framework.generics import CreateAPIView
 from rest_framework.parsers import JSONParser, MultiPartParser
 from rest_framework.permissions import BasePermission, IsAuthenticated
+from rest_framework.renderers import BaseRenderer
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 from rest_framework.throttling import BaseThrottle
@@ -118,7 +118,7 @@ def test_a_retry_is_a_replay(database: str, under: str, policy: Policy) -> None:
         assert (first.status_code, first.json()["amount"]) == (201, 5)
         assert_kept(first, again)
         assert again["Content-Type"] == "application/json"
-        assert type(again) is HttpResponse
+        assert not isinstance(again, Response)
         assert code(ask(data={**BODY, "amount": 6}, content_type="application/json")) == "idempotency-key-reused"
     assert amounts() == [5]
 
@@ -521,3 +521,98 @@ def test_atomic_mode_rolls_back_what_is_refused(database: str) -> None:
         assert (amounts(), records(), hooks) == ([], [], [])
         assert_kept(ask(), ask())
     assert (amounts(), hooks) == ([5], [1])
+
+
+# In the tests of an application
+
+
+@pytest.fixture
+def test_case(database: str) -> Any:
+    """The block that ``django.test.TestCase`` puts around a test, in a project with ATOMIC_REQUESTS."""
+    entry = {**project.settings_of(database), "ATOMIC_REQUESTS": True}
+    block = transaction.atomic()
+    block._from_testcase = True
+    with project.databases(default=entry), block:
+        yield
+        transaction.set_rollback(True)
+
+
+class Closed(BaseThrottle):  # type: ignore[misc]  # REST framework has no types
+    def allow_request(self, *_: Any) -> bool:
+        return False
+
+
+class TooQuick(Payments):
+    throttle_classes = (Closed,)
+
+
+class Chosen(Payments):
+    def get_idempotency_policy(self, _request: Any) -> Policy | None:
+        return None
+
+    def perform_create(self, serializer: Any) -> None:
+        serializer.save()
+        raise ValidationError("Not on Sundays.")
+
+
+@pytest.mark.usefixtures("test_case")
+@pytest.mark.parametrize(
+    "view, who, status",
+    [(Payments, None, 401), (Payments, "nobody's", 401), (TooQuick, "one", 429), (Chosen, "one", 400)],
+)
+def test_refusals_leave_a_test_case_alone(view: Any, who: str | None, status: int) -> None:
+    """Who is refused outside of the guard can be looked for in the database after it, as without a guard."""
+    with serving(view.as_view()):
+        assert ask(who=who).status_code == status
+        assert amounts() == []
+        assert records() == []
+
+
+@pytest.mark.usefixtures("test_case")
+def test_a_method_that_is_not_there_leaves_a_test_case_alone() -> None:
+    """A 405 can be looked for in the database after it."""
+    with serving(Payments.as_view()):
+        assert Visitor().client.patch("/pay", headers={"Authorization": "one"}).status_code == 405
+        assert amounts() == []
+
+
+@pytest.mark.usefixtures("test_case")
+@pytest.mark.parametrize("policy", [Policy.ietf(), ATOMIC])
+def test_the_whole_story_in_a_test_case(policy: Policy) -> None:
+    """A refusal, a payment, its replay and a reused key are asserted in one test, each with its data."""
+
+    class Guarded(Payments):
+        idempotency_policy = policy
+
+    with serving(Guarded.as_view()):
+        assert ask(who=None).status_code == 401
+        first, again = ask(), ask()
+        assert_kept(first, again)
+        assert again.data == first.data == {"id": first.data["id"], **BODY}
+        reused = ask(data={**BODY, "amount": 6}, content_type="application/json")
+        assert reused.data["code"] == "idempotency-key-reused"
+        assert amounts() == [5]
+
+
+def test_data_of_a_replay_that_is_not_json(sqlite: str) -> None:
+    """A replay has data where its body is JSON, as a response of REST framework's has; else it has None."""
+
+    class Plain(BaseRenderer):  # type: ignore[misc]  # REST framework has no types
+        media_type = "text/plain"
+        format = "txt"
+
+        def render(self, data: Any, *_: Any) -> str:
+            return str(data)
+
+    class Guarded(Payments):
+        renderer_classes = (Plain,)
+
+    class Empty(Payments):
+        def create(self, *_: Any, **__: Any) -> Response:
+            return Response(status=204)
+
+    with serving(Guarded.as_view(), Empty.as_view()):
+        assert_kept(ask(), ask())
+        assert ask().data is None
+        assert ask("/pay2", key="key-2").status_code == 204
+        assert ask("/pay2", key="key-2").data is None

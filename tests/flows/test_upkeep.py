@@ -181,7 +181,7 @@ def test_reaping_until_a_batch_is_not_full() -> None:
     ]
     played = play(reap(10, RETENTION, largest=10), script)
     assert played.commands == (Reap(10, ABANDONED),) * 2 + (ReapTrail(10, RETENTION),) * 2
-    assert played.result == ReapReport(deleted=15, stripped=3, failed=1, audit_lines=10, batch=10)
+    assert played.result == ReapReport(deleted=15, stripped=3, abandoned=1, audit_lines=10, batch=10)
     assert str(played.result) == "reaped: 15 deleted, 3 stripped, 1 abandoned, 10 audit lines deleted"
     assert not played.result.is_idle
 

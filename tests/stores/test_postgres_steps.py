@@ -432,7 +432,7 @@ class TestTrail:
 
         assert trail(semel) == [
             (1, "claimed", None),
-            (1, "saved", "charge_created"),
+            (1, "saved", "effect charge_created begun"),
             (1, "given up", None),
             (2, "taken over", None),
             (2, "failed", None),
@@ -613,7 +613,7 @@ class TestJoined:
         mine.commit()
 
         assert record(semel).steps == written(PROGRESS)
-        assert trail(semel)[-1] == (1, "saved", "charge_created")
+        assert trail(semel)[-1] == (1, "saved", "effect charge_created begun")
 
     def test_settling_waits_for_an_atomic_transaction(self, mine: Any, semel: Handle, url: str) -> None:
         """Whoever asks what became of a lost COMMIT gets its answer when the transaction has ended."""

@@ -1,8 +1,11 @@
 """Happenings as log records."""
 
+import logging
+
 import pytest
 
-from semel.core.events import Reported, ReportFailed, StoreFailed
+from semel.core.events import Reported, ReportFailed, StoreFailed, TookOver
+from semel.core.key import Key
 from semel.telemetry.logs import log
 
 
@@ -23,3 +26,13 @@ def test_one_line(happening: StoreFailed | ReportFailed | Reported, caplog: pyte
     assert record.getMessage().isprintable()
     facts = [value for name, value in vars(record).items() if name.startswith("semel_") and isinstance(value, str)]
     assert all(each.isprintable() for each in facts)
+
+
+def test_a_record_begins_with_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    """A log record can be found, and alerted on, by the name of its event, whatever formats it."""
+    with caplog.at_level(logging.INFO, logger="semel"):
+        log(TookOver(Key("order-17").short(), 2))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("TookOver: An earlier attempt died")
+    assert record.getMessage().endswith(f"key={Key('order-17').short()} attempt=2")
+    assert vars(record)["semel_event"] == "TookOver"

@@ -64,12 +64,12 @@ def assert_problem(response: Response, status: int, code: str) -> None:
     assert (response.status, response.code) == (status, code)
     problem = response.json()
     assert problem["status"] == status
-    assert problem["type"].startswith("https://")
     assert problem["type"].endswith(code)
     assert problem["title"]
     assert problem["detail"]
     assert response.header("cache-control") == "no-store"
-    assert f'<{problem["type"]}>; rel="describedby"' in (response.header("link") or "")
+    assert problem["type"] == f"urn:semel:problem:{problem['code']}"
+    assert response.header("link") is None  # There is no page to link to, unless the application has said where.
     assert response.error is None
     assert not response.is_replay
 

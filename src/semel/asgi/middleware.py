@@ -110,7 +110,7 @@ class IdempotencyMiddleware:
         policy = self.routes.policy_at(path) if self._is_per_route else self.routes.policy_for(method, path)
         if policy is None:
             logger.error("%s is not guarded any more: it is parked.", _shown(request))
-            await self.store.perform(Park(hold, if_silent=True))
+            await self.store.perform(Park(hold, if_silent=True, reason="not guarded any more"))
             return None
         try:
             if not await Exchange(self.guard, policy).finish(stuck, request, scope):

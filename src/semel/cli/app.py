@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from semel import __version__
 from semel.cli import keys, schema, work
 from semel.cli.demo import command as demo
+
+VERSION = "Say which Semel this is."
 
 app = typer.Typer(
     help="Semel makes HTTP APIs safe to retry. Stores are named by URL, here or in SEMEL_STORE.",
@@ -27,3 +31,19 @@ app.add_typer(keys.app, name="keys")
 def version() -> None:
     """Say which Semel this is."""
     print(f"semel {__version__}")
+
+
+def _version(*, is_asked: bool) -> None:
+    if is_asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    _is_asked: Annotated[
+        bool, typer.Option("--version", callback=lambda given: _version(is_asked=given), is_eager=True, help=VERSION)
+    ] = False,
+) -> None:
+    """Take what can be said in front of a command."""

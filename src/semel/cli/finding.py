@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
-from semel.cli.output import pasteable
+from semel.cli.output import as_typed, pasteable
 from semel.core.commands import Browse, Look
+from semel.core.key import SHORT_LENGTH
 from semel.core.record import Record
 from semel.errors import ConfigurationError, SemelError
 from semel.stores import Store
@@ -15,8 +18,14 @@ from semel.stores import Store
 #: As many owners of one key as are listed before a person is asked to choose.
 SCOPES_SHOWN = 20
 
-KeyArgument = Annotated[str, typer.Argument(metavar="KEY")]
-ScopeOption = Annotated[str | None, typer.Option(help="Whose key, where several owners use the same.")]
+KeyArgument = Annotated[
+    str, typer.Argument(metavar="KEY", help="The key; or its digest, as a log shows it: 12 digits or more.")
+]
+ScopeOption = Annotated[
+    str | None, typer.Option(help="Whose key, where several owners use the same, spelled as it is shown.")
+]
+
+_DIGEST = re.compile(rf"[0-9a-f]{{{SHORT_LENGTH},64}}")
 
 
 class KeyNotFound(SemelError):
@@ -25,10 +34,10 @@ class KeyNotFound(SemelError):
 
 def find(keys: Store, key: str, scope: str | None) -> Record | None:
     """Return the record of *key*, whole; raise ``ConfigurationError`` where *scope* is needed to say which."""
-    found = keys.perform(Browse(limit=SCOPES_SHOWN, key=key, scope=scope))
+    found = next((records for records in map(keys.perform, _readings(key, scope)) if records), ())
     if len(found) > 1:
         raise ConfigurationError(_which(found))
-    return keys.perform(Look(found[0].scope, key)) if found else None
+    return keys.perform(Look(found[0].scope, found[0].key)) if found else None
 
 
 def find_required(keys: Store, key: str, scope: str | None) -> Record:
@@ -41,10 +50,27 @@ def find_required(keys: Store, key: str, scope: str | None) -> Record:
 
 def missing(key: str, scope: str | None) -> str:
     """Say that *key* is not there."""
-    return f"The store has no key {pasteable(key)}" + (f" of {pasteable(scope)}." if scope else ".")
+    said = f"The store has no key {pasteable(key)}" + (f" of {pasteable(scope)}." if scope else ".")
+    return f"{said} Nor is it the digest of one." if _DIGEST.fullmatch(key) else said
+
+
+def spellings(text: str) -> tuple[str, ...]:
+    """Return what was typed as it stands and, where that is another thing, as these commands spell it."""
+    return tuple(dict.fromkeys((text, as_typed(text))))
+
+
+def _readings(key: str, scope: str | None) -> Iterator[Browse]:
+    """Everything that may be meant, what was typed to the letter first."""
+    scopes = (None,) if scope is None else spellings(scope)
+    yield from (Browse(SCOPES_SHOWN, key=each, scope=whose) for each in spellings(key) for whose in scopes)
+    if _DIGEST.fullmatch(key):
+        yield from (Browse(SCOPES_SHOWN, digest=key, scope=whose) for whose in scopes)
 
 
 def _which(found: tuple[Record, ...]) -> str:
-    scopes = ", ".join(pasteable(record.scope) for record in found)
     more = ", and perhaps others" if len(found) == SCOPES_SHOWN else ""
+    if len({record.key for record in found}) > 1:
+        keys = ", ".join(f"{pasteable(record.key)} of {pasteable(record.scope)}" for record in found)
+        return f"Several keys have this digest. Name one: {keys}{more}."
+    scopes = ", ".join(pasteable(record.scope) for record in found)
     return f"Several owners use this key. Say whose with --scope: {scopes}{more}."

@@ -6,6 +6,7 @@ Keys, answers and the results of steps may hold personal data.
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -13,11 +14,12 @@ from rich.text import Text
 
 from semel.cli import resolving
 from semel.cli.address import StoreOption, opened
-from semel.cli.finding import KeyArgument, KeyNotFound, ScopeOption, find, missing
-from semel.cli.output import JsonOption, put, safe
+from semel.cli.finding import KeyArgument, KeyNotFound, ScopeOption, find, missing, spellings
+from semel.cli.output import JsonOption, put, typed
 from semel.cli.showing import (
     all_facts_of,
     facts_of,
+    next_lines,
     print_body,
     record_lines,
     sheet_of,
@@ -25,9 +27,24 @@ from semel.cli.showing import (
     trail_facts,
     trail_lines,
 )
-from semel.core.commands import Browse, ReadTrail
-from semel.core.record import Entry
+from semel.core.commands import Browse, FindStuck, Look, ReadRequest, ReadTrail
+from semel.core.record import Entry, Record
 from semel.core.state import State
+from semel.core.upkeep import MAX_BATCH
+from semel.flows.upkeep import hold_of
+from semel.stores import Store
+
+
+class Shown(StrEnum):
+    """What a list can be narrowed down to: a state, or those in progress whose worker is silent past its lease."""
+
+    PENDING = State.PENDING
+    PROCESSING = State.PROCESSING
+    STUCK = "stuck"
+    UNKNOWN = State.UNKNOWN
+    COMPLETE = State.COMPLETE
+    FAILED = State.FAILED
+
 
 app = typer.Typer(help="Look at the keys of a store, and free or resolve one.", no_args_is_help=True)
 
@@ -35,14 +52,17 @@ app = typer.Typer(help="Look at the keys of a store, and free or resolve one.", 
 @app.command("list")
 def list_keys(
     store: StoreOption = None,
-    state: Annotated[State | None, typer.Option(help="Only those in this state; unknown are to be resolved.")] = None,
-    scope: Annotated[str | None, typer.Option(help="Only those of this owner.")] = None,
+    state: Annotated[
+        Shown | None, typer.Option(help="Only those; unknown are to be resolved, stuck have lost their worker.")
+    ] = None,
+    scope: Annotated[str | None, typer.Option(help="Only those of this owner, spelled as it is shown.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 20,
     as_json: JsonOption = False,  # noqa: FBT002 - typer makes an option of it
 ) -> None:
     """List the newest keys."""
     with opened(store) as keys:
-        records = keys.perform(Browse(limit=limit, scope=scope, state=state))
+        scopes = (None,) if scope is None else spellings(scope)
+        records = next((found for found in (_listed(keys, state, each, limit) for each in scopes) if found), ())
     if as_json:
         print(json.dumps([facts_of(record) for record in records], indent=2))
     elif records:
@@ -62,14 +82,18 @@ def show(
     """Show everything about one key: its record, its steps and its audit trail, which outlives it."""
     with opened(store) as keys:
         record = find(keys, key, scope)
-        whose = record.scope if record else scope
-        trail = keys.perform(ReadTrail(whose, key)) if whose is not None else ()
+        if record is None:
+            trail = _trail_alone(keys, key, scope)
+        else:
+            trail = keys.perform(ReadTrail(record.scope, record.key))
+            request = keys.perform(ReadRequest(hold_of(record)))
     if record is None:
         _show_trail_alone(key, scope, trail, as_json=as_json)
     elif as_json:
-        print(json.dumps(all_facts_of(record, trail, with_body=body), indent=2))
+        print(json.dumps(all_facts_of(record, trail, request, with_body=body), indent=2))
     else:
-        put(sheet_of([*record_lines(record, with_body=body), *trail_lines(trail)]))
+        lines = record_lines(record, request, with_body=body)
+        put(sheet_of([*lines, *trail_lines(trail), *next_lines(record)]))
         if body:
             print_body(record)
 
@@ -78,12 +102,30 @@ app.command()(resolving.release)
 app.command()(resolving.resolve)
 
 
+def _listed(keys: Store, state: Shown | None, scope: str | None, limit: int) -> tuple[Record, ...]:
+    if state is not Shown.STUCK:
+        return keys.perform(Browse(limit=limit, scope=scope, state=state and State(state)))
+    found = keys.perform(FindStuck(limit if scope is None else max(limit, MAX_BATCH), with_nobodys=True))
+    holds = [each.hold for each in found if scope in {None, each.hold.scope}]
+    looked = (keys.perform(Look(hold.scope, hold.key)) for hold in holds[:limit])
+    return tuple(record for record in looked if record is not None and record.is_stuck)
+
+
+def _trail_alone(keys: Store, key: str, scope: str | None) -> tuple[Entry, ...]:
+    """Read what is left of a record that is gone, however its name is spelled."""
+    if scope is None:
+        return ()
+    named = ((whose, each) for whose in spellings(scope) for each in spellings(key))
+    return next((trail for trail in (keys.perform(ReadTrail(*each)) for each in named) if trail), ())
+
+
 def _show_trail_alone(key: str, scope: str | None, trail: tuple[Entry, ...], *, as_json: bool) -> None:
     """Show what is left of a record that is gone."""
     if scope is None or not trail:
         raise KeyNotFound(missing(key, scope))
+    key, scope = trail[0].key, trail[0].scope
     if as_json:
         print(json.dumps({"key": key, "scope": scope, "state": None, "trail": trail_facts(trail)}, indent=2))
         return
-    lines = [("key", Text(safe(key))), ("scope", Text(safe(scope))), ("state", Text("gone", "dim"))]
+    lines = [("key", Text(typed(key))), ("scope", Text(typed(scope))), ("state", Text("gone", "dim"))]
     put(sheet_of([*lines, *trail_lines(trail)]))

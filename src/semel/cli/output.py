@@ -18,10 +18,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="For machines.")]
 PIPE_WIDTH = 10_000
 
 HEX_BYTES_PER_LINE = 16
+MAX_BYTE = 0xFF
 
 _UNITS = ((timedelta(days=1), "d"), (timedelta(hours=1), "h"), (timedelta(minutes=1), "m"), (timedelta(seconds=1), "s"))
 #: What can move a cursor or change what a terminal shows. Keys and bodies come from strangers.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_ESCAPE = re.compile(r"\\\\|\\t|\\x[0-9a-f]{2}|\\u[0-9a-f]{4}")
 _CONTROL_BUT_BREAKS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -61,12 +63,30 @@ def safe(text: str) -> str:
     return _CONTROL.sub(lambda match: " " if match[0] == "\t" else f"\\x{ord(match[0]):02x}", text)
 
 
+def typed(text: str) -> str:
+    """Spell *text* on one line, fit for a terminal, as the options of these commands read it back."""
+    return _CONTROL.sub(_escaped, text.replace("\\", "\\\\"))
+
+
+def as_typed(text: str) -> str:
+    """Read back what :func:`typed` has spelled. A backslash that begins none of its spellings is a backslash."""
+    return _ESCAPE.sub(lambda match: _plain(match[0][1:]), text)
+
+
 def pasteable(text: str) -> str:
-    """Spell *text* so that a shell reads it back."""
-    if not _CONTROL.search(text):
-        return shlex.quote(text)
-    spelled = text.replace("\\", "\\\\").replace("'", "\\'")
-    return "$'" + _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", spelled) + "'"
+    """Spell *text* so that any shell hands it back to these commands."""
+    return shlex.quote(typed(text))
+
+
+def _escaped(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    if match[0] == "\t":
+        return "\\t"
+    return f"\\x{number:02x}" if number <= MAX_BYTE else f"\\u{number:04x}"
+
+
+def _plain(escape: str) -> str:
+    return {"t": "\t", "\\": "\\"}.get(escape) or chr(int(escape[1:], 16))
 
 
 def as_text(body: bytes) -> str | None:

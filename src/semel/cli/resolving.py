@@ -15,7 +15,7 @@ import typer
 
 from semel.cli.address import StoreOption, opened
 from semel.cli.finding import KeyArgument, ScopeOption, find_required
-from semel.cli.output import brief, put
+from semel.cli.output import brief, put, safe
 from semel.cli.showing import record_lines, sheet_of
 from semel.core.commands import Flow, Verdict
 from semel.core.record import Record
@@ -81,7 +81,10 @@ def resolve(
         if record.state is not State.UNKNOWN:
             raise CantBeResolved(_why_not(record))
         put(sheet_of(record_lines(record)))
-        _agree([_resolving_means(record, is_applied=applied is not None)], "Is that right?", yes=yes)
+        means = [_resolving_means(record, is_applied=applied is not None)]
+        if applied is not None:
+            means.append(f"Result: {safe(json.dumps(result, ensure_ascii=False))}")
+        _agree(means, "Is that right?", yes=yes)
         flow = upkeep.resolve_not_applied(record) if applied is None else upkeep.resolve_applied(record, result)
         _carry_out(keys, flow)
     print("Resolved.")
@@ -113,9 +116,7 @@ def _release_means(record: Record) -> list[str]:
     else:
         means = ["A retry will run the operation again from its beginning, whatever it has done so far."]
     if record.is_accepted:
-        means.append(
-            "Its client was told that it would be run, and will find nothing at the address that it was given."
-        )
+        means.append("Its client was told that it would be run, and will find nothing at the status URL.")
     if record.lease_left is not None and not record.is_stuck:
         means.append(
             f"Its worker is alive (lease {brief(record.lease_left)}): it can store nothing any more, but may act."
@@ -132,8 +133,8 @@ def _resolving_means(record: Record, *, is_applied: bool) -> str:
     who = "A worker" if record.is_accepted else "A retry"
     if is_applied:
         if step is None:
-            return "The operation ends with status 200 and this result. A retry will get it, and run nothing."
-        return f"{step.name} is done, and this is its result. {who} will go on after it."
+            return "The operation ends with status 200 and the result below. A retry will get it, and run nothing."
+        return f"{step.name} is done, with the result below. {who} will go on after it."
     if point is None:
         return f"The operation did nothing. {who} will run the operation again from its beginning."
     return f"{who} will go on after {point}" + (f", and do {step.name}." if step else ".")

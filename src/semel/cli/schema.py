@@ -10,6 +10,12 @@ from semel.cli.address import VARIABLE, checked, required
 from semel.errors import ConfigurationError
 from semel.stores import store
 
+#: Said when tables were made or changed beside others. Those who run it with every deploy are not told every time.
+NEIGHBOURS = (
+    "Other tables are in this database. A tool that compares it with your models would drop Semel's: in Alembic's "
+    "env.py, give context.configure() include_name=semel.stores.alembic.include_name. Django needs nothing."
+)
+
 UrlArgument = Annotated[str | None, typer.Argument(metavar="[URL]", help=f"The store; else {VARIABLE}.")]
 UrlOption = Annotated[str | None, typer.Option("--store", metavar="URL", help="The same, as other commands spell it.")]
 
@@ -23,9 +29,10 @@ def migrate(url: UrlArgument = None, also: UrlOption = None) -> None:
 
 
 def migrated(url: str) -> list[str]:
-    """Bring the store at *url* up to date; return a line for each thing that was done."""
+    """Bring the store at *url* up to date; return a line for each thing that was done, and what else is to be known."""
     keys = store(checked(url))
     try:
-        return [f"{name} applied" for name in keys.migrate()]
+        applied = [f"{name} applied" for name in keys.migrate()]
+        return [*applied, NEIGHBOURS] if applied and keys.has_neighbours() else applied
     finally:
         keys.close()

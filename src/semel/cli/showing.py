@@ -11,7 +11,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from semel.cli.output import as_text, brief, hex_dump, relative, safe, width
+from semel.cli.output import as_text, brief, hex_dump, pasteable, relative, safe, typed, width
+from semel.core.derive import derive
+from semel.core.message import Request
 from semel.core.record import Entry, Milestone, Record
 from semel.core.recovery import Done, Step, read_back
 from semel.core.state import State
@@ -41,15 +43,16 @@ def table_of(records: tuple[Record, ...]) -> Table:
     has_one_scope = len(scopes) == 1
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", caption_justify="left")
     if has_one_scope:
-        table.caption = Text(f"scope: {safe(scopes.pop())}")
+        table.caption = Text(f"scope: {typed(scopes.pop())}")
     table.add_column("key", overflow="fold")
     if not has_one_scope:
-        table.add_column("scope", overflow="ellipsis", no_wrap=True, max_width=width() - NOT_SCOPE_WIDTH)
+        # Folded and not cut: it is to be copied into --scope.
+        table.add_column("scope", overflow="fold", max_width=max(width() - NOT_SCOPE_WIDTH, len("scope")))
     for name in ("state", "try", "status", "age", "ends"):
         table.add_column(name, no_wrap=True, justify="right" if name in {"try", "status", "age"} else "left")
     for record in records:
-        whose = [] if has_one_scope else [Text(safe(record.scope))]
-        table.add_row(Text(safe(record.key)), *whose, *_cells(record))
+        whose = [] if has_one_scope else [Text(typed(record.scope))]
+        table.add_row(Text(typed(record.key)), *whose, *_cells(record))
     return table
 
 
@@ -63,10 +66,12 @@ def sheet_of(lines: Iterable[Line]) -> Table:
     return sheet
 
 
-def record_lines(record: Record, *, with_body: bool = False) -> Iterator[Line]:
-    """Say everything about *record* but its body."""
-    yield "key", Text(safe(record.key))
-    yield "scope", Text(safe(record.scope))
+def record_lines(record: Record, request: Request | None = None, *, with_body: bool = False) -> Iterator[Line]:
+    """Say everything about *record* but its body; *request* is the one that was kept with it."""
+    yield "key", Text(typed(record.key))
+    yield "scope", Text(typed(record.scope))
+    if request is not None:
+        yield "request", Text(safe(f"{request.head.method} {request.head.path}"))
     yield "state", Text(record.state, STYLES[record.state])
     yield "attempt", Text(str(record.attempt))
     if record.is_accepted:
@@ -75,8 +80,8 @@ def record_lines(record: Record, *, with_body: bool = False) -> Iterator[Line]:
         yield "progress", Text(safe(_progress(record.milestone)))
     if record.recovery_point is not None:
         yield "recovery point", Text(safe(record.recovery_point))
-    for number, step in enumerate(read_back(record.steps).steps):
-        yield "" if number else "steps", _step(step)
+    for number, line in enumerate(_steps(record)):
+        yield "" if number else "steps", line
     yield "fingerprint", Text(record.fingerprint.hex() or "none")
     yield from _times(record)
     if record.answer is None:
@@ -89,6 +94,23 @@ def record_lines(record: Record, *, with_body: bool = False) -> Iterator[Line]:
     else:
         hint = "" if with_body or not record.answer.body else " (to see it: --body)"
         yield "body", Text(f"{len(record.answer.body)} bytes{hint}")
+
+
+def next_lines(record: Record) -> Iterator[Line]:
+    """Say what is to be done about *record*, and what to type."""
+    name = f"{pasteable(record.key)} --scope {pasteable(record.scope)}"
+    if record.state is State.UNKNOWN:
+        step = read_back(record.steps).unknown
+        what = f"{step.name} happened; ask the provider by the key above" if step else "it happened"
+        yield "next", Text(f"Find out whether {what}. Then type one of:")
+        yield "", Text(f"semel keys resolve {name} --applied RESULT")
+        yield "", Text(f"semel keys resolve {name} --not-applied")
+    elif record.is_stuck:
+        yield "next", Text("A retry takes it over. Without one, free it, or park it where it may not run again:")
+        yield "", Text("semel sweep")
+    elif record.state is State.PENDING:
+        yield "next", Text("A worker runs it:")
+        yield "", Text("semel work --app MODULE:NAME")
 
 
 def trail_lines(trail: tuple[Entry, ...]) -> Iterator[Line]:
@@ -136,11 +158,14 @@ def facts_of(record: Record) -> dict[str, Any]:
     }
 
 
-def all_facts_of(record: Record, trail: tuple[Entry, ...], *, with_body: bool) -> dict[str, Any]:
-    """Return everything about *record*."""
+def all_facts_of(
+    record: Record, trail: tuple[Entry, ...], request: Request | None = None, *, with_body: bool
+) -> dict[str, Any]:
+    """Return everything about *record*; *request* is the one that was kept with it."""
     facts = facts_of(record) | {
+        "request": request and {"method": request.head.method, "path": request.head.path},
         "fingerprint": record.fingerprint.hex(),
-        "steps": json.loads(record.steps or "[]"),
+        "steps": [_step_facts(record, step) for step in read_back(record.steps).steps],
         "trail": trail_facts(trail),
     }
     answer = record.answer
@@ -204,13 +229,42 @@ def _progress(milestone: Milestone) -> str:
     return f"{milestone.fraction:.0%}" + (f": {milestone.note}" if milestone.note else "")
 
 
-def _step(step: Step) -> Text:
-    if not isinstance(step, Done):
-        return Text(f"{step.kind} {safe(step.name)}: outcome unknown", STUCK_STYLE)
-    result = json.dumps(step.result, ensure_ascii=False)
-    if len(result) > RESULT_CHARACTERS:
-        result = f"{result[:RESULT_CHARACTERS]}... ({len(result)} characters; --json has them all)"
-    return Text(f"{step.kind} {safe(step.name)}: {safe(result)}")
+def _steps(record: Record) -> Iterator[Text]:
+    for step in read_back(record.steps).steps:
+        said = f"{step.kind} {safe(step.name)}"
+        if isinstance(step, Done):
+            yield Text(f"{said} done: {_shortened(step.result)}")
+        elif _outcome(record, step) == "begun":
+            yield Text(f"{said} begun: not ended yet", STYLES[State.PROCESSING])
+        else:
+            yield Text(f"{said} begun: outcome unknown", STUCK_STYLE)
+        if step.kind == "effect":
+            yield Text(f"  its key at the provider: {_key_of(record, step)}")
+
+
+def _step_facts(record: Record, step: Step) -> dict[str, Any]:
+    facts = {step.kind: step.name, "outcome": _outcome(record, step)}
+    if isinstance(step, Done):
+        facts["result"] = step.result
+    return facts | ({"idempotency_key": _key_of(record, step)} if step.kind == "effect" else {})
+
+
+def _outcome(record: Record, step: Step) -> str:
+    """Say what is known of *step*. While its worker is alive, an effect that was begun may just be under way."""
+    if isinstance(step, Done):
+        return "done"
+    return "begun" if record.state is State.PROCESSING and not record.is_stuck else "unknown"
+
+
+def _key_of(record: Record, step: Step) -> str:
+    return derive(record.scope, record.key, step.name)
+
+
+def _shortened(result: Any) -> str:
+    text = json.dumps(result, ensure_ascii=False)
+    if len(text) > RESULT_CHARACTERS:
+        text = f"{text[:RESULT_CHARACTERS]}... ({len(text)} characters; --json has them all)"
+    return safe(text)
 
 
 def _status(record: Record) -> str:

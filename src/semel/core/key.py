@@ -128,7 +128,7 @@ class Key:
 
     def short(self) -> str:
         """Name the key in a log without giving it away; ``printf %s KEY | sha256sum | cut -c1-12`` is the same."""
-        return sha256(self.value.encode()).hexdigest()[:SHORT_LENGTH]
+        return digest_of(self.value)[:SHORT_LENGTH]
 
     @property
     def personal(self) -> bool:
@@ -161,6 +161,11 @@ class Key:
         At the very end it is: a record that was made with the key is reaped from then on.
         """
         return self.made_at is not None and self.made_at <= now - retention
+
+
+def digest_of(key: str) -> str:
+    """Return the digest of *key* of which logs show the beginning."""
+    return sha256(key.encode()).hexdigest()
 
 
 def find(

@@ -70,7 +70,8 @@ MAX_RESPONSE_TIME = timedelta(seconds=10)
 #: Method, path, query, media type and body.
 EVERYTHING = Fingerprinter()
 
-PROBLEM_BASE = "https://semel.readthedocs.io/problems/"
+#: A name and no address: nothing of ours is online for clients to open, and a link must not lead to another's page.
+PROBLEM_BASE = "urn:semel:problem:"
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _METHOD = re.compile(r"[A-Z][A-Z0-9_-]*")  # To the standard even * is one, which would silently guard nothing.
@@ -151,7 +152,7 @@ class Policy:
     enforcement: Enforcement = "enforce"
     #: The shape of refusals: RFC 9457 problems, or Stripe's errors.
     dialect: Dialect = "ietf"
-    #: Problem types are this and a slug. Point it at your own documentation.
+    #: Problem types are this and a slug. Point it at your own documentation, by http(s): refusals then link to it.
     problem_base: str = PROBLEM_BASE
 
     @classmethod
@@ -306,8 +307,8 @@ class Policy:
 
     def _check_problem_base(self) -> None:
         given: Any = self.problem_base
-        if not isinstance(given, str) or not re.match(r"https?://", given):
-            _wrong("problem_base", given, "an absolute http(s) URI")
+        if not isinstance(given, str) or not re.match(r"https?://|urn:", given):
+            _wrong("problem_base", given, "an absolute http(s) URI, or a urn")
 
     def _set(self, name: str, value: object) -> None:
         # The dataclass is frozen to its users; this is still its constructor.

@@ -14,9 +14,10 @@ SHOULD_RETRY = b"stripe-should-retry"
 def refused(refusal: Refusal, policy: Policy) -> Answer:
     """Return the answer that tells a client of *refusal*. The key it sent is never repeated."""
     uri = policy.problem_base + refusal.slug
+    page = uri if uri.startswith("http") else None
     if policy.dialect == "stripe":
         status = refusal.stripe_status or refusal.status
-        media_type, body = b"application/json", _stripe(refusal, uri)
+        media_type, body = b"application/json", _stripe(refusal, page)
     else:
         status = refusal.status
         media_type, body = b"application/problem+json", _problem(refusal, uri)
@@ -24,8 +25,9 @@ def refused(refusal: Refusal, policy: Policy) -> Answer:
         (b"content-type", media_type),
         # A refusal is about this moment; a cache has no use for it.
         (b"cache-control", b"no-store"),
-        (b"link", f'<{uri}>; rel="describedby"; type="text/html"'.encode()),
     ]
+    if page is not None:
+        headers.append((b"link", f'<{page}>; rel="describedby"; type="text/html"'.encode()))
     if policy.dialect == "stripe":
         # Stripe's clients go by this before the status: they would send any 409 or 5xx again.
         headers.append((SHOULD_RETRY, b"true" if refusal.retryable else b"false"))
@@ -45,8 +47,10 @@ def _problem(refusal: Refusal, uri: str) -> dict[str, object]:
     }
 
 
-def _stripe(refusal: Refusal, uri: str) -> dict[str, object]:
-    error = {"type": refusal.stripe_type, "message": refusal.detail, "doc_url": uri}
+def _stripe(refusal: Refusal, page: str | None) -> dict[str, object]:
+    error = {"type": refusal.stripe_type, "message": refusal.detail}
+    if page is not None:
+        error["doc_url"] = page
     if refusal.stripe_code:
         error["code"] = refusal.stripe_code
     return {"error": error}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from datetime import timedelta
 
 from semel.core.record import Stuck
@@ -18,6 +19,9 @@ MOST_DOUBLINGS = 6
 MAX_ATTEMPTS = 8
 
 
+_DIED = 'its worker died, and on_crash is "refuse"'
+
+
 @value
 class Free:
     """Let whoever comes next have the key."""
@@ -32,6 +36,9 @@ class Hand:
 class ParkIt:
     """Stop it, and let an operator say what it did."""
 
+    #: Why, for people who read the audit trail.
+    reason: str = field(default="", compare=False)
+
 
 @value
 class Run:
@@ -41,7 +48,7 @@ class Run:
 def sweeping(stuck: Stuck, *, has_completer: bool) -> Free | Hand | ParkIt:
     """Decide what the sweeper does. *has_completer*: whether somebody finishes operations whose request was kept."""
     if _may_not_run_again(stuck):
-        return ParkIt()
+        return ParkIt(_DIED)
     return Hand() if has_completer and stuck.has_request else Free()
 
 
@@ -50,7 +57,9 @@ def finishing(stuck: Stuck, max_attempts: int = MAX_ATTEMPTS) -> Run | ParkIt:
 
     A client that comes back meanwhile is not kept from finishing its operation by itself, however often it tries.
     """
-    return ParkIt() if _may_not_run_again(stuck) or stuck.tries >= max_attempts else Run()
+    if _may_not_run_again(stuck):
+        return ParkIt(_DIED)
+    return ParkIt(f"not ended in {stuck.tries} tries") if stuck.tries >= max_attempts else Run()
 
 
 def is_due(stuck: Stuck) -> bool:

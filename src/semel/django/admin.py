@@ -22,6 +22,10 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.timezone import is_aware, localtime
 
+from semel.core.derive import derive
+from semel.core.recovery import Done, Step
+from semel.core.recovery import read_back as read_steps
+from semel.core.state import State
 from semel.django import conf
 from semel.django.models import AuditLine, Record
 from semel.stores.milestones import read_back
@@ -176,11 +180,11 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # as above
             return "Not kept: it was too large, or a stream. It was sent once."
         return _body(record, bytes(record.body), _pairs(record.headers))
 
+    @admin.display(description="Steps")  # type: ignore[untyped-decorator]  # as above
     def steps_taken(self, record: Record) -> str:
-        """Show what each step returned."""
-        if record.steps is None:
-            return "–"
-        return _text(json.dumps(json.loads(record.steps), indent=2, ensure_ascii=False)) if _may(record) else _WITHHELD
+        """Show each step: whether it is done, its key at the provider, and to those who may what it returned."""
+        rows = [_step(record, step) for step in read_steps(record.steps).steps]
+        return _table(("step", "outcome", "key at the provider", "result"), rows) if rows else "–"
 
     def kept_request(self, record: Record) -> str:
         """Show the request, while it is kept to be run again."""
@@ -217,6 +221,16 @@ def _time(time: datetime, precision: str = "seconds") -> str:
 
 def _may(record: Record) -> bool:
     return bool(getattr(record, "may_be_read", False))
+
+
+def _step(record: Record, step: Step) -> tuple[str, ...]:
+    key = derive(record.scope, record.key, step.name) if step.kind == "effect" else ""
+    name = f"{step.kind} {step.name}"
+    if isinstance(step, Done):
+        return name, "done", key, json.dumps(step.result, ensure_ascii=False) if _may(record) else _WITHHELD
+    if record.state == State.UNKNOWN:
+        return name, "unknown: an operator has to say whether it happened (semel keys resolve)", key, ""
+    return name, "begun: whether it happened is not known yet", key, ""
 
 
 def _pairs(headers: str | None) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.core.signals import got_request_exception
@@ -43,6 +43,9 @@ Response = Any
 
 class DjangoRequest(Translation[Response]):
     """One request of Django's."""
+
+    #: What an answer of ours becomes.
+    response_class: ClassVar[type[HttpResponse]] = HttpResponse
 
     def __init__(self, request: Request) -> None:
         """Take Django's own *request*, or one of REST framework's, which has Django's in it."""
@@ -82,7 +85,7 @@ class DjangoRequest(Translation[Response]):
 
     def response_of(self, answer: Answer) -> Response:
         """Return an answer of ours as a plain response."""
-        response = HttpResponse(answer.body or b"", status=answer.status)
+        response = self.response_class(answer.body or b"", status=answer.status)
         del response["Content-Type"]
         for name, value in framed(answer):
             text = value.decode("latin-1")

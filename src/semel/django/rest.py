@@ -11,10 +11,15 @@ rendered again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import json
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from traceback import walk_tb
 from typing import Any, ClassVar
+
+from django.http import HttpResponse
+from django.utils.functional import cached_property
 
 from semel.core.policy import Policy
 from semel.django import atomicity, guards
@@ -34,6 +39,25 @@ except ImportError as error:  # pragma: no cover - seen only where the extra is 
 #: The functions in which REST framework finds out that a body can't be right, by module and name.
 _PARSING = ("rest_framework.request", "_parse")
 _VALIDATING = ("rest_framework.serializers", "is_valid")
+#: On a view whose transactions are open.
+_IS_INSIDE = "_semel_is_inside"
+
+
+class PlainResponse(HttpResponse):  # type: ignore[misc]  # Django has no types
+    """A replay, or a refusal of ours: bytes, that also have ``data``, as tests of a view expect of its responses."""
+
+    @cached_property  # type: ignore[untyped-decorator]  # as above
+    def data(self) -> Any:
+        """What the body says, if it is JSON; else None."""
+        media_type = self.get("Content-Type", "").partition(";")[0].strip().lower()
+        is_json = media_type == "application/json" or media_type.endswith("+json")
+        return json.loads(self.content) if is_json and self.content else None
+
+
+class _RestView(DjangoView):
+    """One request to a view of REST framework's."""
+
+    response_class = PlainResponse
 
 
 class IdempotentMixin:
@@ -79,8 +103,20 @@ class IdempotentMixin:
         if self._may_be_guarded(request):
             return dispatch(request, *args, **kwargs)
         # Nothing is guarded, so all of it is in the transaction that Django would have opened.
-        with atomicity.blocks(_opted_out(self), None):
+        with _blocks(self, None):
             return dispatch(request, *args, **kwargs)
+
+    def handle_exception(self, error: Exception) -> Response:
+        """Answer *error* in a transaction, where Django would have opened one around the request.
+
+        REST framework marks the innermost transaction to be rolled back. Outside of ours that is another's, such as the
+        one that ``TestCase`` has around a test.
+        """
+        handle = super().handle_exception  # type: ignore[misc]  # APIView's
+        if getattr(self, _IS_INSIDE, False):
+            return handle(error)
+        with _blocks(self, None):
+            return handle(error)
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """Let REST framework say who may come in; whoever may, comes to the guard next, and then to the handler."""
@@ -99,7 +135,7 @@ class IdempotentMixin:
         elif handler is not None and self._may_be_guarded(request):
 
             def in_transactions(request: Request, *args: Any, **kwargs: Any) -> Response:
-                with atomicity.blocks(_opted_out(self), None):
+                with _blocks(self, None):
                     return handler(request, *args, **kwargs)
 
             setattr(self, name, in_transactions)
@@ -122,12 +158,11 @@ def serve(view: Any, handler: Callable[[], Response], request: Request, choice: 
     policy = choice.policy_for(request.method)
     if policy is None or not claim(request):
         return handler()
-    without = _opted_out(view)
     raised: list[Exception] = []
 
     def call() -> Response:
         try:
-            with atomicity.blocks(without, policy):
+            with _blocks(view, policy):
                 try:
                     response = handler()
                 except Exception as error:
@@ -143,7 +178,7 @@ def serve(view: Any, handler: Callable[[], Response], request: Request, choice: 
         return checked(view.finalize_response(request, response, *view.args, **view.kwargs), view)
 
     try:
-        response = ViewExchange(guards.guard(), policy, DjangoView(request, call, choice)).serve()
+        response = ViewExchange(guards.guard(), policy, _RestView(request, call, choice)).serve()
     except Exception:
         if raised:
             # The view's own way to treat it has been tried.
@@ -170,6 +205,17 @@ def _is_for_the_body(error: Exception, request: Request) -> bool:
         if place == _VALIDATING:
             return bool(frame.f_locals["self"].initial_data == request.data)
     return False
+
+
+@contextmanager
+def _blocks(view: Any, policy: Policy | None) -> Iterator[None]:
+    """Open the transactions of *view*; its exceptions are handled inside of them."""
+    with atomicity.blocks(_opted_out(view), policy):
+        setattr(view, _IS_INSIDE, True)
+        try:
+            yield
+        finally:
+            setattr(view, _IS_INSIDE, False)
 
 
 def _opted_out(view: Any) -> Collection[str]:

@@ -117,7 +117,7 @@ def checked_principal(principal: object) -> str | None:
     if isinstance(principal, int | UUID) and not isinstance(principal, bool):
         return str(principal)
     raise ConfigurationError(
-        f"scope gave a {type(principal).__name__}, and a key belongs to a string, an int or a UUID. "
+        f"scope must return a string, an int or a UUID, not {type(principal).__name__}. "
         "Give Idempotent a dependency that returns account.id, or whatever names the account for good."
     )
 

@@ -56,8 +56,8 @@ def finish_abandoned(*, limit: int = MAX_OPERATIONS, max_attempts: int = MAX_ATT
     try:
         for stuck in (yield from wanted):
             match finishing(stuck, max_attempts):
-                case ParkIt():
-                    parked += yield from _park(stuck)
+                case ParkIt(reason):
+                    parked += yield from _park(stuck, reason)
                 case Run():
                     status = yield from FinishOne(stuck)
                     if isinstance(status, int):
@@ -103,8 +103,8 @@ def run_stored(stuck: Stuck, hold: Hold, progress: Progress, policy: Policy) -> 
         return Send(refused(refusal, policy))
 
 
-def _park(stuck: Stuck) -> Flow[int]:
-    if (yield from Park(stuck.hold, if_silent=True)) is Verdict.FENCED:
+def _park(stuck: Stuck, reason: str) -> Flow[int]:
+    if (yield from Park(stuck.hold, if_silent=True, reason=reason)) is Verdict.FENCED:
         return 0
     yield from Tell(GaveUpAbandoned(_short(stuck), stuck.hold.attempt))
     return 1

@@ -245,5 +245,5 @@ def _refuse_late(key: Key, hold: Hold, policy: Policy) -> Flow[None]:
     if policy.late != "refuse" or key.made_at is None:
         return
     if key.is_late((yield from Now()), policy.retention):
-        yield from release(hold, policy)
+        yield from release(hold, policy, "past retention")
         raise KeyExpired

@@ -89,14 +89,14 @@ def run_handler(
         hold, policy.lease, policy.max_response_body, progress, request, policy.max_response_time
     )
     if isinstance(ending, NotStarted):
-        yield from release(hold, policy)
+        yield from release(hold, policy, "shutting down")
     ended = yield from handler_ran(key, hold, ending)
     if is_accepted and isinstance(ended, Answered):
         ended = replace(ended, reached_handler=True)
     ran, verdict = _weigh(ended, policy)
     match verdict:
         case Free():
-            yield from release(hold, policy)
+            yield from release(hold, policy, _reason(ran))
         case Keep(event, answer):
             if isinstance(ran, Streaming):
                 yield from Tell(NotKept(key.short(), ran.status))
@@ -173,10 +173,17 @@ def tell_fenced(key: Key, hold: Hold) -> Flow[None]:
     raise InProgress(retry_after=RETRY_AFTER_SECONDS)
 
 
-def release(hold: Hold, policy: Policy) -> Flow[None]:
+def release(hold: Hold, policy: Policy, reason: str | None = None) -> Flow[None]:
     """Free the key if the store can be reached; otherwise its lease will."""
     with suppress(StoreError):
-        yield from Release(hold, wakes=policy.gives_hints)
+        yield from Release(hold, wakes=policy.gives_hints, reason=reason)
+
+
+def _reason(ran: Ran) -> str:
+    """Say in a word why an attempt ended nothing. No message of an error: it may quote a customer's data."""
+    if isinstance(ran, Raised):
+        return f"raised {type(ran.error).__name__}"
+    return f"answered {ran.answer.status if isinstance(ran, Answered) else ran.status}"
 
 
 def _complete(key: Key, command: Complete) -> Flow[Verdict]:

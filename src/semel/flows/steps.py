@@ -225,7 +225,7 @@ def _ask(story: Story, name: str, on_unknown: OnUnknown, key: str) -> Flow[Appli
 
 
 def _park(story: Story, name: str) -> Flow[None]:
-    _check_fence(story, (yield from Park(story.hold)))
+    _check_fence(story, (yield from Park(story.hold, reason=f"effect {name} unknown")))
     story.is_parked = True
     yield from Tell(ParkedUnknown(Key(story.hold.key).short(), story.hold.attempt, name))
     raise OutcomeUnknown

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import timedelta
-from hashlib import sha256
 from typing import Any, Generic, TypeVar, assert_never
 
 from semel.core.commands import (
@@ -29,7 +28,7 @@ from semel.core.commands import (
     Verdict,
 )
 from semel.core.events import Swept, SweptUnknown
-from semel.core.key import SHORT_LENGTH
+from semel.core.key import SHORT_LENGTH, digest_of
 from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.problem import refused
@@ -78,7 +77,8 @@ class ReapReport:
 
     deleted: int = 0
     stripped: int = 0
-    failed: int = 0
+    #: Neither ended nor held by anybody when they expired.
+    abandoned: int = 0
     #: Lines of the audit trail that were deleted.
     audit_lines: int = 0
     #: The batch that the store could bear: the next run begins with it.
@@ -88,13 +88,13 @@ class ReapReport:
 
     def __str__(self) -> str:
         """Say it in one line."""
-        counts = f"{self.deleted} deleted, {self.stripped} stripped, {self.failed} abandoned"
+        counts = f"{self.deleted} deleted, {self.stripped} stripped, {self.abandoned} abandoned"
         return f"reaped: {counts}, {self.audit_lines} audit lines deleted" + _why(self.error)
 
     @property
     def is_idle(self) -> bool:
         """Whether there was nothing to do."""
-        return not (self.deleted or self.stripped or self.failed or self.audit_lines or self.error)
+        return not (self.deleted or self.stripped or self.abandoned or self.audit_lines or self.error)
 
 
 def sweep(limit: int = MAX_BATCH, *, has_completer: bool = False) -> Flow[SweepReport]:
@@ -110,8 +110,8 @@ def sweep(limit: int = MAX_BATCH, *, has_completer: bool = False) -> Flow[SweepR
                 match sweeping(stuck, has_completer=has_completer):
                     case Free():
                         freed += yield from _free(stuck)
-                    case ParkIt():
-                        parked += yield from _park(stuck)
+                    case ParkIt(reason):
+                        parked += yield from _park(stuck, reason)
                     case Hand():
                         left.add(stuck.hold)
                     case never:  # pragma: no cover - mypy proves that nothing is left
@@ -134,7 +134,7 @@ def reap(
     return ReapReport(
         deleted=sum(each.deleted for each in keys.outcomes),
         stripped=sum(each.stripped for each in keys.outcomes),
-        failed=sum(each.failed for each in keys.outcomes),
+        abandoned=sum(each.failed for each in keys.outcomes),
         audit_lines=sum(lines.outcomes),
         batch=lines.size,
         error=lines.error,
@@ -182,8 +182,8 @@ def _free(stuck: Stuck) -> Flow[bool]:
     return True
 
 
-def _park(stuck: Stuck) -> Flow[bool]:
-    if (yield from Park(stuck.hold, if_silent=True)) is Verdict.FENCED:
+def _park(stuck: Stuck, reason: str) -> Flow[bool]:
+    if (yield from Park(stuck.hold, if_silent=True, reason=reason)) is Verdict.FENCED:
         return False
     yield from Tell(SweptUnknown(_short(stuck.hold), stuck.hold.attempt))
     return True
@@ -201,7 +201,7 @@ def _granted(result: Any) -> Answer:
 
 def _short(hold: Hold) -> str:
     # Not Key(...).short(): a key that could not be built is no reason to leave its record stuck.
-    return sha256(hold.key.encode()).hexdigest()[:SHORT_LENGTH]
+    return digest_of(hold.key)[:SHORT_LENGTH]
 
 
 def _why(error: StoreError | None) -> str:

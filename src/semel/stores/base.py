@@ -95,6 +95,10 @@ class Store(ABC):
     def migrate(self) -> list[str]:
         """Bring the schema up to date; return what was applied. Safe to repeat, and to do from several places."""
 
+    def has_neighbours(self) -> bool:
+        """Whether its tables are among those of others, in one database: then a person should be told."""
+        return False
+
     @abstractmethod
     def close(self) -> None:
         """Let go of every connection. Using the store again opens it again."""

@@ -49,6 +49,11 @@ class Names:
         """What the audit trail is called: ``semel_audit`` beside ``semel_keys``."""
         return DEFAULT_AUDIT if self.table == DEFAULT_TABLE else f"{self.table}_audit"
 
+    @property
+    def tables(self) -> frozenset[str]:
+        """Everything that is made beside the application's own tables."""
+        return frozenset({self.table, self.audit, f"{self.table}_migrations"})
+
     def put_into(self, sql: str) -> str:
         """Return *sql* with these names in place of the usual ones."""
         prefix = f"{self.schema}." if self.schema else ""

@@ -1,4 +1,4 @@
-"""Happenings as log records of the logger ``semel``: a fixed message, the facts beside it, never a raw key."""
+"""Happenings as log records of the logger ``semel``: a name, a fixed message, the facts beside it, never a raw key."""
 
 from __future__ import annotations
 
@@ -61,5 +61,7 @@ def log(happening: Happening) -> None:
     }
     said = " ".join((type(happening).__doc__ or "").split())
     shown = " ".join(f"{name}={value}" for name, value in facts.items())
-    extra = {"semel_event": type(happening).__name__} | {f"semel_{name}": value for name, value in facts.items()}
-    logger.log(level, "%s %s", said, shown, extra=extra)
+    name = type(happening).__name__
+    extra = {"semel_event": name} | {f"semel_{name}": value for name, value in facts.items()}
+    # The name first: it is what people search a log for, and alert on.
+    logger.log(level, "%s: %s %s", name, said, shown, extra=extra)

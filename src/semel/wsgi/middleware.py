@@ -95,7 +95,7 @@ class IdempotencyMiddleware:
         policy = self.routes.policy_for(request.head.method, path_of(environ))
         if policy is None:
             logger.error("%s is not guarded any more: it is parked.", _shown(request))
-            self.store.perform(Park(hold, if_silent=True))
+            self.store.perform(Park(hold, if_silent=True, reason="not guarded any more"))
             return None
         try:
             if not Exchange(self.guard, policy, environ, nowhere).finish(stuck, request):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
@@ -26,6 +26,13 @@ FRAMES_PER_SECOND = 8
 LINE_SECONDS = 2.0
 NAMES_SHOWN = 2
 
+MARGIN = 2
+#: Of the moving table with its counts side by side. A narrower terminal gets them one below the other.
+TWO_COLUMNS_WIDTH = 76
+BAR_WIDTH = 48
+#: Beside the bar: "20 s of 20 s".
+TIME_WIDTH = 16
+
 GOOD, BAD, QUIET = "bold green", "bold red", "dim"
 
 _STORM = (
@@ -38,7 +45,8 @@ _UNPROTECTED = "Each payment has its Idempotency-Key, and nobody looks at it: th
 _HOW = (
     "A handler that was killed in the middle is run again (the take-overs), and it may have charged the card before it "
     'died. So the API passes semel.current().derive("charge") on to the provider: the same key on every run. The '
-    "provider recognised {} repeated calls by it. Semel sees to the rest: one run at a time, and one answer for ever."
+    "provider recognised {} repeated calls by it. Semel sees to the rest: one run at a time, "
+    "and one answer to every retry."
 )
 _HOW_NOT = (
     "Every request was a payment of its own: each second click, each retry, each question whether it went through."
@@ -152,26 +160,29 @@ class _Picture:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
 
-    def __rich__(self) -> RenderableType:
-        lines = [self._progress(), Text(), _side_by_side(_counts(self._stage)), Text(), self._workers()]
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        room = options.max_width - MARGIN
+        counts = _counts(self._stage)
+        table = _side_by_side(counts) if room >= TWO_COLUMNS_WIDTH else _explained(counts, with_meanings=False)
+        lines = [self._progress(room), Text(), table, Text(), self._workers(room)]
         # No wider than it has to be: a ^C that the terminal adds to a full line would begin a new one.
-        return Padding(Group(*lines), (0, 0, 0, 2), expand=False)
+        yield Padding(Group(*lines), (0, 0, 0, MARGIN), expand=False)
 
-    def _progress(self) -> RenderableType:
+    def _progress(self, room: int) -> RenderableType:
         stage = self._stage
         if stage.phase is not Phase.STORM:
             return Text(stage.phase, "bold")
         line = Table.grid(padding=(0, 2, 0, 0))
-        bar = ProgressBar(total=stage.seconds, completed=stage.elapsed, width=48)
+        bar = ProgressBar(total=stage.seconds, completed=stage.elapsed, width=max(min(BAR_WIDTH, room - TIME_WIDTH), 1))
         line.add_row(bar, f"{stage.elapsed:.0f} s of {stage.seconds:.0f} s")
         return line
 
-    def _workers(self) -> Text:
-        text = Text()
+    def _workers(self, room: int) -> Text:
+        lines = []
         for number, is_up in enumerate(self._stage.workers, 1):
             state = ("● serving", "green") if is_up else ("✗ killed, starting again", "red")
-            text.append(f"worker {number} ").append(f"{state[0]:<26}", state[1])
-        return text
+            lines.append(Text(f"worker {number} ").append(f"{state[0]:<26}", state[1]))
+        return Text("" if room >= TWO_COLUMNS_WIDTH else "\n").join(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +219,13 @@ def _counts(stage: Stage) -> list[_Count]:
     return counts + [count for count in rare if count.number]
 
 
-def _explained(counts: list[_Count]) -> Table:
+def _explained(counts: list[_Count], *, with_meanings: bool = True) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(min_width=24)
     table.add_column(justify="right", min_width=7)
     table.add_column(style=QUIET)
     for count in counts:
-        meaning = count.meaning if count.number else ""
+        meaning = count.meaning if count.number and with_meanings else ""
         table.add_row(Text(count.name, count.style), Text(f"{count.number:,}", count.style), meaning)
     return table
 

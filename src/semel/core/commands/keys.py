@@ -79,6 +79,8 @@ class Release(Command[Verdict]):
     hold: Hold
     #: As of ``Complete``.
     wakes: bool = False
+    #: Why, in a word or two, for people who read the audit trail; it decides nothing.
+    reason: str | None = field(default=None, compare=False)
 
 
 @value
@@ -124,6 +126,8 @@ class Park(Command[Verdict]):
 
     hold: Hold
     if_silent: bool = False
+    #: As of ``Release``.
+    reason: str | None = field(default=None, compare=False)
 
 
 @value
@@ -150,12 +154,17 @@ class Look(Command[Record | None]):
 
 @value
 class Browse(Command[tuple[Record, ...]]):
-    """Read the newest records, for people; *key* and *state* narrow it down. Bodies stay behind."""
+    """Read the newest records, for people; *key* and *state* narrow it down. Bodies stay behind.
+
+    By its *digest*, or the beginning of that, a key is found that only a log has named. It reads every key there is.
+    """
 
     limit: int
     key: str | None = None
     scope: str | None = None
     state: State | None = None
+    #: Lower-case hexadecimal digits, from the first on.
+    digest: str | None = None
 
 
 @value

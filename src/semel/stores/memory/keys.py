@@ -22,8 +22,9 @@ from semel.core.commands import (
     TakeOver,
     Verdict,
 )
+from semel.core.key import digest_of
 from semel.core.record import NOBODYS_TOKEN, Found, Hold, Record
-from semel.core.recovery import written
+from semel.core.recovery import change, written
 from semel.core.state import TERMINAL, Event, State, after
 from semel.stores.memory.table import Moment, Table, must, new_row
 
@@ -98,10 +99,10 @@ class Keys(Table):
         if row.state is State.PROCESSING and (row.attempt > 1 or row.steps is not None or row.is_accepted):
             state = after(row.state, Event.GIVE_UP)
             self._update(hold, state=state, token=NOBODYS_TOKEN, lease_expires_at=moment.now)
-            self._write_down(hold, "given up", moment)
+            self._write_down(hold, "given up", moment, command.reason)
         elif after(row.state, Event.RELEASE) is None:
             del self._rows[hold.scope, hold.key]
-            self._write_down(hold, "released", moment)
+            self._write_down(hold, "released", moment, command.reason)
         return Verdict.DONE
 
     def _renew(self, command: Renew, moment: Moment) -> frozenset[Hold]:
@@ -121,7 +122,7 @@ class Keys(Table):
             return Verdict.FENCED
         state = after(row.state, Event.SAVE)
         self._update(hold, state=state, steps=written(progress), recovery_point=progress.recovery_point)
-        self._write_down(hold, "saved", moment, progress.names[-1] if progress.names else None)
+        self._write_down(hold, "saved", moment, change(command.before, progress))
         return Verdict.DONE
 
     def _mark(self, command: Mark, _moment: Moment) -> Verdict:
@@ -139,7 +140,7 @@ class Keys(Table):
         if row is None or (command.if_silent and not row.lease_is_over(moment.now)):
             return Verdict.FENCED
         self._update(hold, state=after(row.state, Event.PARK), lease_expires_at=None)
-        self._write_down(hold, "parked", moment)
+        self._write_down(hold, "parked", moment, command.reason)
         return Verdict.DONE
 
     def _look(self, command: Look, moment: Moment) -> Record | None:
@@ -154,7 +155,10 @@ class Keys(Table):
         found = [
             row.without_body().record(scope, key, moment.now)
             for (scope, key), row in reversed(self._rows.items())
-            if command.key in {None, key} and command.scope in {None, scope} and command.state in {None, row.state}
+            if command.key in {None, key}
+            and command.scope in {None, scope}
+            and command.state in {None, row.state}
+            and (command.digest is None or digest_of(key).startswith(command.digest))
         ]
         found.sort(key=lambda record: record.created_at, reverse=True)
         return tuple(found[: command.limit])

@@ -11,7 +11,7 @@ from semel.core.canonical import pack
 from semel.core.commands import Begin, Claim, Commit, Finish, Save, Verdict
 from semel.core.fingerprint import RECIPE_BYTES, VERSION
 from semel.core.record import NOBODYS_TOKEN, Found, Hold
-from semel.core.recovery import written
+from semel.core.recovery import change, written
 from semel.core.state import State, after
 from semel.stores.postgres import rows as read
 from semel.stores.postgres.builder import Builder, hint, of_answer, of_hold
@@ -155,7 +155,7 @@ def _of_progress(command: Save | Commit) -> dict[str, object]:
         "steps": written(progress),
         "before": written(command.before),
         "recovery_point": progress.recovery_point,
-        "detail": progress.names[-1] if progress.names else None,
+        "detail": change(command.before, progress),
     }
 
 

@@ -189,8 +189,8 @@ WITH freed AS (
 ), ended AS (
     SELECT * FROM freed UNION ALL SELECT * FROM given_up
 ), noted AS (
-    INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
-    SELECT clock_timestamp(), scope, key, attempt, event, :actor::text
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor, detail)
+    SELECT clock_timestamp(), scope, key, attempt, event, :actor::text, :detail::text
       FROM ended
      WHERE :audit::boolean
 )
@@ -399,8 +399,8 @@ WITH parked AS (
                 ELSE false END
  RETURNING scope, key, attempt
 ), noted AS (
-    INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
-    SELECT clock_timestamp(), scope, key, attempt, 'parked', :actor::text
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor, detail)
+    SELECT clock_timestamp(), scope, key, attempt, 'parked', :actor::text, :detail::text
       FROM parked
      WHERE :audit::boolean
 )
@@ -427,6 +427,7 @@ SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, st
  WHERE (:scope::text IS NULL OR scope = :scope)
    AND (:key::text IS NULL OR key = :key)
    AND (:state::text IS NULL OR state = :state)
+   AND (:digest::text IS NULL OR starts_with(encode(sha256(convert_to(key, 'UTF8')), 'hex'), :digest))
  ORDER BY created_at DESC
  LIMIT :limit
 

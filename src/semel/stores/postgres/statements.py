@@ -144,6 +144,7 @@ class Statements(Builder):
             "release",
             lambda rows: Verdict.FENCED if rows[0][0] else Verdict.DONE,
             hint=hint(command.hold, wakes=command.wakes),
+            detail=command.reason,
             **of_hold(command.hold),
         )
 
@@ -166,7 +167,9 @@ class Statements(Builder):
 
     def park(self, command: Park) -> Statement[Verdict]:
         """Stop an operation until an operator has spoken."""
-        return self.statement("park", read_rows.verdict, if_silent=command.if_silent, **of_hold(command.hold))
+        return self.statement(
+            "park", read_rows.verdict, if_silent=command.if_silent, detail=command.reason, **of_hold(command.hold)
+        )
 
     def wait(self, command: Settle) -> Statement[None]:
         """Wait out a transaction that has the key's lock. It comes before ``settle``, whose view must be younger."""
@@ -189,6 +192,7 @@ class Statements(Builder):
             scope=command.scope,
             key=command.key,
             state=command.state and str(command.state),
+            digest=command.digest,
             limit=command.limit,
         )
 

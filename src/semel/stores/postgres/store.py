@@ -112,6 +112,14 @@ class PostgresStore(Store):
         with _Link(self.address) as link:
             return link.guarded(self._migrate)
 
+    def has_neighbours(self) -> bool:
+        """Whether the schema of its tables has tables of others."""
+        names = self.address.names
+        asked = [names.put_into(DEFAULT_TABLE), sorted(names.tables)]
+        with _Link(self.address) as link:
+            rows = link.guarded(lambda connection: connection.execute(_NEIGHBOURS, asked).fetchall())
+        return bool(rows[0][0])
+
     def close(self) -> None:
         """Disconnect."""
         with self._mutex:
@@ -176,6 +184,11 @@ class PostgresStore(Store):
         return [name for name, _ in missing]
 
 
+_NEIGHBOURS = """\
+SELECT EXISTS (SELECT FROM pg_class
+                WHERE relkind IN ('r', 'p') AND relname <> ALL ($2::text[])
+                  AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = $1::regclass))
+"""
 _TIMEOUTS = ["lock_timeout", "statement_timeout"]
 _BOOK = "CREATE TABLE {} (name text PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT clock_timestamp())"
 

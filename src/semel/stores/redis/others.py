@@ -30,7 +30,7 @@ from semel.core.commands import (
     Verdict,
 )
 from semel.core.record import NOBODYS_TOKEN, Hold
-from semel.core.recovery import Progress, written
+from semel.core.recovery import Progress, change, written
 from semel.errors import StoreError
 from semel.stores.headers import written as written_headers
 from semel.stores.lane import refused
@@ -96,7 +96,7 @@ def _release(keys: Keys, command: Release) -> tuple[Call, Read]:
             return Verdict.FENCED
         keys.index.ended(name)
         if what in _RELEASED:
-            aside.lines.append((replace(hold, attempt=attempt), _RELEASED[what], None))
+            aside.lines.append((replace(hold, attempt=attempt), _RELEASED[what], command.reason))
         if what == _GIVEN_UP:
             aside.unattended.append((name, 0))
         return Verdict.DONE
@@ -113,8 +113,8 @@ _RELEASED = {_FREE: "released", _GIVEN_UP: "given up"}
 def _save(keys: Keys, command: Save) -> tuple[Call, Read]:
     hold, progress = command.hold, command.progress
     words = (*of_hold(hold), _steps(command.before), *_of_progress(progress))
-    last = progress.names[-1] if progress.names else None
-    return script("save").on(keys.name_of(hold.scope, hold.key), *words), _written(hold, "saved", last)
+    told = _written(hold, "saved", change(command.before, progress))
+    return script("save").on(keys.name_of(hold.scope, hold.key), *words), told
 
 
 def _mark(keys: Keys, command: Mark) -> tuple[Call, Read]:
@@ -130,7 +130,7 @@ def _park(keys: Keys, command: Park) -> tuple[Call, Read]:
     def reader(reply: Reply, aside: Aside) -> Verdict:
         if reply == _PARKED_NOW:
             keys.index.ended(name)
-            aside.lines.append((hold, "parked", None))
+            aside.lines.append((hold, "parked", command.reason))
         return _verdict(reply)
 
     return script("park").on(name, *of_hold(hold), YES_OR_NO[command.if_silent]), reader

@@ -13,6 +13,7 @@ from heapq import nlargest
 from typing import Any, cast
 
 from semel.core.commands import Browse, Command, FindStuck, Reap, Reaped, ReapTrail
+from semel.core.key import digest_of
 from semel.core.record import NOBODYS_TOKEN, Hold, OnCrash, Record, Stuck
 from semel.core.upkeep import is_due
 from semel.core.value import value
@@ -262,6 +263,7 @@ class Upkeep:
             if command.scope in {None, each.scope}
             and command.key in {None, each.key}
             and command.state in {None, each.state}
+            and (command.digest is None or digest_of(each.key).startswith(command.digest))
         )
         return tuple(nlargest(command.limit, fitting, key=lambda each: each.created_at))
 

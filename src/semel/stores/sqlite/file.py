@@ -107,6 +107,16 @@ def has_table(place: Place) -> bool:
         connection.close()
 
 
+def has_neighbours(place: Place) -> bool:
+    """Look whether the file holds tables of others."""
+    connection = sqlite3.connect(f"{place.path.as_uri()}?mode=ro", uri=True)
+    try:
+        rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    finally:
+        connection.close()
+    return any(name not in place.names.tables and not name.startswith("sqlite_") for (name,) in rows)
+
+
 def migrate(connection: sqlite3.Connection, place: Place, statements: Statements) -> list[str]:
     """Bring the schema up to date under the write lock, so that of several processes one does; return what was done."""
     connection.execute("BEGIN IMMEDIATE").close()

@@ -10,7 +10,7 @@ from semel.core.commands import Begin, Commit, Finish, Verdict
 from semel.core.record import Hold
 from semel.core.state import Event
 from semel.stores.headers import written
-from semel.stores.sqlite.statements import ENDINGS, Statements, last_step, milliseconds, read_found, written_time
+from semel.stores.sqlite.statements import ENDINGS, Statements, milliseconds, read_found, written_time
 from semel.stores.statement import Joined
 from semel.stores.transaction import Begun
 
@@ -70,7 +70,7 @@ class SQLiteJoins:
             "recovery_point": progress.recovery_point,
             "before": recovery.written(command.before),
         }
-        line = self._line(hold, "saved", last_step(progress))
+        line = self._line(hold, "saved", recovery.change(command.before, progress))
         return Joined(self._statements.save_inside, _mine(hold) | steps, _verdict, line)
 
     def _line(self, hold: Hold, event: str, detail: str | None) -> Joined[None] | None:

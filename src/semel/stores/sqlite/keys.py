@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -20,8 +20,9 @@ from semel.core.commands import (
     TakeOver,
     Verdict,
 )
+from semel.core.key import digest_of
 from semel.core.record import Found, Hold, Record
-from semel.core.recovery import written
+from semel.core.recovery import change, written
 from semel.stores import milestones
 from semel.stores.sqlite import statements as by
 from semel.stores.sqlite.session import Session
@@ -30,6 +31,9 @@ from semel.stores.sqlite.statements import chunks
 #: A command, and its place in the batch.
 Item = tuple[int, Any]
 Items = Sequence[Item]
+
+#: That are in memory at a time, of those whose digests are taken.
+KEYS_AT_ONCE = 10_000
 
 _EVENTS = {"complete": "completed", "failed": "failed"}
 
@@ -101,7 +105,7 @@ class Keys:
         mine = (hold.scope, hold.key, hold.token, hold.attempt)
         for sql, event in ((self._statements.release, "released"), (self._statements.give_up, "given up")):
             for (attempt,) in self._session.run(sql, mine):
-                self._session.note(hold.scope, hold.key, attempt, event)
+                self._session.note(hold.scope, hold.key, attempt, event, command.reason)
                 return Verdict.DONE
         return Verdict.FENCED if self._session.run(self._statements.exists, (hold.scope, hold.key)) else Verdict.DONE
 
@@ -120,7 +124,7 @@ class Keys:
         steps = (*by.progress_row(progress), written(command.before))
         if not self._session.run(self._statements.save, (*steps, *by.hold_row(hold))):
             return Verdict.FENCED
-        self._session.note(hold.scope, hold.key, hold.attempt, "saved", by.last_step(progress))
+        self._session.note(hold.scope, hold.key, hold.attempt, "saved", change(command.before, progress))
         return Verdict.DONE
 
     def mark(self, command: Mark) -> Verdict:
@@ -132,7 +136,7 @@ class Keys:
         """Stop an operation."""
         hold = command.hold
         if self._session.run(self._statements.park, (*by.hold_row(hold), command.if_silent)):
-            self._session.note(hold.scope, hold.key, hold.attempt, "parked")
+            self._session.note(hold.scope, hold.key, hold.attempt, "parked", command.reason)
             return Verdict.DONE
         # Its worker may ask twice. Of several others, one did it.
         is_mine = not command.if_silent and self._session.run(self._statements.is_parked, by.hold_row(hold))
@@ -149,12 +153,28 @@ class Keys:
 
     def browse(self, command: Browse) -> tuple[Record, ...]:
         """Read the newest records."""
-        wanted = (command.key, command.scope, command.state, command.limit)
-        return tuple(map(by.read_record, self._session.run(self._statements.browse, wanted)))
+        if command.digest is None:
+            return tuple(self._newest(command.key, command.scope, command.state, command.limit))
+        found = [
+            record
+            for scope, key in self._with_digest(command.digest)
+            if command.key in {None, key} and command.scope in {None, scope}
+            for record in self._newest(key, scope, command.state, 1)
+        ]
+        return tuple(sorted(found, key=lambda record: record.created_at, reverse=True)[: command.limit])
 
     def now(self, _command: Now) -> datetime:
         """Read the clock."""
         return by.read_time(self._session.run(self._statements.now)[0][0])
+
+    def _newest(self, *wanted: Any) -> list[Record]:
+        return [by.read_record(row) for row in self._session.run(self._statements.browse, wanted)]
+
+    def _with_digest(self, digest: str) -> Iterator[tuple[str, str]]:
+        place = 0
+        while rows := self._session.run(self._statements.keys_after, (place, KEYS_AT_ONCE)):
+            yield from ((scope, key) for _, scope, key in rows if digest_of(key).startswith(digest))
+            place = rows[-1][0]
 
     def _renew_one(self, row: tuple[Any, ...]) -> bool:
         return self._session.write_all(self._statements.renew, [row])

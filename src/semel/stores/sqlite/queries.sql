@@ -264,6 +264,10 @@ WHERE key = coalesce(:key, key) AND scope = coalesce(:scope, scope) AND state = 
 ORDER BY created_at DESC, semel_keys.rowid DESC
 LIMIT :limit
 
+-- name: keys_after
+-- Some of all keys, in the order of their places: SQLite knows no digest, so that those are taken elsewhere.
+SELECT rowid, scope, key FROM semel_keys WHERE rowid > :place ORDER BY rowid LIMIT :limit
+
 -- name: find_stuck
 -- What is in progress under a lease that has run out, the longest silent first, and what waits for its first worker, by
 -- its age; past its retention it is the reaper's.

@@ -57,6 +57,7 @@ class Statements:
         self.is_parked = _marked(queries["is_parked"])
         self.look = _marked(queries["look"])
         self.browse = _marked(queries["browse"])
+        self.keys_after = _marked(queries["keys_after"])
         self.find_stuck = _marked(queries["find_stuck"])
         self.read_request = _marked(queries["read_request"])
         self.sweep = _marked(queries["sweep"])
@@ -148,11 +149,6 @@ def hold_row(hold: Hold) -> tuple[Any, ...]:
 def progress_row(progress: Progress) -> tuple[Any, ...]:
     """Return the parameters of the steps so far."""
     return (recovery.written(progress), progress.recovery_point)
-
-
-def last_step(progress: Progress) -> str | None:
-    """Return what the audit trail says of a step that was saved: its name."""
-    return progress.names[-1] if progress.names else None
 
 
 def renew_row(hold: Hold, lease: timedelta) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from semel.core.commands import Command
 from semel.stores.base import Store
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.lane import Lane
+from semel.stores.sqlite.file import has_neighbours
 from semel.stores.sqlite.ledger import Ledger
 from semel.stores.sqlite.units import SQLiteConnections
 from semel.stores.transaction import Connections, Transaction
@@ -42,6 +43,10 @@ class SQLiteStore(Store):
     def migrate(self) -> list[str]:
         """Bring the schema up to date; return what was applied."""
         return self._ledger.open()
+
+    def has_neighbours(self) -> bool:
+        """Whether the file holds tables of others."""
+        return has_neighbours(self.place)
 
     def close(self) -> None:
         """Let go of the file. Using the store again opens it again."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from hashlib import sha256
 
 from semel.core.commands import Browse, Complete, Look, Now
 from semel.core.record import Record
@@ -94,6 +95,25 @@ class Reading(Suite):
         assert self._keys(store, Browse(10, scope=f"{scope} other")) == ["ended"]
         found = store.perform(Browse(2, key="ended"))
         assert [each.scope for each in found] == [f"{scope} other", scope]
+
+    def test_digests(self, store: Handle, scope: str) -> None:
+        """A key is found by its digest, as logs show it or whole, with the other filters or without."""
+        held(store, claim_on(scope, "abc"))
+        held(store, claim_on(f"{scope} other", "abc"))
+        completed(store, claim_on(scope, "def"))
+        digest = sha256(b"abc").hexdigest()
+        for beginning in (digest[:12], digest):
+            assert self._keys(store, Browse(10, scope=scope, digest=beginning)) == ["abc"]
+        assert self._keys(store, Browse(10, key="abc", scope=scope, digest=digest)) == ["abc"]
+        assert {each.scope for each in store.perform(Browse(10, digest=digest))} >= {scope, f"{scope} other"}
+        assert len(store.perform(Browse(1, digest=digest))) == 1
+        for missing in (
+            Browse(10, scope=scope, digest=digest[1:13]),
+            Browse(10, scope=scope, digest=digest, key="def"),
+            Browse(10, scope=scope, digest=digest, state=State.COMPLETE),
+            Browse(10, scope=f"{scope} third", digest=digest),
+        ):
+            assert store.perform(missing) == ()
 
     def test_filters_are_no_patterns(self, store: Handle, scope: str) -> None:
         """A filter is the text itself: neither % nor _ nor * stands for anything."""

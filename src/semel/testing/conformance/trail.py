@@ -35,7 +35,7 @@ from semel.core.commands import (
     Verdict,
 )
 from semel.core.record import NOBODYS_TOKEN, Entry, Hold
-from semel.core.recovery import Progress
+from semel.core.recovery import Done, Progress
 from semel.core.state import Event
 from semel.stores.base import this_process
 from semel.testing.conformance.base import (
@@ -104,7 +104,7 @@ class Trail(Suite):
         assert actors == [this_process(), "Zoë of the night shift"]
 
     def test_life_of_a_key(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
-        """From the claim to the answer, each change is a line, oldest first; a save names its last step."""
+        """From the claim to the answer, each change is a line, oldest first; a save tells what its step is."""
         hold = saved(store, held(store, claim_on(scope)))
         age(LEASE)
         rival.perform(Sweep(hold))
@@ -114,10 +114,10 @@ class Trail(Suite):
         lines = store.perform(ReadTrail(scope, "key"))
         assert [(line.attempt, line.event, line.detail) for line in lines] == [
             (1, "claimed", None),
-            (1, "saved", "ride_created"),
+            (1, "saved", "phase ride_created done"),
             (1, "swept", None),
             (2, "taken over", None),
-            (2, "saved", "charge_created"),
+            (2, "saved", "effect charge_created begun"),
             (2, "completed", None),
         ]
         assert [line.at for line in lines] == sorted(line.at for line in lines)
@@ -134,6 +134,32 @@ class Trail(Suite):
         assert trail(store, scope, "failed") == [(1, "claimed"), (1, "failed")]
         assert trail(store, scope, "released") == [(1, "claimed"), (1, "released")]
         assert trail(store, scope, "given up") == [(1, "claimed"), (2, "taken over"), (2, "given up")]
+
+    def test_an_effect_begun_and_done(self, store: Handle, scope: str) -> None:
+        """Of an effect it is told whether it was begun, or done, or had no effect after all."""
+        hold = saved(store, held(store, claim_on(scope)))
+        done = RIDE.plus(Done("effect", "charge_created", "ch_1"))
+        for before, now in ((RIDE, IN_DOUBT), (IN_DOUBT, RIDE), (RIDE, IN_DOUBT), (IN_DOUBT, done)):
+            assert store.perform(Save(hold, now, before)) is Verdict.DONE
+        assert [line.detail for line in store.perform(ReadTrail(scope, "key"))[2:]] == [
+            "effect charge_created begun",
+            "effect charge_created had no effect",
+            "effect charge_created begun",
+            "effect charge_created done",
+        ]
+
+    def test_reasons(self, store: Handle, scope: str) -> None:
+        """Why a key was freed, an attempt given up or an operation parked is told, where a reason was given."""
+        store.perform(Release(held(store, claim_on(scope, "released")), reason="answered 429"))
+        store.perform(Release(saved(store, held(store, claim_on(scope, "given up"))), reason="raised OSError"))
+        store.perform(Park(held(store, claim_on(scope, "parked")), reason="effect charge_created unknown"))
+        for key, reason in (
+            ("released", "answered 429"),
+            ("given up", "raised OSError"),
+            ("parked", "effect charge_created unknown"),
+        ):
+            last = store.perform(ReadTrail(scope, key))[-1]
+            assert (last.event, last.detail) == (key, reason)
 
     def test_operators(self, store: Handle, scope: str) -> None:
         """What was parked, and what an operator did about it, is told."""
@@ -170,7 +196,10 @@ class Trail(Suite):
             lent.perform(Open())
             assert lent.perform(Commit(phase, RIDE)) is Verdict.DONE
         lines = store.perform(ReadTrail(scope, "phase"))
-        assert [(line.event, line.detail) for line in lines] == [("claimed", None), ("saved", "ride_created")]
+        assert [(line.event, line.detail) for line in lines] == [
+            ("claimed", None),
+            ("saved", "phase ride_created done"),
+        ]
 
     def test_nothing_changed_nothing_told(self, store: Handle, rival: Handle, scope: str) -> None:
         """A renewal, a replay, a fenced write and a repeated one leave no line."""

@@ -1,0 +1,139 @@
+"""What each role needs on PostgreSQL, by the statements of the page."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from semel.core.commands import (
+    Begin,
+    Browse,
+    Claim,
+    Complete,
+    Decree,
+    Discard,
+    FindStuck,
+    Finish,
+    Look,
+    Mark,
+    Note,
+    Park,
+    ReadTrail,
+    Release,
+    Renew,
+    Save,
+    Settle,
+    TakeOver,
+    Unpark,
+    Verdict,
+)
+from semel.core.message import Answer
+from semel.core.record import Found, Hold, Milestone
+from semel.core.recovery import Done, Progress
+from semel.core.state import Event
+from semel.errors import StoreError
+from semel.stores import Store, store
+from semel.work import Reaper, Sweeper
+
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "postgresql.md").read_text()
+DAY, LONG, OVER = timedelta(days=1), timedelta(hours=1), timedelta(microseconds=1)
+ANSWER = Answer(201, (), b"ok")
+ROLES = ("semel_app", "semel_worker", "semel_reader")
+
+
+@pytest.fixture
+def urls(postgres_url: str) -> Iterator[dict[str, str]]:
+    """The URL of each role. Roles are the whole server's, so these have names that no other test has."""
+    with closing(store(postgres_url)) as keys:
+        keys.migrate()
+    (sql,) = re.findall(r"^```sql\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    names = {role: f"{role}_{uuid4().hex[:12]}" for role in ROLES}
+    for role, name in names.items():
+        sql = sql.replace(role, name)
+    with psycopg.connect(postgres_url, autocommit=True) as owner:
+        owner.execute(sql.encode())
+        try:
+            yield {role: as_user(postgres_url, name) for role, name in names.items()}
+        finally:
+            for name in reversed(names.values()):
+                owner.execute(f"DROP OWNED BY {name}; DROP ROLE {name}".encode())
+
+
+def as_user(url: str, name: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{name}@{parts.netloc.rpartition('@')[2]}").geturl()
+
+
+def claim(key: str, lease: timedelta = LONG) -> Claim:
+    return Claim("acme", key, os.urandom(16), b"fingerprint", lease, DAY)
+
+
+def held(keys: Store, key: str, lease: timedelta = LONG) -> Hold:
+    hold = keys.perform(claim(key, lease))
+    assert isinstance(hold, Hold)
+    return hold
+
+
+def test_the_application(urls: dict[str, str]) -> None:
+    """The role of an application does everything that requests and operators ask for, and sweeps."""
+    with closing(store(urls["semel_app"])) as keys:
+        keys.open()
+        hold = held(keys, "done")
+        steps = Progress((Done("phase", "paid", 1),))
+        assert keys.perform(Renew(((hold, LONG),))) == frozenset()
+        for command in (
+            Save(hold, steps),
+            Mark(hold, Milestone(0.5)),
+            Complete(hold, Event.COMPLETE, ANSWER, wakes=True),
+        ):
+            assert keys.perform(command) is Verdict.DONE
+        assert isinstance(keys.perform(claim("done")), Found)
+        taken = keys.perform(TakeOver(claim("taken"), held(keys, "taken", OVER)))
+        assert isinstance(taken, Hold)
+        assert keys.perform(Release(taken)) is Verdict.DONE
+        for key, ending in (("freed", Release), ("thrown away", Discard)):
+            assert keys.perform(ending(held(keys, key))) is Verdict.DONE
+        for key in ("decreed", "resolved"):
+            parked = held(keys, key)
+            keys.perform(Park(parked))
+            assert keys.perform(Decree(parked, ANSWER) if key == "decreed" else Unpark(parked, steps)) is Verdict.DONE
+        keys.perform(Note(hold, "replayed"))
+        assert keys.perform(Settle(hold)) is not None
+        assert len(keys.perform(ReadTrail("acme", "done"))) == 4
+        assert keys.perform(FindStuck(10)) == ()
+        held(keys, "dead", OVER)
+        assert Sweeper(keys).run_once().freed == 1
+        asked, transaction = claim("atomic"), keys.transaction()
+        begun = transaction.perform(Begin(asked))
+        assert isinstance(begun, Hold)
+        assert transaction.perform(Finish(asked, begun, None, Event.COMPLETE, ANSWER)) is Verdict.DONE
+
+
+def test_the_trail_is_added_to_only(urls: dict[str, str], postgres_url: str) -> None:
+    """The role of an application can't take a line away from the trail; that of a worker reaps it."""
+    with closing(store(urls["semel_app"])) as keys:
+        held(keys, "done")
+        report = Reaper(keys, audit_retention=timedelta(0)).run_once()
+        assert isinstance(report.error, StoreError)
+    with closing(store(urls["semel_worker"])) as keys:
+        report = Reaper(keys, audit_retention=timedelta(0)).run_once()
+        assert (report.error, report.audit_lines) == (None, 1)
+
+
+def test_who_only_looks(urls: dict[str, str], postgres_url: str) -> None:
+    """A role that can only read lists and shows keys, and changes none."""
+    with closing(store(postgres_url)) as keys:
+        held(keys, "done")
+    with closing(store(urls["semel_reader"])) as keys:
+        assert [each.key for each in keys.perform(Browse(10))] == ["done"]
+        assert keys.perform(Look("acme", "done")) is not None
+        assert len(keys.perform(ReadTrail("acme", "done"))) == 1
+        with pytest.raises(StoreError):
+            keys.perform(claim("another"))
