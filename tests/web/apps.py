@@ -29,12 +29,15 @@ LARGE = [bytes([number]) * 100_000 for number in range(30)]
 
 EFFECTS = Path(os.environ["SEMEL_TEST_EFFECTS"])
 GO = EFFECTS.with_suffix(".go")
+GIVEN: dict[str, Any] = {
+    "on_crash": os.environ.get("SEMEL_TEST_ON_CRASH", "rerun"),
+    "mode": os.environ.get("SEMEL_TEST_MODE", "guard"),
+    "in_progress": os.environ.get("SEMEL_TEST_IN_PROGRESS", "conflict"),
+}
 POLICY = Policy.ietf(
     lease=timedelta(milliseconds=int(os.environ.get("SEMEL_TEST_LEASE_MS", "30000"))),
-    on_crash=os.environ.get("SEMEL_TEST_ON_CRASH", "rerun"),
-    mode=os.environ.get("SEMEL_TEST_MODE", "guard"),
-    in_progress=os.environ.get("SEMEL_TEST_IN_PROGRESS", "conflict"),
     wait=timedelta(seconds=30),
+    **GIVEN,
 )
 SETTINGS: dict[str, Any] = {
     "store": os.environ["SEMEL_TEST_STORE"],
