@@ -175,6 +175,12 @@ def _age_redis(address: Any, duration: timedelta) -> None:
     _on_every_redis(address, _AGE_REDIS, str(duration // timedelta(microseconds=1)), f"{address.prefix}:*")
 
 
+def forget_redis(url: str, pattern: str) -> None:
+    """Delete every key of a Redis that is like *pattern*."""
+    address: Any = import_module("semel.stores.redis.address").Address.of(url)
+    _on_every_redis(address, _FORGET_REDIS, pattern)
+
+
 def _on_every_redis(address: Any, script: str, *arguments: str) -> None:
     wires = import_module("semel.stores.redis.wires").Wires(address)
     courier = import_module("semel.stores.redis.courier").Courier(address)
