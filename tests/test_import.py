@@ -67,3 +67,9 @@ def test_missing_extra(program: str, command: str) -> None:
     done = bare(program)
     assert done.returncode != 0
     assert command in done.stderr.splitlines()[-1]
+
+
+def test_only_public_names_are_shown() -> None:
+    """`dir(semel)` shows what may be imported from it, and nothing of how it is built."""
+    done = bare("import semel, semel.asgi, semel.wsgi; print(sorted(dir(semel)) == sorted(semel.__all__))")
+    assert (done.stdout, done.stderr) == ("True\n", "")

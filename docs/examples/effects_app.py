@@ -40,7 +40,7 @@ def fulfil() -> tuple[dict[str, object], int]:
     operation, order = semel.current(), request.get_json()["order"]
     charged = operation.effect("charged", charge, order)  # on_unknown="retry" is the default
     if "declined" in charged:
-        return charged, 402
+        return {**charged}, 402
     parcel = operation.effect("shipped", ship, order, verify=find_parcel)  # on_unknown="verify"
     operation.effect("faxed", send_fax, order, on_unknown="park")
     return {"charge": charged["id"], "parcel": parcel}, 201

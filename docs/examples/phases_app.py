@@ -18,19 +18,19 @@ def create_order(connection: sqlite3.Connection, amount: int) -> int | None:
     return connection.execute("INSERT INTO orders (amount) VALUES (?)", [amount]).lastrowid
 
 
-async def charge_card(amount: int, *, idempotency_key: str) -> str:
+def charge_card(amount: int, *, idempotency_key: str) -> str:
     charges.setdefault(idempotency_key, amount)
     return f"ch_{idempotency_key[:8]}"
 
 
-def mark_paid(connection: sqlite3.Connection, order: int, charge: str) -> None:
+def mark_paid(connection: sqlite3.Connection, order: int | None, charge: str) -> None:
     connection.execute("UPDATE orders SET charge = ? WHERE id = ?", [charge, order])
 
 
 @app.post("/orders", status_code=201)
-async def buy(wanted: dict[str, int]) -> dict[str, object]:
+def buy(wanted: dict[str, int]) -> dict[str, object]:
     operation = semel.current()
-    order = await operation.phase("order_created", create_order, wanted["amount"])
-    charge = await operation.effect("card_charged", charge_card, wanted["amount"])
-    await operation.phase("order_paid", mark_paid, order, charge)
+    order = operation.phase("order_created", create_order, wanted["amount"])
+    charge = operation.effect("card_charged", charge_card, wanted["amount"])
+    operation.phase("order_paid", mark_paid, order, charge)
     return {"order": order, "charge": charge}

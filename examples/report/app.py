@@ -43,7 +43,7 @@ async def make_report(request: Request) -> JSONResponse:
         name = f"section_{number}"
         sections.append(await operation.effect(name, write_section, operation.key, month, title))
     await operation.progress(1, "Saving")
-    report = await operation.phase("report_saved", save_report, operation.scope, month, sections)
+    report = await operation.phase("report_saved", semel.in_thread(save_report), operation.scope, month, sections)
     return JSONResponse(report, 201)
 
 

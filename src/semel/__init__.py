@@ -1,5 +1,6 @@
 """Semel makes HTTP APIs safe to retry: the operation takes effect once, and every retry gets the same answer."""
 
+from semel.calls import in_thread
 from semel.core.body_hash import BodyHash
 from semel.core.commands import Applied, Doubt
 from semel.core.fingerprint import Fingerprinter
@@ -27,6 +28,11 @@ __all__ = [
     "SemelError",
     "__version__",
     "current",
+    "in_thread",
 ]
 
 __version__ = "0.1.0"
+
+
+def __dir__() -> list[str]:
+    return __all__

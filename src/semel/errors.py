@@ -34,6 +34,7 @@
     │   ├── NotGuarded
     │   ├── UnknownField
     │   ├── NoConnection
+    │   ├── NoDatabase
     │   └── StepError              a phase or an effect that can't be right
     │       ├── StepNameInvalid
     │       ├── StepRepeated
@@ -341,6 +342,12 @@ class UnknownField(ConfigurationError, TypeError):
 
 class NoConnection(ConfigurationError):
     """There is no open transaction here: use policy mode="atomic", or the connection that a phase is given."""
+
+
+class NoDatabase(ConfigurationError, AttributeError):
+    """There is no database behind memory://, so there is no connection. Test what writes to one with sqlite:/// or
+    with the store that you run.
+    """
 
 
 class StepError(ConfigurationError):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, get_args
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, overload
 
+from semel.calls import Effect0, Effect1, Effect2, Effect3, Effect4, check
 from semel.core.derive import derive
 from semel.core.record import Hold, Milestone
 from semel.core.recovery import Progress
@@ -16,6 +17,16 @@ from semel.flows.serve import Around
 from semel.flows.steps import OnUnknown, Story, effect, phase
 from semel.stage import AnyStage, AsyncStage, Call
 from semel.stores.transaction import AsyncTransaction, Transaction
+
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+
+#: What ``verify`` is.
+Verify = Callable[..., Any]
 
 
 class Operation:
@@ -73,23 +84,107 @@ class Operation:
             raise NoConnection
         return self._transaction.connection
 
-    def phase(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def phase(self, name: str, function: Callable[Concatenate[Any, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call ``function(connection, *args, **kwargs)`` in a transaction that commits its result with it.
 
         The result must be what JSON can hold. A retry gets it back without calling *function*. In an async handler
-        this is to be awaited.
+        this is to be awaited; a *function* that is not ``async`` runs in a thread there, and ``semel.in_thread`` tells
+        a type checker so.
         """
         stage = self._here("phase", name)
+        # The connection is not there yet, and any will do to see whether one is taken.
+        self._check(f"phase {name!r}", function, (None, *args), kwargs, "with a connection first, then with these")
         self.story.promised.append(name)
-        return stage.take(phase(self.story, name), Call(function, args, kwargs))
+        return stage.take(phase(self.story, name), Call(function, args, kwargs))  # type: ignore[no-any-return]  # what it returns, or what is awaited for it
 
+    @overload
+    def effect(
+        self,
+        name: str,
+        function: Effect0[R],
+        /,
+        *,
+        verify: Verify | None = None,
+        on_unknown: OnUnknown | None = None,
+        **kwargs: Any,
+    ) -> R: ...
+    @overload
+    def effect(
+        self,
+        name: str,
+        function: Effect1[A, R],
+        a: A,
+        /,
+        *,
+        verify: Verify | None = None,
+        on_unknown: OnUnknown | None = None,
+        **kwargs: Any,
+    ) -> R: ...
+    @overload
+    def effect(
+        self,
+        name: str,
+        function: Effect2[A, B, R],
+        a: A,
+        b: B,
+        /,
+        *,
+        verify: Verify | None = None,
+        on_unknown: OnUnknown | None = None,
+        **kwargs: Any,
+    ) -> R: ...
+    @overload
+    def effect(
+        self,
+        name: str,
+        function: Effect3[A, B, C, R],
+        a: A,
+        b: B,
+        c: C,
+        /,
+        *,
+        verify: Verify | None = None,
+        on_unknown: OnUnknown | None = None,
+        **kwargs: Any,
+    ) -> R: ...
+    @overload
+    def effect(
+        self,
+        name: str,
+        function: Effect4[A, B, C, D, R],
+        a: A,
+        b: B,
+        c: C,
+        d: D,
+        /,
+        *,
+        verify: Verify | None = None,
+        on_unknown: OnUnknown | None = None,
+        **kwargs: Any,
+    ) -> R: ...
+    @overload
+    def effect(
+        self,
+        name: str,
+        function: Callable[..., R],
+        a: Any,
+        b: Any,
+        c: Any,
+        d: Any,
+        e: Any,
+        /,
+        *args: Any,
+        verify: Verify | None = None,
+        on_unknown: OnUnknown | None = None,
+        **kwargs: Any,
+    ) -> R: ...
     def effect(
         self,
         name: str,
         function: Callable[..., Any],
         /,
         *args: Any,
-        verify: Callable[..., Any] | None = None,
+        verify: Verify | None = None,
         on_unknown: OnUnknown | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -98,17 +193,21 @@ class Operation:
         That it is about to be called is stored before, and its result after. When a crash in between leaves nobody who
         knows, *on_unknown* decides: "retry" calls it again with the same key; "verify" (the default where *verify* is
         given) asks ``verify(*args, idempotency_key=derived, **kwargs)``, which returns ``Applied(result)``,
-        ``NOT_APPLIED`` or ``CANT_TELL``; "park" waits for an operator. In an async handler this is to be awaited.
+        ``NOT_APPLIED`` or ``CANT_TELL``; "park" waits for an operator. In an async handler this is to be awaited, as
+        ``phase`` is.
         """
         choice: OnUnknown = on_unknown or ("verify" if verify else "retry")
         if choice not in get_args(OnUnknown) or (choice == "verify") != (verify is not None):
             raise ConfigurationError(
                 f'effect {name!r}: on_unknown is "retry", "park", or "verify" with a function verify=, not {choice!r}.'
             )
-        call = Call(function, args, kwargs, verify)
         stage = self._here("effect", name)
+        named = {**kwargs, "idempotency_key": ""}
+        self._check(f"effect {name!r}", function, args, named, "with these and idempotency_key=")
+        if verify is not None:
+            self._check(f"effect {name!r}, verify", verify, args, named, "as the effect is")
         self.story.promised.append(name)
-        return stage.take(effect(self.story, name, choice), call)
+        return stage.take(effect(self.story, name, choice), Call(function, args, kwargs, verify))
 
     def progress(self, fraction: float, note: str | None = None) -> Any:
         """Say how far it is, between 0 and 1, and perhaps in words: whoever asks for its state is told.
@@ -148,6 +247,14 @@ class Operation:
         """Stop the steps that the handler did not wait for: its key must not be freed beside them. For doors."""
         if isinstance(self._stage, AsyncStage):
             await self._stage.stop()
+
+    def _check(self, what: str, function: object, args: tuple[Any, ...], named: dict[str, Any], wanted: str) -> None:
+        try:
+            check(what, function, args, named, wanted)
+        except ConfigurationError:
+            # Its steps tell what it did, and this one was not taken: once it is corrected, a retry may go on.
+            self.story.is_used = True
+            raise
 
     def _here(self, kind: str, name: str) -> AnyStage:
         if self._stage is None:

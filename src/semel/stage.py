@@ -16,6 +16,7 @@ from dataclasses import field
 from functools import partial
 from typing import Any
 
+from semel.calls import InThread
 from semel.core.commands import (
     Applied,
     AskOutside,
@@ -50,15 +51,15 @@ class Call:
     #: Says of an effect whether it happened.
     verify: Function | None = None
 
-    def inside(self, connection: object) -> Function:
+    def inside(self, connection: object) -> partial[Any]:
         """Return the call of a phase."""
         return partial(self.function, connection, *self.arguments, **self.named)
 
-    def outside(self, key: str) -> Function:
+    def outside(self, key: str) -> partial[Any]:
         """Return the call of an effect."""
         return partial(self.function, *self.arguments, **self.named, idempotency_key=key)
 
-    def question(self, key: str) -> Function:
+    def question(self, key: str) -> partial[Any]:
         """Return the call that asks about an effect."""
         if self.verify is None:
             raise ConfigurationError('on_unknown="verify" needs verify=, a function that says what happened.')
@@ -213,7 +214,7 @@ class _AsyncTaking:
 
     async def call_inside(self, _command: CallInside) -> Any:
         connection = self._transaction and self._transaction.connection
-        call = self._call.inside(connection)
+        call = _in_a_thread(self._call.inside(connection))
         if _is_async(call):
             with _inside():
                 return await call()
@@ -231,7 +232,8 @@ class _AsyncTaking:
     async def ask_outside(self, command: AskOutside) -> Applied | Doubt:
         return _verified(await self._anywhere(self._call.question(command.key)))
 
-    async def _anywhere(self, call: Function) -> Any:
+    async def _anywhere(self, call: partial[Any]) -> Any:
+        call = _in_a_thread(call)
         return await (call() if _is_async(call) else self._in_a_thread(call))
 
     async def _in_a_thread(self, call: Function) -> Any:
@@ -279,6 +281,12 @@ def _verified(answer: object) -> Applied | Doubt:
     raise ConfigurationError(
         f"verify must return semel.Applied(result), semel.NOT_APPLIED or semel.CANT_TELL, not {type(answer).__name__}."
     )
+
+
+def _in_a_thread(call: partial[Any]) -> partial[Any]:
+    """Return the call of the plain function where it was said that it is one: where it runs is for the store to say."""
+    function: Any = call.func
+    return partial(function.function, *call.args, **call.keywords) if isinstance(function, InThread) else call
 
 
 def _is_async(call: Function) -> bool:

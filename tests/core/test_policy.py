@@ -9,7 +9,7 @@ import pytest
 from semel.core.body_hash import BodyHash
 from semel.core.fingerprint import Fingerprinter
 from semel.core.policy import FINAL_STATUSES, NEVER_GUARDED, Policy, WhileInProgress
-from semel.core.vendors import VENDORS
+from semel.core.vendors import VENDORS, VendorName
 from semel.errors import ConfigurationError, UnknownField
 
 SECOND = timedelta(seconds=1)
@@ -117,7 +117,7 @@ def test_keys_of_bodies_have_no_past() -> None:
 
 
 @pytest.mark.parametrize("name", VENDORS)
-def test_vendors(name: str) -> None:
+def test_vendors(name: VendorName) -> None:
     """A vendor's preset reads keys where its clients put them, as long as they may be; all else is as usual."""
     policy = Policy.vendor(name, required=True)
     known = VENDORS[name]
@@ -143,7 +143,7 @@ def test_unknown_vendors_are_errors(name: Any, hint: str) -> None:
 def test_vendor_with_unknown_fields() -> None:
     """A setting that does not exist is refused here too."""
     with pytest.raises(UnknownField, match="Did you mean 'lease'"):
-        Policy.vendor("wise", leese=1)
+        Policy.vendor("wise", leese=1)  # type: ignore[call-arg]
 
 
 def test_final_statuses() -> None:

@@ -1,10 +1,8 @@
 """The store in Django's database, in both colours and on both databases, passes the suite that any store must pass."""
 
 import shutil
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from datetime import timedelta
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +15,7 @@ from django.db import connections
 
 from semel.stores.base import AsyncStore, Store
 from semel.testing import servers
+from semel.testing.clock import Clock
 from semel.testing.conformance import Candidate, StoreConformance
 from tests.django import project
 from tests.django.requests import ConcurrentStore, ThreadedStore
@@ -26,8 +25,6 @@ Open = Callable[[str], Store | AsyncStore]
 #: Each request has a thread of its own, and with it a connection: here they come from Django's own pool.
 POOL = {"pool": {"min_size": 2, "max_size": 16}} if django.VERSION >= (5, 1) else {}
 
-TIMES = ("created_at", "lease_expires_at", "completed_at", "expires_at")
-
 
 @contextmanager
 def postgres_candidate(
@@ -36,34 +33,21 @@ def postgres_candidate(
     name = f"django_{uuid4().hex}"
     url = urlsplit(server.url)._replace(path=f"/{name}").geturl()
 
-    def age(duration: timedelta) -> None:
-        back = ", ".join(f"{time} = {time} - %(duration)s" for time in TIMES)
-        with psycopg.connect(url) as connection:
-            connection.execute(f"UPDATE semel_keys SET {back}".encode(), {"duration": duration})
-            connection.execute("UPDATE semel_audit SET at = at - %(duration)s", {"duration": duration})
-
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
         with project.databases(default=project.settings_of(url, **options)):
             connections[
                 "default"
             ].ensure_connection()  # For the thread of the tests, so that it is not opened each time.
-            yield Candidate(open=lambda: open_store("default"), age=age)
+            yield Candidate(open=lambda: open_store("default"), age=Clock(connections["default"]).advance)
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 @contextmanager
 def sqlite_candidate(path: Path, template: Path, open_store: Open) -> Iterator[Candidate]:
-    def age(duration: timedelta) -> None:
-        back = ", ".join(f"{time} = {time} - :milliseconds" for time in TIMES)
-        with closing(sqlite3.connect(path, timeout=60)) as connection, connection:
-            by = {"milliseconds": duration // timedelta(milliseconds=1)}
-            connection.execute(f"UPDATE semel_keys SET {back}", by)
-            connection.execute("UPDATE semel_audit SET at = at - :milliseconds", by)
-
     shutil.copy(template, path)
     with project.databases(default=f"sqlite:///{path}"):
-        yield Candidate(open=lambda: open_store("default"), age=age)
+        yield Candidate(open=lambda: open_store("default"), age=Clock(connections["default"]).advance)
 
 
 class TestPostgres(StoreConformance):

@@ -24,6 +24,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 import semel
 from semel import NoEffect, Policy
+from semel.core.policy import Mode
 from semel.core.state import State
 from semel.django import guards, idempotent
 from semel.errors import ConfigurationError
@@ -62,7 +63,7 @@ def serving(*views: Any, **settings: Any) -> Any:
 @pytest.mark.parametrize("under", [WSGI, ASGI])
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("mode", ["guard", "atomic"])
-def test_any_view_under_any_server(database: str, under: str, colour: str, mode: str) -> None:
+def test_any_view_under_any_server(database: str, under: str, colour: str, mode: Mode) -> None:
     """A plain or async view, under WSGI or ASGI, in either mode, runs once: its retry gets the first answer."""
     view = idempotent(policy=Policy.ietf(mode=mode))(COLOURS[colour])
     with serving(view):
@@ -607,8 +608,8 @@ def test_phases(database: str, under: str, colour: str) -> None:
     @idempotent
     async def asynchronous(_request: Any) -> HttpResponse:
         operation = semel.current()
-        number = await operation.phase("created", create, 5)
-        return HttpResponse(await operation.effect("charged", charge, number))
+        number = await operation.phase("created", semel.in_thread(create), 5)
+        return HttpResponse(await operation.effect("charged", semel.in_thread(charge), number))
 
     with serving(plain if colour == "sync" else asynchronous):
         visitor = Visitor(under)

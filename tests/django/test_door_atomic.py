@@ -21,6 +21,7 @@ from django.views import View
 
 import semel
 from semel import NoEffect, Policy
+from semel.core.policy import Mode
 from semel.core.state import State
 from semel.django import idempotent
 from semel.errors import ConfigurationError
@@ -352,7 +353,7 @@ def test_steps_under_atomic_requests(atomic_requests: None, under: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["guard", "atomic"])
-def test_a_test_case_of_the_users(database: str, mode: str) -> None:
+def test_a_test_case_of_the_users(database: str, mode: Mode) -> None:
     """Guarded views work inside django.test.TestCase: retries are replays, and all is rolled back afterwards."""
     policy = Policy.ietf(mode=mode)
 
@@ -393,7 +394,7 @@ def test_a_test_case_of_the_users(database: str, mode: str) -> None:
 
 @pytest.mark.parametrize("door", ["decorator", "middleware"])
 @pytest.mark.parametrize("mode", ["guard", "atomic"])
-def test_many_at_once_on_one_loop(database: str, door: str, mode: str, colour: int) -> None:
+def test_many_at_once_on_one_loop(database: str, door: str, mode: Mode, colour: int) -> None:
     """Of many requests at once on one event loop, one runs for each key; the others get 409, or its answer."""
     policy = Policy.ietf(mode=mode)
     view = [pay, apay][colour]

@@ -20,6 +20,7 @@ from django.views import View
 
 import semel
 from semel import NoEffect, Policy
+from semel.core.policy import Mode
 from semel.core.state import State
 from semel.django import IdempotencyMiddleware, guards, idempotent
 from semel.operation import current
@@ -267,7 +268,7 @@ def test_steps(sqlite: str, under: str) -> None:
         return HttpResponse(str(semel.current().phase("created", create)))
 
     async def asynchronous(_request: Any) -> HttpResponse:
-        return HttpResponse(str(await semel.current().phase("created", create)))
+        return HttpResponse(str(await semel.current().phase("created", semel.in_thread(create))))
 
     with serving(plain, asynchronous):
         for view in ("/pay", "/pay2"):
@@ -356,7 +357,7 @@ def test_middleware_between_the_guard_and_the_view(sqlite: str, under: str) -> N
 
 @pytest.mark.parametrize("door", ["decorator", "middleware"])
 @pytest.mark.parametrize("mode", ["guard", "atomic"])
-async def test_a_client_that_hangs_up(postgres: str, door: str, mode: str) -> None:
+async def test_a_client_that_hangs_up(postgres: str, door: str, mode: Mode) -> None:
     """A client that hangs up does not stop a guarded async view: its retry gets the answer."""
     entered, go_on = asyncio.Event(), asyncio.Event()
     policy = Policy.ietf(mode=mode)
@@ -472,7 +473,7 @@ def test_a_client_that_hangs_up_before_the_view(sqlite: str, mode: str) -> None:
 
 @pytest.mark.parametrize("door", ["decorator", "middleware"])
 @pytest.mark.parametrize("mode", ["guard", "atomic"])
-async def test_a_view_that_is_cancelled_in_the_middle(postgres: str, door: str, mode: str) -> None:
+async def test_a_view_that_is_cancelled_in_the_middle(postgres: str, door: str, mode: Mode) -> None:
     """What a view did before it was cancelled nobody knows, so its key is not freed; in atomic mode it did nothing."""
     runs: list[str] = []
     policy = Policy.ietf(mode=mode)

@@ -50,6 +50,12 @@ async def test_quickstart() -> None:
     assert example.payments == [50, 70]
 
 
+def test_fastapi_session() -> None:
+    """A dependency that asks for the guard hands a route the operation's connection; the route counts as guarded."""
+    example = load("fastapi_session")
+    assert "x-idempotency" in example.app.openapi()["paths"]["/payments"]["post"]
+
+
 async def test_fastapi() -> None:
     """Two accounts with one key never meet; a stranger gets 401, and who may not refund 403, replay or not."""
     example = load("fastapi_app")

@@ -7,6 +7,7 @@ attempt wait between its row and its answer, for a file to appear.
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import flask
 from flask_sqlalchemy import SQLAlchemy
@@ -35,10 +36,12 @@ class Payment(db.Model):  # type: ignore[misc, name-defined]  # as Flask-SQLAlch
     note: Mapped[str]
 
 
+MODE: Any = os.environ["SEMEL_TEST_MODE"]
+
 app = flask.Flask("served")
 app.config["SQLALCHEMY_DATABASE_URI"] = os.environ["SEMEL_TEST_STORE"].replace("postgresql://", "postgresql+psycopg://")
 db.init_app(app)
-Semel(app, store=db, scope=semel.SINGLE_TENANT, policy=Policy.ietf(mode=os.environ["SEMEL_TEST_MODE"]), work=True)
+Semel(app, store=db, scope=semel.SINGLE_TENANT, policy=Policy.ietf(mode=MODE), work=True)
 
 
 @app.get("/health")

@@ -17,6 +17,7 @@ from werkzeug.test import Client, TestResponse
 import semel
 from semel import BodyHash, NoEffect, Policy
 from semel.core.commands import Browse
+from semel.core.policy import Enforcement
 from semel.core.record import Record
 from semel.errors import ConfigurationError, StoreError, StoreUnavailable
 from semel.flask import idempotent
@@ -339,7 +340,7 @@ def test_a_chunked_body_that_is_gone_is_a_loud_error(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("enforcement", ["enforce", "report"])
-def test_an_answer_that_streams_the_request(install: Install, enforcement: str) -> None:
+def test_an_answer_that_streams_the_request(install: Install, enforcement: Enforcement) -> None:
     """A stream that is too large to be kept may read from a large body when its request has ended."""
     shop = Shop(install, policy=Policy.ietf(enforcement=enforcement, max_response_body=10))
 

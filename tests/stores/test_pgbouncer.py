@@ -410,7 +410,7 @@ class Shop:
             await connection.execute(self.insert(step))
 
         await operation.phase("created", write, "created")
-        await operation.effect("charged", self.charge)
+        await operation.effect("charged", semel.in_thread(self.charge))
         await operation.phase("paid", write, "paid")
         return PlainTextResponse("paid", 201)
 

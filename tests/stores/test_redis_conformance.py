@@ -10,8 +10,9 @@ from semel import stores
 from semel.stores.base import AsyncStore, Store
 from semel.stores.redis import index
 from semel.testing import servers
+from semel.testing.clock import Clock
 from semel.testing.conformance import Candidate, Handle, StoreConformance
-from tests.stores.redis_world import ageing, cluster_url
+from tests.stores.redis_world import cluster_url
 
 Nodes = Sequence[servers.RedisServer]
 
@@ -64,9 +65,7 @@ class Cluster(RedisConformance):
 
 
 def candidate_at(url: str, nodes: Nodes, open_store: Callable[[str], Store | AsyncStore]) -> Candidate:
-    return Candidate(
-        open=lambda: open_store(f"{url}?audit=on"), age=ageing(*[node.url for node in nodes]), has_transactions=False
-    )
+    return Candidate(open=lambda: open_store(f"{url}?audit=on"), age=Clock(url).advance, has_transactions=False)
 
 
 class TestRedis(Lone):

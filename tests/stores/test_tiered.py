@@ -396,7 +396,7 @@ def test_no_connection_without_a_transaction() -> None:
     with pytest.raises(NoConnection):
         _ = lent.connection
     lent.perform(Open())
-    assert lent.connection is None
+    assert "memory://" in repr(lent.connection)
 
 
 async def test_no_connection_without_a_transaction_on_a_loop() -> None:
@@ -406,7 +406,7 @@ async def test_no_connection_without_a_transaction_on_a_loop() -> None:
     with pytest.raises(NoConnection):
         _ = lent.connection
     await lent.perform(Open())
-    assert lent.connection is None
+    assert "memory://" in repr(lent.connection)
 
 
 @pytest.mark.parametrize("kind, ours", [(Store, TieredStore), (AsyncStore, AsyncTieredStore)])

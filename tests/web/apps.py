@@ -33,12 +33,15 @@ LARGE = [bytes([number]) * 100_000 for number in range(30)]
 EFFECTS = Path(os.environ["SEMEL_TEST_EFFECTS"])
 GO = EFFECTS.with_suffix(".go")
 BLOCKED = EFFECTS.with_suffix(".blocked")
+GIVEN: dict[str, Any] = {
+    "on_crash": os.environ.get("SEMEL_TEST_ON_CRASH", "rerun"),
+    "mode": os.environ.get("SEMEL_TEST_MODE", "guard"),
+    "in_progress": os.environ.get("SEMEL_TEST_IN_PROGRESS", "conflict"),
+}
 POLICY = Policy.ietf(
     lease=timedelta(milliseconds=int(os.environ.get("SEMEL_TEST_LEASE_MS", "30000"))),
-    on_crash=os.environ.get("SEMEL_TEST_ON_CRASH", "rerun"),
-    mode=os.environ.get("SEMEL_TEST_MODE", "guard"),
-    in_progress=os.environ.get("SEMEL_TEST_IN_PROGRESS", "conflict"),
     wait=timedelta(seconds=30),
+    **GIVEN,
 )
 STORE, CACHE = os.environ["SEMEL_TEST_STORE"], os.environ.get("SEMEL_TEST_CACHE")
 if SILENCE_MS := int(os.environ.get("SEMEL_TEST_LOOP_SILENCE_MS", "0")):

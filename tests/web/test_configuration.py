@@ -68,7 +68,7 @@ BOTH = pytest.mark.parametrize("make", [make_asgi, make_wsgi], ids=["asgi", "wsg
         ("problem_base", "problems/"),
     ],
 )
-def test_a_bad_value_names_its_field(field: str, value: object) -> None:
+def test_a_bad_value_names_its_field(field: str, value: Any) -> None:
     """A policy with a bad value can't be made, and the error names the field."""
     with pytest.raises(ConfigurationError, match=rf"Policy\.{field} "):
         Policy.ietf(**{field: value})

@@ -348,7 +348,8 @@ async def test_forgotten_await() -> None:
     api = Api("asgi")
 
     async def handle(_request: StarletteRequest) -> JSONResponse:
-        semel.current().phase("noted", api.note).close()
+        forgotten: Any = semel.current().phase("noted", api.note)
+        forgotten.close()
         return JSONResponse({}, 201)
 
     api.asgi.guard.app.routes[0].app = request_response(handle)  # type: ignore[attr-defined]  # as above
@@ -402,7 +403,7 @@ def test_completer_inside_the_app() -> None:
 
     async def handle(request: StarletteRequest) -> JSONResponse:
         seen.append((request.app, request.state.rate))
-        await semel.current().phase("seen", lambda _: None)
+        await semel.current().phase("seen", semel.in_thread(lambda _: None))
         return JSONResponse({}, 201 if len(seen) > 1 else 503)
 
     async def lifespan(_app: Starlette) -> AsyncIterator[dict[str, int]]:

@@ -33,7 +33,7 @@ def charge_card(amount: int, *, idempotency_key: str) -> str:
     return str(answer.raise_for_status().json()["id"])
 
 
-def mark_paid(connection: sqlite3.Connection, number: int, charge: str) -> None:
+def mark_paid(connection: sqlite3.Connection, number: int | None, charge: str) -> None:
     connection.execute("UPDATE payments SET charge = ? WHERE id = ?", [charge, number])
 
 

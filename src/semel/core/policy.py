@@ -11,13 +11,13 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, TypedDict, Unpack, get_args
 
 from semel.core.body_hash import BodyHash
 from semel.core.fingerprint import Fingerprinter
 from semel.core.key import DEFAULT_MAX_LENGTH, LONGEST_KEY
 from semel.core.record import OnCrash
-from semel.core.vendors import vendor
+from semel.core.vendors import VendorName, vendor
 from semel.errors import ConfigurationError, UnknownField
 
 #: RFC 9110: these are safe, so a retry needs no key; a key on them is ignored.
@@ -84,6 +84,38 @@ Preference = Literal["wait", "respond-async"]
 ServerErrors = Literal["auto", "release", "keep"]
 Late = Literal["rerun", "refuse"]
 Enforcement = Literal["enforce", "report"]
+
+
+class PolicyFields(TypedDict, total=False):
+    """The fields of a ``Policy`` as the presets take them: an editor offers them, and a type checker sees a typo."""
+
+    header: str | tuple[str, ...]
+    methods: Collection[str]
+    required: bool
+    key_from: BodyHash | None
+    strict: bool
+    max_key_length: int
+    scope_by: ScopeBy
+    fingerprint: Fingerprinter | None
+    mode: Mode
+    in_progress: WhileInProgress
+    preferences: Collection[Preference]
+    wait: timedelta
+    max_waiters: int | None
+    max_waiters_per_key: int
+    lease: timedelta
+    retention: timedelta
+    keep: Collection[int]
+    server_errors: ServerErrors
+    on_crash: OnCrash
+    late: Late
+    max_request_body: int
+    max_response_body: int
+    store_request: bool
+    replay_headers: Collection[str]
+    enforcement: Enforcement
+    dialect: Dialect
+    problem_base: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,21 +188,21 @@ class Policy:
     problem_base: str = PROBLEM_BASE
 
     @classmethod
-    def ietf(cls, **overrides: Any) -> Policy:
+    def ietf(cls, **overrides: Unpack[PolicyFields]) -> Policy:
         """Behave as draft-ietf-httpapi-idempotency-key-header says, and where it is silent, carefully."""
-        return cls(**_known(cls, overrides))
+        return cls(**_known(cls, {**overrides}))
 
     @classmethod
-    def stripe(cls, **overrides: Any) -> Policy:
+    def stripe(cls, **overrides: Unpack[PolicyFields]) -> Policy:
         """Behave as Stripe does: POST only, 400 on a mismatch, server errors kept, Stripe's error bodies."""
         stripe = {"methods": frozenset({"POST"}), "server_errors": "keep", "dialect": "stripe"}
-        return cls(**(stripe | _known(cls, overrides)))
+        return cls(**(stripe | _known(cls, {**overrides})))
 
     @classmethod
-    def vendor(cls, name: str, **overrides: Any) -> Policy:
+    def vendor(cls, name: VendorName, **overrides: Unpack[PolicyFields]) -> Policy:
         """Read keys as the clients of a well-known API send them, such as "paypal"; all else is as usual."""
         theirs = dataclasses.asdict(vendor(name))
-        return cls(**(theirs | _known(cls, overrides)))
+        return cls(**(theirs | _known(cls, {**overrides})))
 
     def __post_init__(self) -> None:
         """Check every field, and put collections into one form."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
+from typing import Literal
 
 from semel.core.key import DEFAULT_MAX_LENGTH
 from semel.errors import ConfigurationError
@@ -25,7 +26,21 @@ class Vendor:
     max_key_length: int = DEFAULT_MAX_LENGTH
 
 
-VENDORS = {
+VendorName = Literal[
+    "adyen",
+    "amazon_pay",
+    "chargebee",
+    "checkout",
+    "klarna",
+    "mercadopago",
+    "openbanking_uk",
+    "paypal",
+    "qonto",
+    "razorpay_payout",
+    "wise",
+]
+
+VENDORS: dict[VendorName, Vendor] = {
     "adyen": Vendor("Idempotency-Key", 64),
     "amazon_pay": Vendor("x-amz-pay-idempotency-key", 32),
     "chargebee": Vendor("chargebee-idempotency-key"),
@@ -40,7 +55,7 @@ VENDORS = {
 }
 
 
-def vendor(name: str) -> Vendor:
+def vendor(name: VendorName) -> Vendor:
     """Return the vendor of this *name*."""
     try:
         return VENDORS[name]

@@ -1,1 +1,6 @@
 """What your tests import, and ours. Nothing in production code does."""
+
+from semel.testing.clock import Clock
+from semel.testing.everywhere import Answer, CrashReport, Point, Request, acrash_everywhere, crash_everywhere
+
+__all__ = ["Answer", "Clock", "CrashReport", "Point", "Request", "acrash_everywhere", "crash_everywhere"]

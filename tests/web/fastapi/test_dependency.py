@@ -448,7 +448,7 @@ async def test_a_stored_request_is_finished_without_its_client() -> None:
     @app.post("/pay")
     async def pay(operation: Annotated[Operation, Depends(Idempotent(scope=current_account))]) -> None:
         runs.append((operation.scope, operation.attempt))
-        await operation.phase("paid", lambda _connection: None)
+        await operation.phase("paid", semel.in_thread(lambda _connection: None))
         if operation.attempt == 1:
             raise HTTPException(503)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -106,6 +106,11 @@ class MemoryStore(Keys, Upkeep, Store):
         """Return a transaction of one's own. There is no connection in it: it is for flows, and for reading."""
         return MemoryTransaction(self, self.actor)
 
+    def age(self, duration: timedelta) -> None:
+        """Make everything older by *duration*. For tests."""
+        with self._lock:
+            self._make_older(duration)
+
     def lock(self, claim: Claim) -> bytes | None:
         """Lock a key for atomic mode; or return the fingerprint of the request that has it locked."""
         with self._lock:
@@ -151,6 +156,10 @@ class AsyncMemoryStore(AsyncStore):
     def transaction(self) -> AsyncMemoryTransaction:
         """Return a transaction of one's own, without a connection."""
         return AsyncMemoryTransaction(self._memory, self.actor)
+
+    def age(self, duration: timedelta) -> None:
+        """Make everything older by *duration*. For tests."""
+        self._memory.age(duration)
 
     async def open(self) -> None:
         """There is nothing to open."""

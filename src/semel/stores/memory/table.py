@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from semel.core.commands import Claim
@@ -130,6 +130,17 @@ class Table:
             self._trail.append(
                 Entry(moment.now, hold.scope, hold.key, hold.attempt, event, actor=moment.actor, detail=detail)
             )
+
+    def _make_older(self, duration: timedelta) -> None:
+        for place, row in self._rows.items():
+            self._rows[place] = replace(
+                row,
+                created_at=row.created_at - duration,
+                expires_at=row.expires_at - duration,
+                lease_expires_at=row.lease_expires_at and row.lease_expires_at - duration,
+                completed_at=row.completed_at and row.completed_at - duration,
+            )
+        self._trail = [replace(line, at=line.at - duration) for line in self._trail]
 
 
 def new_row(claim: Claim, state: State, attempt: int, now: datetime) -> Row:

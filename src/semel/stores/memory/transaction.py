@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from semel.core.commands import Begin, Command, Commit, Finish, Open, Undo, Verdict
 from semel.core.record import NOBODYS_TOKEN, Found, Hold
 from semel.core.state import State
-from semel.errors import NoConnection
+from semel.errors import NoConnection, NoDatabase
 from semel.stores.transaction import AsyncTransaction, Transaction
 
 if TYPE_CHECKING:
@@ -16,8 +16,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class Nothing:
+    """Stands where a connection would: what does not use it can be tested, and what does is told why not."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Say that there is no such thing."""
+        raise NoDatabase
+
+    def __repr__(self) -> str:
+        """Say what it is."""
+        return "<no connection: memory://>"
+
+
+NOTHING = Nothing()
+
+
 class MemoryTransaction(Transaction):
-    """One transaction, from ``Begin`` or ``Open`` to its end. Its connection is None."""
+    """One transaction, from ``Begin`` or ``Open`` to its end. In place of a connection it has nothing."""
 
     def __init__(self, memory: MemoryStore, actor: str | None = None) -> None:
         """Nothing is begun yet."""
@@ -28,10 +43,11 @@ class MemoryTransaction(Transaction):
         self._locked: tuple[str, str] | None = None
 
     @property
-    def connection(self) -> None:
+    def connection(self) -> Nothing:
         """There is none, but only while the transaction is open may anybody ask."""
         if not self._is_open:
             raise NoConnection
+        return NOTHING
 
     def perform(self, command: Command[T]) -> T:
         """Carry out one command."""
@@ -83,7 +99,7 @@ class AsyncMemoryTransaction(AsyncTransaction):
         self._transaction = MemoryTransaction(memory, actor)
 
     @property
-    def connection(self) -> None:
+    def connection(self) -> Nothing:
         """There is none, but only while the transaction is open may anybody ask."""
         return self._transaction.connection
 

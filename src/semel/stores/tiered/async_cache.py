@@ -27,7 +27,7 @@ class AsyncCache:
 
     def __init__(self, address: Address, namespace: str) -> None:
         """Connect to nothing yet."""
-        self._address = address
+        self.address = self._address = address
         self._talks = Talks(address, namespace)
         self._reading = fuse.reading(str(address))
         self._writing = fuse.writing(str(address))
@@ -68,6 +68,13 @@ class AsyncCache:
             self._queue.append((entry, size))
             self._queued += size
             self._start_work()
+
+    def forget(self) -> None:
+        """Write nothing that has not been written yet."""
+        self._queue.clear()
+        self._queued = 0
+        if self._work is not None and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._work.cancel)
 
     async def flush(self, seconds: float = CLOSE_SECONDS) -> None:
         """Wait until nothing is on its way any more."""

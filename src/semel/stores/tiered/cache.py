@@ -33,7 +33,7 @@ class Cache:
 
     def __init__(self, address: Address, namespace: str) -> None:
         """Connect to nothing yet."""
-        self._address = address
+        self.address = self._address = address
         self._talks = Talks(address, namespace)
         self._reading = fuse.reading(str(address))
         self._writing = fuse.writing(str(address))

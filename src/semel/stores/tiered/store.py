@@ -82,6 +82,13 @@ class TieredStore(Store):
             self.cache.close()
         self.durable.close()
 
+    def forget(self) -> None:
+        """Keep nothing in this process, and have nothing on its way to the cache. For tests that move time."""
+        self.answers.local.clear()
+        self.answers.start_afresh()
+        if self.cache is not None:
+            self.cache.flush()
+
     def _look_up(self, claim: Claim) -> Found | None:
         """Return what is kept of a key, here or in the cache."""
         found = self.answers.local.get(claim.scope, claim.key)

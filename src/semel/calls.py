@@ -1,0 +1,100 @@
+"""The functions that a handler gives to ``phase`` and ``effect``: their types, and whether they can be called as they
+will be. It calls none of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+from semel.errors import ConfigurationError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+A_contra = TypeVar("A_contra", contravariant=True)
+B_contra = TypeVar("B_contra", contravariant=True)
+C_contra = TypeVar("C_contra", contravariant=True)
+D_contra = TypeVar("D_contra", contravariant=True)
+
+# An effect's function is called with one keyword more than the handler gives, and no ParamSpec can take a keyword out
+# of a signature. So there is one type for each number of arguments. ``async def`` needs none of its own: what such a
+# function returns is to be awaited, and what the step returns is that.
+
+
+class Effect0(Protocol[R_co]):
+    """An effect's function without arguments of the handler's."""
+
+    def __call__(self, *, idempotency_key: str) -> R_co:
+        """Call the outside world."""
+
+
+class Effect1(Protocol[A_contra, R_co]):
+    """With one."""
+
+    def __call__(self, a: A_contra, /, *, idempotency_key: str) -> R_co:
+        """Call the outside world."""
+
+
+class Effect2(Protocol[A_contra, B_contra, R_co]):
+    """With two."""
+
+    def __call__(self, a: A_contra, b: B_contra, /, *, idempotency_key: str) -> R_co:
+        """Call the outside world."""
+
+
+class Effect3(Protocol[A_contra, B_contra, C_contra, R_co]):
+    """With three."""
+
+    def __call__(self, a: A_contra, b: B_contra, c: C_contra, /, *, idempotency_key: str) -> R_co:
+        """Call the outside world."""
+
+
+class Effect4(Protocol[A_contra, B_contra, C_contra, D_contra, R_co]):
+    """With four."""
+
+    def __call__(self, a: A_contra, b: B_contra, c: C_contra, d: D_contra, /, *, idempotency_key: str) -> R_co:
+        """Call the outside world."""
+
+
+class InThread(Generic[P, R]):
+    """A plain function that is awaited: it runs in a thread."""
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        """Run *function*."""
+        self.function = function
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run it, outside of any step."""
+        return await asyncio.to_thread(self.function, *args, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """What it can be called with."""
+        return inspect.signature(self.function, follow_wrapped=False)
+
+
+def in_thread(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Say to a type checker that *function*, which is not ``async``, is awaited as a step of an async handler.
+
+    Such a step runs in a thread with or without this; but only with it does its type say that it is to be awaited.
+    """
+    return InThread(function)
+
+
+def check(what: str, function: object, arguments: Sequence[Any], named: Mapping[str, Any], wanted: str) -> None:
+    """Refuse a function that can't be called with these: an error here, and not in the middle of a step."""
+    if not callable(function):
+        raise ConfigurationError(f"{what}: {function!r} can't be called.")
+    try:
+        # As it stands: a wrapper may take what the function inside does not.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return  # Some builtins don't tell.
+    try:
+        signature.bind(*arguments, **named)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", None) or type(function).__name__
+        raise ConfigurationError(f"{what}: {name}{signature} can't be called {wanted}: {error}.") from None

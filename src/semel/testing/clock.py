@@ -1,0 +1,203 @@
+"""A store's clock, moved by tests. Only the store's own clock decides when a lease or a retention is over, and no test
+can move that of a database; so everything that is stored is made older instead, which comes to the same.
+
+    clock = Clock("postgresql://localhost/shop_test")
+    clock.advance(timedelta(hours=25))            # in async tests: await clock.aadvance(timedelta(hours=25))
+
+It needs no other process to stop, and knows nothing of what the application itself keeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
+from datetime import timedelta
+from functools import partial
+from importlib import import_module
+from typing import Any
+from urllib.parse import urlsplit
+
+from semel import stores
+from semel.errors import ConfigurationError
+from semel.stores.base import AsyncStore, Store
+from semel.stores.memory import AsyncMemoryStore, MemoryStore
+from semel.stores.sqlite.file import Place
+from semel.stores.statement import Names
+from semel.stores.tiered import Tiered
+from semel.stores.tiered.async_store import AsyncTieredStore
+from semel.stores.tiered.store import TieredStore
+
+Age = Callable[[timedelta], None]
+
+#: Of a record, and of a line of the audit trail.
+_TIMES = ("created_at", "lease_expires_at", "completed_at", "expires_at")
+#: As the stores themselves wait for a lock that a transaction holds.
+_LOCK_SECONDS = 5
+
+#: Moves what records say of their times, the lines of their trails, and the lists of those to look at. A TTL stays
+#: where it is: what is past its retention would be gone at once, and could not be told from what never was.
+_AGE_REDIS = """
+local times = {'created_at', 'lease_expires_at', 'completed_at', 'expires_at'}
+for _, key in ipairs(redis.call('KEYS', ARGV[2])) do
+    local kind = redis.call('TYPE', key).ok
+    if kind == 'hash' then
+        for place, value in ipairs(redis.call('HMGET', key, unpack(times))) do
+            if value then
+                redis.call('HINCRBY', key, times[place], -ARGV[1])
+            end
+        end
+    elseif kind == 'zset' then
+        for _, member in ipairs(redis.call('ZRANGE', key, 0, -1)) do
+            redis.call('ZINCRBY', key, -ARGV[1], member)
+        end
+    elseif kind == 'list' then
+        for place, line in ipairs(redis.call('LRANGE', key, 0, -1)) do
+            local at, rest = string.match(line, '^(%-?%d+)(.*)$')
+            redis.call('LSET', key, place - 1, string.format('%.0f', at - ARGV[1]) .. rest)
+        end
+    end
+end
+"""
+_FORGET_REDIS = """
+for _, key in ipairs(redis.call('KEYS', ARGV[1])) do
+    redis.call('DEL', key)
+end
+"""
+
+
+class Clock:
+    """The clock of one store."""
+
+    def __init__(self, store: Any) -> None:
+        """Move the time of *store*: a URL, a store, what else a store is made of (an engine, a pool), or one of
+        Django's connections.
+
+        What is in the memory of a process is found by the store itself, so a store in memory and a tiered one are to
+        be given as the very object that the application uses, not as a URL or a ``Tiered``.
+        """
+        self._age = _ageing(store)
+        self._is_djangos = _is_djangos(store)
+
+    def advance(self, duration: timedelta) -> None:
+        """Let *duration* pass for everything that is stored."""
+        if not isinstance(duration, timedelta) or duration < timedelta(0):
+            raise ConfigurationError(f"Time is moved by a timedelta, and forward, not by {duration!r}.")
+        self._age(duration)
+
+    async def aadvance(self, duration: timedelta) -> None:
+        """Do the same from a coroutine, whose event loop goes on meanwhile."""
+        if self._is_djangos:
+            # In the thread that has the connection, as Django's own async functions do.
+            move: Any = import_module("asgiref.sync").sync_to_async(self.advance)
+            await move(duration)
+        else:
+            await asyncio.to_thread(self.advance, duration)
+
+
+def _ageing(given: Any) -> Age:
+    if _is_djangos(given):
+        return partial(_age_djangos, given)
+    if isinstance(given, str) and urlsplit(given).scheme == "memory":
+        raise ConfigurationError(
+            "Every store at memory:// has records of its own. Give the store itself: store = MemoryStore(), "
+            "IdempotencyMiddleware(app, store=store, …), Clock(store)."
+        )
+    if isinstance(given, Tiered):
+        raise ConfigurationError(
+            "A process keeps answers in its own memory. Give the store itself: store = semel.stores.store(Tiered(…)), "
+            "IdempotencyMiddleware(app, store=store, …), Clock(store)."
+        )
+    store = given if isinstance(given, Store | AsyncStore) else _opened(given)
+    if isinstance(store, TieredStore | AsyncTieredStore):
+        return partial(_age_tiered, store, _ageing(store.durable))
+    if isinstance(store, MemoryStore | AsyncMemoryStore):
+        return store.age
+    if (alias := getattr(store, "alias", None)) is not None:
+        return partial(_age_djangos, import_module("django.db").connections[alias])
+    where = getattr(store, "place", None) or getattr(store, "address", None)
+    if isinstance(where, Place):
+        return partial(_age_sqlite, where)
+    if where is not None:
+        return partial(_age_redis if hasattr(where, "prefix") else _age_postgres, where)
+    raise ConfigurationError(f"{type(store).__name__} does not say where it is, so its time can't be moved.")
+
+
+def _opened(given: Any) -> Store | AsyncStore:
+    """Return a store that connects to nothing: it only says where the records are."""
+    if not isinstance(given, str):
+        with suppress(ConfigurationError):
+            return stores.async_store(given)
+    return stores.store(given)
+
+
+def _is_djangos(given: Any) -> bool:
+    return hasattr(given, "vendor") and hasattr(given, "cursor")
+
+
+def _statements(names: Names, placeholder: str) -> list[str]:
+    back = ", ".join(f"{time} = {time} - {placeholder}" for time in _TIMES)
+    return [
+        names.put_into(f"UPDATE semel_keys SET {back}"),  # noqa: S608 - constants
+        names.put_into(f"UPDATE semel_audit SET at = at - {placeholder}"),  # noqa: S608 - constants
+    ]
+
+
+def _age_sqlite(place: Place, duration: timedelta) -> None:
+    if not place.path.exists():
+        return  # Nothing is stored yet.
+    milliseconds = duration // timedelta(milliseconds=1)
+    with closing(sqlite3.connect(place.path, timeout=_LOCK_SECONDS)) as connection, connection:
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [place.names.table]).fetchone():
+            return
+        for statement in _statements(place.names, ":by"):
+            connection.execute(statement, {"by": milliseconds})
+
+
+def _age_postgres(address: Any, duration: timedelta) -> None:
+    psycopg: Any = import_module("psycopg")
+    with psycopg.connect(address.url, application_name="semel test clock") as connection:
+        connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
+        for statement in _statements(address.names, "%(by)s"):
+            connection.execute(statement, {"by": duration})
+
+
+def _age_djangos(connection: Any, duration: timedelta) -> None:
+    is_sqlite = connection.vendor == "sqlite"
+    by: Any = duration // timedelta(milliseconds=1) if is_sqlite else duration
+    with connection.cursor() as cursor:
+        for statement in _statements(Names(), "%s"):
+            cursor.execute(statement, [by] * statement.count("%s"))
+
+
+def _age_redis(address: Any, duration: timedelta) -> None:
+    _on_every_redis(address, _AGE_REDIS, str(duration // timedelta(microseconds=1)), f"{address.prefix}:*")
+
+
+def forget_redis(url: str, pattern: str) -> None:
+    """Delete every key of a Redis that is like *pattern*."""
+    address: Any = import_module("semel.stores.redis.address").Address.of(url)
+    _on_every_redis(address, _FORGET_REDIS, pattern)
+
+
+def _on_every_redis(address: Any, script: str, *arguments: str) -> None:
+    wires = import_module("semel.stores.redis.wires").Wires(address)
+    courier = import_module("semel.stores.redis.courier").Courier(address)
+    wire: Any = import_module("semel.stores.redis.wire")
+    command = wire.packed("EVAL", script, "0", *arguments)
+    try:
+        nodes = wires.run(courier.masters())
+        for reply in wires.run(courier.deliver([wire.Call(b"", command, node=node) for node in nodes])):
+            if isinstance(reply, Exception):
+                raise reply
+    finally:
+        wires.close()
+
+
+def _age_tiered(store: TieredStore | AsyncTieredStore, age: Age, duration: timedelta) -> None:
+    age(duration)
+    # What a cache does not have is asked for, so it is enough that it has nothing.
+    store.forget()
+    if store.cache is not None:
+        _on_every_redis(store.cache.address, _FORGET_REDIS, f"{store.cache.address.prefix}:answer:*")

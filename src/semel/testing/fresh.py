@@ -1,0 +1,62 @@
+"""A store for one test: empty at its beginning, and gone at its end. Which server it is on is for the tester to say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+from uuid import uuid4
+
+from semel import stores
+from semel.errors import ConfigurationError
+
+_POSTGRES = ("postgres", "postgresql")
+
+
+@contextmanager
+def fresh_store(where: str, folder: Path) -> Iterator[str]:
+    """Return the URL of a new store: ``sqlite`` is a file in *folder*; on a server it is a table, or a prefix, that no
+    other test has.
+    """
+    scheme = urlsplit(where).scheme or where
+    mark = f"semel_test_{uuid4().hex[:12]}"
+    if scheme == "sqlite":
+        yield f"sqlite:///{folder / 'semel.db'}"
+    elif scheme in _POSTGRES:
+        url = _with(where, table=mark)
+        with closing(stores.store(url)) as store:
+            store.migrate()
+            try:
+                yield url
+            finally:
+                _drop(store)
+    elif scheme.startswith("redis"):
+        url = _with(where, prefix=mark)
+        try:
+            yield url
+        finally:
+            clock: Any = import_module("semel.testing.clock")
+            clock.forget_redis(url, f"{mark}:*")
+    else:
+        raise ConfigurationError(
+            f"semel_store is sqlite, or the URL of a PostgreSQL or a Redis, not {scheme!r}: each store in memory has "
+            "records of its own. Give an app in memory a MemoryStore()."
+        )
+
+
+def _with(url: str, **ours: str) -> str:
+    parts = urlsplit(url)
+    theirs = [pair for pair in parse_qsl(parts.query, keep_blank_values=True) if pair[0] not in ours]
+    return parts._replace(query=urlencode([*theirs, *ours.items()])).geturl()
+
+
+def _drop(store: Any) -> None:
+    """Drop the tables, whatever is left in them."""
+    names = store.address.names
+    psycopg: Any = import_module("psycopg")
+    with psycopg.connect(store.address.url, autocommit=True) as connection:
+        for table in ("semel_keys", "semel_audit", "semel_keys_migrations"):
+            connection.execute(names.put_into(f"DROP TABLE IF EXISTS {table} CASCADE"))
