@@ -29,6 +29,9 @@ from semel.core.commands import Browse, ReadTrail
 from semel.core.record import Entry
 from semel.core.state import State
 
+#: That are listed beside the newest keys: more than a person will resolve by hand.
+MAX_PARKED = 1000
+
 app = typer.Typer(help="Look at the keys of a store, and free or resolve one.", no_args_is_help=True)
 
 
@@ -40,9 +43,14 @@ def list_keys(
     limit: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 20,
     as_json: JsonOption = False,  # noqa: FBT002 - typer makes an option of it
 ) -> None:
-    """List the newest keys."""
+    """List the newest keys, and after them those older ones that are to be resolved."""
     with opened(store) as keys:
         records = keys.perform(Browse(limit=limit, scope=scope, state=state))
+        if state is None:
+            # They wait for the one who reads this, however old they are.
+            parked = keys.perform(Browse(limit=MAX_PARKED, scope=scope, state=State.UNKNOWN))
+            listed = {(record.scope, record.key) for record in records}
+            records += tuple(record for record in parked if (record.scope, record.key) not in listed)
     if as_json:
         print(json.dumps([facts_of(record) for record in records], indent=2))
     elif records:
