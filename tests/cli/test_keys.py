@@ -85,6 +85,7 @@ def test_list_of_what_is_to_be_resolved(semel: Semel, url: str) -> None:
     with closing(store(url)) as keys:
         for key in ("parked", "forgotten"):
             parked = keys.perform(Claim("acme", key, os.urandom(16), b"", LONG, OVER))
+            assert isinstance(parked, Hold)
             assert keys.perform(Park(parked)) is Verdict.DONE
         finish(keys, claim(keys, "newer"), Event.COMPLETE, Answer(201, (), b""))
     for narrowed, names in (
