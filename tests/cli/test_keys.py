@@ -16,7 +16,7 @@ from uuid import UUID
 
 import pytest
 
-from semel.core.commands import Claim, Complete, Mark, TakeOver
+from semel.core.commands import Claim, Complete, Mark, Park, TakeOver, Verdict
 from semel.core.message import Answer, Head, Request
 from semel.core.record import Hold, Milestone
 from semel.core.state import Event
@@ -78,6 +78,31 @@ def test_list_piped(semel: Semel, url: str) -> None:
     shown = semel("keys", "list", "--store", url).stdout
     assert "\x1b" not in shown
     assert not re.search(r" $", shown, re.MULTILINE)
+
+
+def test_list_of_what_is_to_be_resolved(semel: Semel, url: str) -> None:
+    """What is parked is listed however old it is, past its retention too, and says that it is to be resolved."""
+    with closing(store(url)) as keys:
+        for key in ("parked", "forgotten"):
+            parked = keys.perform(Claim("acme", key, os.urandom(16), b"", LONG, OVER))
+            assert isinstance(parked, Hold)
+            assert keys.perform(Park(parked)) is Verdict.DONE
+        finish(keys, claim(keys, "newer"), Event.COMPLETE, Answer(201, (), b""))
+    for narrowed, names in (
+        (("--limit", "1"), ["newer", "forgotten", "parked"]),
+        (("--state", "unknown"), ["forgotten", "parked"]),
+        (("--state", "complete", "--limit", "1"), ["newer"]),
+    ):
+        lines = semel("keys", "list", *narrowed, "--store", url).stdout.splitlines()
+        rows = {cells(line)[0]: cells(line)[-1] for line in lines[1 : 1 + len(names)]}
+        assert list(rows) == names
+        assert {rows[name] for name in names if name != "newer"} <= {"to be resolved"}
+    shown = json.loads(semel("keys", "list", "--limit", "1", "--json", "--store", url).stdout)
+    assert {each["key"]: each["is_expired"] for each in shown if each["state"] == "unknown"} == {
+        "parked": False,
+        "forgotten": False,
+    }
+    assert "it is resolved" in semel("keys", "show", "forgotten", "--store", url).stdout
 
 
 def test_list_narrowed(semel: Semel, url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from decimal import Decimal
 from mmap import mmap
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from werkzeug.formparser import MultiPartParser
 
 from semel.core.canonical import LONGEST_PART_HEAD, MOST_FIELDS, Buffer, canonical, media_type, pack, pairs
 
@@ -57,6 +59,8 @@ def test_packing_can_be_undone(parts: list[bytes]) -> None:
         ("text/plain;Charset=UTF-8", "text/plain;charset=utf-8"),
         ('Text/CSV; header=present; charset="Latin1"', "text/csv;charset=latin1"),
         ("multipart/form-data; boundary=abc", "multipart/form-data"),
+        ("application/x-www-form-urlencoded; charset=UTF-8", "application/x-www-form-urlencoded"),
+        ("application/x-www-form-urlencoded; charset=Latin1", "application/x-www-form-urlencoded;charset=latin1"),
         ("", ""),
         ("a/b, c/d", "a/b, c/d"),
     ],
@@ -408,6 +412,86 @@ def test_an_empty_line_before_the_first_part_says_nothing() -> None:
 def test_doubtful_multipart_has_no_form(body: bytes) -> None:
     """Cut off, dressed up or ambiguous bodies are compared as bytes."""
     assert multipart_form(body) is None
+
+
+def parsed(body: bytes, boundary: str) -> object:
+    """What Flask makes of *body*, which also takes bare CR and LF for ends of lines."""
+    parser = MultiPartParser()
+    try:
+        form, files = parser.parse(io.BytesIO(body), boundary.encode(), len(body))
+    except ValueError:
+        return None
+    return (
+        list(form.items(multi=True)),
+        [(name, file.filename, file.content_type, file.read()) for name, file in files.items(multi=True)],
+    )
+
+
+SMUGGLED = 'Content-Disposition: form-data; name="b"'
+
+
+@pytest.mark.parametrize("line", [b"\n", b"\r", b"\r\n"], ids=["LF", "CR", "CRLF"])
+def test_a_boundary_inside_a_part_leaves_no_form(line: bytes) -> None:
+    """Where another parser may find one more part than we do, there is no form to match another body's."""
+    one, other = (
+        multipart([(TEXT_PART[0], line.join([b"1", b"--one", SMUGGLED.encode(), b"", b"2"]))], boundary)
+        for boundary in ("one", "two")
+    )
+    if line != b"\r\n":
+        assert parsed(one, "one") != parsed(other, "two")
+    assert multipart_form(one, "one") is None or multipart_form(one, "one") != multipart_form(other, "two")
+
+
+pieces = st.sampled_from(
+    [b"\r\n", b"\n", b"\r", b"--one", b"--two", b"--", b" ", b"\t", b"1", SMUGGLED.encode(), b"X-Odd: 1", b":", b"\x0b"]
+)
+odd_bytes = st.lists(pieces, max_size=8).map(b"".join)
+
+
+@given(odd_bytes, odd_bytes, odd_bytes, odd_bytes)
+def test_bodies_of_one_form_are_parsed_alike(head: bytes, content: bytes, preamble: bytes, epilogue: bytes) -> None:
+    """Two bodies with the same form are the same to a parser that is less strict than ours."""
+
+    def body(boundary: bytes) -> bytes:
+        lines = [b"--" + boundary, TEXT_PART[0].encode() + head, b"", content, b"--" + boundary + b"--"]
+        return preamble + b"\r\n".join(lines) + epilogue
+
+    one, other = body(b"one"), body(b"two")
+    form = multipart_form(one, "one")
+    if form is not None and form == multipart_form(other, "two"):
+        assert parsed(one, "one") == parsed(other, "two")
+
+
+@given(odd_bytes, odd_bytes, odd_bytes, odd_bytes)
+def test_odd_bodies_of_one_form_are_parsed_alike(one: bytes, two: bytes, three: bytes, four: bytes) -> None:
+    """The same of two different bodies under one boundary."""
+
+    def body(head: bytes, content: bytes) -> bytes:
+        return multipart([(TEXT_PART[0] + head.decode(), content)], "one")
+
+    first, second = body(one, two), body(three, four)
+    form = multipart_form(first, "one")
+    if form is not None and form == multipart_form(second, "one"):
+        assert parsed(first, "one") == parsed(second, "one")
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "multipart/form-data; boundary=one; boundary=two",
+        'multipart/form-data; boundary="o\\ne"',
+        "multipart/form-data; boundary=one; charset=latin1",
+    ],
+)
+def test_a_boundary_in_doubt(content_type: str) -> None:
+    """Of two boundaries, of one with an escape and of another charset parsers make this or that: there is no form."""
+    assert form_of(multipart([TEXT_PART], "one"), content_type) is None
+
+
+def test_a_part_of_parts_has_no_form() -> None:
+    """What is inside of a part depends on a boundary that is no part of the form."""
+    mixed = ('Content-Disposition: form-data; name="a"\r\nContent-Type: multipart/mixed; boundary=i', b"--i--")
+    assert multipart_form(multipart([mixed])) is None
 
 
 def test_many_parts_are_allowed() -> None:

@@ -55,6 +55,49 @@ def test_wrong_principals(wrong: object, said: str) -> None:
         scoped(wrong, head(), BY_PRINCIPAL)
 
 
+@given(st.lists(principals, min_size=1, max_size=3), st.lists(principals, min_size=1, max_size=3))
+def test_several_names_are_joined(one: list[str], other: list[str]) -> None:
+    """A principal of several names is told from every other, whatever is in the names."""
+    try:
+        scopes = [scoped(tuple(each), head(), BY_PRINCIPAL) for each in (one, other)]
+    except ConfigurationError:
+        return  # together they are too long
+    assert (scopes[0] == scopes[1]) == (one == other)
+
+
+@pytest.mark.parametrize(
+    "names, scope",
+    [
+        (("alice", "acme"), "alice/acme"),
+        (("alice/acme", "eu"), "alice%2Facme/eu"),
+        (("alice", "acme/eu"), "alice/acme%2Feu"),
+        (("100%", "2F"), "100%25/2F"),
+        (("alice",), "alice"),
+    ],
+)
+def test_how_several_names_are_joined(names: tuple[str, ...], scope: str) -> None:
+    """What people see of several names is the names, with a slash between them that none of them can have brought."""
+    assert scoped(names, head(), BY_PRINCIPAL) == scope
+    assert scoped(names, head(), BY_OPERATION) == f"{scope}\tPOST /charges"
+
+
+@pytest.mark.parametrize("names", [(), ("alice", ""), ("", "acme"), ("alice", None)])
+def test_a_name_that_is_missing(names: tuple[str, ...]) -> None:
+    """Who has no account is refused, and does not share the scope of all that have none."""
+    with pytest.raises(ScopeMissing):
+        scoped(names, head(), BY_PRINCIPAL)
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [((7, "acme"), "not int"), (("a", ("b",)), "not tuple"), (("a\tb", "c"), "control"), (("a" * 200,) * 2, "255")],
+)
+def test_wrong_names(wrong: tuple[object, ...], said: str) -> None:
+    """Each of several names is a string, and together they are no longer than one."""
+    with pytest.raises(ConfigurationError, match=said):
+        scoped(wrong, head(), BY_PRINCIPAL)
+
+
 def test_long_paths_are_hashed() -> None:
     """A path too long for an index is put in as its digest, and two of them stay two."""
     one, other = (scoped("alice", head("/" + "a" * 2000 + end), BY_OPERATION) for end in "xy")

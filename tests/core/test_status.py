@@ -28,7 +28,19 @@ def test_read_back(key: str, scope: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "====", "é", "bnVsbA", "W10", "WzFd", "[" * 9000, "W1tb" * 2000, "WyJrIiwiIiwxLCIxIl0", "WyJrIiwiIiwxLDFdIA"],
+    [
+        "",
+        "x",
+        "====",
+        "é",
+        "bnVsbA",
+        "W10",
+        "WzFd",
+        "[" * 9000,
+        "W1tb" * 2000,
+        "WyJrIiwiIiwxLCIxIl0",
+        "WyJrIiwiIiwxLDFdIA",
+    ],
 )
 def test_not_found(text: str) -> None:
     """What no operation is named is not found."""

@@ -83,6 +83,16 @@ class TestList:
         assert "<script>alert(1)" not in root.get(LIST).content.decode()
         assert datetime.now(UTC).strftime("%Y") in text  # noqa: TID251 - what a person would see
 
+    def test_what_is_to_be_resolved(self, store: DjangoStore, root: Client) -> None:
+        """One whose outcome is unknown is in the list past its retention, too, and says that it is to be resolved."""
+        hold = store.perform(replace(claim_on("parked-1"), retention=timedelta(milliseconds=1)))
+        assert isinstance(hold, Hold)
+        store.perform(Park(hold))
+        text = root.get(LIST, {"state__exact": "unknown"}).content.decode()
+        assert ">parked-1<" in text
+        assert "to be resolved" in text
+        assert "to be resolved" in page(root, Named(hold.scope, "parked-1"))
+
     def test_filter_and_search(self, store: DjangoStore, root: Client) -> None:
         """States can be picked out, and keys found by their beginning."""
         keep(store, Named("alice", "done-1"))

@@ -10,7 +10,7 @@ from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import api_view, authentication_classes, permission_classes
 from rest_framework.exceptions import APIException, AuthenticationFailed, PermissionDenied, ValidationError
 from rest_framework.generics import CreateAPIView
-from rest_framework.parsers import JSONParser, MultiPartParser
+from rest_framework.parsers import FormParser, JSONParser, MultiPartParser
 from rest_framework.permissions import BasePermission, IsAuthenticated
 from rest_framework.renderers import BaseRenderer
 from rest_framework.response import Response
@@ -397,6 +397,36 @@ def test_an_upload_with_another_boundary(sqlite: str, method: str, reads_early: 
             last = send("/pay", sent["body"], content_type=sent["content_type"], headers=headers)
     assert last.status_code == 422
     assert seen == ["n", b"x" * 300_000]
+
+
+@pytest.mark.parametrize("reads_early", [False, True])
+def test_a_form_that_was_read_before(sqlite: str, reads_early: bool) -> None:
+    """A form is told from another by its fields, also where a permission has read it: ``A%2BB`` is not ``A+B``."""
+    seen: list[Any] = []
+
+    class Reading(BasePermission):  # type: ignore[misc]  # REST framework has no types
+        def has_permission(self, request: Any, _view: Any) -> bool:
+            return not reads_early or bool(request.data)
+
+    class Notes(IdempotentMixin, APIView):  # type: ignore[misc]  # REST framework has no types
+        authentication_classes = (ByToken,)
+        permission_classes = (Reading,)
+        parser_classes = (FormParser,)
+
+        def post(self, request: Any) -> Response:
+            seen.append(request.data["a"])
+            return Response({"ok": True})
+
+    with serving(Notes.as_view()):
+        headers = {"Authorization": "one", "Idempotency-Key": "k"}
+        statuses = [
+            Visitor()
+            .client.post("/pay", body, content_type="application/x-www-form-urlencoded", headers=headers)
+            .status_code
+            for body in ("a=A%2BB", "a=%41%2bB", "a=A+B", "a=A%20B")
+        ]
+    assert statuses == [200, 200, 422, 422]
+    assert seen == ["A+B"]
 
 
 # Transactions

@@ -295,6 +295,50 @@ def test_a_body_that_was_read_before_the_view(shop: Shop, reads: str) -> None:
     assert shop.runs == 1
 
 
+def parse_the_form() -> None:
+    assert flask.request.form or flask.request.files
+
+
+@pytest.mark.parametrize("reads_early", [False, True])
+def test_a_form_that_was_read_before_the_view(shop: Shop, reads_early: bool) -> None:
+    """A form is told from another by its fields, also where a check for CSRF has read it: ``A%2BB`` is not ``A+B``."""
+    if reads_early:
+        shop.app.before_request(parse_the_form)
+    shop.behave = lambda: flask.request.form["a"]
+
+    def send(body: str) -> TestResponse:
+        return shop.post(data=body, content_type="application/x-www-form-urlencoded")
+
+    assert send("a=A%2BB&b=%26c%3D1").data == b"A+B"
+    for same in ("a=A%2BB&b=%26c%3D1", "a=%41%2bB&b=%26c%3d1"):
+        assert is_replay(send(same))
+    for other in ("a=A+B&b=%26c%3D1", "a=A%20B&b=%26c%3D1", "a=A%2BB&b=&c=1", "a=A%2BB", "b=%26c%3D1&a=A%2BB&d="):
+        assert send(other).status_code == 422
+    assert shop.runs == 1
+
+
+def test_a_file_of_another_type_that_was_read_before_the_view(shop: Shop) -> None:
+    """What a part says of its type counts, also where the form was parsed before the guard."""
+    shop.app.before_request(parse_the_form)
+
+    def send(kind: str) -> TestResponse:
+        return shop.post(data={"file": (io.BytesIO(b"1,2"), "a.csv", kind)})
+
+    assert [send(kind).status_code for kind in ("text/csv", "text/csv", "text/plain")] == [201, 201, 422]
+
+
+@pytest.mark.parametrize("reads_early", [False, True])
+def test_a_key_of_a_form_that_was_read_before_the_view(install: Install, reads_early: bool) -> None:
+    """A key is made of the fields of a form, whoever has read it before."""
+    recipe = BodyHash(fields=["amount"], window=timedelta(minutes=1))
+    shop = Shop(install, policy=Policy(key_from=recipe))
+    if reads_early:
+        shop.app.before_request(parse_the_form)
+    client = shop.app.test_client()
+    answers = [client.post("/pay", data={"amount": amount}) for amount in ("5", "5", "6")]
+    assert [(each.status_code, is_replay(each)) for each in answers] == [(201, False), (201, True), (201, False)]
+
+
 def test_json_that_was_read_before_the_view(shop: Shop) -> None:
     """Whoever reads JSON before the guard leaves it there for the guard and the view."""
 

@@ -150,7 +150,10 @@ class Api:
         """The same shop and the same keys, behind another middleware: another node, or a later deployment."""
         return Api(self.world, policy, like=self)
 
-    def whose(self, request: RequestView) -> str | None:
+    def whose(self, request: RequestView) -> Any:
+        names = request.headers.get("x-names")
+        if names is not None:
+            return (self.tenant, *names.split(","))
         account = request.headers.get("x-account", "alice")
         mode = request.headers.get("x-mode", "live")
         return f"{self.tenant}/{account}/{mode}" if account else None

@@ -794,6 +794,15 @@ def _(api: Api) -> None:
     assert api.send(lines=[("X-Account", "eve")], body=b"{}").status == 201
 
 
+@story("d4 an owner of several names is no other, whatever is in the names")
+def _(api: Api) -> None:
+    answers = [api.send(lines=[("X-Names", names)]) for names in ("a/b,c", "a,b/c", "a,b,c", "a%2Fb,c")]
+    assert [each.json() for each in answers] == [{"payment": number} for number in (1, 2, 3, 4)]
+    assert_replayed(answers[1], api.send(lines=[("X-Names", "a,b/c")]))
+    assert_problem(api.send(lines=[("X-Names", "a,")]), 400, "idempotency-scope-missing")
+    assert f"{api.tenant}/a%2Fb/c" in {record.scope for record in api.records()}
+
+
 @story("d4 on behalf of another account, or in test mode, is another operation")
 def _(api: Api) -> None:
     assert api.send().status == 201

@@ -46,6 +46,9 @@ class Shown(StrEnum):
     FAILED = State.FAILED
 
 
+#: That are listed beside the newest keys: more than a person will resolve by hand.
+MAX_PARKED = 1000
+
 app = typer.Typer(help="Look at the keys of a store, and free or resolve one.", no_args_is_help=True)
 
 
@@ -59,7 +62,7 @@ def list_keys(
     limit: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 20,
     as_json: JsonOption = False,  # noqa: FBT002 - typer makes an option of it
 ) -> None:
-    """List the newest keys."""
+    """List the newest keys, and after them those older ones that are to be resolved."""
     with opened(store) as keys:
         scopes = (None,) if scope is None else spellings(scope)
         records = next((found for found in (_listed(keys, state, each, limit) for each in scopes) if found), ())
@@ -103,8 +106,14 @@ app.command()(resolving.resolve)
 
 
 def _listed(keys: Store, state: Shown | None, scope: str | None, limit: int) -> tuple[Record, ...]:
+    if state is None:
+        newest = keys.perform(Browse(limit=limit, scope=scope))
+        # Parked operations wait for the person who reads this, however old they are.
+        parked = keys.perform(Browse(limit=MAX_PARKED, scope=scope, state=State.UNKNOWN))
+        listed = {(record.scope, record.key) for record in newest}
+        return newest + tuple(record for record in parked if (record.scope, record.key) not in listed)
     if state is not Shown.STUCK:
-        return keys.perform(Browse(limit=limit, scope=scope, state=state and State(state)))
+        return keys.perform(Browse(limit=limit, scope=scope, state=State(state.value)))
     found = keys.perform(FindStuck(limit if scope is None else max(limit, MAX_BATCH), with_nobodys=True))
     holds = [each.hold for each in found if scope in {None, each.hold.scope}]
     looked = (keys.perform(Look(hold.scope, hold.key)) for hold in holds[:limit])

@@ -222,7 +222,10 @@ def _times(record: Record) -> Iterator[Line]:
         yield name, _time(record, record.lease_expires_at, STUCK_STYLE if record.is_stuck else "")
     if record.completed_at is not None:
         yield "ended", _time(record, record.completed_at)
-    yield "expired" if record.is_expired else "kept until", _time(record, record.expires_at)
+    if record.state is State.UNKNOWN:
+        yield "kept until", Text("it is resolved", STUCK_STYLE)
+    else:
+        yield "expired" if record.is_expired else "kept until", _time(record, record.expires_at)
 
 
 def _progress(milestone: Milestone) -> str:

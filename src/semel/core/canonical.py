@@ -30,11 +30,14 @@ UNREADABLE = (ValueError, ArithmeticError, RecursionError)
 
 _LENGTH_BYTES = 8
 _MULTIPART = "multipart/form-data"
+_FORM = "application/x-www-form-urlencoded"
 
 _MEDIA_TYPE = re.compile(r"\s*([^\s;]+)\s*(?:;(.*))?", re.DOTALL)
 _VALUE = r'("(?:[^"\\]|\\.)*+"|[^\s;"\\]++)'
 _CHARSET = re.compile(rf"(?:^|;)\s*charset={_VALUE}", re.IGNORECASE)
 _BOUNDARY = re.compile(rf"(?:^|;)\s*boundary={_VALUE}", re.IGNORECASE)
+# Between two CRLF. Some parsers take a bare CR or LF for the end of a line, others go on to the next at a space.
+_PART_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\x00-\x08\x0a-\x1f\x7f]*)")
 _FORM_DATA = re.compile(r"form-data\s*(?=;)", re.IGNORECASE)
 _DISPOSITION_PARAMETER = re.compile(rf";\s*([A-Za-z0-9*_-]+)={_VALUE}\s*")
 
@@ -51,7 +54,8 @@ def pack(parts: Iterable[bytes]) -> bytes:
 class MediaType(NamedTuple):
     """A content type as far as it counts."""
 
-    #: Lower case, with the charset of a text; other parameters say nothing about what is asked for.
+    #: Lower case, with the charset of a text, and of a form that is not in UTF-8; other parameters say nothing about
+    #: what is asked for.
     name: str
     #: Of a multipart body, and random each time.
     boundary: str | None
@@ -64,7 +68,7 @@ class MediaType(NamedTuple):
     @property
     def is_form(self) -> bool:
         """Whether it is a form as browsers send it, without files."""
-        return self.name == "application/x-www-form-urlencoded"
+        return self.name == _FORM
 
 
 @lru_cache(maxsize=64)  # A client sends the same few over and over; a boundary is in the way for a while only.
@@ -74,12 +78,17 @@ def media_type(content_type: str) -> MediaType:
     if match is None:
         return MediaType(content_type, None)
     name, parameters = match[1].lower(), match[2]
-    if parameters is not None:
-        if name.startswith("text/") and (charset := _CHARSET.search(parameters)):
-            name += f";charset={_unquoted(charset[1]).lower()}"
-        elif name == _MULTIPART and (boundary := _BOUNDARY.search(parameters)):
-            return MediaType(name, _unquoted(boundary[1]))
-    return MediaType(name, None)
+    if parameters is None:
+        return MediaType(name, None)
+    if found := _CHARSET.search(parameters):
+        charset = _unquoted(found[1]).lower()
+        # JSON has but one charset. A form has one by default, and there are frameworks that decode it by another.
+        if name.startswith("text/") or (name in {_FORM, _MULTIPART} and charset != "utf-8"):
+            return MediaType(f"{name};charset={charset}", None)
+    boundaries = _BOUNDARY.findall(parameters) if name == _MULTIPART else []
+    # Which of two counts, and what an escape in one means, is not the same to every parser.
+    is_clear = len(boundaries) == 1 and "\\" not in boundaries[0]
+    return MediaType(name, _unquoted(boundaries[0]) if is_clear else None)
 
 
 def pairs(query: bytes) -> list[tuple[bytes, bytes]]:
@@ -186,11 +195,15 @@ def _spans(view: memoryview, boundary: bytes) -> list[tuple[int, int]]:
         raise _Unsure
     # Not find(): a memoryview has none.
     delimiter = re.compile(re.escape(b"\r\n--" + boundary))
+    mark = re.compile(re.escape(b"--" + boundary))
     spans: list[tuple[int, int]] = []
     start, after = first + len(opening), b"\r\n"
     while after == b"\r\n":
         found = delimiter.search(view, start)
         if found is None or len(spans) == MOST_FIELDS:
+            raise _Unsure
+        if mark.search(view, start, found.start()):
+            # After a bare LF, or anywhere: some parsers end the part here.
             raise _Unsure
         spans.append((start, found.start()))
         start = found.end() + 2
@@ -213,12 +226,14 @@ def _part_head(head: str) -> bytes:
     """Give name, file name and type in one form; other headers (a transfer encoding, say) count as they are."""
     fields: dict[str, str] = {}
     for line in head.split("\r\n"):
-        name, colon, value = line.partition(":")
-        if not colon or name.lower() in fields:
+        header = _PART_HEADER.fullmatch(line)
+        if header is None or header[1].lower() in fields:
             raise _Unsure
-        fields[name.lower()] = value.strip(" \t")
+        fields[header[1].lower()] = header[2].strip(" \t")
     disposition = _disposition(fields.pop("content-disposition", ""))
     kind = media_type(fields.pop("content-type", "")).name
+    if kind.startswith("multipart/"):
+        raise _Unsure  # its parts depend on a boundary that does not count here
     return pack([_packed(disposition), kind.encode("latin-1"), _packed(fields)])
 
 

@@ -50,16 +50,30 @@ def scoped(principal: object, head: Head, policy: Policy) -> str:
 
 
 def principal_of(named: object) -> str:
-    """Return whom the application *named*, if that can be anybody."""
+    """Return whom the application *named*, by a string or by several, if that can be anybody."""
+    if isinstance(named, tuple):
+        named = _joined(named)
     if not named:
         raise ScopeMissing
     if not isinstance(named, str):
-        raise ConfigurationError(f"scope must return a string, not {type(named).__name__}.")
+        raise ConfigurationError(f"scope must return a string, or a tuple of them, not {type(named).__name__}.")
     if len(named) > MAX_PRINCIPAL_LENGTH or _CONTROL.search(named):
         raise ConfigurationError(
             f"scope must return at most {MAX_PRINCIPAL_LENGTH} characters, none of them a control character."
         )
     return named
+
+
+def _joined(names: tuple[object, ...]) -> str:
+    """Join *names* so that no others give the same: a slash between them is never one of their own."""
+    if not all(names):
+        raise ScopeMissing
+    parts = []
+    for name in names:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"scope must return a tuple of strings, not {type(name).__name__}.")
+        parts.append(name.replace("%", "%25").replace("/", "%2F"))
+    return "/".join(parts)
 
 
 def reported(scope: str) -> str:

@@ -96,7 +96,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # as above
     search_help_text = "The beginning of a key."
     fieldsets = (
         (None, {"fields": ("scope", "key", "state", "attempt", "recovery_point", "progress", "tries", "policy")}),
-        ("Times", {"fields": ("created_at", "lease_expires_at", "completed_at", "expires_at")}),
+        ("Times", {"fields": ("created_at", "lease_expires_at", "completed_at", "expires")}),
         ("Answer", {"fields": ("status", "answer_headers", "answer_body")}),
         ("Work", {"fields": ("steps_taken", "kept_request")}),
         ("Audit trail", {"fields": ("trail",)}),
@@ -152,8 +152,8 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # as above
 
     @admin.display(ordering="expires_at")  # type: ignore[untyped-decorator]  # as above
     def expires(self, record: Record) -> str:
-        """Show when its retention ends."""
-        return _time(record.expires_at)
+        """Show when its retention ends; one whose outcome is unknown waits for a person."""
+        return "to be resolved" if record.state == State.UNKNOWN else _time(record.expires_at)
 
     def policy(self, record: Record) -> str:
         """Show what was decided when the key was claimed."""

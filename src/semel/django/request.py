@@ -80,8 +80,8 @@ class DjangoRequest(Translation[Response]):
                 "more what was asked. Have it use request.body, which leaves the body in place."
             )
         fields = [(name, value) for name, values in http.POST.lists() for value in values]
-        files = [(name, file.name, file) for name, each in http.FILES.lists() for file in each]
-        return written_form(fields, files)
+        files = [(name, file.name, file.content_type, file) for name, each in http.FILES.lists() for file in each]
+        return written_form(self.head, fields, files)
 
     def response_of(self, answer: Answer) -> Response:
         """Return an answer of ours as a plain response."""

@@ -292,5 +292,7 @@ def _refuse(view: Any) -> None:
 
 
 def _named(principal: object) -> object:
+    if isinstance(principal, tuple):
+        return tuple(map(_named, principal))
     # Primary keys are numbers or UUIDs, and are what people have at hand.
     return str(principal) if isinstance(principal, int | UUID) and not isinstance(principal, bool) else principal

@@ -88,7 +88,7 @@ class Idempotent:
             raise AlreadyAnswered(settled.answer) from None
 
 
-async def ask(asks: Callable[[RequestView], Any], connection: HTTPConnection) -> str | None:
+async def ask(asks: Callable[[RequestView], Any], connection: HTTPConnection) -> Principal:
     """Ask a function of one ``RequestView`` whose request it is. For a guard, where there is a key."""
     scope = connection.scope
     said = asks(RequestView.of(head_of(scope), full_path(scope), scope))
@@ -110,8 +110,16 @@ def _handed_out(connection: HTTPConnection) -> Operation | None:
         return None
 
 
-def checked_principal(principal: object) -> str | None:
-    """Return *principal* as a string. Nobody is None, and it is the claim that refuses nobody."""
+#: What names an account: a string, or several where one is not enough. Nobody is None.
+Principal = str | tuple[str | None, ...] | None
+
+
+def checked_principal(principal: object) -> Principal:
+    """Return *principal* in strings. Nobody is None, and it is the claim that refuses nobody."""
+    return tuple(map(_checked, principal)) if isinstance(principal, tuple) else _checked(principal)
+
+
+def _checked(principal: object) -> str | None:
     if principal is None or isinstance(principal, str):
         return principal
     if isinstance(principal, int | UUID) and not isinstance(principal, bool):

@@ -58,7 +58,9 @@ class FlaskView(View[Response]):
         if not data and (request.form or request.files):
             files = request.files.items(multi=True)
             return written_form(
-                request.form.items(multi=True), ((name, each.filename, each.stream) for name, each in files)
+                self.head,
+                request.form.items(multi=True),
+                ((name, each.filename, each.content_type, each.stream) for name, each in files),
             )
         # Of a chunked one nobody can tell what is missing.
         if len(data) < length or (is_taken and "HTTP_TRANSFER_ENCODING" in request.environ):

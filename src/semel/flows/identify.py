@@ -9,7 +9,7 @@ from semel.core.fingerprint import Subject
 from semel.core.key import Key, find
 from semel.core.message import Head
 from semel.core.policy import Policy
-from semel.core.scope import scoped
+from semel.core.scope import principal_of, scoped
 from semel.core.value import value
 from semel.errors import BodyTooLarge, KeyInvalid, KeyMissing
 
@@ -20,7 +20,7 @@ class Asked:
 
     key: Key
     scope: str
-    #: As the application named it.
+    #: As the application named it, in one string.
     principal: str
     subject: Subject
     #: As it is for this key: one that was made of the body has a window of its own, and is its own fingerprint.
@@ -41,12 +41,12 @@ def identify(head: Head, policy: Policy) -> Flow[Asked | None]:
             raise KeyInvalid(f'An idempotency key must not start with "{PREFIX}" here. Send another, such as a UUID.')
         if sent.personal:
             yield from Tell(PersonalKey(sent.short()))
-    principal = yield from NameScope()
+    principal = principal_of((yield from NameScope()))
     scope = scoped(principal, head, policy)
     body = yield from ReadBody(policy.max_request_body)
     if body is None:
         raise BodyTooLarge(f"The request body is larger than {policy.max_request_body} bytes.")
     subject = Subject(head.method, head.path, head.query, head.headers, body, head.mount)
     if isinstance(source, Key):
-        return Asked(source, scope, str(principal), subject, policy)
-    return Asked(source.key(scope, subject), scope, str(principal), subject, policy.by_body)
+        return Asked(source, scope, principal, subject, policy)
+    return Asked(source.key(scope, subject), scope, principal, subject, policy.by_body)

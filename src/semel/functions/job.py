@@ -14,7 +14,7 @@ from semel.core.fingerprint import Subject
 from semel.core.key import Key
 from semel.core.message import Head
 from semel.core.policy import Policy
-from semel.core.scope import SingleTenant, scoped
+from semel.core.scope import SingleTenant, principal_of, scoped
 from semel.errors import ConfigurationError, KeyInvalid, KeyMissing, ScopeMissing
 from semel.flows.guard import guard
 from semel.flows.reply import Reply
@@ -81,7 +81,7 @@ class Job:
             subject,
             self.policy,
             token=os.urandom(16),
-            principal=str(principal),
+            principal=principal_of(principal),
             notes_replays=notes_replays,
         )
 

@@ -8,8 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import IO, Generic, TypeVar
+from urllib.parse import quote_plus
 
-from semel.core.canonical import pack
+from semel.core.canonical import media_type, pack
 from semel.core.commands import Ending
 from semel.core.message import Answer, Head, Headers
 from semel.core.replay import is_endless
@@ -91,22 +92,35 @@ def gathered(chunks: Iterator[bytes], limits: Limits) -> tuple[bytes | None, Ite
     return whole, iter((whole,))
 
 
-def written_form(fields: Iterable[tuple[str, str]], files: Iterable[tuple[str, str | None, IO[bytes]]]) -> bytes:
-    """Write down a form that the framework has parsed already, so that the same form gives the same bytes.
+#: A file of a form: its field, its own name, its type, and what is in it.
+File = tuple[str, str | None, str | None, IO[bytes]]
 
-    For fingerprints alone. Names, file names and what is in the files count, in their order; each file is left at its
-    beginning.
+
+def written_form(head: Head, fields: Iterable[tuple[str, str]], files: Iterable[File]) -> bytes:
+    """Write down a form that the framework has parsed already: the same form gives the same bytes, and no other does.
+
+    For fingerprints, and keys that are made of a body. A form without files is encoded as its content type says, since
+    it is read as that again. In one with files, names, types and contents count in their order; each file is left at
+    its beginning.
     """
+    pairs = [(_bytes(name), _bytes(text)) for name, text in fields]
+    content_type = b", ".join(value for name, value in head.headers if name == b"content-type")
+    if media_type(content_type.decode("latin-1")).is_form:
+        return "&".join(f"{quote_plus(name)}={quote_plus(text)}" for name, text in pairs).encode()
     return pack(
         (
-            pack(part.encode("utf-8", "surrogatepass") for pair in fields for part in pair),
+            pack(part for pair in pairs for part in pair),
             pack(
                 part
-                for name, filename, file in files
-                for part in (name.encode(), (filename or "").encode(), _digest(file))
+                for name, filename, kind, file in files
+                for part in (_bytes(name), _bytes(filename or ""), _bytes(kind or ""), _digest(file))
             ),
         )
     )
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _digest(file: IO[bytes]) -> bytes:

@@ -96,6 +96,7 @@ async def by_view_later(request):  # type: ignore[no-untyped-def]  # noqa: ANN00
         (numbered, str(UUID_1)),
         (yielded, "alice"),
         (Login(), "alice"),
+        (lambda: (17, UUID_1, "a/b"), f"17/{UUID_1}/a%2Fb"),
         (Depends(number), "17"),
         (Security(number), "17"),
         (SINGLE_TENANT, "single-tenant"),
@@ -126,7 +127,7 @@ async def test_a_function_of_the_view_is_asked_where_there_is_a_key(shop: Shop) 
         assert (await client.post("/pay")).json() is True
 
 
-@pytest.mark.parametrize("scope", [lambda: None, lambda: ""])
+@pytest.mark.parametrize("scope", [lambda: None, lambda: "", lambda: ("alice", None)])
 async def test_nobodys_key_is_refused(shop: Shop, scope: Any) -> None:
     """A login that lets strangers in names nobody: without a key they pass, with one they are refused."""
 
