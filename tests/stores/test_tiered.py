@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -44,9 +44,22 @@ from semel.stores.tiered import answers as answers_module
 from semel.stores.tiered.async_store import AsyncTieredStore
 from semel.stores.tiered.store import TieredStore
 from semel.testing.conformance import Handle, handle
-from tests.stores.test_conformance import MovableClock
 
 T = TypeVar("T")
+
+
+class MovableClock:
+    """The system's clock, put forward now and then."""
+
+    def __init__(self) -> None:
+        self.ahead = timedelta(0)
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC) + self.ahead  # noqa: TID251 - the memory store has no other
+
+    def move(self, duration: timedelta) -> None:
+        self.ahead += duration
+
 
 LEASE = timedelta(minutes=30)
 RETENTION = timedelta(hours=24)

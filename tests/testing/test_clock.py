@@ -145,5 +145,3 @@ def test_time_goes_forward(duration: Any) -> None:
     """Time is a timedelta, and never goes back."""
     with pytest.raises(ConfigurationError, match="forward"):
         Clock(MemoryStore()).advance(duration)
-
-

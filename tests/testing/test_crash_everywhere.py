@@ -358,5 +358,5 @@ def test_it_leaves_no_trace(shop: Shop) -> None:
             [(idle,)] = connection.execute("SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in%'")
         assert idle == 0
     else:
-        with closing(sqlite3.connect(shop.url.removeprefix("sqlite:///"), timeout=0.1)) as connection, connection:
-            connection.execute("INSERT INTO orders VALUES (1)")
+        with closing(sqlite3.connect(shop.url.removeprefix("sqlite:///"), timeout=0.1)) as file, file:
+            file.execute("INSERT INTO orders VALUES (1)")

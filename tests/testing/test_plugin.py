@@ -8,7 +8,7 @@ import psycopg
 import pytest
 import redis
 
-SUITE = '''
+SUITE = """
 from datetime import timedelta
 
 import httpx
@@ -51,9 +51,9 @@ def test_time_passes(post, semel_clock):
     assert post() == "1"
     semel_clock.advance(timedelta(hours=2))
     assert post() == "2"
-'''
+"""
 
-ON_A_LOOP = '''
+ON_A_LOOP = """
 from datetime import timedelta
 
 import httpx
@@ -80,7 +80,7 @@ async def test_time_passes(semel_store, semel_clock):
         await client.post("/", headers={"Idempotency-Key": "k"})
     await guarded.store.close()
     assert len(runs) == 2
-'''
+"""
 
 
 def run(folder: Path, suite: str, *options: str, ini: str = "") -> str:

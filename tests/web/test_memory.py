@@ -37,9 +37,12 @@ def serve(handler: Any, mode: Mode = "guard") -> httpx.Response:
 def test_phases_that_use_no_connection_run() -> None:
     """A handler with phases can be tested in memory, as long as its functions don't use the connection."""
     given: list[Any] = []
-    assert (
-        serve(lambda operation: operation.phase("made", lambda connection: given.append(connection) or 7)).text == "7"
-    )
+
+    def make(connection: Any) -> int:
+        given.append(connection)
+        return 7
+
+    assert serve(lambda operation: operation.phase("made", make)).text == "7"
     assert "memory://" in repr(given[0])
 
 

@@ -82,7 +82,8 @@ class Clock:
 
     def advance(self, duration: timedelta) -> None:
         """Let *duration* pass for everything that is stored."""
-        if not isinstance(duration, timedelta) or duration < timedelta(0):
+        given: Any = duration
+        if not isinstance(given, timedelta) or given < timedelta(0):
             raise ConfigurationError(f"Time is moved by a timedelta, and forward, not by {duration!r}.")
         self._age(duration)
 

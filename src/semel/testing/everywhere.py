@@ -167,7 +167,7 @@ async def _walk(app: Application, request: Requests, clock: Clock, effects: Coun
         async with app.started():
             client = _Client(app, request, clock, effects)
             answer, expected = await client.undisturbed()
-            points = []
+            points: list[Point] = []
             for place in range(MAX_POINTS):
                 point = await client.crashed_at(place)
                 if point is None:

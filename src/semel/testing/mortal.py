@@ -6,7 +6,9 @@ before and after each command. What a database does when a client is gone is don
 
 from __future__ import annotations
 
+import gc
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -77,6 +79,17 @@ class Process:
         self.died_at: str | None = None
         #: The longest lease that it asked for.
         self.lease = timedelta(0)
+        #: The flows that have opened a transaction.
+        self._opened: list[Flow[Any]] = []
+
+    def note(self, command: Command[Any], flow: Flow[Any]) -> None:
+        """Note what *flow* has done."""
+        if isinstance(command, _OPENS):
+            self._opened.append(flow)
+
+    def has_opened(self, flow: Flow[Any]) -> bool:
+        """Whether *flow*, perhaps driven in several parts, has a transaction for the database to roll back."""
+        return any(each is flow for each in self._opened)
 
     def reach(self, when: str, command: Command[Any], flow: Flow[Any]) -> None:
         """Pass a place alive, or die there."""
@@ -129,14 +142,17 @@ def mortal() -> Iterator[None]:
 
     drivers._drive_here, drivers._drive = drive_here, drive  # noqa: SLF001 - as above
     try:
-        yield
+        with warnings.catch_warnings():
+            # What a dead process leaves open, the operating system closes.
+            warnings.simplefilter("ignore", ResourceWarning)
+            yield
+            gc.collect()
     finally:
         drivers._drive_here, drivers._drive = here, on_a_loop  # noqa: SLF001 - as above
         _one_at_a_time.release()
 
 
 def _drive_here(process: Process, flow: Flow[Any], command: Command[Any], perform: Perform, until: Any) -> Any:
-    has_opened = False
     try:
         while not isinstance(command, until):
             process.reach("before", command, flow)
@@ -146,12 +162,12 @@ def _drive_here(process: Process, flow: Flow[Any], command: Command[Any], perfor
                 process.reach("after", command, flow)
                 command = flow.throw(error)
             else:
-                has_opened = has_opened or isinstance(command, _OPENS)
+                process.note(command, flow)
                 process.reach("after", command, flow)
                 command = flow.send(answer)
         process.reach("before", command, flow)
     except Died:
-        if has_opened:
+        if process.has_opened(flow):
             with suppress(Exception):
                 perform(Undo())
         flow.close()
@@ -160,7 +176,6 @@ def _drive_here(process: Process, flow: Flow[Any], command: Command[Any], perfor
 
 
 async def _drive(process: Process, flow: Flow[Any], command: Command[Any], perform: AsyncPerform, until: Any) -> Any:
-    has_opened = False
     try:
         while not isinstance(command, until):
             process.reach("before", command, flow)
@@ -172,14 +187,14 @@ async def _drive(process: Process, flow: Flow[Any], command: Command[Any], perfo
                 process.reach("after", command, flow)
                 command = flow.throw(error)
             else:
-                has_opened = has_opened or isinstance(command, _OPENS)
+                process.note(command, flow)
                 process.reach("after", command, flow)
                 command = flow.send(answer)
         process.reach("before", command, flow)
     except StopIteration as end:
         return end.value
     except Died:
-        if has_opened:
+        if process.has_opened(flow):
             with suppress(Exception):
                 await perform(Undo())
         flow.close()
