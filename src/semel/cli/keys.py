@@ -104,7 +104,7 @@ app.command()(resolving.resolve)
 
 def _listed(keys: Store, state: Shown | None, scope: str | None, limit: int) -> tuple[Record, ...]:
     if state is not Shown.STUCK:
-        return keys.perform(Browse(limit=limit, scope=scope, state=state and State(state)))
+        return keys.perform(Browse(limit=limit, scope=scope, state=None if state is None else State(state)))
     found = keys.perform(FindStuck(limit if scope is None else max(limit, MAX_BATCH), with_nobodys=True))
     holds = [each.hold for each in found if scope in {None, each.hold.scope}]
     looked = (keys.perform(Look(hold.scope, hold.key)) for hold in holds[:limit])
