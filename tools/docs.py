@@ -101,11 +101,11 @@ NOTES = {
 }
 
 
-def statuses(folder: str) -> Iterator[str]:
-    """The answers that are Semel's own, in both dialects, for a page from which problems.md is in *folder*."""
+def statuses() -> Iterator[str]:
+    """The answers that are Semel's own, in both dialects."""
     yield from _head("situation", "IETF", "problem type", "Stripe", "`type` / `code`", "retry as is?", "handler run?")
     for error, (situation, ran) in SITUATIONS.items():
-        slug = f"[`{error.slug}`]({folder}problems.md#{error.slug})"
+        slug = f"[`{error.slug}`](problems.md#{error.slug})"
         stripe = f"`{error.stripe_type}`" + (f" / `{error.stripe_code}`" if error.stripe_code else "")
         retry = "yes" if error.retryable else "no"
         yield _row(situation, error.status, slug, error.stripe_status or error.status, stripe, retry, ran)
@@ -203,8 +203,7 @@ def commands(command: Any, name: str) -> Iterator[str]:
 
 
 GENERATED: dict[str, Callable[[], Iterable[str]]] = {
-    "statuses": lambda: statuses("docs/reference/"),
-    "statuses-here": lambda: statuses(""),
+    "statuses": statuses,
     "advice": advice,
     "policy": lambda: fields_of(Policy, Policy.ietf(), Policy.stripe()),
     "fingerprinter": lambda: fields_of(Fingerprinter, Fingerprinter()),

@@ -68,7 +68,7 @@ def test_reap(semel: Semel, url: str, keys: Store) -> None:
     assert ended.stdout == "reaped: 1 deleted, 0 stripped, 0 abandoned, 0 audit lines deleted\n"
     assert set(states(keys)) == {"stuck", "opaque", "running"}
     again = json.loads(semel("reap", "--store", url, "--json", "--batch", "5").stdout)
-    assert again == {"deleted": 0, "stripped": 0, "failed": 0, "audit_lines": 0, "batch": 5, "error": None}
+    assert again == {"deleted": 0, "stripped": 0, "abandoned": 0, "audit_lines": 0, "batch": 5, "error": None}
 
 
 def test_reap_the_trail(semel: Semel, url: str, keys: Store) -> None:

@@ -147,3 +147,19 @@ def test_reap_says_what_the_page_says(tmp_path: Path) -> None:
     subprocess.run(semel, check=True, capture_output=True)
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert f"$ semel reap\n{said}" in blocks("docs/how-to/run-the-services.md", "")
+
+
+async def test_the_cors_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the page allows and exposes lets a page of another origin send its key, and read what came of it."""
+    monkeypatch.chdir(tmp_path)
+    app = run_python("docs/how-to/cors.md")["app"]
+    origin = {"Origin": "https://shop.example"}
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type,idempotency-key"}
+    async with asgi(app) as client:
+        assert (await client.options("/payments", headers=origin | asked)).status_code == 200
+        for is_replay in (None, "true"):
+            key = {"Idempotency-Key": "k"}
+            answer = await client.post("/payments", json={"amount": 5}, headers=origin | key)
+            assert (answer.status_code, answer.headers.get("idempotent-replayed")) == (201, is_replay)
+            assert answer.headers["access-control-allow-origin"] == "https://shop.example"
+            assert "Idempotent-Replayed" in answer.headers["access-control-expose-headers"]

@@ -20,7 +20,7 @@ MINUTE = timedelta(minutes=1)
 
 def counts(report: ReapReport) -> tuple[int, int, int]:
     assert report.error is None
-    return report.deleted, report.stripped, report.failed
+    return report.deleted, report.stripped, report.abandoned
 
 
 def test_gate_6_the_reaper_runs_and_respects_retention(world: World, store: Store) -> None:

@@ -98,8 +98,10 @@ def change(before: Progress, now: Progress) -> str | None:
     """Say for the audit trail what of *before* became *now*: a step is begun, or done, or had no effect after all."""
     if len(now.steps) < len(before.steps):
         return f"effect {before.steps[-1].name} had no effect"
-    last = now.steps[-1] if now.steps else None
-    return last and f"{last.kind} {last.name} {'done' if isinstance(last, Done) else 'begun'}"
+    if not now.steps:
+        return None
+    last = now.steps[-1]
+    return f"{last.kind} {last.name} {'done' if isinstance(last, Done) else 'begun'}"
 
 
 def next_step(progress: Progress, taken: tuple[str, ...], kind: Kind, name: str) -> Step | None:

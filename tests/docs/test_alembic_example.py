@@ -14,8 +14,9 @@ from alembic.config import Config
 from semel.core.commands import Browse
 from semel.stores import store
 from semel.stores.alembic import include_name
+from tests.docs.served import ROOT
 
-ENV = (Path(__file__).parents[2] / "docs" / "examples" / "alembic_env.py").read_text()
+ENV = (ROOT / "docs" / "examples" / "alembic_env").with_suffix(".py").read_text()
 OURS = {"semel_keys", "semel_audit", "semel_keys_migrations"}
 
 
