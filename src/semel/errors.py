@@ -27,7 +27,8 @@
     │   │   │   └── Overtaken      503   another transaction was in the way
     │   │   ├── StoreRefused       503   for a reason of its own
     │   │   ├── StoreNotReady      503   the table is not there, or not ours
-    │   │   ├── StoreReadOnly      503   a replica
+    │   │   │   └── StoreNotPermitted  503   it is there, and the role may not use it
+    │   │   ├── StoreReadOnly      503   a replica, or a server that was made read-only
     │   │   └── AnswerNotStored    503
     │   └── ShuttingDown           503   nobody's: this process is about to end
     ├── ConfigurationError         the developer's
@@ -314,8 +315,12 @@ class StoreNotReady(StoreError):
     """The store has no table of Semel's yet. Run: semel migrate URL."""
 
 
+class StoreNotPermitted(StoreNotReady):
+    """The role of this connection lacks a privilege on Semel's tables. Grant it."""
+
+
 class StoreReadOnly(StoreError):
-    """This server is a read-only replica. Give the address of the primary."""
+    """This server takes no writes: it is a replica, or was made read-only. Give the address of the primary."""
 
 
 class ShuttingDown(Refusal):

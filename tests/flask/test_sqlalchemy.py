@@ -22,6 +22,7 @@ from semel.core.commands import Browse
 from semel.core.record import Record
 from semel.errors import ConfigurationError
 from semel.flask import Semel, idempotent
+from tests.web.lenders import CROWD, Gates
 
 HANG_SECONDS = 60
 KEY = {"Idempotency-Key": "key-1"}
@@ -425,3 +426,41 @@ def test_db_must_know_the_app() -> None:
     app = flask.Flask("other")
     with pytest.raises(RuntimeError, match="init_app"):
         Semel(app, store=SQLAlchemy(model_class=Base), scope=semel.SINGLE_TENANT)
+
+
+def test_replays_at_once_are_all_answered(open_bank: Open) -> None:
+    """Retries of a finished operation at the same time all get its answer."""
+    bank = open_bank(engine={"max_overflow": CROWD})
+    first = bank.post()
+    assert first.status_code == 201
+    with ThreadPoolExecutor(CROWD) as threads:
+        answers = list(threads.map(lambda _: bank.post(), range(2 * CROWD)))
+    assert {(each.status_code, each.data) for each in answers} == {(201, first.data)}
+    assert bank.runs == 1
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_a_retry_in_the_moment_of_the_commit_runs_nothing(level: str, postgres_url: str) -> None:
+    """A retry that began before the first one's commit, and gets the lock after it, is answered from the record."""
+    gates = Gates(postgres_url)
+    bank = Bank(postgres_url, "db", engine={"isolation_level": level})
+    may_end, runs = threading.Event(), threading.Event()
+
+    def wait() -> Any:
+        runs.set()
+        assert may_end.wait(HANG_SECONDS)
+        return bank.pay()
+
+    bank.behave = wait
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(bank.post)
+        assert runs.wait(HANG_SECONDS)
+        with gates.closed(Gates.BEFORE_THE_LOCK) as one_waits:
+            retry = threads.submit(bank.post)
+            one_waits()
+            may_end.set()
+            assert first.result(HANG_SECONDS).status_code == 201
+        assert is_replay(retry.result(HANG_SECONDS))
+    assert bank.runs == 1
+    bank.close()
+    gates.close()

@@ -76,6 +76,8 @@ class Api:
 
     def __init__(self, kind: str, url: str, given: Any = None, **policy: Any) -> None:
         self.runs = 0
+        #: Whether the handler writes through a connection of Semel's; in guard mode it writes nothing.
+        self.is_lent = True
         self.then: Callable[[], object] = lambda: None
         self.threads = ThreadPoolExecutor(2 * CROWD)
         self.loop = asyncio.new_event_loop()
@@ -83,7 +85,7 @@ class Api:
         self.thread.start()
         self.is_async = kind in ASYNC | ASYNC_SQLITE
         make = (SYNC | ASYNC | SYNC_SQLITE | ASYNC_SQLITE)[kind]
-        settings: dict[str, Any] = {"scope": lambda _: "alice", "policy": Policy.ietf(mode="atomic", **policy)}
+        settings: dict[str, Any] = {"scope": lambda _: "alice", "policy": Policy.ietf(**{"mode": "atomic", **policy})}
         if self.is_async:
             self.given = self._on_loop(self._opened(make, url)) if make else given
             app = Starlette(routes=[Route("/pay", self._serve_async, methods=["POST"])])
@@ -142,13 +144,15 @@ class Api:
         elif given is not None:
             await given.close()
 
-    def _statement(self, connection: Any) -> Any:
+    def _write(self) -> Any:
         self.runs += 1
-        return text(PAY) if type(connection).__module__.startswith("sqlalchemy") else PAY
+        if not self.is_lent:
+            return None
+        connection = semel.current().connection
+        return connection.execute(text(PAY) if type(connection).__module__.startswith("sqlalchemy") else PAY)
 
     async def _serve_async(self, _request: StarletteRequest) -> PlainTextResponse:
-        connection = semel.current().connection
-        done = connection.execute(self._statement(connection))
+        done = self._write()
         if hasattr(done, "__await__"):
             await done
         run = self.runs
@@ -156,8 +160,7 @@ class Api:
         return PlainTextResponse(f"paid {run}", 201)
 
     def _serve(self, _environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        connection = semel.current().connection
-        connection.execute(self._statement(connection))
+        self._write()
         run = self.runs
         self.then()
         start_response("201 Created", [("Content-Type", "text/plain")])
@@ -165,9 +168,9 @@ class Api:
 
 
 @contextmanager
-def api(kind: str, url: str, **policy: Any) -> Iterator[Api]:
-    """An endpoint whose database has all tables already."""
-    made = Api(kind, url, **policy)
+def api(kind: str, url: str, given: Any = None, **policy: Any) -> Iterator[Api]:
+    """An endpoint whose database has all tables already; *given* is used by a kind that would have its own."""
+    made = Api(kind, url, given, **policy)
     try:
         yield made
     finally:

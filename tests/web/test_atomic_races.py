@@ -50,7 +50,7 @@ def gates(postgres_url: str) -> Iterator[Gates]:
 
 
 @pytest.fixture(params=POSTGRES)
-def gated(request: pytest.FixtureRequest, postgres_url: str, gates: Gates) -> Iterator[Api]:  # noqa: ARG001 - made before
+def gated(request: pytest.FixtureRequest, postgres_url: str, gates: Gates) -> Iterator[Api]:
     """The endpoint on every kind of connection to PostgreSQL, behind the gates."""
     with api(request.param, postgres_url) as made:
         yield made

@@ -81,7 +81,6 @@ class Query:
         numbers = {name: f"${number}" for number, name in enumerate(self.parameters, 1)}
         return _PARAMETER.sub(lambda match: numbers[match[1]], self.text)
 
-
     @cached_property
     def formatted(self) -> str:
         """The text with its parameters spelled ``%(name)s``, for a client that writes them into it."""

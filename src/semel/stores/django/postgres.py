@@ -14,7 +14,14 @@ from typing import Any, TypeVar
 from django.db import Error as DjangoError
 
 from semel.core.commands import Begin, Claim, Command, Complete, Open, Settle
-from semel.errors import ConfigurationError, StoreError, StoreNotReady, StoreReadOnly, StoreUnavailable
+from semel.errors import (
+    ConfigurationError,
+    StoreError,
+    StoreNotPermitted,
+    StoreNotReady,
+    StoreReadOnly,
+    StoreUnavailable,
+)
 from semel.stores.connections.endings import HAS_LOCK, Notices, lost, of_commit, of_statement
 from semel.stores.django.units import Database, no_tables
 from semel.stores.django.wrapper import Block, Wrapper, close, name_of
@@ -52,6 +59,7 @@ class Postgres(Database):
     def __init__(self, alias: str, *, audit: bool, actor: Callable[[], str]) -> None:
         """Nothing is connected yet."""
         self._alias = alias
+        self._may_write = False
         self._statements = Statements(Names(), audit=audit, actor=actor)
         self._address = _Name(f'DATABASES["{alias}"]', Names())
         self._joined = JoinedStatements(self._statements, str(self._address))
@@ -86,6 +94,10 @@ class Postgres(Database):
         outcome: Any
         match command:
             case Claim():
+                if not self._may_write:
+                    # Once, with the first claim: a role that may claim but not complete is told before a view runs.
+                    run(wrapper, self._statements.check_privileges(str(self._address)))
+                    self._may_write = True
                 outcome = run(wrapper, self._statements.claim([command]))[0]
             case Complete():
                 outcome = run(wrapper, self._statements.complete([command]))[0]
@@ -260,7 +272,7 @@ class Postgres(Database):
         return self._in_our_words(translated(error, error.sqlstate, self._address))
 
     def _in_our_words(self, known: StoreError | None) -> StoreError | None:
-        if isinstance(known, StoreNotReady):
+        if isinstance(known, StoreNotReady) and not isinstance(known, StoreNotPermitted):
             return no_tables(self._alias)
         return self._read_only() if isinstance(known, StoreReadOnly) else known
 

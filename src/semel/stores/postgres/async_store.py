@@ -61,6 +61,7 @@ class AsyncPostgresStore(AsyncStore):
         )
         self._joined = JoinedStatements(self._statements, str(self.address))
         self._given = connections
+        self._may_write = False
         self._connections: AsyncConnections | None = connections
         self._loop: asyncio.AbstractEventLoop | None = None
         self._links: list[_Link] = []
@@ -112,6 +113,7 @@ class AsyncPostgresStore(AsyncStore):
             self._bind()
         if await self._links[0].run(self._statements.check()):
             raise read_only(str(self.address))
+        await self._links[0].run(self._statements.check_privileges(str(self.address)))
 
     async def close(self) -> None:
         """Finish what is under way and disconnect."""
@@ -157,6 +159,10 @@ class AsyncPostgresStore(AsyncStore):
 
     async def _claim(self, link: _Link, batch: list[Claim]) -> list[Any]:
         await self._settle()
+        if not self._may_write:
+            # Once, with the first claim: a role that may claim but not complete is found out before a handler runs.
+            await link.run(self._statements.check_privileges(str(self.address)))
+            self._may_write = True
         return await link.run(self._statements.claim(batch))
 
     async def _settle(self) -> None:

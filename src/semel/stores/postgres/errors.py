@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from semel.errors import StoreError, StoreNotReady, StoreReadOnly, StoreUnavailable
+from semel.errors import StoreError, StoreNotPermitted, StoreNotReady, StoreReadOnly, StoreUnavailable
 from semel.stores.postgres.address import Address
 
 #: Another transaction was in the way; the same statement succeeds when it is sent again.
@@ -35,7 +35,7 @@ def translated(error: Exception, sqlstate: str | None, address: Address) -> Stor
     if sqlstate in _READ_ONLY:
         return read_only(str(address))
     if sqlstate in _NO_PRIVILEGE:
-        return StoreNotReady(f"{address}: {_line(error)}. {_GRANT_ALL}")
+        return StoreNotPermitted(f"{address}: {_line(error)}. {_GRANT_ALL}")
     if sqlstate is None or sqlstate.startswith(_SERVER_CLASSES):
         return StoreUnavailable(f"{address} can't be used: {_line(error)}", was_sent=True)
     return None
@@ -49,7 +49,7 @@ def read_only(where: str) -> StoreReadOnly:
     )
 
 
-def lacking(where: str, role: str, missing: Sequence[tuple[str, str]]) -> StoreNotReady:
+def lacking(where: str, role: str, missing: Sequence[tuple[str, str]]) -> StoreNotPermitted:
     """Say which privileges a role lacks, by table, and what to type."""
     tables: dict[str, list[str]] = {}
     for table, privilege in missing:
@@ -57,7 +57,7 @@ def lacking(where: str, role: str, missing: Sequence[tuple[str, str]]) -> StoreN
     what = "; ".join(f"{', '.join(privileges)} on {table}" for table, privileges in tables.items())
     who = '"' + role.replace('"', '""') + '"'
     grants = " ".join(f"GRANT {', '.join(privileges)} ON {table} TO {who};" for table, privileges in tables.items())
-    return StoreNotReady(f"{where}: the role {role} lacks {what}. Run: {grants}")
+    return StoreNotPermitted(f"{where}: the role {role} lacks {what}. Run: {grants}")
 
 
 def outlasted(error: BaseException, address: Address, *, was_sent: bool) -> StoreUnavailable:

@@ -56,6 +56,7 @@ class PostgresStore(Store):
         )
         self._joined = JoinedStatements(self._statements, str(self.address))
         self._given = connections
+        self._may_write = False
         self._connections: Connections | None = None
         self.start_afresh()
         start_afresh_in_children(self)
@@ -106,6 +107,7 @@ class PostgresStore(Store):
         with _Link(self.address) as link:
             if link.run(self._statements.check()):
                 raise read_only(str(self.address))
+            link.run(self._statements.check_privileges(str(self.address)))
 
     def migrate(self) -> list[str]:
         """Apply the migrations that are missing, all in one transaction."""
@@ -137,13 +139,20 @@ class PostgresStore(Store):
         self._mutex = threading.Lock()
         self._connections = self._given
         claims, answers, leases, others, upkeep = self._links = [_Link(self.address) for _ in range(5)]
-        self._claims = Lane[Claim](lambda batch: claims.run(self._statements.claim(batch)))
+        self._claims = Lane[Claim](lambda batch: self._claim(claims, batch))
         self._answers = Lane[Complete](lambda batch: self._complete(answers, batch))
         # Renewals skip locked rows, and must not wait behind those who don't.
         self._leases = Lane[Any](lambda batch: [self._other(leases, command) for command in batch])
         self._others = Lane[Any](lambda batch: [self._other(others, command) for command in batch])
         # Reaping takes its time, and no request waits for it.
         self._upkeep = Lane[Any](lambda batch: [self._other(upkeep, command) for command in batch])
+
+    def _claim(self, link: _Link, batch: list[Claim]) -> list[Any]:
+        if not self._may_write:
+            # Once, with the first claim: a role that may claim but not complete is found out before a handler runs.
+            link.run(self._statements.check_privileges(str(self.address)))
+            self._may_write = True
+        return link.run(self._statements.claim(batch))
 
     def _complete(self, link: _Link, batch: list[Complete]) -> list[Any]:
         verdicts = link.run(self._statements.complete(batch))

