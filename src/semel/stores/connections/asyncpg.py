@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from semel.core.commands import Begin, Open
 from semel.errors import ConfigurationError, StoreError
@@ -14,6 +14,7 @@ from semel.stores.connections.endings import (
     APPLICATION_NAME,
     COMMIT_SECONDS,
     FAILED_INSIDE,
+    RESET,
     RESET_AND_COMMIT,
     ROLLBACK_SECONDS,
     WAIT_SECONDS,
@@ -27,6 +28,7 @@ from semel.stores.connections.endings import (
 from semel.stores.connections.urls import postgres_url, unknown_address
 from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, Address
+from semel.stores.postgres.durability import FOR_TRANSACTION, is_off_async
 from semel.stores.postgres.errors import unreachable
 from semel.stores.postgres.pooler import is_direct_async
 from semel.stores.statement import Joined
@@ -50,19 +52,38 @@ _PARTS = {"host": "host", "port": "port", "user": "user", "password": "password"
 
 
 class _Connection(asyncpg.Connection):
+    """One of our own."""
+
+    #: Whether it is to the server itself, and not to a pooler.
+    is_direct = True
+    #: Whether its COMMIT would be answered too early.
+    is_off = False
+    #: Whether the next statement is the BEGIN of a transaction of ours.
+    is_beginning = False
+
     def get_reset_query(self) -> str:
-        # A round trip after each request costs 30 %, and a transaction leaves little behind that it would undo.
+        # A round trip after each request costs 30 %. What is to be reset is reset with the next BEGIN.
         return ""
 
+    async def execute(self, query: str, *arguments: Any, timeout: float | None = None) -> str:  # noqa: ASYNC109 - asyncpg's
+        """Put before and behind a BEGIN what belongs to it. asyncpg sends that by itself, and must: it would not know
+        of a transaction that was begun without it.
+        """
+        if self.is_beginning:
+            self.is_beginning = False
+            query = f"{RESET}; {query}" + (f" {FOR_TRANSACTION};" if self.is_off else "")
+        return await super().execute(query, *arguments, timeout=timeout)
 
-async def _connect(*arguments: Any, **named: Any) -> asyncpg.Connection[Any]:
+
+async def _connect(*arguments: Any, **named: Any) -> _Connection:
     """Connect; through a pooler, without the prepared statements that asyncpg makes of everything."""
-    connection: asyncpg.Connection[Any] = await asyncpg.connect(*arguments, **named)
-    if await is_direct_async(connection):
-        return connection
-    await connection.close(timeout=CONNECT_SECONDS)
-    through: asyncpg.Connection[Any] = await asyncpg.connect(*arguments, **named, statement_cache_size=0)
-    return through
+    connection: Any = await asyncpg.connect(*arguments, **named)
+    is_direct = await is_direct_async(connection)
+    if not is_direct:
+        await connection.close(timeout=CONNECT_SECONDS)
+        connection = await asyncpg.connect(*arguments, **named, statement_cache_size=0)
+    connection.is_direct, connection.is_off = is_direct, await is_off_async(connection)
+    return cast("_Connection", connection)
 
 
 class AsyncpgConnections(AsyncConnections):
@@ -101,8 +122,10 @@ class AsyncpgConnections(AsyncConnections):
         pool = self._given or await self._opened()
         for is_last in (False, True):
             connection = await self._connection(pool)
-            isolation = "read_committed" if self._given is None else None
-            unit = _Unit(connection, connection.transaction(isolation=isolation), pool, self._address)
+            is_ours = self._given is None
+            isolation = "read_committed" if is_ours else None
+            transaction = connection.transaction(isolation=isolation)
+            unit = _Unit(connection, transaction, pool, self._address, is_ours=is_ours)
             try:
                 await unit.begin()
             except StoreError:
@@ -179,11 +202,15 @@ class AsyncpgConnections(AsyncConnections):
 
 
 class _Unit(AsyncUnit):
-    def __init__(self, connection: Any, transaction: Any, pool: asyncpg.Pool[Any], address: Address) -> None:
+    def __init__(
+        self, connection: Any, transaction: Any, pool: asyncpg.Pool[Any], address: Address, *, is_ours: bool
+    ) -> None:
         self.connection = connection
         # What the pool lends is a wrapper that can't be used after it was given back: right for an application, and
         # felt where a dozen calls go through it.
         self._inner = getattr(connection, "_con", None) or connection
+        # Not asked of the connection: to asyncpg, every connection is an instance of every class of connections.
+        self._own: _Connection | None = self._inner if is_ours else None
         self._transaction = transaction
         self._pool = pool
         self._address = address
@@ -197,6 +224,8 @@ class _Unit(AsyncUnit):
             return True
 
     async def begin(self) -> None:
+        if self._own is not None:
+            self._own.is_beginning = True
         try:
             await self._transaction.start()
         except _FAULTS as error:
@@ -222,13 +251,15 @@ class _Unit(AsyncUnit):
             self._inner.add_log_listener(notices.from_asyncpg)
             # Its own commit() has no time limit and keeps the server's reply to itself.
             self._transaction._connection._top_xact = None  # noqa: SLF001 - as that one does before it sends
-            commit = RESET_AND_COMMIT if isinstance(self._inner, _Connection) else "COMMIT"
+            commit = "COMMIT" if self._own is None or self._own.is_direct else RESET_AND_COMMIT
             tag = await self._inner.execute(commit, timeout=COMMIT_SECONDS)
             self._inner.remove_log_listener(notices.from_asyncpg)
         except _FAULTS as error:
             known = of_commit(error, _sqlstate(error), self._address, is_lost=self.is_closed)
             if known is None:
                 self._inner.remove_log_listener(notices.from_asyncpg)
+                if self._inner.is_in_transaction():  # what was deferred has failed before COMMIT
+                    self.drop()
                 raise
             self.drop()
             raise known from error

@@ -13,6 +13,7 @@ from semel.errors import StoreError
 from semel.stores.connections.endings import (
     APPLICATION_NAME,
     FAILED_INSIDE,
+    RESET,
     RESET_AND_COMMIT,
     WAIT_SECONDS,
     Notices,
@@ -25,8 +26,9 @@ from semel.stores.connections.endings import (
 from semel.stores.connections.urls import postgres_url, unknown_address
 from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, STATEMENT_SECONDS, Address
+from semel.stores.postgres.durability import FOR_TRANSACTION, is_off
 from semel.stores.postgres.errors import unreachable
-from semel.stores.postgres.pooler import prepare_if_direct
+from semel.stores.postgres.pooler import is_direct
 from semel.stores.statement import Joined
 from semel.stores.transaction import Connections, Unit
 
@@ -76,7 +78,7 @@ class PsycopgConnections(Connections):
         for is_last in (False, True):
             unit = _Unit(self._connection(pool), pool, self._address)
             try:
-                unit.begin(is_ours=self._given is None)
+                unit.begin()
             except StoreError:
                 was_broken = unit.connection.closed
                 unit.rollback()
@@ -113,7 +115,8 @@ class PsycopgConnections(Connections):
                     self._own = ConnectionPool(
                         self._address.url,
                         kwargs=SESSION,
-                        configure=prepare_if_direct,
+                        connection_class=_Connection,
+                        configure=_Connection.configure,
                         min_size=0,
                         max_size=self._address.pool,
                         open=True,
@@ -146,6 +149,27 @@ class PsycopgConnections(Connections):
             raise unreachable(error, self._address) from error
 
 
+class _Connection(psycopg.Connection[Any]):
+    """One of our own."""
+
+    #: Whether it is to the server itself, and not to a pooler.
+    is_direct = True
+    #: Whether its COMMIT would be answered too early.
+    is_off = False
+
+    def configure(self) -> None:
+        """Find out what it is, when it is made."""
+        self.is_direct, self.is_off = is_direct(self), is_off(self)
+        if not self.is_direct:
+            self.prepare_threshold = None
+
+    @property
+    def begin_sql(self) -> str:
+        """How to begin on it: without what an earlier handler has set."""
+        begin = f"{RESET}; {begin_sql(self, is_ours=True)}"
+        return f"{begin}; {FOR_TRANSACTION}" if self.is_off else begin
+
+
 class _Unit(Unit):
     connection: psycopg.Connection[Any]
 
@@ -155,14 +179,13 @@ class _Unit(Unit):
         self._address = address
         self._was_autocommit = connection.autocommit
         self._factories = connection.row_factory, connection.cursor_factory
-        self._is_ours = False
 
-    def begin(self, *, is_ours: bool) -> None:
-        self._is_ours = is_ours
+    def begin(self) -> None:
+        own = _own(self.connection)
         try:
             # Else psycopg would send a BEGIN of its own, and whether it has can't be seen.
             self.connection.autocommit = True
-            self._execute(begin_sql(self.connection, is_ours=is_ours))
+            self._execute(own.begin_sql if own else begin_sql(self.connection, is_ours=False))
         except psycopg.Error as error:
             raise_known(error, self._address)
             raise
@@ -183,12 +206,13 @@ class _Unit(Unit):
 
     def commit(self) -> None:
         notices = Notices()
+        own = _own(self.connection)
         try:
             check_before_commit(self.connection, self._address)
             self.connection.add_notice_handler(notices.from_psycopg)
             # How long it may take, nobody here limits: TCP ends it when the server is gone (for our own connections
             # after STATEMENT_SECONDS, by tcp_user_timeout), and the server ends it when its operator says so.
-            tag = self._execute(RESET_AND_COMMIT if self._is_ours else "COMMIT")
+            tag = self._execute("COMMIT" if own is None or own.is_direct else RESET_AND_COMMIT)
             self.connection.remove_notice_handler(notices.from_psycopg)
         except psycopg.Error as error:
             known = of_commit(error, error.sqlstate, self._address, is_lost=self.connection.closed)
@@ -233,6 +257,10 @@ class _Unit(Unit):
             self._drop()
         with suppress(psycopg.Error, ValueError):  # a pool that is closed closes it; one that is gone can't
             self._pool.putconn(self.connection)
+
+
+def _own(connection: psycopg.Connection[Any]) -> _Connection | None:
+    return connection if isinstance(connection, _Connection) else None
 
 
 #: The handler's own statements run on it, so it has none of the settings that suit ours alone.

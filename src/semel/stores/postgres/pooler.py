@@ -47,12 +47,6 @@ def is_direct(connection: Any) -> bool:
         raise
 
 
-def prepare_if_direct(connection: Any) -> None:
-    """Turn prepared statements off on a connection of psycopg's that is a pooler's."""
-    if not is_direct(connection):
-        connection.prepare_threshold = None
-
-
 async def is_direct_async(connection: Any) -> bool:
     """Ask on a connection of asyncpg's. One that does not answer is closed."""
     try:
