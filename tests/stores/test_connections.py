@@ -583,27 +583,30 @@ class TestGiven:
             assert str(async_store(pool).address) == url  # type: ignore[attr-defined]  # an AsyncPostgresStore
 
     async def test_asyncpg_pool_from_parts(self) -> None:
-        """A pool that was given its address in parts tells it all the same."""
+        """A pool that was given its address in parts is named all the same, without its password."""
         pool = asyncpg.create_pool(host="db", port=5433, user="me", password="p@ss", database="app", min_size=0)
-        assert AsyncpgConnections.url_of(pool) == "postgresql://me:p%40ss@db:5433/app"
+        assert AsyncpgConnections.url_of(pool) == "postgresql://me@db:5433/app"
+        hosts = asyncpg.create_pool("postgresql://me:p@one:1,two:2/app", min_size=0)
+        assert str(async_store(hosts).address) == "postgresql://me@/app"  # type: ignore[attr-defined]  # PostgreSQL's
 
     async def test_asyncpg_pool_that_does_not_tell(self) -> None:
-        """A pool whose password is asked for anew each time can't be copied; the URL has to be given."""
-        pool = asyncpg.create_pool(host="db", password=lambda: "p", min_size=0)
+        """A pool that does not say how it connects can't be followed; the URL has to be given."""
+        pool = asyncpg.create_pool(host="db", min_size=0)
+        delattr(pool, "_connect_kwargs")
         with pytest.raises(ConfigurationError, match="url="):
             async_store(pool)
 
     @pytest.mark.parametrize(
         "conninfo, kwargs, expected",
         [
-            ("host=db port=5433 user=me password=p@ss dbname=app", {}, "postgresql://me:p%40ss@db:5433/app"),
+            ("host=db port=5433 user=me password=p@ss dbname=app", {}, "postgresql://me@db:5433/app"),
             ("dbname=app", {"host": "/run/pg", "autocommit": True}, "postgresql:///app?host=%2Frun%2Fpg"),
-            ("postgresql://db/app?sslmode=require", {}, "postgresql://db/app?sslmode=require"),
+            ("postgresql://db/app?sslmode=require", {}, "postgresql://db/app"),
             ("host=a,b port=1,2 dbname=app", {}, "postgresql:///app?host=a%2Cb&port=1%2C2"),
         ],
     )
     def test_address_of_a_psycopg_pool(self, conninfo: str, kwargs: dict[str, Any], expected: str) -> None:
-        """However a pool was told where to connect to, the store connects to the same place."""
+        """However a pool was told where to connect to, messages name the same place."""
         pool = psycopg_pool.ConnectionPool(conninfo, kwargs=kwargs, min_size=0, max_size=1, open=False)
         assert PsycopgConnections.url_of(pool) == expected
 

@@ -7,6 +7,7 @@ through ``connection``, in its driver's own type. Which statements join, and in 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from semel.core.commands import Begin, Command, Commit, Finish, Open, Undo, Verdict
@@ -57,6 +58,9 @@ class Unit(ABC):
 
 class Connections(ABC):
     """Where units come from: a pool, an engine, a file."""
+
+    #: Makes a connection of the driver's, to keep, as the application makes its own; None: the store's URL says how.
+    opener: Callable[[], Any] | None = None
 
     @abstractmethod
     def begin(self, command: Begin | Open) -> Unit | Found:
@@ -150,6 +154,9 @@ class AsyncUnit(ABC):
 
 class AsyncConnections(ABC):
     """Where units come from on an event loop."""
+
+    #: As ``Connections.opener``, to be awaited.
+    opener: Callable[[], Awaitable[Any]] | None = None
 
     @abstractmethod
     async def begin(self, command: Begin | Open) -> AsyncUnit | Found:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import Any, Self, TypeVar, cast
+from urllib.parse import unquote, urlsplit
 
 from semel.core.commands import Begin, Open
 from semel.errors import ConfigurationError, StoreError
@@ -48,7 +50,10 @@ _MORE_OF_THEIRS = "Raise the max_size of the pool."
 _FAULTS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, asyncpg.InternalClientError)
 
 #: What ``asyncpg.connect`` calls the parts of an address, and libpq.
-_PARTS = {"host": "host", "port": "port", "user": "user", "password": "password", "database": "dbname"}
+_PARTS = {"host": "host", "port": "port", "user": "user", "database": "dbname"}
+
+#: How a pool makes its connections. asyncpg keeps it for itself.
+_HOW = ("_connect_args", "_connect_kwargs", "_connect", "_connection_class", "_record_class", "_init", "_setup")
 
 
 class _Connection(asyncpg.Connection):
@@ -92,6 +97,7 @@ class AsyncpgConnections(AsyncConnections):
     def __init__(self, address: Address, pool: asyncpg.Pool[Any] | None = None) -> None:
         """Open a pool of its own on first use; or take from *pool*, which the application opens and closes."""
         self._address = address
+        self.opener = address.opener
         self._given = pool
         self._own: asyncpg.Pool[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -99,22 +105,22 @@ class AsyncpgConnections(AsyncConnections):
 
     @classmethod
     def of(cls, pool: asyncpg.Pool[Any], url: str | None = None) -> Self:
-        """Take connections from a pool of the application's."""
-        return cls(Address.of(url or cls.url_of(pool)), pool)
+        """Take connections from a pool of the application's. Without *url*, the store's own are made as the pool's."""
+        return cls(Address.of(url or cls.url_of(pool), None if url else partial(_made_by, pool)), pool)
 
     @staticmethod
     def url_of(pool: asyncpg.Pool[Any]) -> str:
-        """Return where *pool* connects to."""
-        # asyncpg keeps it for itself. Where a release of it has moved this, the URL has to be given.
-        arguments, named = (getattr(pool, name, None) for name in ("_connect_args", "_connect_kwargs"))
-        if arguments is None or named is None:
-            raise unknown_address("this asyncpg pool")
-        parts = {ours: named[theirs] for theirs, ours in _PARTS.items() if named.get(theirs) is not None}
+        """Name where *pool* connects to, as far as it says so beforehand."""
+        arguments, named, *_ = _settings_of(pool)
         dsn = named.get("dsn") or (arguments[0] if arguments else None)
-        if dsn is None:
+        parts = {ours: str(named[theirs]) for theirs, ours in _PARTS.items() if named.get(theirs) is not None}
+        if dsn is None or parts:
             return postgres_url(parts)
-        if parts:
-            raise unknown_address("this asyncpg pool, which has both a DSN and other parts of an address,")
+        where = urlsplit(str(dsn))
+        credentials, _, hosts = where.netloc.rpartition("@")
+        if "," in hosts:
+            user = credentials.partition(":")[0]
+            return postgres_url({"user": unquote(user), "host": hosts, "dbname": unquote(where.path.lstrip("/"))})
         return str(dsn)
 
     async def begin(self, command: Begin | Open) -> AsyncUnit:  # noqa: ARG002 - the same for both
@@ -308,6 +314,31 @@ class _Unit(AsyncUnit):
         known = of_statement(error, _sqlstate(error), self._address)
         if known is not None:
             raise known from error
+
+
+def _settings_of(pool: asyncpg.Pool[Any]) -> list[Any]:
+    missing = object()
+    settings = [getattr(pool, name, missing) for name in _HOW]
+    if missing in settings:  # a release of asyncpg that keeps it elsewhere: rather none than another connection
+        raise unknown_address("this asyncpg pool")
+    return settings
+
+
+async def _made_by(pool: asyncpg.Pool[Any]) -> asyncpg.Connection[Any]:
+    """Make a connection as *pool* does, and keep it out of there."""
+    arguments, named, connect, connection_class, record_class, *callbacks = _settings_of(pool)
+    loop = asyncio.get_running_loop()
+    connection: asyncpg.Connection[Any] = await connect(
+        *arguments, loop=loop, connection_class=connection_class, record_class=record_class, **named
+    )
+    try:
+        for callback in callbacks:
+            if callback is not None:
+                await callback(connection)
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
 
 
 def _sqlstate(error: BaseException) -> str | None:

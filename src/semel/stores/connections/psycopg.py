@@ -5,6 +5,7 @@ the stores' affair.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from threading import Lock
 from typing import Any, Self, TypeVar
 
@@ -28,6 +29,7 @@ from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, STATEMENT_SECONDS, Address
 from semel.stores.postgres.durability import FOR_TRANSACTION, is_off
 from semel.stores.postgres.errors import unreachable
+from semel.stores.postgres.opening import as_given
 from semel.stores.postgres.pooler import is_direct
 from semel.stores.statement import Joined
 from semel.stores.transaction import Connections, Unit
@@ -46,8 +48,8 @@ T = TypeVar("T")
 _MORE = "Add ?pool= with a higher number to the store's URL."
 MORE_OF_THEIRS = "Raise the max_size of the pool."
 
-#: Arguments of ``psycopg.connect`` that are no part of an address.
-_NO_ADDRESS = frozenset({"autocommit", "context", "cursor_factory", "prepare_threshold", "row_factory"})
+#: What an address is made of.
+_PARTS = ("dbname", "host", "hostaddr", "port", "user")
 
 
 class PsycopgConnections(Connections):
@@ -56,6 +58,7 @@ class PsycopgConnections(Connections):
     def __init__(self, address: Address, pool: ConnectionPool[Any] | None = None) -> None:
         """Open a pool of its own on first use; or take from *pool*, which the application opens and closes."""
         self._address = address
+        self.opener = address.opener
         self._given = pool
         self._own: ConnectionPool[Any] | None = None
         self._failures = 0
@@ -64,13 +67,13 @@ class PsycopgConnections(Connections):
 
     @classmethod
     def of(cls, pool: ConnectionPool[Any], url: str | None = None) -> Self:
-        """Take connections from a pool of the application's."""
-        return cls(Address.of(url or cls.url_of(pool)), pool)
+        """Take connections from a pool of the application's. Without *url*, the store's own are made as the pool's."""
+        return cls(Address.of(url or cls.url_of(pool), None if url else partial(_made_by, pool)), pool)
 
     @staticmethod
     def url_of(pool: ConnectionPool[Any]) -> str:
         """Return where *pool* connects to."""
-        return pool_url(pool, only_common=False)
+        return pool_url(pool)
 
     def begin(self, command: Begin | Open) -> Unit:  # noqa: ARG002 - the same for both
         """Begin a transaction."""
@@ -134,7 +137,10 @@ class PsycopgConnections(Connections):
 
     def _probe(self) -> None:
         try:
-            psycopg.connect(self._address.url, **SESSION).close()
+            if self._address.opener is None:
+                psycopg.connect(self._address.url, **SESSION).close()
+            else:
+                as_given(self._address, {}).close()
         except psycopg.Error as error:
             raise unreachable(error, self._address) from error
 
@@ -310,13 +316,27 @@ def check_tag(tag: str | None) -> None:
         raise psycopg.errors.InFailedSqlTransaction(FAILED_INSIDE)
 
 
-def pool_url(pool: AnyPool, *, only_common: bool) -> str:
-    """Return where *pool* connects to."""
-    if not isinstance(pool.conninfo, str) or callable(pool.kwargs):
-        raise unknown_address("this pool")
+def pool_url(pool: AnyPool) -> str:
+    """Name where *pool* connects to, as far as it says so beforehand."""
+    conninfo = "" if callable(pool.conninfo) else pool.conninfo or ""
+    kwargs = {} if callable(pool.kwargs) else pool.kwargs or {}
     try:
-        given = {name: value for name, value in (pool.kwargs or {}).items() if name not in _NO_ADDRESS}
-        return postgres_url(conninfo_to_dict(pool.conninfo, **given), only_common=only_common)
+        return postgres_url(conninfo_to_dict(conninfo, **{each: kwargs[each] for each in _PARTS if each in kwargs}))
     except psycopg.ProgrammingError:
         # The driver's own words may quote the password, so they go no further.
         raise unknown_address("this pool") from None
+
+
+def _made_by(pool: ConnectionPool[Any]) -> psycopg.Connection[Any]:
+    """Make a connection as *pool* does, and keep it out of there."""
+    conninfo = pool.conninfo() if callable(pool.conninfo) else pool.conninfo or ""
+    kwargs = pool.kwargs() if callable(pool.kwargs) else pool.kwargs or {}
+    connection: psycopg.Connection[Any] = pool.connection_class.connect(conninfo, **kwargs)
+    # The pool has no other name for it. It may say which schema is searched.
+    if configure := getattr(pool, "_configure", None):
+        try:
+            configure(connection)
+        except BaseException:
+            connection.close()
+            raise
+    return connection

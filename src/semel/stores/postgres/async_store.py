@@ -14,6 +14,7 @@ from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.lane import AsyncLane, refused
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.async_listening import AsyncListener
+from semel.stores.postgres.async_opening import PsycopgSession, as_given, settle
 from semel.stores.postgres.builder import nobody
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
@@ -47,7 +48,7 @@ class AsyncPostgresStore(AsyncStore):
         """Use the server and the table that *url* names; *connections* are the application's own, for transactions that
         the handler writes in. Connects on first use.
         """
-        self.address = Address.of(url)
+        self.address = Address.of(url, connections.opener if connections else None)
         self.notes_replays = self.address.audit == "replays"
         self._listener = AsyncListener(self.address)
         self._liveness = _liveness(self.address)
@@ -198,7 +199,8 @@ class _Link:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._connection: asyncpg.Connection[Any] | None = None
+        #: asyncpg's, or what has its methods.
+        self._connection: Any = None
         #: Whether it is to the server itself, and not to a pooler; None: not known before it is connected.
         self.is_direct: bool | None = None
         start_afresh_in_children(self)
@@ -224,7 +226,8 @@ class _Link:
     async def _run_once(self, statement: Statement[T]) -> T:
         connection = self._connection or await self._connect()
         try:
-            return statement.read(await connection.fetch(statement.sql, *statement.parameters))
+            limit = COMMAND_SECONDS if self.is_direct else STATEMENT_SECONDS
+            return statement.read(await connection.fetch(statement.sql, *statement.parameters, timeout=limit))
         except _FAULTS as error:
             known = translated(error, getattr(error, "sqlstate", None), self._address)
             if known is None:
@@ -247,9 +250,14 @@ class _Link:
             except _FAULTS:
                 connection.terminate()
 
-    async def _connect(self) -> asyncpg.Connection[Any]:
+    async def _connect(self) -> Any:
         try:
-            self._connection = await self._opened_directly() or await self._opened_through_a_pooler()
+            if self._address.opener is not None:
+                self._connection = await self._opened_as_given()
+            else:
+                self._connection = await self._opened_directly() or await self._opened_through_a_pooler()
+        except OSError as error:  # first: a certificate that can't be verified is a ValueError, too
+            raise unreachable(error, self._address) from error
         except ValueError:
             # The driver's own words may quote the password, so they go no further.
             raise ConfigurationError(f"{self._address} can't be read as the address of a PostgreSQL server.") from None
@@ -257,15 +265,23 @@ class _Link:
             raise unreachable(error, self._address) from error
         return self._connection
 
+    async def _opened_as_given(self) -> Any:
+        connection = await as_given(self._address)
+        self.is_direct = await is_direct_async(connection)
+        if self.is_direct:
+            await settle(connection, SESSION)
+        elif isinstance(connection, PsycopgSession):
+            connection.prepare_nothing()
+        return connection
+
     async def _opened_directly(self) -> asyncpg.Connection[Any] | None:
         try:
-            connection = await asyncpg.connect(
-                self._address.url, timeout=CONNECT_SECONDS, command_timeout=COMMAND_SECONDS, server_settings=SESSION
-            )
+            connection = await asyncpg.connect(self._address.url, timeout=CONNECT_SECONDS, server_settings=SESSION)
         except asyncpg.ProtocolViolationError:
             return None  # A pooler that passes no session settings on.
         self.is_direct = await is_direct_async(connection)
         if self.is_direct:
+            await settle(connection, {})
             return connection
         await connection.close(timeout=CONNECT_SECONDS)
         return None
@@ -275,9 +291,7 @@ class _Link:
         a statement takes; and with each statement planned anew, a plan can't grow old.
         """
         self.is_direct = False
-        return await asyncpg.connect(
-            self._address.url, timeout=CONNECT_SECONDS, command_timeout=STATEMENT_SECONDS, statement_cache_size=0
-        )
+        return await asyncpg.connect(self._address.url, timeout=CONNECT_SECONDS, statement_cache_size=0)
 
     def _is_too_slow(self, error: StoreUnavailable) -> bool:
         # Behind a pooler the time limit is ours, and stands for what the server would have said.
