@@ -31,6 +31,13 @@ class JoinedStatements(Protocol):
         """Write how far the operation has come, if its hold is live."""
 
 
+class Durability(Protocol):
+    """Whether what the application commits is on the disk when COMMIT is answered."""
+
+    def question(self) -> Joined[None] | None:
+        """Return what is to be asked in the next transaction, if anything is."""
+
+
 class Unit(ABC):
     """One open transaction on one connection of some driver's. Used by one thread at a time."""
 
@@ -74,10 +81,13 @@ class Connections(ABC):
 class Transaction:
     """One transaction, from ``Begin`` or ``Open`` to its end."""
 
-    def __init__(self, connections: Connections, statements: JoinedStatements) -> None:
+    def __init__(
+        self, connections: Connections, statements: JoinedStatements, durability: Durability | None = None
+    ) -> None:
         """Nothing is begun yet."""
         self._connections = connections
         self._statements = statements
+        self._durability = durability
         self._unit: Unit | None = None
 
     @property
@@ -108,6 +118,8 @@ class Transaction:
         if isinstance(begun, Found):
             return begun
         self._unit = begun
+        if self._durability and (question := self._durability.question()):
+            begun.run(question)
         if isinstance(command, Open):
             return None
         return begun.run(self._statements.begin(command))
@@ -170,10 +182,13 @@ class AsyncConnections(ABC):
 class AsyncTransaction:
     """One transaction on an event loop, from ``Begin`` or ``Open`` to its end."""
 
-    def __init__(self, connections: AsyncConnections, statements: JoinedStatements) -> None:
+    def __init__(
+        self, connections: AsyncConnections, statements: JoinedStatements, durability: Durability | None = None
+    ) -> None:
         """Nothing is begun yet."""
         self._connections = connections
         self._statements = statements
+        self._durability = durability
         self._unit: AsyncUnit | None = None
 
     @property
@@ -204,6 +219,8 @@ class AsyncTransaction:
         if isinstance(begun, Found):
             return begun
         self._unit = begun
+        if self._durability and (question := self._durability.question()):
+            await begun.run(question)
         if isinstance(command, Open):
             return None
         return await begun.run(self._statements.begin(command))

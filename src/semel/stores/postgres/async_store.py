@@ -16,6 +16,7 @@ from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SE
 from semel.stores.postgres.async_listening import AsyncListener
 from semel.stores.postgres.async_opening import PsycopgSession, as_given, settle
 from semel.stores.postgres.builder import nobody
+from semel.stores.postgres.durability import FOR_TRANSACTION, Durability, is_off_async
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
 from semel.stores.postgres.pooler import is_direct_async
@@ -60,6 +61,7 @@ class AsyncPostgresStore(AsyncStore):
         )
         self._joined = JoinedStatements(self._statements)
         self._given = connections
+        self._durability = Durability(self.address) if connections else None
         self._connections: AsyncConnections | None = connections
         self._loop: asyncio.AbstractEventLoop | None = None
         self._links: list[_Link] = []
@@ -87,7 +89,7 @@ class AsyncPostgresStore(AsyncStore):
             from semel.stores.connections.asyncpg import AsyncpgConnections  # noqa: PLC0415
 
             self._connections = AsyncpgConnections(self.address)
-        return AsyncTransaction(self._connections, self._joined)
+        return AsyncTransaction(self._connections, self._joined, self._durability)
 
     def listen(self, on_end: Callable[[str], None]) -> None:
         """Call *on_end* with every hint from now on."""
@@ -203,6 +205,8 @@ class _Link:
         self._connection: Any = None
         #: Whether it is to the server itself, and not to a pooler; None: not known before it is connected.
         self.is_direct: bool | None = None
+        #: Whether each COMMIT has to be told to wait for the disk.
+        self._is_off = False
         start_afresh_in_children(self)
 
     async def run(self, statement: Statement[T]) -> T:
@@ -226,8 +230,7 @@ class _Link:
     async def _run_once(self, statement: Statement[T]) -> T:
         connection = self._connection or await self._connect()
         try:
-            limit = COMMAND_SECONDS if self.is_direct else STATEMENT_SECONDS
-            return statement.read(await connection.fetch(statement.sql, *statement.parameters, timeout=limit))
+            return statement.read(await self._fetched(connection, statement))
         except _FAULTS as error:
             known = translated(error, getattr(error, "sqlstate", None), self._address)
             if known is None:
@@ -240,6 +243,20 @@ class _Link:
             # What comes back on this connection next would be somebody else's answer.
             self.drop()
             raise
+
+    async def _fetched(self, connection: Any, statement: Statement[Any]) -> Any:
+        limit = COMMAND_SECONDS if self.is_direct else STATEMENT_SECONDS
+        if not self._is_off:
+            return await connection.fetch(statement.sql, *statement.parameters, timeout=limit)
+        # A pooler keeps no setting of a session's. Two more round trips, where the role is set to lose commits.
+        await connection.execute(f"BEGIN; {FOR_TRANSACTION}", timeout=limit)
+        try:
+            rows = await connection.fetch(statement.sql, *statement.parameters, timeout=limit)
+        except asyncpg.PostgresError:
+            await connection.execute("ROLLBACK", timeout=limit)
+            raise
+        await connection.execute("COMMIT", timeout=limit)
+        return rows
 
     async def close(self) -> None:
         """Disconnect."""
@@ -270,8 +287,10 @@ class _Link:
         self.is_direct = await is_direct_async(connection)
         if self.is_direct:
             await settle(connection, SESSION)
-        elif isinstance(connection, PsycopgSession):
-            connection.prepare_nothing()
+        else:
+            if isinstance(connection, PsycopgSession):
+                connection.prepare_nothing()
+            self._is_off = await is_off_async(connection)
         return connection
 
     async def _opened_directly(self) -> asyncpg.Connection[Any] | None:
@@ -291,7 +310,9 @@ class _Link:
         a statement takes; and with each statement planned anew, a plan can't grow old.
         """
         self.is_direct = False
-        return await asyncpg.connect(self._address.url, timeout=CONNECT_SECONDS, statement_cache_size=0)
+        connection = await asyncpg.connect(self._address.url, timeout=CONNECT_SECONDS, statement_cache_size=0)
+        self._is_off = await is_off_async(connection)
+        return connection
 
     def _is_too_slow(self, error: StoreUnavailable) -> bool:
         # Behind a pooler the time limit is ours, and stands for what the server would have said.

@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from semel.stores.postgres.address import CONNECT_SECONDS
+from semel.stores.postgres.address import CONNECT_SECONDS, Address
+from semel.stores.statement import Joined, Query
 
 _logger = logging.getLogger("semel")
 
@@ -19,6 +20,7 @@ _IS_OFF = "current_setting('synchronous_commit') = 'off'"
 #: Its command tag tells, as in ``pooler.py``.
 _QUESTION = f"SELECT WHERE {_IS_OFF}"
 _YES = "SELECT 1"
+_SHOW = Query("SHOW synchronous_commit")
 
 #: For one transaction. It needs no snapshot, so the transaction's isolation can still be chosen after it.
 FOR_TRANSACTION = "SET LOCAL synchronous_commit = on"
@@ -32,6 +34,28 @@ WARNING = (
     "is on the disk, so after a crash of the server an operation that was answered may never have happened. Set it to "
     "on for this role, or in the settings of your connections."
 )
+
+
+class Durability:
+    """Looks once whether the application's own transactions are durable, and says so where they are not."""
+
+    def __init__(self, address: Address) -> None:
+        """Name *address* in what is said."""
+        self._address = address
+        self._has_looked = False
+
+    def question(self) -> Joined[None] | None:
+        """Return what to ask in a transaction of the application's; None: it was asked already."""
+        if self._has_looked:
+            return None
+        self._has_looked = True
+        # It needs no snapshot, as above.
+        return Joined(_SHOW, {}, lambda rows: self.note(rows[0][0]))
+
+    def note(self, value: str) -> None:
+        """Take note of what ``synchronous_commit`` is there."""
+        if value == "off":
+            _logger.warning(WARNING, self._address)
 
 
 def is_off(connection: Any) -> bool:

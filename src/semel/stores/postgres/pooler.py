@@ -14,12 +14,14 @@ from __future__ import annotations
 from typing import Any
 
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION
+from semel.stores.postgres.durability import FOR_TRANSACTION_IF_OFF
 
 _NOT_LOCAL = frozenset({"application_name", "default_transaction_isolation"})
 #: Begins a transaction with what a session of ours would have, all but its name.
 BEGIN = "; ".join(
     ["BEGIN ISOLATION LEVEL READ COMMITTED"]
     + [f"SET LOCAL {name} = '{value}'" for name, value in SESSION.items() if name not in _NOT_LOCAL]
+    + [FOR_TRANSACTION_IF_OFF]
 )
 
 _IT_IS = "SELECT 1"

@@ -13,6 +13,7 @@ from semel.stores.forks import start_afresh_in_children
 from semel.stores.lane import Lane, refused
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.builder import nobody
+from semel.stores.postgres.durability import Durability
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
 from semel.stores.postgres.listening import Listener
@@ -57,6 +58,7 @@ class PostgresStore(Store):
         )
         self._joined = JoinedStatements(self._statements)
         self._given = connections
+        self._durability = Durability(self.address) if connections else None
         self._connections: Connections | None = None
         self.start_afresh()
         start_afresh_in_children(self)
@@ -91,7 +93,7 @@ class PostgresStore(Store):
                 from semel.stores.connections.psycopg import PsycopgConnections  # noqa: PLC0415
 
                 self._connections = PsycopgConnections(self.address)
-            return Transaction(self._connections, self._joined)
+            return Transaction(self._connections, self._joined, self._durability)
 
     def listen(self, on_end: Callable[[str], None]) -> None:
         """Call *on_end* with every hint from now on."""
