@@ -122,13 +122,14 @@ def claim_on(
         policy.retention,
         policy.on_crash,
         "strip" if leaves_tombstone else "delete",
-        _request(subject, principal) if is_stored else None,
+        _request(subject, principal, policy) if is_stored else None,
         is_accepted,
     )
 
 
-def _request(subject: Subject, principal: str) -> Request:
-    head = Head(subject.method, subject.path, subject.query, tuple(subject.headers), subject.mount)
+def _request(subject: Subject, principal: str, policy: Policy) -> Request:
+    headers = tuple(pair for pair in subject.headers if policy.stores_header(pair[0]))
+    head = Head(subject.method, subject.path, subject.query, headers, subject.mount)
     return Request(head, bytes(subject.body), principal)
 
 
