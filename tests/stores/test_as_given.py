@@ -5,17 +5,20 @@ its schema, or not at all.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import queue
 import shutil
 import ssl
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import flask
@@ -337,6 +340,58 @@ class TestTLS:
         await shop.close()
         assert len(seen) >= 5
         assert {each.split()[:2] == ["t", "/CN=strict"] for each in seen} == {True}
+
+
+DJANGO = """
+import json, os, sys
+import django
+from datetime import timedelta
+from django.conf import settings
+settings.configure(
+    DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", **json.loads(sys.argv[1])}},
+    INSTALLED_APPS=["semel.django"],
+)
+django.setup()
+from django.db import connection
+from semel.core.commands import Claim
+from semel.stores.django.store import DjangoStore
+keys = DjangoStore()
+keys.migrate()
+keys.open()
+hold = keys.perform(Claim("alice", "k", os.urandom(16), b"f", timedelta(seconds=60), timedelta(hours=1)))
+with connection.cursor() as cursor:
+    cursor.execute(sys.argv[2])
+    print(json.dumps([row[0] for row in cursor.fetchall()]))
+"""
+
+
+def django(how: How, **options: str) -> tuple[list[str], str]:
+    """Use Django's own store in a new process; return its sessions, and what it has logged."""
+    parts = urlsplit(how.url)
+    where = {"NAME": parts.path.lstrip("/"), "USER": parts.username, "HOST": parts.hostname, "PORT": parts.port}
+    settings = json.dumps(where | {"OPTIONS": how.libpq | options})
+    done = subprocess.run(
+        [sys.executable, "-c", DJANGO, settings, SESSIONS], capture_output=True, text=True, check=False, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+class TestDjango:
+    def test_tls(self, tls_server: str, certificates: Certificates) -> None:
+        """Django's own store has no session but Django's, so what OPTIONS says of TLS counts for all of them."""
+        with psycopg.connect(tls_server, autocommit=True) as connection:
+            connection.execute("DROP DATABASE IF EXISTS django")
+            connection.execute("CREATE DATABASE django OWNER strict")
+        how = How(tls_server.replace("semel@", "strict@").replace("/postgres", "/django"), certificates.libpq)
+        seen, logged = django(how)
+        assert [each.split()[:2] for each in seen] == [["t", "/CN=strict"]]
+        assert "synchronous_commit" not in logged
+
+    def test_synchronous_commit(self, postgres_url: str) -> None:
+        """Django's sessions are the application's: where their COMMIT does not wait for the disk, it is warned once."""
+        _, logged = django(How(postgres_url), options="-c synchronous_commit=off")
+        assert logged.count("synchronous_commit = off") == 1
 
 
 class TestSchema:
