@@ -39,6 +39,18 @@ CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON rides DEFERRABLE INITIALLY DEFERR
     FOR EACH ROW EXECUTE FUNCTION wait();
 """
 FOREIGN = "ALTER TABLE rides ADD COLUMN owner integer REFERENCES rides DEFERRABLE INITIALLY DEFERRED"
+#: Sets down at COMMIT who the session says it works for, as an audit trigger does.
+AUDIT = """
+CREATE TABLE seen (who text);
+CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN
+        INSERT INTO seen VALUES (current_setting('app.account', true) || ' as ' || current_user);
+        RETURN NULL;
+    END $$;
+CREATE CONSTRAINT TRIGGER see AFTER INSERT ON rides DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION see();
+GRANT INSERT ON seen, rides, records TO pg_read_all_data;
+"""
 GOSSIP = """
 CREATE FUNCTION gossip() RETURNS trigger LANGUAGE plpgsql AS
     $$ BEGIN RAISE WARNING 'another ride'; RETURN NULL; END $$;
@@ -162,6 +174,20 @@ class TestErrors:
         assert not isinstance(caught.value, SemelError)
         assert await written(url) == ([], [])
         await still_works(lender, url)
+
+    @pytest.mark.parametrize("how", ["SET LOCAL", "SET"])
+    async def test_deferred_trigger_sees_what_the_handler_set(self, lender: Lender, url: str, how: str) -> None:
+        """A trigger that is deferred to COMMIT runs for the user, and in the role, that the handler has set."""
+        await do(url, AUDIT)
+        for user in ("ann", "bob"):
+            lent = await lender.begin()
+            await lent.execute(f"{how} app.account = '{user}'")
+            await lent.execute(f"{how} ROLE pg_read_all_data")
+            await lent.execute(f"INSERT INTO rides VALUES ({len(user)}{ord(user[0])})")
+            await lent.run(record(user))
+            await lent.commit()
+
+        assert await rows(url, "SELECT who FROM seen") == ["ann as pg_read_all_data", "bob as pg_read_all_data"]
 
     async def test_swallowed_error(self, lender: Lender, url: str) -> None:
         """A handler that swallows a database error gets nothing committed, neither with a record nor without."""
@@ -404,18 +430,80 @@ class TestPools:
         assert user != "pg_read_all_data"
         assert not tenant
 
-    async def test_own_asyncpg_pool_sends_no_reset(self, url: str) -> None:
-        """A transaction on the store's own asyncpg pool costs its own statements and no reset after them."""
-        connections = AsyncpgConnections(Address.of(url))
+    @pytest.mark.parametrize("make", [PsycopgConnections, AsyncpgConnections])
+    async def test_what_a_handler_set_is_gone_after_a_rollback_too(self, make: Any, url: str) -> None:
+        """A transaction that is undone does not bring back what the one before it has set."""
+        connections = make(Address.of(url + "?pool=1"))
+        lender = Lender(connections, is_sqlalchemy=False)
+        first = await lender.begin()
+        await first.execute("SET app.tenant = '42'")
+        await first.commit()
+        await (await lender.begin()).rollback()
+        seen = Joined(Query("SELECT current_setting('app.tenant', true)"), {}, lambda rows: rows[0][0])
+        third = await lender.begin()
+        tenant = await third.run(seen)
+        await third.rollback()
+        await asyncio.to_thread(connections.close) if make is PsycopgConnections else await connections.close()
+        assert not tenant
+
+    @pytest.mark.parametrize("kind", ["psycopg", "asyncpg"])
+    async def test_through_a_pooler(self, kind: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Through a pooler, what a handler has set is there for its deferred triggers, and for no other client."""
+
+        async def is_not_direct(_connection: object) -> bool:
+            return False
+
+        monkeypatch.setattr(on_psycopg, "is_direct", lambda _connection: False)
+        monkeypatch.setattr(on_asyncpg, "is_direct_async", is_not_direct)
+        await do(url, AUDIT + FOREIGN)
+        async with DRIVERS[kind](url) as lender:
+            lent = await lender.begin()
+            await lent.execute("SET app.account = 'ann'")
+            await lent.execute("SET ROLE pg_read_all_data")
+            await lent.execute("INSERT INTO rides VALUES (1)")
+            raw = getattr(lent.connection, "_con", lent.connection)
+            await lent.commit()
+            # The session that the pooler lends next is this one, seen from outside of any transaction of ours.
+            if kind == "asyncpg":
+                left = tuple(await raw.fetchrow("SELECT current_user, current_setting('app.account', true)"))
+            else:
+                left = raw.execute("SELECT current_user, current_setting('app.account', true)").fetchone()
+            lent = await lender.begin()
+            await lent.execute("INSERT INTO rides VALUES (2, 3)")
+            with pytest.raises((psycopg.errors.ForeignKeyViolation, asyncpg.ForeignKeyViolationError)):
+                await lent.commit()
+            await still_works(lender, url)
+        assert await rows(url, "SELECT who FROM seen") == ["ann as pg_read_all_data"]
+        assert left == ("semel", "")
+
+    async def test_own_asyncpg_pool_needs_no_round_trip_to_reset(self, url: str) -> None:
+        """A transaction on the store's own asyncpg pool costs BEGIN, its own statements and COMMIT, and no more."""
+        connections = AsyncpgConnections(Address.of(url + "?pool=1"))
         unit = await connections.begin(Open())
         sent: list[str] = []
-        raw = unit.connection._con
-        raw.add_query_logger(lambda query: sent.append(query.query))
+        unit.connection._con.add_query_logger(lambda query: sent.append(query.query))
         await unit.run(backend())
         await unit.commit()
+        await (await connections.begin(Open())).rollback()
         await connections.close()
-        assert [each.split()[0] for each in sent[:1]] == ["SELECT"]
-        assert sent[1:] == [endings.RESET_AND_COMMIT]
+        assert len(sent) == 4  # a statement, COMMIT, BEGIN, ROLLBACK
+        assert sent[1] == "COMMIT"
+
+    async def test_given_asyncpg_pool_keeps_what_it_has_set(self, url: str) -> None:
+        """What the application sets on the connections of its own asyncpg pool stays set."""
+
+        class Plain(asyncpg.Connection):
+            def get_reset_query(self) -> str:
+                return ""
+
+        async def init(connection: asyncpg.Connection[Any]) -> None:
+            await connection.execute("SET app.region = 'eu'")
+
+        async with asyncpg.create_pool(url, min_size=0, max_size=1, connection_class=Plain, init=init) as pool:
+            unit = await AsyncpgConnections.of(pool).begin(Open())
+            await unit.run(record("k"))
+            await unit.commit()
+            assert await pool.fetchval("SELECT current_setting('app.region', true)") == "eu"
 
     def test_given_psycopg_pool_keeps_its_ways(self, url: str) -> None:
         """A connection goes back to the application's pool as it came, and keeps to the isolation it asks for."""
@@ -495,27 +583,30 @@ class TestGiven:
             assert str(async_store(pool).address) == url  # type: ignore[attr-defined]  # an AsyncPostgresStore
 
     async def test_asyncpg_pool_from_parts(self) -> None:
-        """A pool that was given its address in parts tells it all the same."""
+        """A pool that was given its address in parts is named all the same, without its password."""
         pool = asyncpg.create_pool(host="db", port=5433, user="me", password="p@ss", database="app", min_size=0)
-        assert AsyncpgConnections.url_of(pool) == "postgresql://me:p%40ss@db:5433/app"
+        assert AsyncpgConnections.url_of(pool) == "postgresql://me@db:5433/app"
+        hosts = asyncpg.create_pool("postgresql://me:p@one:1,two:2/app", min_size=0)
+        assert str(async_store(hosts).address) == "postgresql://me@/app"  # type: ignore[attr-defined]  # PostgreSQL's
 
     async def test_asyncpg_pool_that_does_not_tell(self) -> None:
-        """A pool whose password is asked for anew each time can't be copied; the URL has to be given."""
-        pool = asyncpg.create_pool(host="db", password=lambda: "p", min_size=0)
+        """A pool that does not say how it connects can't be followed; the URL has to be given."""
+        pool = asyncpg.create_pool(host="db", min_size=0)
+        delattr(pool, "_connect_kwargs")
         with pytest.raises(ConfigurationError, match="url="):
             async_store(pool)
 
     @pytest.mark.parametrize(
         "conninfo, kwargs, expected",
         [
-            ("host=db port=5433 user=me password=p@ss dbname=app", {}, "postgresql://me:p%40ss@db:5433/app"),
+            ("host=db port=5433 user=me password=p@ss dbname=app", {}, "postgresql://me@db:5433/app"),
             ("dbname=app", {"host": "/run/pg", "autocommit": True}, "postgresql:///app?host=%2Frun%2Fpg"),
-            ("postgresql://db/app?sslmode=require", {}, "postgresql://db/app?sslmode=require"),
+            ("postgresql://db/app?sslmode=require", {}, "postgresql://db/app"),
             ("host=a,b port=1,2 dbname=app", {}, "postgresql:///app?host=a%2Cb&port=1%2C2"),
         ],
     )
     def test_address_of_a_psycopg_pool(self, conninfo: str, kwargs: dict[str, Any], expected: str) -> None:
-        """However a pool was told where to connect to, the store connects to the same place."""
+        """However a pool was told where to connect to, messages name the same place."""
         pool = psycopg_pool.ConnectionPool(conninfo, kwargs=kwargs, min_size=0, max_size=1, open=False)
         assert PsycopgConnections.url_of(pool) == expected
 

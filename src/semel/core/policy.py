@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any, Literal, NoReturn, TypedDict, Unpack, get_args
 
 from semel.core.body_hash import BodyHash
+from semel.core.credentials import NEVER_STORED, looks_secret
 from semel.core.fingerprint import Fingerprinter
 from semel.core.key import DEFAULT_MAX_LENGTH, LONGEST_KEY
 from semel.core.record import OnCrash
@@ -177,6 +178,11 @@ class Policy:
     max_response_time: timedelta = MAX_RESPONSE_TIME
     #: Whether the request is kept until it is answered: ``semel work`` can then finish what no client comes back for.
     store_request: bool = False
+    #: Request headers that are stored with it although they look like credentials, such as an ``X-Partition-Key`` that
+    #: the handler reads. Authorization, Proxy-Authorization and Cookie never are.
+    store_headers: Collection[str] = frozenset()
+    #: Further request headers that are not stored with it, beside those that look like credentials.
+    omit_headers: Collection[str] = frozenset()
     #: Further response headers to repeat on a replay, beside the usual ones.
     replay_headers: Collection[str] = frozenset()
     #: Whether what this policy says is done, or only counted: "report" changes no answer, and tells what it would have
@@ -207,6 +213,7 @@ class Policy:
     def __post_init__(self) -> None:
         """Check every field, and put collections into one form."""
         self._check_header()
+        self._check_stored_headers()
         self._check_methods()
         self._check_choices()
         self._check_durations()
@@ -222,6 +229,13 @@ class Policy:
     def header_names(self) -> tuple[bytes, ...]:
         """The accepted request headers, lower case, the one to recommend first."""
         return self._header_names  # type: ignore[attr-defined, no-any-return]  # put there by _set
+
+    def stores_header(self, name: bytes) -> bool:
+        """Whether the request header *name*, in lower case, is stored with a request that is stored."""
+        if name in self.header_names:
+            return True
+        word = name.decode("latin-1")
+        return word in self.store_headers or not (word in self.omit_headers or looks_secret(word))
 
     @property
     def gives_hints(self) -> bool:
@@ -252,6 +266,19 @@ class Policy:
         if never := wanted & NEVER_REPLAYED:
             _wrong("replay_headers", sorted(never), "headers of the answer itself: these are one response's own")
         self._set("replay_headers", wanted)
+
+    def _check_stored_headers(self) -> None:
+        for field in ("store_headers", "omit_headers"):
+            names = frozenset(name.lower() for name in _words(field, getattr(self, field)))
+            if wrong := [name for name in names if not _TOKEN.fullmatch(name)]:
+                _wrong(field, sorted(wrong), 'names of headers, such as {"X-Partition-Key"}')
+            self._set(field, names)
+        if never := NEVER_STORED & frozenset(self.store_headers):
+            _wrong("store_headers", sorted(never), "headers that a client does not prove itself with")
+        if both := frozenset(self.store_headers) & frozenset(self.omit_headers):
+            _wrong("store_headers", sorted(both), "other headers than those of omit_headers")
+        if ours := [name for name in self.omit_headers if name.encode() in self.header_names]:
+            _wrong("omit_headers", sorted(ours), "other headers than that of the key, which a worker needs")
 
     def _check_methods(self) -> None:
         methods = frozenset(method.upper() for method in _words("methods", self.methods))

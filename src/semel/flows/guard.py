@@ -122,15 +122,16 @@ def claim_on(
         policy.retention,
         policy.on_crash,
         "strip" if is_late_refused else "delete",
-        _request(subject, principal) if is_stored else None,
+        _request(subject, principal, policy) if is_stored else None,
         is_accepted,
         # A key that tells its own age can be refused without a record, unless its client's clock was ahead.
         key.made_at if is_late_refused else None,
     )
 
 
-def _request(subject: Subject, principal: str) -> Request:
-    head = Head(subject.method, subject.path, subject.query, tuple(subject.headers), subject.mount)
+def _request(subject: Subject, principal: str, policy: Policy) -> Request:
+    headers = tuple(pair for pair in subject.headers if policy.stores_header(pair[0]))
+    head = Head(subject.method, subject.path, subject.query, headers, subject.mount)
     return Request(head, bytes(subject.body), principal)
 
 

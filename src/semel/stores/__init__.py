@@ -2,7 +2,8 @@
 
 Instead of a URL, an application may give what it has: an engine or a sessionmaker of SQLAlchemy's, a pool of psycopg's
 or asyncpg's. Its transactions are then those of atomic mode and of phases. Claims and leases go over a few connections
-of the store's own, opened at the same address: a claim must be seen by others before the handler's transaction ends.
+of the store's own, made as the engine or the pool makes its own: a claim must be seen by others before the handler's
+transaction ends.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ _WHAT = "a URL or what the application has (an engine, a sessionmaker, a connect
 def store(given: Any, *, url: str | None = None) -> Store:
     """Return the store at a URL, or where an engine or a pool connects to, for threads. It connects on first use.
 
-    *url* says where, if the engine or the pool does not, or adds settings such as ``?table=``.
+    *url* adds settings such as ``?table=``. Claims and leases then go where it says, and as it says, whatever else the
+    engine or the pool does to connect.
     """
     if isinstance(given, Tiered):
         tiered: Store = import_module(_TIERED).opened(given, url)
@@ -77,7 +79,8 @@ def store(given: Any, *, url: str | None = None) -> Store:
 def async_store(given: Any, *, url: str | None = None) -> AsyncStore:
     """Return the store at a URL, or where an engine or a pool connects to, for an event loop. It connects on first use.
 
-    *url* says where, if the engine or the pool does not, or adds settings such as ``?table=``.
+    *url* adds settings such as ``?table=``. Claims and leases then go where it says, and as it says, whatever else the
+    engine or the pool does to connect.
     """
     if isinstance(given, Tiered):
         tiered: AsyncStore = import_module(_TIERED).async_opened(given, url)
@@ -102,7 +105,7 @@ def _made(stores: _Table, kinds: _Kinds, given: Any, url: str | None) -> Any:
     where = url or connections.url_of(given)
     if (scheme := urlsplit(where).scheme) in {"memory", *_REDIS}:
         raise ConfigurationError(f"{scheme}:// shares no transaction with an engine or a pool.")
-    return _find(stores, where)(where, connections=connections.of(given, where))
+    return _find(stores, where)(where, connections=connections.of(given, url))
 
 
 def _kind(kinds: _Kinds, given: Any) -> tuple[str, str] | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
+from semel.core.credentials import NEVER_STORED
 from semel.core.message import Head, Request
 
-#: Credentials are worth more than the operation that they came with, and are not needed to finish it: the request
-#: keeps its principal. Lower case.
-NEVER_STORED = frozenset({b"authorization", b"cookie", b"proxy-authorization"})
+#: What else is left out, a policy has said before (``core/credentials.py``); these, no store ever writes.
+_NEVER_STORED = frozenset(name.encode() for name in NEVER_STORED)
 
 # In ASCII: a path may hold half of a surrogate pair, which no database takes as text.
 _write = json.JSONEncoder(separators=(",", ":")).encode
@@ -25,7 +25,7 @@ def written(request: Request) -> str:
             "headers": [
                 (name.decode("latin-1"), value.decode("latin-1"))
                 for name, value in head.headers
-                if name.lower() not in NEVER_STORED
+                if name.lower() not in _NEVER_STORED
             ],
             "principal": request.principal,
         }

@@ -7,7 +7,7 @@ through ``connection``, in its driver's own type. Which statements join, and in 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from semel.core.commands import Begin, Command, Commit, Finish, Open, Undo, Verdict
@@ -57,6 +57,13 @@ class JoinedStatements(Protocol):
         """Write how far the operation has come, if its hold is live."""
 
 
+class Durability(Protocol):
+    """Whether what the application commits is on the disk when COMMIT is answered."""
+
+    def question(self) -> Joined[None] | None:
+        """Return what is to be asked in the next transaction, if anything is."""
+
+
 class Unit(ABC):
     """One open transaction on one connection of some driver's. Used by one thread at a time."""
 
@@ -87,6 +94,9 @@ class Unit(ABC):
 class Connections(ABC):
     """Where units come from: a pool, an engine, a file."""
 
+    #: Makes a connection of the driver's, to keep, as the application makes its own; None: the store's URL says how.
+    opener: Callable[[], Any] | None = None
+
     @abstractmethod
     def begin(self, command: Begin | Open, opening: str | None = None) -> Unit | Found:
         """Begin a transaction. ``Found``: this process knows already that the key is in use. *opening* is sent together
@@ -101,10 +111,13 @@ class Connections(ABC):
 class Transaction:
     """One transaction, from ``Begin`` or ``Open`` to its end."""
 
-    def __init__(self, connections: Connections, statements: JoinedStatements) -> None:
+    def __init__(
+        self, connections: Connections, statements: JoinedStatements, durability: Durability | None = None
+    ) -> None:
         """Nothing is begun yet."""
         self._connections = connections
         self._statements = statements
+        self._durability = durability
         self._unit: Unit | None = None
 
     @property
@@ -137,6 +150,8 @@ class Transaction:
             if isinstance(begun, Found):
                 return begun
             self._unit = begun
+            if self._durability and (question := self._durability.question()):
+                begun.run(question)
             if isinstance(command, Open):
                 return None
             try:
@@ -203,6 +218,9 @@ class AsyncUnit(ABC):
 class AsyncConnections(ABC):
     """Where units come from on an event loop."""
 
+    #: As ``Connections.opener``, to be awaited.
+    opener: Callable[[], Awaitable[Any]] | None = None
+
     @abstractmethod
     async def begin(self, command: Begin | Open, opening: str | None = None) -> AsyncUnit | Found:
         """As ``Connections.begin``."""
@@ -215,10 +233,13 @@ class AsyncConnections(ABC):
 class AsyncTransaction:
     """One transaction on an event loop, from ``Begin`` or ``Open`` to its end."""
 
-    def __init__(self, connections: AsyncConnections, statements: JoinedStatements) -> None:
+    def __init__(
+        self, connections: AsyncConnections, statements: JoinedStatements, durability: Durability | None = None
+    ) -> None:
         """Nothing is begun yet."""
         self._connections = connections
         self._statements = statements
+        self._durability = durability
         self._unit: AsyncUnit | None = None
 
     @property
@@ -251,6 +272,8 @@ class AsyncTransaction:
             if isinstance(begun, Found):
                 return begun
             self._unit = begun
+            if self._durability and (question := self._durability.question()):
+                await begun.run(question)
             if isinstance(command, Open):
                 return None
             try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
+from inspect import isawaitable
 from typing import Any, Self, TypeVar
 
 import psycopg
@@ -35,6 +37,7 @@ from semel.stores.connections.psycopg import (
     raise_known,
 )
 from semel.stores.postgres.address import Address
+from semel.stores.postgres.async_opening import as_given
 from semel.stores.postgres.errors import unreachable
 from semel.stores.statement import Joined
 from semel.stores.transaction import AsyncConnections, AsyncUnit
@@ -48,17 +51,18 @@ class AsyncPsycopgConnections(AsyncConnections):
     def __init__(self, address: Address, pool: AsyncConnectionPool[Any]) -> None:
         """Take from *pool*, which the application opens and closes."""
         self._address = address
+        self.opener = address.opener
         self._pool = pool
 
     @classmethod
     def of(cls, pool: AsyncConnectionPool[Any], url: str | None = None) -> Self:
-        """Take connections from a pool of the application's."""
-        return cls(Address.of(url or cls.url_of(pool)), pool)
+        """Take connections from a pool of the application's. Without *url*, the store's own are made as the pool's."""
+        return cls(Address.of(url or cls.url_of(pool), None if url else partial(_made_by, pool)), pool)
 
     @staticmethod
     def url_of(pool: AsyncConnectionPool[Any]) -> str:
         """Return where *pool* connects to."""
-        return pool_url(pool, only_common=True)  # what is the store's own goes over asyncpg
+        return pool_url(pool)
 
     async def begin(self, command: Begin | Open, opening: str | None = None) -> AsyncUnit:  # noqa: ARG002 - the same for both
         """Begin a transaction, *opening* with it."""
@@ -91,8 +95,11 @@ class AsyncPsycopgConnections(AsyncConnections):
 
     async def _probe(self) -> None:
         try:
-            await (await psycopg.AsyncConnection.connect(self._address.url, **SESSION)).close()
-        except psycopg.Error as error:
+            if self._address.opener is None:
+                await (await psycopg.AsyncConnection.connect(self._address.url, **SESSION)).close()
+            else:
+                await (await as_given(self._address)).close()
+        except (psycopg.Error, OSError) as error:
             raise unreachable(error, self._address) from error
 
     async def close(self) -> None:
@@ -187,3 +194,22 @@ class _AsyncUnit(AsyncUnit):
             self._drop()
         with suppress(psycopg.Error, ValueError):
             await self._pool.putconn(self.connection)
+
+
+async def _made_by(pool: AsyncConnectionPool[Any]) -> psycopg.AsyncConnection[Any]:
+    """Make a connection as *pool* does, and keep it out of there."""
+    conninfo, kwargs = await _value(pool.conninfo) or "", await _value(pool.kwargs) or {}
+    connection: psycopg.AsyncConnection[Any] = await pool.connection_class.connect(conninfo, **kwargs)
+    # The pool has no other name for it. It may say which schema is searched.
+    if configure := getattr(pool, "_configure", None):
+        try:
+            await configure(connection)
+        except BaseException:
+            await connection.close()
+            raise
+    return connection
+
+
+async def _value(given: Any) -> Any:
+    made = given() if callable(given) else given
+    return await made if isawaitable(made) else made

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, Self, TypeVar
+from functools import partial
+from typing import Any, Self, TypeVar, cast
+from urllib.parse import unquote, urlsplit
 
 from semel.core.commands import Begin, Open
 from semel.errors import ConfigurationError, StoreError
@@ -15,6 +17,7 @@ from semel.stores.connections.endings import (
     COMMIT_SECONDS,
     FAILED_INSIDE,
     HAS_LOCK,
+    RESET,
     RESET_AND_COMMIT,
     ROLLBACK_SECONDS,
     WAIT_SECONDS,
@@ -28,6 +31,7 @@ from semel.stores.connections.endings import (
 from semel.stores.connections.urls import postgres_url, unknown_address
 from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, Address
+from semel.stores.postgres.durability import FOR_TRANSACTION, is_off_async
 from semel.stores.postgres.errors import unreachable
 from semel.stores.postgres.pooler import is_direct_async
 from semel.stores.statement import Joined
@@ -48,23 +52,45 @@ _MORE_OF_THEIRS = "Raise the max_size of the pool."
 _FAULTS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, asyncpg.InternalClientError)
 
 #: What ``asyncpg.connect`` calls the parts of an address, and libpq.
-_PARTS = {"host": "host", "port": "port", "user": "user", "password": "password", "database": "dbname"}
+_PARTS = {"host": "host", "port": "port", "user": "user", "database": "dbname"}
+
+#: How a pool makes its connections. asyncpg keeps it for itself.
+_HOW = ("_connect_args", "_connect_kwargs", "_connect", "_connection_class", "_record_class", "_init", "_setup")
 
 
 class _Connection(asyncpg.Connection):
+    """One of our own."""
+
+    #: Whether it is to the server itself, and not to a pooler.
+    is_direct = True
+    #: Whether its COMMIT would be answered too early.
+    is_off = False
+    #: Whether the next statement is the BEGIN of a transaction of ours.
+    is_beginning = False
+
     def get_reset_query(self) -> str:
-        # A round trip after each request costs 30 %, and a transaction leaves little behind that it would undo.
+        # A round trip after each request costs 30 %. What is to be reset is reset with the next BEGIN.
         return ""
 
+    async def execute(self, query: str, *arguments: Any, timeout: float | None = None) -> str:  # noqa: ASYNC109 - asyncpg's
+        """Put before and behind a BEGIN what belongs to it. asyncpg sends that by itself, and must: it would not know
+        of a transaction that was begun without it.
+        """
+        if self.is_beginning:
+            self.is_beginning = False
+            query = f"{RESET}; {query}" + (f" {FOR_TRANSACTION};" if self.is_off else "")
+        return await super().execute(query, *arguments, timeout=timeout)
 
-async def _connect(*arguments: Any, **named: Any) -> asyncpg.Connection[Any]:
+
+async def _connect(*arguments: Any, **named: Any) -> _Connection:
     """Connect; through a pooler, without the prepared statements that asyncpg makes of everything."""
-    connection: asyncpg.Connection[Any] = await asyncpg.connect(*arguments, **named)
-    if await is_direct_async(connection):
-        return connection
-    await connection.close(timeout=CONNECT_SECONDS)
-    through: asyncpg.Connection[Any] = await asyncpg.connect(*arguments, **named, statement_cache_size=0)
-    return through
+    connection: Any = await asyncpg.connect(*arguments, **named)
+    is_direct = await is_direct_async(connection)
+    if not is_direct:
+        await connection.close(timeout=CONNECT_SECONDS)
+        connection = await asyncpg.connect(*arguments, **named, statement_cache_size=0)
+    connection.is_direct, connection.is_off = is_direct, await is_off_async(connection)
+    return cast("_Connection", connection)
 
 
 class AsyncpgConnections(AsyncConnections):
@@ -73,6 +99,7 @@ class AsyncpgConnections(AsyncConnections):
     def __init__(self, address: Address, pool: asyncpg.Pool[Any] | None = None) -> None:
         """Open a pool of its own on first use; or take from *pool*, which the application opens and closes."""
         self._address = address
+        self.opener = address.opener
         self._given = pool
         self._own: asyncpg.Pool[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -80,22 +107,22 @@ class AsyncpgConnections(AsyncConnections):
 
     @classmethod
     def of(cls, pool: asyncpg.Pool[Any], url: str | None = None) -> Self:
-        """Take connections from a pool of the application's."""
-        return cls(Address.of(url or cls.url_of(pool)), pool)
+        """Take connections from a pool of the application's. Without *url*, the store's own are made as the pool's."""
+        return cls(Address.of(url or cls.url_of(pool), None if url else partial(_made_by, pool)), pool)
 
     @staticmethod
     def url_of(pool: asyncpg.Pool[Any]) -> str:
-        """Return where *pool* connects to."""
-        # asyncpg keeps it for itself. Where a release of it has moved this, the URL has to be given.
-        arguments, named = (getattr(pool, name, None) for name in ("_connect_args", "_connect_kwargs"))
-        if arguments is None or named is None:
-            raise unknown_address("this asyncpg pool")
-        parts = {ours: named[theirs] for theirs, ours in _PARTS.items() if named.get(theirs) is not None}
+        """Name where *pool* connects to, as far as it says so beforehand."""
+        arguments, named, *_ = _settings_of(pool)
         dsn = named.get("dsn") or (arguments[0] if arguments else None)
-        if dsn is None:
+        parts = {ours: str(named[theirs]) for theirs, ours in _PARTS.items() if named.get(theirs) is not None}
+        if dsn is None or parts:
             return postgres_url(parts)
-        if parts:
-            raise unknown_address("this asyncpg pool, which has both a DSN and other parts of an address,")
+        where = urlsplit(str(dsn))
+        credentials, _, hosts = where.netloc.rpartition("@")
+        if "," in hosts:
+            user = credentials.partition(":")[0]
+            return postgres_url({"user": unquote(user), "host": hosts, "dbname": unquote(where.path.lstrip("/"))})
         return str(dsn)
 
     async def begin(self, command: Begin | Open, opening: str | None = None) -> AsyncUnit:  # noqa: ARG002 - the same for both
@@ -103,10 +130,12 @@ class AsyncpgConnections(AsyncConnections):
         pool = self._given or await self._opened()
         for is_last in (False, True):
             connection = await self._connection(pool)
-            isolation = "read_committed" if self._given is None else None
-            unit = _Unit(connection, connection.transaction(isolation=isolation), pool, self._address)
+            is_ours = self._given is None
+            isolation = "read_committed" if is_ours else None
+            transaction = connection.transaction(isolation=isolation)
+            unit = _Unit(connection, transaction, pool, self._address, is_ours=is_ours)
             try:
-                await unit.begin(opening, is_ours=self._given is None)
+                await unit.begin(opening)
             except StoreError:
                 # The server was restarted, or another is the primary now: what is idle in the pool may be as useless.
                 was_broken = unit.is_closed
@@ -181,11 +210,15 @@ class AsyncpgConnections(AsyncConnections):
 
 
 class _Unit(AsyncUnit):
-    def __init__(self, connection: Any, transaction: Any, pool: asyncpg.Pool[Any], address: Address) -> None:
+    def __init__(
+        self, connection: Any, transaction: Any, pool: asyncpg.Pool[Any], address: Address, *, is_ours: bool
+    ) -> None:
         self.connection = connection
         # What the pool lends is a wrapper that can't be used after it was given back: right for an application, and
         # felt where a dozen calls go through it.
         self._inner = getattr(connection, "_con", None) or connection
+        # Not asked of the connection: to asyncpg, every connection is an instance of every class of connections.
+        self._own: _Connection | None = self._inner if is_ours else None
         self._transaction = transaction
         self._pool = pool
         self._address = address
@@ -198,22 +231,26 @@ class _Unit(AsyncUnit):
         except asyncpg.InterfaceError:
             return True
 
-    async def begin(self, opening: str | None, *, is_ours: bool) -> None:
+    async def begin(self, opening: str | None) -> None:
         try:
-            if opening is None:
-                await self._transaction.start()
-            else:
-                await self._start_with(opening, is_ours=is_ours)
+            if opening is not None:
+                await self._start_with(opening)
+                return
+            if self._own is not None:
+                self._own.is_beginning = True
+            await self._transaction.start()
         except _FAULTS as error:
             self._raise_known(error)
             raise
 
-    async def _start_with(self, opening: str, *, is_ours: bool) -> None:
+    async def _start_with(self, opening: str) -> None:
         # What start() does, whose BEGIN takes a round trip of its own. A block of the handler's, made by
         # connection.transaction(), has to find this one around it, and rollback() has to take it for begun.
         self._transaction._connection._top_xact = self._transaction  # noqa: SLF001 - as start() does
         self._transaction._state = TransactionState.STARTED  # noqa: SLF001 - as start() does
-        begin = "BEGIN ISOLATION LEVEL READ COMMITTED" if is_ours else "BEGIN"
+        begin = "BEGIN" if self._own is None else f"{RESET}; BEGIN ISOLATION LEVEL READ COMMITTED"
+        if self._own is not None and self._own.is_off:
+            begin = f"{begin}; {FOR_TRANSACTION}"
         self.has_lock = await self._inner.execute(f"{begin}; {opening}") == HAS_LOCK
 
     async def run(self, joined: Joined[T]) -> T:
@@ -235,13 +272,15 @@ class _Unit(AsyncUnit):
             self._inner.add_log_listener(notices.from_asyncpg)
             # Its own commit() has no time limit and keeps the server's reply to itself.
             self._transaction._connection._top_xact = None  # noqa: SLF001 - as that one does before it sends
-            commit = RESET_AND_COMMIT if isinstance(self._inner, _Connection) else "COMMIT"
+            commit = "COMMIT" if self._own is None or self._own.is_direct else RESET_AND_COMMIT
             tag = await self._inner.execute(commit, timeout=COMMIT_SECONDS)
             self._inner.remove_log_listener(notices.from_asyncpg)
         except _FAULTS as error:
             known = of_commit(error, _sqlstate(error), self._address, is_lost=self.is_closed)
             if known is None:
                 self._inner.remove_log_listener(notices.from_asyncpg)
+                if self._inner.is_in_transaction():  # what was deferred has failed before COMMIT
+                    self.drop()
                 raise
             self.drop()
             raise known from error
@@ -290,6 +329,31 @@ class _Unit(AsyncUnit):
         known = of_statement(error, _sqlstate(error), self._address)
         if known is not None:
             raise known from error
+
+
+def _settings_of(pool: asyncpg.Pool[Any]) -> list[Any]:
+    missing = object()
+    settings = [getattr(pool, name, missing) for name in _HOW]
+    if missing in settings:  # a release of asyncpg that keeps it elsewhere: rather none than another connection
+        raise unknown_address("this asyncpg pool")
+    return settings
+
+
+async def _made_by(pool: asyncpg.Pool[Any]) -> asyncpg.Connection[Any]:
+    """Make a connection as *pool* does, and keep it out of there."""
+    arguments, named, connect, connection_class, record_class, *callbacks = _settings_of(pool)
+    loop = asyncio.get_running_loop()
+    connection: asyncpg.Connection[Any] = await connect(
+        *arguments, loop=loop, connection_class=connection_class, record_class=record_class, **named
+    )
+    try:
+        for callback in callbacks:
+            if callback is not None:
+                await callback(connection)
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
 
 
 def _sqlstate(error: BaseException) -> str | None:

@@ -189,23 +189,29 @@ def dialect_of(engine: Engine, url: str | None = None) -> Dialect:
 
 
 def url_of_engine(engine: Engine) -> str:
-    """Return where *engine* connects to, as the URL of a store."""
+    """Return where *engine* connects to, as the URL of a store. Of PostgreSQL, it is a name: ``made_by`` connects."""
     url = engine.url
     if engine.dialect.name == "sqlite":
         return sqlite_url(url.database)
     query = {name: value if isinstance(value, str) else ",".join(value) for name, value in url.query.items()}
     parts = {
-        **query,
         "host": url.host or query.get("host"),
         "port": url.port or query.get("port"),
         "user": url.username,
-        "password": url.password,
         "dbname": url.database,
     }
-    if engine.dialect.driver == "asyncpg" and "ssl" in query:
-        parts["sslmode"] = query["ssl"]
-    # The sync store speaks libpq, as psycopg does; the other one asyncpg, whatever the engine speaks.
-    return postgres_url(parts, only_common=engine.dialect.is_async)
+    return postgres_url(parts)
+
+
+def made_by(engine: Engine) -> Any:
+    """Make a connection of the driver's as *engine* does, with its ``connect_args``, ``creator`` and events, and keep
+    it out of its pool: a pool like it, which nobody else has, makes the connection and lets go of it.
+    """
+    made = engine.pool.recreate().connect()
+    made.commit()  # what was SET as it was made is to stay
+    connection = made.driver_connection
+    made.detach()
+    return connection
 
 
 def no_connection(error: Exception, engine: Engine, dialect: Dialect) -> StoreError:

@@ -18,9 +18,11 @@ ROLLBACK_SECONDS = 5
 #: What our own sessions are called in ``pg_stat_activity``. The rest of a session's settings is the handler's affair.
 APPLICATION_NAME = "semel"
 
-#: On connections of our own: what a handler has SET, its role among it, must not be there for the next. In the same
-#: round trip as the COMMIT; a ROLLBACK undoes it anyway.
-RESET_AND_COMMIT = "RESET ROLE; RESET ALL; COMMIT"
+#: On connections of our own: what a handler has SET, its role among it, must not be there for the next. Sent with the
+#: next BEGIN, in one round trip, and not with COMMIT: deferred triggers run then, for the user that the handler set.
+RESET = "RESET ROLE; RESET ALL"
+#: A pooler lends the session to others before our next BEGIN. So what is deferred is run first, and then reset.
+RESET_AND_COMMIT = f"SET CONSTRAINTS ALL IMMEDIATE; {RESET}; COMMIT"
 
 #: What the server says of a statement that was sent with BEGIN, and has brought its row: the lock is ours.
 HAS_LOCK = "SELECT 1"

@@ -34,6 +34,7 @@ class FlaskSQLAlchemyConnections(Connections):
         """Take connections from the default engine that *given* has for the current app; *url* names it in messages."""
         self._db = given
         self._connections = SQLAlchemyConnections(cast("Any", _Lender(given, given.engine)), url)
+        self.opener = self._connections.opener
         if not event.contains(given.session, "after_begin", _stay_inside):
             event.listen(given.session, "after_begin", _stay_inside)
 

@@ -5,6 +5,7 @@ the stores' affair.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from threading import Lock
 from typing import Any, Self, TypeVar
 
@@ -14,6 +15,7 @@ from semel.stores.connections.endings import (
     APPLICATION_NAME,
     FAILED_INSIDE,
     HAS_LOCK,
+    RESET,
     RESET_AND_COMMIT,
     WAIT_SECONDS,
     Notices,
@@ -26,8 +28,10 @@ from semel.stores.connections.endings import (
 from semel.stores.connections.urls import postgres_url, unknown_address
 from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, STATEMENT_SECONDS, Address
+from semel.stores.postgres.durability import FOR_TRANSACTION, is_off
 from semel.stores.postgres.errors import unreachable
-from semel.stores.postgres.pooler import prepare_if_direct
+from semel.stores.postgres.opening import as_given
+from semel.stores.postgres.pooler import is_direct
 from semel.stores.statement import Joined
 from semel.stores.transaction import Connections, Unit
 
@@ -45,8 +49,8 @@ T = TypeVar("T")
 _MORE = "Add ?pool= with a higher number to the store's URL."
 MORE_OF_THEIRS = "Raise the max_size of the pool."
 
-#: Arguments of ``psycopg.connect`` that are no part of an address.
-_NO_ADDRESS = frozenset({"autocommit", "context", "cursor_factory", "prepare_threshold", "row_factory"})
+#: What an address is made of.
+_PARTS = ("dbname", "host", "hostaddr", "port", "user")
 
 
 class PsycopgConnections(Connections):
@@ -55,6 +59,7 @@ class PsycopgConnections(Connections):
     def __init__(self, address: Address, pool: ConnectionPool[Any] | None = None) -> None:
         """Open a pool of its own on first use; or take from *pool*, which the application opens and closes."""
         self._address = address
+        self.opener = address.opener
         self._given = pool
         self._own: ConnectionPool[Any] | None = None
         self._failures = 0
@@ -63,13 +68,13 @@ class PsycopgConnections(Connections):
 
     @classmethod
     def of(cls, pool: ConnectionPool[Any], url: str | None = None) -> Self:
-        """Take connections from a pool of the application's."""
-        return cls(Address.of(url or cls.url_of(pool)), pool)
+        """Take connections from a pool of the application's. Without *url*, the store's own are made as the pool's."""
+        return cls(Address.of(url or cls.url_of(pool), None if url else partial(_made_by, pool)), pool)
 
     @staticmethod
     def url_of(pool: ConnectionPool[Any]) -> str:
         """Return where *pool* connects to."""
-        return pool_url(pool, only_common=False)
+        return pool_url(pool)
 
     def begin(self, command: Begin | Open, opening: str | None = None) -> Unit:  # noqa: ARG002 - the same for both
         """Begin a transaction, *opening* with it."""
@@ -77,7 +82,7 @@ class PsycopgConnections(Connections):
         for is_last in (False, True):
             unit = _Unit(self._connection(pool), pool, self._address)
             try:
-                unit.begin(opening, is_ours=self._given is None)
+                unit.begin(opening)
             except StoreError:
                 was_broken = unit.connection.closed
                 unit.rollback()
@@ -114,7 +119,8 @@ class PsycopgConnections(Connections):
                     self._own = ConnectionPool(
                         self._address.url,
                         kwargs=SESSION,
-                        configure=prepare_if_direct,
+                        connection_class=_Connection,
+                        configure=_Connection.configure,
                         min_size=0,
                         max_size=self._address.pool,
                         open=True,
@@ -132,7 +138,10 @@ class PsycopgConnections(Connections):
 
     def _probe(self) -> None:
         try:
-            psycopg.connect(self._address.url, **SESSION).close()
+            if self._address.opener is None:
+                psycopg.connect(self._address.url, **SESSION).close()
+            else:
+                as_given(self._address, {}).close()
         except psycopg.Error as error:
             raise unreachable(error, self._address) from error
 
@@ -147,6 +156,26 @@ class PsycopgConnections(Connections):
             raise unreachable(error, self._address) from error
 
 
+class _Connection(psycopg.Connection[Any]):
+    """One of our own."""
+
+    #: Whether it is to the server itself, and not to a pooler.
+    is_direct = True
+    #: Whether its COMMIT would be answered too early.
+    is_off = False
+
+    def configure(self) -> None:
+        """Find out what it is, when it is made."""
+        self.is_direct, self.is_off = is_direct(self), is_off(self)
+        if not self.is_direct:
+            self.prepare_threshold = None
+
+    def begin_sql(self, opening: str | None) -> str:
+        """How to begin on it: without what an earlier handler has set, and with *opening* last."""
+        first = "; ".join(filter(None, (FOR_TRANSACTION if self.is_off else None, opening)))
+        return f"{RESET}; {begin_sql(self, first or None, is_ours=True)}"
+
+
 class _Unit(Unit):
     connection: psycopg.Connection[Any]
 
@@ -156,14 +185,14 @@ class _Unit(Unit):
         self._address = address
         self._was_autocommit = connection.autocommit
         self._factories = connection.row_factory, connection.cursor_factory
-        self._is_ours = False
 
-    def begin(self, opening: str | None, *, is_ours: bool) -> None:
-        self._is_ours = is_ours
+    def begin(self, opening: str | None) -> None:
+        own = _own(self.connection)
         try:
             # Else psycopg would send a BEGIN of its own, and whether it has can't be seen.
             self.connection.autocommit = True
-            self.has_lock = self._execute(begin_sql(self.connection, opening, is_ours=is_ours)) == HAS_LOCK
+            begin = own.begin_sql(opening) if own else begin_sql(self.connection, opening, is_ours=False)
+            self.has_lock = self._execute(begin) == HAS_LOCK
         except psycopg.Error as error:
             raise_known(error, self._address)
             raise
@@ -184,12 +213,13 @@ class _Unit(Unit):
 
     def commit(self) -> None:
         notices = Notices()
+        own = _own(self.connection)
         try:
             check_before_commit(self.connection, self._address)
             self.connection.add_notice_handler(notices.from_psycopg)
             # How long it may take, nobody here limits: TCP ends it when the server is gone (for our own connections
             # after STATEMENT_SECONDS, by tcp_user_timeout), and the server ends it when its operator says so.
-            tag = self._execute(RESET_AND_COMMIT if self._is_ours else "COMMIT")
+            tag = self._execute("COMMIT" if own is None or own.is_direct else RESET_AND_COMMIT)
             self.connection.remove_notice_handler(notices.from_psycopg)
         except psycopg.Error as error:
             known = of_commit(error, error.sqlstate, self._address, is_lost=self.connection.closed)
@@ -234,6 +264,10 @@ class _Unit(Unit):
             self._drop()
         with suppress(psycopg.Error, ValueError):  # a pool that is closed closes it; one that is gone can't
             self._pool.putconn(self.connection)
+
+
+def _own(connection: psycopg.Connection[Any]) -> _Connection | None:
+    return connection if isinstance(connection, _Connection) else None
 
 
 #: The handler's own statements run on it, so it has none of the settings that suit ours alone.
@@ -289,13 +323,27 @@ def check_tag(tag: str | None) -> None:
         raise psycopg.errors.InFailedSqlTransaction(FAILED_INSIDE)
 
 
-def pool_url(pool: AnyPool, *, only_common: bool) -> str:
-    """Return where *pool* connects to."""
-    if not isinstance(pool.conninfo, str) or callable(pool.kwargs):
-        raise unknown_address("this pool")
+def pool_url(pool: AnyPool) -> str:
+    """Name where *pool* connects to, as far as it says so beforehand."""
+    conninfo = "" if callable(pool.conninfo) else pool.conninfo or ""
+    kwargs = {} if callable(pool.kwargs) else pool.kwargs or {}
     try:
-        given = {name: value for name, value in (pool.kwargs or {}).items() if name not in _NO_ADDRESS}
-        return postgres_url(conninfo_to_dict(pool.conninfo, **given), only_common=only_common)
+        return postgres_url(conninfo_to_dict(conninfo, **{each: kwargs[each] for each in _PARTS if each in kwargs}))
     except psycopg.ProgrammingError:
         # The driver's own words may quote the password, so they go no further.
         raise unknown_address("this pool") from None
+
+
+def _made_by(pool: ConnectionPool[Any]) -> psycopg.Connection[Any]:
+    """Make a connection as *pool* does, and keep it out of there."""
+    conninfo = pool.conninfo() if callable(pool.conninfo) else pool.conninfo or ""
+    kwargs = pool.kwargs() if callable(pool.kwargs) else pool.kwargs or {}
+    connection: psycopg.Connection[Any] = pool.connection_class.connect(conninfo, **kwargs)
+    # The pool has no other name for it. It may say which schema is searched.
+    if configure := getattr(pool, "_configure", None):
+        try:
+            configure(connection)
+        except BaseException:
+            connection.close()
+            raise
+    return connection

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Self, TypeVar, cast
 
 from semel.core.commands import Begin, Open
@@ -25,10 +26,11 @@ try:
     from sqlalchemy.exc import DBAPIError, SQLAlchemyError
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
+    from sqlalchemy.util import greenlet_spawn
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("An engine needs SQLAlchemy 2. Run: pip install 'semel[sqlalchemy]'") from error
 
-from semel.stores.connections.dialects import Dialect, dialect_of, no_connection, url_of_engine
+from semel.stores.connections.dialects import Dialect, dialect_of, made_by, no_connection, url_of_engine
 
 T = TypeVar("T")
 
@@ -40,10 +42,11 @@ class SQLAlchemyConnections(Connections):
     """Transactions for threads. For an engine the connection is a ``Connection``, for a sessionmaker a ``Session``."""
 
     def __init__(self, given: Engine | sessionmaker[Any], url: str | None = None) -> None:
-        """Take connections from what the application has; *url* names it in messages."""
+        """Take connections from what the application has. Without *url*, the store's own are made as it makes them."""
         self._sessions = None if isinstance(given, Engine) else given
         self._engine = _engine(given)
         self._dialect = dialect_of(self._engine, url)
+        self.opener = None if url else partial(made_by, self._engine)
 
     @classmethod
     def of(cls, given: Engine | sessionmaker[Any], url: str | None = None) -> Self:
@@ -207,10 +210,11 @@ class AsyncSQLAlchemyConnections(AsyncConnections):
     """Transactions on an event loop. The connection is an ``AsyncConnection`` or an ``AsyncSession``."""
 
     def __init__(self, given: AsyncEngine | async_sessionmaker[Any], url: str | None = None) -> None:
-        """Take connections from what the application has; *url* names it in messages."""
+        """Take connections from what the application has. Without *url*, the store's own are made as it makes them."""
         self._sessions = None if isinstance(given, AsyncEngine) else given
         self._engine = _async_engine(given)
         self._dialect = dialect_of(self._engine.sync_engine, url)
+        self.opener = None if url else partial(greenlet_spawn, made_by, self._engine.sync_engine)
 
     @classmethod
     def of(cls, given: AsyncEngine | async_sessionmaker[Any], url: str | None = None) -> Self:

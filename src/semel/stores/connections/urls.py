@@ -8,43 +8,24 @@ from urllib.parse import quote, urlencode
 
 from semel.errors import ConfigurationError
 
-#: What both libpq and asyncpg understand in the query of a URL. The rest are settings of one driver's.
-_COMMON = frozenset(
-    {
-        "application_name",
-        "host",
-        "options",
-        "passfile",
-        "port",
-        "sslcert",
-        "sslcrl",
-        "sslkey",
-        "sslmode",
-        "sslpassword",
-        "sslrootcert",
-        "target_session_attrs",
-    }
-)
-
 _GIVE_URL = "Give it as url=, as in store(engine, url='postgresql://user@host/database')."
 
 
-def postgres_url(parts: Mapping[str, Any], *, only_common: bool = False) -> str:
-    """Write connection settings in libpq's names as a URL."""
-    rest = {name: str(value) for name, value in parts.items() if value not in {None, ""}}
-    odd = [name for name, value in parts.items() if not isinstance(value, str | int | None)]
-    if odd:
-        raise ConfigurationError(
-            f"The address of this pool can't be known: {min(odd)} is made anew each time. {_GIVE_URL}"
-        )
-    user, password, database = (rest.pop(name, "") for name in ("user", "password", "dbname"))
+def postgres_url(parts: Mapping[str, Any]) -> str:
+    """Write the parts of an address, in libpq's names, as a URL to be read in messages. There is no password in it."""
+    rest = {name: str(value) for name, value in parts.items() if value not in {None, ""} and name in _NAMED}
+    user, database = rest.pop("user", ""), rest.pop("dbname", "")
     # A socket's folder, or several hosts, fit into the query only.
     is_plain = "host" in rest and not set("/,@") & set(rest["host"])
     host, port = (rest.pop("host"), rest.pop("port", "")) if is_plain else ("", "")
-    who = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
     where = (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "")
-    query = urlencode({name: value for name, value in rest.items() if not only_common or name in _COMMON})
-    return f"postgresql://{who}{'@' if who else ''}{where}/{quote(database, safe='')}" + (f"?{query}" if query else "")
+    who = f"{quote(user, safe='')}@" if user else ""
+    query = f"?{urlencode(rest)}" if rest else ""
+    return f"postgresql://{who}{where}/{quote(database, safe='')}{query}"
+
+
+#: What says where a connection leads.
+_NAMED = frozenset({"dbname", "host", "hostaddr", "port", "user"})
 
 
 def sqlite_url(database: str | None) -> str:
@@ -56,4 +37,4 @@ def sqlite_url(database: str | None) -> str:
 
 def unknown_address(what: str) -> ConfigurationError:
     """Say that *what* does not tell where it connects to."""
-    return ConfigurationError(f"Where {what} connects to can't be known. {_GIVE_URL}")
+    return ConfigurationError(f"How {what} connects can't be known. {_GIVE_URL}")

@@ -27,6 +27,7 @@ from semel.stores.django.units import Database, no_tables
 from semel.stores.django.wrapper import Block, Wrapper, close, name_of
 from semel.stores.lane import refused
 from semel.stores.postgres.address import LOCK_SECONDS, Address
+from semel.stores.postgres.durability import Durability
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
 from semel.stores.postgres.statements import Statements
@@ -63,6 +64,7 @@ class Postgres(Database):
         self._statements = Statements(Names(), audit=audit, actor=actor)
         self._address = _Name(f'DATABASES["{alias}"]', Names())
         self._joined = JoinedStatements(self._statements, str(self._address))
+        self._durability = Durability(self._address)
 
     def connect(self, wrapper: Wrapper) -> None:
         """See that there is a connection of psycopg's."""
@@ -77,6 +79,11 @@ class Postgres(Database):
                 f"{name_of(wrapper)} is used through {wrapper.Database.__name__}. Semel needs psycopg 3, which Django "
                 "takes by itself where it is installed: pip install 'psycopg[binary]'"
             )
+        if self._durability.question():
+            # These sessions are Django's, so what is set on them is not ours to change.
+            with suppress(psycopg.Error):  # the next statement tells
+                row = psycopg.Cursor(wrapper.connection, row_factory=tuple_row).execute("SHOW synchronous_commit")
+                self._durability.note((row.fetchone() or ("",))[0])
 
     def drop(self, wrapper: Wrapper) -> None:
         """Close a connection that is broken. What else is idle in a pool is as useless: the server was restarted, or

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Self, cast, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, cast, get_args
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from semel.errors import ConfigurationError
@@ -50,9 +50,12 @@ class Address:
     #: How many transactions of the application's may be open at once.
     pool: int = POOL_SIZE
     takeover: Takeover = "lease"
+    #: Makes a connection as the application makes its own, where an engine or a pool was given and no URL. Then *url*
+    #: only names the server in messages: what it leaves out, such as certificates, must not be left out.
+    opener: Any = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, url: str) -> Self:
+    def of(cls, url: str, opener: Any = None) -> Self:
         """Read a ``postgresql://`` URL; ``table``, ``schema``, ``audit``, ``pool``, ``takeover`` in it are ours."""
         parts = urlsplit(url)
         try:
@@ -77,6 +80,7 @@ class Address:
             _audit(ours["audit"]),
             _pool(ours["pool"]),
             _takeover(ours["takeover"]),
+            opener,
         )
 
     def __str__(self) -> str:

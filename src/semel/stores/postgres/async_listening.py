@@ -13,6 +13,7 @@ from typing import Any
 
 from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, Address
+from semel.stores.postgres.async_opening import PsycopgSession, as_given
 from semel.stores.postgres.pooler import is_direct_async
 from semel.stores.postgres.signals import channel_of
 from semel.stores.postgres.standing import APPLICATION_NAME, HEARTBEAT, HEARTBEAT_SECONDS, SETTLE, pauses
@@ -82,20 +83,17 @@ class AsyncListener:
 
     async def _listen_once(self, heard: asyncio.Event) -> bool:
         """Listen until the connection is lost; False: there is a pooler in between."""
-        connection: asyncpg.Connection[Any] = await asyncpg.connect(
-            self._address.url,
-            timeout=CONNECT_SECONDS,
-            command_timeout=CONNECT_SECONDS,
-            statement_cache_size=0,
-            server_settings={"application_name": APPLICATION_NAME},
-        )
-        lost = asyncio.Event()
-        connection.add_termination_listener(lambda _connection: lost.set())
+        connection = await (self._opened() if self._address.opener is None else as_given(self._address))
+        channel = channel_of(self._address.names)
         try:
             if not await is_direct_async(connection):
                 return False
-            await connection.execute(SETTLE)
-            await connection.add_listener(channel_of(self._address.names), self._hear)
+            await connection.execute(SETTLE, timeout=CONNECT_SECONDS)
+            if isinstance(connection, PsycopgSession):
+                await connection.hear(channel, self._tell, heard)
+            lost = asyncio.Event()
+            connection.add_termination_listener(lambda _connection: lost.set())
+            await connection.add_listener(channel, self._hear)
             heard.set()
             while not lost.is_set():
                 try:
@@ -103,17 +101,29 @@ class AsyncListener:
                         await lost.wait()
                 except TimeoutError:
                     # Outside of the time limit, and it finds out what a kernel does not say.
-                    await connection.execute(HEARTBEAT)
+                    await connection.execute(HEARTBEAT, timeout=CONNECT_SECONDS)
             return True
         finally:
             await _leave(connection)
 
+    async def _opened(self) -> Any:
+        return await asyncpg.connect(
+            self._address.url,
+            timeout=CONNECT_SECONDS,
+            command_timeout=CONNECT_SECONDS,
+            statement_cache_size=0,
+            server_settings={"application_name": APPLICATION_NAME},
+        )
+
     def _hear(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        self._tell(str(payload))
+
+    def _tell(self, payload: str) -> None:
         for on_end in self._wanted_by:
-            on_end(str(payload))
+            on_end(payload)
 
 
-async def _leave(connection: asyncpg.Connection[Any]) -> None:
+async def _leave(connection: Any) -> None:
     try:
         await connection.close(timeout=LEAVE_SECONDS)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):

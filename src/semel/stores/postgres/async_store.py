@@ -15,7 +15,9 @@ from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.lane import AsyncLane, refused
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.async_listening import AsyncListener
+from semel.stores.postgres.async_opening import PsycopgSession, as_given, settle
 from semel.stores.postgres.builder import nobody
+from semel.stores.postgres.durability import FOR_TRANSACTION, Durability, is_off_async
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, read_only, translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
 from semel.stores.postgres.pooler import is_direct_async
@@ -49,7 +51,7 @@ class AsyncPostgresStore(AsyncStore):
         """Use the server and the table that *url* names; *connections* are the application's own, for transactions that
         the handler writes in. Connects on first use.
         """
-        self.address = Address.of(url)
+        self.address = Address.of(url, connections.opener if connections else None)
         self.notes_replays = self.address.audit == "replays"
         self._listener = AsyncListener(self.address)
         self._liveness = _liveness(self.address)
@@ -62,6 +64,7 @@ class AsyncPostgresStore(AsyncStore):
         self._joined = JoinedStatements(self._statements, str(self.address))
         self._given = connections
         self._may_write = False
+        self._durability = Durability(self.address) if connections else None
         self._connections: AsyncConnections | None = connections
         self._loop: asyncio.AbstractEventLoop | None = None
         self._links: list[_Link] = []
@@ -94,7 +97,7 @@ class AsyncPostgresStore(AsyncStore):
             from semel.stores.connections.asyncpg import AsyncpgConnections  # noqa: PLC0415
 
             self._connections = AsyncpgConnections(self.address)
-        return AsyncTransaction(self._connections, self._joined)
+        return AsyncTransaction(self._connections, self._joined, self._durability)
 
     def listen(self, on_end: Callable[[str], None]) -> None:
         """Call *on_end* with every hint from now on."""
@@ -212,9 +215,12 @@ class _Link:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._connection: asyncpg.Connection[Any] | None = None
+        #: asyncpg's, or what has its methods.
+        self._connection: Any = None
         #: Whether it is to the server itself, and not to a pooler; None: not known before it is connected.
         self.is_direct: bool | None = None
+        #: Whether each COMMIT has to be told to wait for the disk.
+        self._is_off = False
         start_afresh_in_children(self)
 
     async def run(self, statement: Statement[T]) -> T:
@@ -238,7 +244,7 @@ class _Link:
     async def _run_once(self, statement: Statement[T]) -> T:
         connection = self._connection or await self._connect()
         try:
-            return statement.read(await connection.fetch(statement.sql, *statement.parameters))
+            return statement.read(await self._fetched(connection, statement))
         except _FAULTS as error:
             known = translated(error, getattr(error, "sqlstate", None), self._address)
             if known is None:
@@ -252,6 +258,20 @@ class _Link:
             self.drop()
             raise
 
+    async def _fetched(self, connection: Any, statement: Statement[Any]) -> Any:
+        limit = COMMAND_SECONDS if self.is_direct else STATEMENT_SECONDS
+        if not self._is_off:
+            return await connection.fetch(statement.sql, *statement.parameters, timeout=limit)
+        # A pooler keeps no setting of a session's. Two more round trips, where the role is set to lose commits.
+        await connection.execute(f"BEGIN; {FOR_TRANSACTION}", timeout=limit)
+        try:
+            rows = await connection.fetch(statement.sql, *statement.parameters, timeout=limit)
+        except asyncpg.PostgresError:
+            await connection.execute("ROLLBACK", timeout=limit)
+            raise
+        await connection.execute("COMMIT", timeout=limit)
+        return rows
+
     async def close(self) -> None:
         """Disconnect."""
         connection, self._connection = self._connection, None
@@ -261,9 +281,14 @@ class _Link:
             except _FAULTS:
                 connection.terminate()
 
-    async def _connect(self) -> asyncpg.Connection[Any]:
+    async def _connect(self) -> Any:
         try:
-            self._connection = await self._opened_directly() or await self._opened_through_a_pooler()
+            if self._address.opener is not None:
+                self._connection = await self._opened_as_given()
+            else:
+                self._connection = await self._opened_directly() or await self._opened_through_a_pooler()
+        except OSError as error:  # first: a certificate that can't be verified is a ValueError, too
+            raise unreachable(error, self._address) from error
         except ValueError:
             # The driver's own words may quote the password, so they go no further.
             raise ConfigurationError(f"{self._address} can't be read as the address of a PostgreSQL server.") from None
@@ -271,15 +296,25 @@ class _Link:
             raise unreachable(error, self._address) from error
         return self._connection
 
+    async def _opened_as_given(self) -> Any:
+        connection = await as_given(self._address)
+        self.is_direct = await is_direct_async(connection)
+        if self.is_direct:
+            await settle(connection, SESSION)
+        else:
+            if isinstance(connection, PsycopgSession):
+                connection.prepare_nothing()
+            self._is_off = await is_off_async(connection)
+        return connection
+
     async def _opened_directly(self) -> asyncpg.Connection[Any] | None:
         try:
-            connection = await asyncpg.connect(
-                self._address.url, timeout=CONNECT_SECONDS, command_timeout=COMMAND_SECONDS, server_settings=SESSION
-            )
+            connection = await asyncpg.connect(self._address.url, timeout=CONNECT_SECONDS, server_settings=SESSION)
         except asyncpg.ProtocolViolationError:
             return None  # A pooler that passes no session settings on.
         self.is_direct = await is_direct_async(connection)
         if self.is_direct:
+            await settle(connection, {})
             return connection
         await connection.close(timeout=CONNECT_SECONDS)
         return None
@@ -289,9 +324,9 @@ class _Link:
         a statement takes; and with each statement planned anew, a plan can't grow old.
         """
         self.is_direct = False
-        return await asyncpg.connect(
-            self._address.url, timeout=CONNECT_SECONDS, command_timeout=STATEMENT_SECONDS, statement_cache_size=0
-        )
+        connection = await asyncpg.connect(self._address.url, timeout=CONNECT_SECONDS, statement_cache_size=0)
+        self._is_off = await is_off_async(connection)
+        return connection
 
     def _is_too_slow(self, error: StoreUnavailable) -> bool:
         # Behind a pooler the time limit is ours, and stands for what the server would have said.

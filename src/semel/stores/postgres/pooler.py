@@ -14,12 +14,14 @@ from __future__ import annotations
 from typing import Any
 
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION
+from semel.stores.postgres.durability import FOR_TRANSACTION_IF_OFF
 
 _NOT_LOCAL = frozenset({"application_name", "default_transaction_isolation"})
 #: Begins a transaction with what a session of ours would have, all but its name.
 BEGIN = "; ".join(
     ["BEGIN ISOLATION LEVEL READ COMMITTED"]
     + [f"SET LOCAL {name} = '{value}'" for name, value in SESSION.items() if name not in _NOT_LOCAL]
+    + [FOR_TRANSACTION_IF_OFF]
 )
 
 _IT_IS = "SELECT 1"
@@ -45,12 +47,6 @@ def is_direct(connection: Any) -> bool:
     except BaseException:
         connection.close()
         raise
-
-
-def prepare_if_direct(connection: Any) -> None:
-    """Turn prepared statements off on a connection of psycopg's that is a pooler's."""
-    if not is_direct(connection):
-        connection.prepare_threshold = None
 
 
 async def is_direct_async(connection: Any) -> bool:

@@ -29,6 +29,7 @@ APPLICATION_NAME = SESSION["application_name"]
 
 #: What the session asks of the server, which is to notice a dead peer as soon as we do, and not to end what is idle.
 SETTINGS = {
+    "application_name": APPLICATION_NAME,
     "idle_session_timeout": "0",
     "statement_timeout": "0",
     "tcp_keepalives_idle": str(KEEPALIVE_IDLE_SECONDS),

@@ -13,10 +13,12 @@ from semel.stores.forks import start_afresh_in_children
 from semel.stores.lane import Lane, refused
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.builder import nobody
+from semel.stores.postgres.durability import Durability
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, read_only, translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
 from semel.stores.postgres.listening import Listener
 from semel.stores.postgres.liveness import Liveness
+from semel.stores.postgres.opening import as_given, settle
 from semel.stores.postgres.pooler import BEGIN, is_direct
 from semel.stores.postgres.statements import OWNED, PACKAGE, UPKEEP, Statements
 from semel.stores.statement import DEFAULT_TABLE, Statement, load_migrations
@@ -44,7 +46,7 @@ class PostgresStore(Store):
         """Use the server and the table that *url* names; *connections* are the application's own, for transactions that
         the handler writes in. Connects on first use.
         """
-        self.address = Address.of(url)
+        self.address = Address.of(url, connections.opener if connections else None)
         self.notes_replays = self.address.audit == "replays"
         self._listener = Listener(self.address)
         self._liveness = Liveness(self.address) if self.address.takeover == "instant" else None
@@ -57,6 +59,7 @@ class PostgresStore(Store):
         self._joined = JoinedStatements(self._statements, str(self.address))
         self._given = connections
         self._may_write = False
+        self._durability = Durability(self.address) if connections else None
         self._connections: Connections | None = None
         self.start_afresh()
         start_afresh_in_children(self)
@@ -91,7 +94,7 @@ class PostgresStore(Store):
                 from semel.stores.connections.psycopg import PsycopgConnections  # noqa: PLC0415
 
                 self._connections = PsycopgConnections(self.address)
-            return Transaction(self._connections, self._joined)
+            return Transaction(self._connections, self._joined, self._durability)
 
     def listen(self, on_end: Callable[[str], None]) -> None:
         """Call *on_end* with every hint from now on."""
@@ -261,25 +264,31 @@ class _Link:
 
     def _connect(self) -> psycopg.Connection[Any]:
         try:
+            connection = self._opened_by_url() if self._address.opener is None else as_given(self._address, _NETWORK)
+            self.is_direct = is_direct(connection)
+            if self.is_direct:
+                settle(connection, SESSION if self._address.opener else {})
+        except psycopg.Error as error:
+            raise unreachable(error, self._address) from error
+        connection.cursor_factory = psycopg.RawCursor
+        if not self.is_direct:
+            connection.prepare_threshold = None
+        self._connection = connection
+        return connection
+
+    def _opened_by_url(self) -> psycopg.Connection[Any]:
+        try:
             given = conninfo_to_dict(self._address.url)
         except psycopg.ProgrammingError:
             # The driver's own words may quote the password, so they go no further.
             raise ConfigurationError(f"{self._address} can't be read as the address of a PostgreSQL server.") from None
         try:
-            try:
-                connection = self._open({"options": f"{given.get('options', '')} {_OPTIONS}".strip()})
-            except psycopg.OperationalError as error:
-                if "startup parameter" not in str(error):
-                    raise
-                # A pooler that passes no session settings on.
-                connection = self._open({})
-            self.is_direct = is_direct(connection)
-        except psycopg.Error as error:
-            raise unreachable(error, self._address) from error
-        if not self.is_direct:
-            connection.prepare_threshold = None
-        self._connection = connection
-        return connection
+            return self._open({"options": f"{given.get('options', '')} {_OPTIONS}".strip()})
+        except psycopg.OperationalError as error:
+            if "startup parameter" not in str(error):
+                raise
+            # A pooler that passes no session settings on.
+            return self._open({})
 
     def _run_once(self, connection: psycopg.Connection[Any], statement: Statement[T]) -> T:
         if self.is_direct:
@@ -300,14 +309,14 @@ class _Link:
         return psycopg.connect(
             self._address.url,
             autocommit=True,
-            cursor_factory=psycopg.RawCursor,
             prepare_threshold=0,
             connect_timeout=CONNECT_SECONDS,
-            tcp_user_timeout=STATEMENT_SECONDS * 1000,
+            **_NETWORK,
             **more,
         )
 
 
+_NETWORK: dict[str, Any] = {"tcp_user_timeout": STATEMENT_SECONDS * 1000}
 _OPTIONS = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in SESSION.items())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -81,6 +82,7 @@ def connect(path: Path, kind: type[sqlite3.Connection] = sqlite3.Connection) -> 
     """Open the file, or make it; in write-ahead logging and with every commit on the disk before it is reported."""
     if not path.parent.is_dir():
         raise StoreUnavailable(f"There is no folder {path.parent} to keep {path.name} in. Make it, or correct the URL.")
+    _make(path)
     # Threads may share it because they are let in one at a time; transactions are begun and ended by name.
     connection = sqlite3.connect(
         path, timeout=BUSY_TIMEOUT.total_seconds(), isolation_level=None, check_same_thread=False, factory=kind
@@ -162,6 +164,14 @@ def is_outdated(error: sqlite3.Error) -> bool:
 def is_busy(error: sqlite3.Error) -> bool:
     """Whether somebody else has the file locked, and nothing is wrong with it."""
     return getattr(error, "sqlite_errorcode", 0) & _PRIMARY == sqlite3.SQLITE_BUSY
+
+
+def _make(path: Path) -> None:
+    """Make the file, if there is none, for this user alone: it holds answers and requests. Its log is made likewise,
+    since SQLite does as the file does. One that is there is left as it is.
+    """
+    with suppress(OSError):  # it is there; or SQLite says why it can't be
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
 def _log_ahead(connection: sqlite3.Connection, path: Path) -> None:

@@ -41,6 +41,11 @@ def namespace_of(durable: Store | AsyncStore) -> str:
         # Its records end with it.
         return f"memory {secrets.token_hex(8)}"
     match getattr(durable, "address", None) or getattr(durable, "place", None):
+        case PostgresAddress(opener=opener) if opener is not None:
+            raise ConfigurationError(
+                "An engine or a pool does not say all of where it leads (connect_args, a creator), and other stores' "
+                'answers may be in the same Redis. Give Tiered a namespace, such as namespace="shop-production".'
+            )
         case PostgresAddress() as address:
             return _postgres(address)
         case RedisAddress() as address:
