@@ -3,6 +3,12 @@
 -- is a percent sign or a stray colon.
 -- Only the server's clock decides, and it is clock_timestamp(): now() stands still within a transaction.
 -- Plural parameters are arrays: one statement serves everybody who asked meanwhile.
+-- What is about one record finds it by its primary key, and says state || '' = 'processing' where it means that state:
+-- said plainly, the planner may look in semel_keys_in_progress instead, because there seem to be few rows in it. But it
+-- has an entry for every operation that ended since the last vacuum, and each of them would be read.
+-- Where a statement joins many keys to the table, it says scope = ANY (ARRAY[asked.scope]): that is looked up for each
+-- key, and can't be done by walking along the whole primary key, which a plan that was made for a small table does for
+-- as long as the session keeps the plan.
 -- What changes a record writes a line of the audit trail in the same statement; :audit says whether there is one.
 --
 -- A worker's process may hold a lock while it lives, exclusively, in a session of its own; the records that it works on
@@ -139,8 +145,9 @@ WITH ended AS (
       FROM unnest(:scopes::text[], :keys::text[], :attempts::int[], :tokens::bytea[],
                   :states::text[], :statuses::smallint[], :headers::text[], :bodies::bytea[], :hints::text[])
         AS asked (scope, key, attempt, token, state, status, headers, body, hint)
-     WHERE semel_keys.scope = asked.scope AND semel_keys.key = asked.key
-       AND semel_keys.attempt = asked.attempt AND semel_keys.token = asked.token AND semel_keys.state = 'processing'
+     WHERE semel_keys.scope = ANY (ARRAY[asked.scope]) AND semel_keys.key = asked.key
+       AND semel_keys.attempt = asked.attempt AND semel_keys.token = asked.token
+       AND semel_keys.state || '' = 'processing'
  RETURNING semel_keys.scope, semel_keys.key, semel_keys.attempt, semel_keys.token, semel_keys.state, asked.hint
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
@@ -169,13 +176,13 @@ SELECT true
 WITH freed AS (
     DELETE FROM semel_keys
      WHERE scope = :scope AND key = :key AND token = :token AND :attempt::int IN (0, attempt)
-       AND (state = 'pending' OR (state = 'processing' AND attempt = 1 AND steps IS NULL AND NOT accepted))
+       AND (state || '' = 'pending' OR (state || '' = 'processing' AND attempt = 1 AND steps IS NULL AND NOT accepted))
  RETURNING scope, key, attempt, 'released' AS event
 ), given_up AS (
     UPDATE semel_keys
        SET token = :nobodys_token, lease_expires_at = clock_timestamp(), owner = NULL
-     WHERE scope = :scope AND key = :key AND token = :token AND :attempt::int IN (0, attempt) AND state = 'processing'
-       AND (attempt > 1 OR steps IS NOT NULL OR accepted)
+     WHERE scope = :scope AND key = :key AND token = :token AND :attempt::int IN (0, attempt)
+       AND state || '' = 'processing' AND (attempt > 1 OR steps IS NOT NULL OR accepted)
  RETURNING scope, key, attempt, 'given up' AS event
 ), ended AS (
     SELECT * FROM freed UNION ALL SELECT * FROM given_up
@@ -204,7 +211,7 @@ WITH asked AS (
         SELECT 1
           FROM semel_keys
          WHERE scope = asked.scope AND key = asked.key
-           AND attempt = asked.attempt AND token = asked.token AND state = 'processing'
+           AND attempt = asked.attempt AND token = asked.token AND state || '' = 'processing'
            AND CASE WHEN owner IS NOT NULL AND :tests_owner::boolean
                     THEN NOT pg_try_advisory_xact_lock_shared(owner) ELSE true END
            FOR UPDATE SKIP LOCKED
@@ -213,15 +220,15 @@ WITH asked AS (
     UPDATE semel_keys
        SET lease_expires_at = clock_timestamp() + mine.lease * interval '1 second'
       FROM mine
-     WHERE semel_keys.scope = mine.scope AND semel_keys.key = mine.key
+     WHERE semel_keys.scope = ANY (ARRAY[mine.scope]) AND semel_keys.key = mine.key
 )
 SELECT scope, key, attempt, token
   FROM asked
  WHERE NOT EXISTS (
     SELECT
       FROM semel_keys
-     WHERE scope = asked.scope AND key = asked.key
-       AND attempt = asked.attempt AND token = asked.token AND state = 'processing'
+     WHERE scope = ANY (ARRAY[asked.scope]) AND key = asked.key
+       AND attempt = asked.attempt AND token = asked.token AND state || '' = 'processing'
        AND CASE WHEN owner IS NOT NULL AND :tests_owner::boolean
                 THEN NOT pg_try_advisory_xact_lock_shared(owner) ELSE true END
  )
@@ -234,7 +241,7 @@ WITH saved AS (
     UPDATE semel_keys
        SET steps = CAST(:steps AS text), recovery_point = CAST(:recovery_point AS text)
      WHERE scope = CAST(:scope AS text) AND key = CAST(:key AS text)
-       AND attempt = CAST(:attempt AS integer) AND token = CAST(:token AS bytea) AND state = 'processing'
+       AND attempt = CAST(:attempt AS integer) AND token = CAST(:token AS bytea) AND state || '' = 'processing'
        AND (steps IS NOT DISTINCT FROM CAST(:before AS text) OR steps IS NOT DISTINCT FROM CAST(:steps AS text))
  RETURNING scope, key, attempt
 ), noted AS (
@@ -250,7 +257,7 @@ SELECT 1 FROM saved
 -- Store how far the handler says it is. Nothing depends on it, so the audit trail does not tell.
 UPDATE semel_keys
    SET milestone = :milestone
- WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
+ WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state || '' = 'processing'
 RETURNING 1
 
 
@@ -360,7 +367,7 @@ WITH parked AS (
     UPDATE semel_keys
        SET state = 'unknown', lease_expires_at = NULL, owner = NULL
      WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token
-       AND state IN ('pending', 'processing')
+       AND state || '' IN ('pending', 'processing')
        AND CASE WHEN NOT :if_silent::boolean OR lease_expires_at IS NULL OR lease_expires_at <= clock_timestamp()
                 THEN true
                 WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
@@ -375,7 +382,7 @@ WITH parked AS (
 SELECT 1 FROM parked
  UNION ALL
 SELECT 1 FROM semel_keys
- WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
+ WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state || '' = 'unknown'
    AND NOT :if_silent::boolean
 
 
@@ -439,7 +446,7 @@ SELECT request, request_body
 WITH swept AS (
     UPDATE semel_keys
        SET token = :nobodys_token, lease_expires_at = least(lease_expires_at, clock_timestamp()), owner = NULL
-     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
+     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state || '' = 'processing'
        AND CASE WHEN lease_expires_at <= clock_timestamp() THEN true
                 WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
                 ELSE false END
@@ -524,7 +531,7 @@ SELECT count(*) FROM deleted
 WITH discarded AS (
     DELETE FROM semel_keys
      WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token
-       AND state IN ('pending', 'processing', 'unknown')
+       AND state || '' IN ('pending', 'processing', 'unknown')
  RETURNING scope, key, attempt
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
@@ -542,7 +549,7 @@ WITH resolved AS (
     UPDATE semel_keys
        SET state = 'processing', attempt = attempt + 1, token = :nobodys_token, lease_expires_at = clock_timestamp(),
            tries = 0, steps = :steps, recovery_point = :recovery_point
-     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
+     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state || '' = 'unknown'
  RETURNING scope, key, attempt
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
@@ -560,7 +567,7 @@ WITH resolved AS (
     UPDATE semel_keys
        SET state = 'complete', status = :status, headers = :headers, body = :body, completed_at = clock_timestamp(),
            token = :nobodys_token, request = NULL, request_body = NULL
-     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
+     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state || '' = 'unknown'
  RETURNING scope, key, attempt
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
