@@ -407,30 +407,63 @@ SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, st
 
 
 -- name: find_stuck
--- The records whose worker is silent past its lease, or dead, the longest silent first; and those that wait for their
--- first worker, by their age. Past its retention it is the reaper's.
+-- The records whose worker is silent past its lease, or dead; and those that wait for their first worker, by their age.
+-- Scopes take turns, and of each scope the longest silent comes first. Past its retention it is the reaper's.
 -- When a process died is not known: it counts as silent from now on, and not before.
 -- MATERIALIZED: the clock is read once, so that who is silent for longer comes first.
+-- At most :window are looked at from the oldest on, along the index on what is in progress, and as many from some moment
+-- on: one scope that has more than that to do can't hide for long what others have behind it.
+-- The rest of a record is read when it is chosen, at its place (ctid), which stays the same within a statement.
 -- What is due after its pause is said in words of its own in core/upkeep.py.
 WITH clock AS MATERIALIZED (
     SELECT clock_timestamp() AS now
+), oldest AS MATERIALIZED (
+    SELECT created_at
+      FROM semel_keys
+     WHERE state IN ('pending', 'processing', 'unknown')
+     ORDER BY created_at
+     LIMIT 1
+), start AS MATERIALIZED (
+    SELECT created_at AS at FROM oldest
+     UNION ALL
+    SELECT created_at + random() * (clock.now - created_at) FROM oldest, clock
+), due AS MATERIALIZED (
+    SELECT DISTINCT found.place, found.scope, found.silent_since
+      FROM start, clock
+     CROSS JOIN LATERAL (
+        SELECT ctid AS place, scope, least(coalesce(lease_expires_at, created_at), clock.now) AS silent_since
+          FROM semel_keys
+         WHERE state IN ('pending', 'processing', 'unknown') AND created_at >= start.at
+           AND (state = 'processing' OR (state = 'pending' AND :with_pending::boolean)) AND expires_at > clock.now
+           AND (:with_nobodys::boolean OR token <> :nobodys_token)
+           AND (NOT :with_request::boolean OR request IS NOT NULL)
+           AND CASE WHEN lease_expires_at IS NULL OR lease_expires_at <= clock.now THEN true
+                    WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
+                    ELSE false END
+           AND (NOT :only_due::boolean
+                OR (accepted AND (tries = 0 OR token <> :nobodys_token))
+                OR clock.now - least(coalesce(lease_expires_at, created_at), clock.now)
+                   >= make_interval(secs => :first_pause::float8)
+                      * (1 << least(tries - accepted::integer, :most_doublings::integer)))
+         ORDER BY created_at
+         LIMIT :window
+     ) AS found
+), chosen AS MATERIALIZED (
+    SELECT place, silent_since, row_number() OVER (PARTITION BY scope ORDER BY silent_since) AS turn
+      FROM due
+     ORDER BY turn, silent_since
+     LIMIT :limit
 )
-SELECT scope, key, attempt, token, on_crash, steps, request IS NOT NULL,
-       clock.now - least(coalesce(lease_expires_at, created_at), clock.now), tries, accepted
-  FROM semel_keys, clock
- WHERE (state = 'processing' OR (state = 'pending' AND :with_pending::boolean)) AND expires_at > clock.now
-   AND (:with_nobodys::boolean OR token <> :nobodys_token)
-   AND (NOT :with_request::boolean OR request IS NOT NULL)
-   AND CASE WHEN lease_expires_at IS NULL OR lease_expires_at <= clock.now THEN true
-            WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
-            ELSE false END
-   AND (NOT :only_due::boolean
-        OR (accepted AND (tries = 0 OR token <> :nobodys_token))
-        OR clock.now - least(coalesce(lease_expires_at, created_at), clock.now)
-           >= make_interval(secs => :first_pause::float8)
-              * (1 << least(tries - accepted::integer, :most_doublings::integer)))
- ORDER BY least(coalesce(lease_expires_at, created_at), clock.now)
- LIMIT :limit
+SELECT found.scope, found.key, found.attempt, found.token, found.on_crash, found.steps, found.has_request,
+       clock.now - chosen.silent_since, found.tries, found.accepted
+  FROM clock, chosen
+ CROSS JOIN LATERAL (
+    SELECT scope, key, attempt, token, on_crash, steps, request IS NOT NULL AS has_request, tries, accepted
+      FROM semel_keys
+     WHERE ctid = chosen.place
+    OFFSET 0
+ ) AS found
+ ORDER BY chosen.turn, chosen.silent_since
 
 
 -- name: read_request
