@@ -242,7 +242,7 @@ class TestTurns:
     def test_backlog_hides_no_other_scope(
         self, postgres: PostgresStore, postgres_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Where one scope has more to do than one look reads, looks that follow find what other scopes have behind it."""
+        """Where one scope has more to do than one look reads, later looks find what other scopes have behind it."""
         monkeypatch.setattr("semel.stores.postgres.upkeep.MIN_WINDOW", 10)
         for number in range(60):
             held(postgres, accepted(f"{number}"))

@@ -249,7 +249,7 @@ class TestList:
             store.perform(Renew(((hold, LEASE),)))
 
     def test_backlog_hides_no_other_scope(self, store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where one scope has more to do than one look reads, looks that follow find what other scopes have behind it."""
+        """Where one scope has more to do than one look reads, later looks find what other scopes have behind it."""
         monkeypatch.setattr("semel.stores.redis.upkeep.PAGE", 2)
         for scope, count in (("many", 200), ("other", 1)):
             for number in range(count):

@@ -41,7 +41,7 @@ COMMAND_SECONDS = STATEMENT_SECONDS + 2
 
 
 class AsyncPostgresStore(AsyncStore):
-    """Records in one PostgreSQL table. Claims, answers, leases and upkeep have a connection each."""
+    """Records in one PostgreSQL table. Claims, answers, leases, settlements and upkeep have a connection each."""
 
     def __init__(self, url: str, *, connections: AsyncConnections | None = None) -> None:
         """Use the server and the table that *url* names; *connections* are the application's own, for transactions that
@@ -132,7 +132,8 @@ class AsyncPostgresStore(AsyncStore):
         for link in self._links:
             link.drop()
         self._listener.drop()
-        claims, answers, leases, others, upkeep = self._links = [_Link(self.address) for _ in range(5)]
+        self._links = [_Link(self.address) for _ in range(6)]
+        claims, answers, leases, settlements, others, upkeep = self._links
         claim = AsyncLane[Any](lambda batch: self._claim(claims, batch))
         complete = AsyncLane[Any](lambda batch: self._complete(answers, batch))
         # Renewals skip locked rows, and must not wait behind those who don't.
@@ -143,22 +144,24 @@ class AsyncPostgresStore(AsyncStore):
             Complete: complete,
             Renew: renew,
             **dict.fromkeys(OTHERS, other),
+            # It waits for a transaction that may hang, and none of the others has to.
+            Settle: AsyncLane[Any](lambda batch: self._each(settlements, batch)),
             # Reaping takes its time, and no request waits for it.
             **dict.fromkeys(UPKEEP, AsyncLane[Any](lambda batch: self._each(upkeep, batch))),
         }
 
     async def _claim(self, link: _Link, batch: list[Claim]) -> list[Any]:
         await self._settle()
-        return await link.run(self._statements.claim(batch))
+        return await link.run(self._statements.claim(batch), is_shared=len(batch) > 1)
 
     async def _settle(self) -> None:
         if self._liveness is not None and not self._liveness.is_settled:
             await asyncio.to_thread(self._liveness.settle)
 
     async def _complete(self, link: _Link, batch: list[Complete]) -> list[Any]:
-        verdicts: list[Any] = await link.run(self._statements.complete(batch))
+        verdicts: list[Any] = await link.run(self._statements.complete(batch), is_shared=len(batch) > 1)
         return [
-            verdict or await link.run(self._statements.completed(command.hold))
+            verdict or await self._caught(link.run(self._statements.completed(command.hold)))
             for command, verdict in zip(batch, verdicts, strict=True)
         ]
 
@@ -203,8 +206,10 @@ class _Link:
         self.is_direct: bool | None = None
         start_afresh_in_children(self)
 
-    async def run(self, statement: Statement[T]) -> T:
-        """Run one statement in its own transaction."""
+    async def run(self, statement: Statement[T], *, is_shared: bool = False) -> T:
+        """Run one statement in its own transaction. One that is shared is not sent again as a whole when another's
+        transaction was in the way: it was in the way of some, and the rest need not wait for it.
+        """
         was_sent = False
         for left in reversed(range(TRIES)):
             try:
@@ -215,7 +220,7 @@ class _Link:
                 if left == 0 or not was_sent or self._is_too_slow(error):
                     raise
             except asyncpg.PostgresError as error:
-                if error.sqlstate not in TRANSIENT:
+                if error.sqlstate not in TRANSIENT or is_shared:
                     raise
                 if left == 0:
                     raise outlasted(error, self._address, was_sent=was_sent) from error

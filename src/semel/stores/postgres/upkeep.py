@@ -28,7 +28,6 @@ from semel.stores.postgres.rows import Row, verdict
 from semel.stores.requests import read_back
 from semel.stores.statement import Statement
 
-
 #: How many records are looked at, however few are wanted, so that each scope has its turn among them: milliseconds.
 MIN_WINDOW = 5000
 

@@ -222,8 +222,8 @@ class Upkeep:
         return wanted, {digit: offsets[digit] for digit in digits}
 
     def _further_on(self, courier: Courier, more: dict[str, int]) -> Talk[list[Judged]]:
-        """Look at one more page of each list that has *more*, each time the next: the lists are in the order of time and
-        know no scopes, and one scope with more than a look finds must not hide all that came after it.
+        """Look at one more page of each list that has *more*, each time the next: the lists are in the order of time,
+        and one scope with more than a look finds must not hide all that came after it.
         """
         index = self._keys.index
         starts = {digit: max(self._pages.get(digit, 0), offset) for digit, offset in more.items()}
