@@ -16,6 +16,7 @@ from semel.core.upkeep import (
     ParkIt,
     Run,
     finishing,
+    in_turn,
     is_due,
     next_batch,
     pause_after,
@@ -126,6 +127,25 @@ def test_every_size_is_regained() -> None:
         size = next_batch(size, None, 200) or 0
         rounds += 1
     assert (size, rounds < 40) == (200, True)
+
+
+def test_scopes_take_turns() -> None:
+    """The longest silent of every scope comes first, then the second of every scope; and no more than are wanted."""
+
+    def of(scope: str, key: str, seconds: int) -> Stuck:
+        return replace(stuck(silent_for=timedelta(seconds=seconds)), hold=Hold(scope, key, 1, b"t" * 16))
+
+    backlog = [of("a", f"{number}", 100 - number) for number in range(3)]
+    others = [of("b", "0", 9), of("c", "0", 5), of("b", "1", 7)]
+    ordered = in_turn([*reversed(backlog), *others], 5)
+    assert [(each.hold.scope, each.hold.key) for each in ordered] == [
+        ("a", "0"),
+        ("b", "0"),
+        ("c", "0"),
+        ("a", "1"),
+        ("b", "1"),
+    ]
+    assert in_turn([], 5) == ()
 
 
 def accepted(each: Stuck) -> Stuck:

@@ -8,7 +8,7 @@ import pytest
 
 from semel.core.commands import Look
 from semel.errors import StoreRefused, StoreUnavailable
-from semel.stores import lane as lane_module
+from semel.stores import fair
 from semel.stores.lane import AsyncLane
 
 FIRST = "first"
@@ -61,7 +61,7 @@ async def test_what_queues_meanwhile_goes_out_together() -> None:
 
 async def test_batches_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long queue goes out in several batches, still in order."""
-    monkeypatch.setattr(lane_module, "MAX_BATCH", 4)
+    monkeypatch.setattr(fair, "MAX_BATCH", 4)
     desk = Desk()
     futures = await desk.busy(list("abcdefghij"))
     desk.is_open.set()

@@ -1,7 +1,6 @@
 """The lane for threads: what is asked meanwhile goes out together, and nobody's trouble is another's."""
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ import pytest
 
 from semel.core.commands import Look
 from semel.errors import StoreRefused, StoreUnavailable
+from semel.stores import fair
 from semel.stores import lane as lane_module
 from semel.stores.lane import Lane
 
@@ -18,15 +18,15 @@ FIRST = "first"
 SECONDS = 30  # for what happens at once; only a broken lane is waited for that long
 
 
-class Queue(deque[Any]):
+class Queue(fair.FairQueue[Any]):
     """A queue that tells of arrivals."""
 
     def __init__(self) -> None:
         super().__init__()
         self.arrivals = threading.Semaphore(0)
 
-    def append(self, ticket: Any) -> None:
-        super().append(ticket)
+    def append(self, command: Any, item: Any) -> None:
+        super().append(command, item)
         self.arrivals.release()
 
 
@@ -92,7 +92,7 @@ def test_what_queues_meanwhile_goes_out_together() -> None:
 
 def test_batches_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long queue goes out in several batches, still in order."""
-    monkeypatch.setattr(lane_module, "MAX_BATCH", 4)
+    monkeypatch.setattr(fair, "MAX_BATCH", 4)
     desk = Desk()
     with desk.busy(list("abcdefghij")) as futures:
         pass

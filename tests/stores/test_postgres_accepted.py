@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -235,6 +236,25 @@ class TestSchema:
         assert "Seq Scan" not in plan
         assert "semel_keys_in_progress" in plan
         assert "Removed by" not in plan  # It reads those that it returns, and no others.
+
+
+class TestTurns:
+    def test_backlog_hides_no_other_scope(
+        self, postgres: PostgresStore, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where one scope has more to do than one look reads, later looks find what other scopes have behind it."""
+        monkeypatch.setattr("semel.stores.postgres.upkeep.MIN_WINDOW", 10)
+        for number in range(60):
+            held(postgres, accepted(f"{number}"))
+        held(postgres, replace(accepted("other"), scope="bob"))
+        with psycopg.connect(postgres_url) as connection:  # One a second, and the last one has just been accepted.
+            connection.execute(
+                "UPDATE semel_keys SET created_at = created_at - (60 - key::int) * interval '1 s' WHERE scope = 'alice'"
+            )
+        wanted = FindStuck(3, with_request=True, with_nobodys=True, with_pending=True, only_due=True)
+        looks = [[each.hold.scope for each in postgres.perform(wanted)] for _ in range(100)]
+        assert all(len(look) == 3 for look in looks)
+        assert sum(look[:2] == ["alice", "bob"] for look in looks) > 0
 
 
 def _migrated_up_to(url: str, before: str) -> None:

@@ -36,7 +36,7 @@ from semel.core.commands import (
     TakeOver,
     Verdict,
 )
-from semel.core.message import Answer
+from semel.core.message import Answer, Head, Request
 from semel.core.record import AfterRetention, Found, Hold
 from semel.core.state import Event, State
 from semel.errors import StoreError, StoreNotReady, StoreReadOnly, StoreUnavailable
@@ -247,6 +247,21 @@ class TestList:
         assert store.perform(Complete(hold, Event.COMPLETE, ANSWER)) is Verdict.DONE
         while _listed(client):
             store.perform(Renew(((hold, LEASE),)))
+
+    def test_backlog_hides_no_other_scope(self, store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where one scope has more to do than one look reads, later looks find what other scopes have behind it."""
+        monkeypatch.setattr("semel.stores.redis.upkeep.PAGE", 2)
+        for scope, count in (("many", 200), ("other", 1)):
+            for number in range(count):
+                request = Request(Head("POST", "/", b"", ()), b"", "alice")
+                asked = Claim(
+                    scope, f"{number}", os.urandom(16), b"", LEASE, RETENTION, request=request, is_accepted=True
+                )
+                assert isinstance(store.perform(asked), Hold)
+        wanted = FindStuck(3, with_request=True, with_nobodys=True, with_pending=True, only_due=True)
+        looks = [[each.hold.scope for each in store.perform(wanted)] for _ in range(20)]
+        assert all(len(look) == 3 for look in looks)
+        assert sum("other" in look for look in looks) > 0
 
     def test_what_is_listed_is_looked_at(self, store: RedisStore, redis_url: str, client: Any) -> None:
         """The list decides nothing: what is on it and has ended, or is alive, is struck off or put off."""

@@ -33,7 +33,8 @@ HANG_SECONDS = 60
 
 
 def accept(world: World, store: Store, key: str, **settings: Any) -> None:
-    claim = Claim(world.scope, key, uuid4().bytes, b"f", LONG, DAY, request=REQUEST, is_accepted=True, **settings)
+    scope = settings.pop("scope", world.scope)
+    claim = Claim(scope, key, uuid4().bytes, b"f", LONG, DAY, request=REQUEST, is_accepted=True, **settings)
     assert isinstance(store.perform(claim), Hold)
 
 
@@ -48,7 +49,7 @@ class App:
         self.handler: Callable[[Hold], int | None] = self.complete
 
     def finish(self, stuck: Stuck) -> Finished:
-        claim = Claim(self.world.scope, stuck.hold.key, uuid4().bytes, b"", self.lease, DAY)
+        claim = Claim(stuck.hold.scope, stuck.hold.key, uuid4().bytes, b"", self.lease, DAY)
         hold = self.store.perform(TakeOver(claim, stuck.hold, is_abandoned=True))
         if isinstance(hold, Again):
             return hold
@@ -77,6 +78,50 @@ def test_accepted_ones_are_run_at_once_and_once(world: World, store: Store, app:
     assert app.runs == ["key-0", "key-1", "key-2"]
     assert completer.run_once() == FinishReport()
     assert set(world.states(store).values()) == {State.COMPLETE}
+
+
+def test_scopes_take_turns(world: World, store: Store, app: App) -> None:
+    """One tenant's backlog does not keep another's operation waiting: after one of the first, it is run."""
+    for number in range(20):
+        accept(world, store, f"backlog-{number:02}")
+    accept(world, store, "other", scope="another tenant")
+    assert Completer(store, app.finish).run_once() == FinishReport(finished=21)
+    assert app.runs[1] == "other"
+
+
+def test_backlog_larger_than_a_look(world: World, store: Store, app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where one tenant has more to do than one look finds."""
+    monkeypatch.setattr("semel.work.completer.finish_abandoned", partial(finish_abandoned, limit=3))
+    for number in range(6):
+        accept(world, store, f"backlog-{number:02}")
+    accept(world, store, "other", scope="another tenant")
+    Completer(store, app.finish).run_once()
+    assert len(app.runs) == 3
+    assert app.runs[1] == "other"
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+async def test_newcomer_does_not_wait_for_the_backlog(world: World, store: Store, app: App, colour: str) -> None:
+    """What is accepted while a backlog is run is found by the next look, which is not put off to the backlog's end."""
+    for number in range(20):
+        accept(world, store, f"backlog-{number:02}")
+
+    def complete(hold: Hold) -> int:
+        if len(app.runs) == 4:
+            accept(world, store, "newcomer", scope="another tenant")
+        return app.complete(hold)
+
+    async def finish(stuck: Stuck) -> Finished:
+        return app.finish(stuck)
+
+    app.handler = complete
+    always = timedelta(microseconds=1)
+    async with world.open_async() as opened:
+        completer = Completer(store, app.finish, desk=Desk(always))
+        on_a_loop = AsyncCompleter(opened, finish, desk=AsyncDesk(always))
+        while "newcomer" not in app.runs:
+            _ = completer.run_once() if colour == "sync" else await on_a_loop.run_once()
+    assert app.runs.index("newcomer") <= 5
 
 
 def test_a_pause_after_each_try_that_fails(world: World, store: Store, app: App) -> None:

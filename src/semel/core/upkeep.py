@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import field
 from datetime import timedelta
 
@@ -82,6 +84,21 @@ def pause_of(stuck: Stuck) -> timedelta:
 def pause_after(tries: int) -> timedelta:
     """Return how long the lease has to be over before the completer, after so many *tries*, makes the next."""
     return FIRST_PAUSE * (1 << min(tries, MOST_DOUBLINGS))
+
+
+def in_turn(stuck: Iterable[Stuck], limit: int) -> tuple[Stuck, ...]:
+    """Return at most *limit* of them: the longest silent of every scope, then the second of every scope, and so on.
+
+    A tenant with a thousand operations must not keep another's one waiting. Databases say the same in ``find_stuck``.
+    """
+    by_silence = sorted(stuck, key=lambda each: each.silent_for, reverse=True)
+    turns: Counter[str] = Counter()
+    placed = []
+    for each in by_silence:
+        turns[each.hold.scope] += 1
+        placed.append((turns[each.hold.scope], each))
+    placed.sort(key=lambda place: place[0])
+    return tuple(each for _, each in placed[:limit])
 
 
 def next_batch(size: int, outcome: StoreError | None, largest: int = MAX_BATCH) -> int | None:

@@ -50,7 +50,9 @@ class FinishReport:
 
 
 def finish_abandoned(*, limit: int = MAX_OPERATIONS, max_attempts: int = MAX_ATTEMPTS) -> Flow[FinishReport]:
-    """Finish the operations that nobody works on, whose request was kept, and whose time has come: the oldest first."""
+    """Finish the operations that nobody works on, whose request was kept, and whose time has come: of each scope the
+    oldest first, and scopes in turn.
+    """
     finished = failed = parked = 0
     wanted = FindStuck(limit, with_request=True, with_nobodys=True, with_pending=True, only_due=True)
     try:

@@ -1,5 +1,7 @@
 """Self-clocked batching: what is asked while a batch is under way goes out together in the next one. It knows no SQL.
 
+How much that is, and whose turn it is first, ``fair.py`` says.
+
 A lane that is free sends at once, so a lone request waits for nobody; there is no timer to linger on (a linger of 1 ms
 was measured to cost a lone caller 60 % and to win nothing for a crowd). ``execute`` carries out a batch and answers
 with one outcome for each command, in order; an outcome that is an exception is raised to that command's caller alone.
@@ -9,19 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Awaitable, Callable
 from copy import copy
 from typing import Any, Generic, TypeVar
 
 from semel.core.commands import Command
 from semel.errors import StoreError, StoreRefused, StoreUnavailable
+from semel.stores.fair import FairQueue
 from semel.stores.step import Step
 
 C = TypeVar("C", bound=Command[Any])
-
-#: Past this a statement takes longer to plan and to send than a second one costs.
-MAX_BATCH = 128
 
 
 class AsyncLane(Generic[C]):
@@ -30,14 +29,14 @@ class AsyncLane(Generic[C]):
     def __init__(self, execute: Callable[[list[C]], Awaitable[list[Any]]]) -> None:
         """Send batches through *execute*."""
         self._execute = execute
-        self._queue: deque[tuple[C, Step[Any]]] = deque()
+        self._queue: FairQueue[tuple[C, Step[Any]]] = FairQueue()
         self._drain: asyncio.Task[None] | None = None
 
     def submit(self, command: C) -> Step[Any]:
         """Queue *command*. It goes out even if the caller goes away."""
         loop = asyncio.get_running_loop()
         answer: Step[Any] = Step(loop=loop)
-        self._queue.append((command, answer))
+        self._queue.append(command, (command, answer))
         if self._drain is None:
             self._drain = loop.create_task(self._run())
         return answer
@@ -51,7 +50,7 @@ class AsyncLane(Generic[C]):
         batch: list[tuple[C, Step[Any]]] = []
         try:
             while self._queue:
-                batch = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
+                batch = self._queue.take()
                 outcomes = await self._outcomes([command for command, _ in batch])
                 for (_, answer), outcome in zip(batch, outcomes, strict=True):
                     answer.settle(outcome)
@@ -82,7 +81,7 @@ class Lane(Generic[C]):
         """Send batches through *execute*, one at a time."""
         self._execute = execute
         self._mutex = threading.Lock()
-        self._queue: deque[_Ticket[C]] = deque()
+        self._queue: FairQueue[_Ticket[C]] = FairQueue()
         #: Whose turn it is to carry the queue.
         self._leader: _Ticket[C] | None = None
 
@@ -90,7 +89,7 @@ class Lane(Generic[C]):
         """Carry out *command*, perhaps together with those of other threads, and return its outcome."""
         ticket = _Ticket(command)
         with self._mutex:
-            self._queue.append(ticket)
+            self._queue.append(command, ticket)
             self._leader = self._leader or ticket
             leads = self._leader is ticket
         try:
@@ -106,9 +105,9 @@ class Lane(Generic[C]):
         return ticket.outcome
 
     def _lead(self) -> None:
-        """Carry out what is queued, then hand the lane to the first who came meanwhile."""
+        """Carry out the next batch, which its leader is the first of; then hand the lane to the first of the next."""
         with self._mutex:
-            batch = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
+            batch = self._queue.take()
         # What the waiting get if this thread is killed in the middle.
         outcomes: list[Any] = [StoreUnavailable("The thread that asked was interrupted.", was_sent=True)] * len(batch)
         try:
@@ -120,15 +119,14 @@ class Lane(Generic[C]):
                 self._hand_on()
 
     def _hand_on(self) -> None:
-        self._leader = self._queue[0] if self._queue else None
+        self._leader = self._queue.first
         if self._leader is not None:
             self._leader.wake()
 
     def _leave(self, ticket: _Ticket[C]) -> None:
         """Give up *ticket*, whose thread was interrupted: one who has gone can't lead those behind."""
         with self._mutex:
-            if ticket in self._queue:
-                self._queue.remove(ticket)
+            self._queue.remove(ticket)
             if self._leader is ticket:
                 self._hand_on()
 

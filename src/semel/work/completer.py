@@ -48,6 +48,8 @@ class Completer:
         self._finish = finish
         self._desk = desk or Desk()
         self._max_attempts = max_attempts
+        #: How many it has run since it last looked.
+        self._count = 0
         self._others = performer(store)
 
     @property
@@ -61,7 +63,10 @@ class Completer:
         return self._desk.alarm
 
     def run_once(self) -> FinishReport:
-        """Finish all whose time has come, and that no other has taken."""
+        """Finish all whose time has come, and that no other has taken; but when the next look is due, leave the rest to
+        the next run, which then comes at once: an operation that was accepted meanwhile must not wait for a backlog.
+        """
+        self._count = 0
         return run(finish_abandoned(max_attempts=self._max_attempts), self._perform)
 
     def _perform(self, command: Command[Any]) -> Any:
@@ -69,8 +74,9 @@ class Completer:
             case FindStuck():
                 return self._desk.find(self, partial(self._others, command))
             case FinishOne(stuck):
-                if not self._desk.take(stuck):
+                if (self._count and self._desk.is_stale) or not self._desk.take(stuck):
                     return Again.AGAIN
+                self._count += 1
                 try:
                     return self._finish(stuck)
                 except StoreError:
@@ -101,6 +107,8 @@ class AsyncCompleter:
         self._finish = finish
         self._desk = desk or AsyncDesk()
         self._max_attempts = max_attempts
+        #: How many it has run since it last looked.
+        self._count = 0
         self._others = async_performer(store)
 
     @property
@@ -114,7 +122,10 @@ class AsyncCompleter:
         return self._desk.alarm
 
     async def run_once(self) -> FinishReport:
-        """Finish all whose time has come, and that no other has taken."""
+        """Finish all whose time has come, and that no other has taken; but when the next look is due, leave the rest to
+        the next run, which then comes at once: an operation that was accepted meanwhile must not wait for a backlog.
+        """
+        self._count = 0
         return await arun(finish_abandoned(max_attempts=self._max_attempts), self._perform)
 
     def _perform(self, command: Command[Any]) -> Any:
@@ -127,8 +138,9 @@ class AsyncCompleter:
                 return self._others(command)
 
     async def _finish_one(self, stuck: Stuck) -> Finished:
-        if not self._desk.take(stuck):
+        if (self._count and self._desk.is_stale) or not self._desk.take(stuck):
             return Again.AGAIN
+        self._count += 1
         try:
             return await self._finish(stuck)
         except StoreError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
@@ -52,13 +53,16 @@ class _Board:
         self._interval = interval.total_seconds()
         self._found: dict[tuple[str, str], Stuck] = {}
         self._under_way: set[tuple[str, str]] = set()
+        #: When each scope was last served, counted in operations.
+        self._served: dict[str, int] = {}
+        self._count = 0
         self._looked_at: float | None = None
         self._looked_by: object = None
         self._heard = -1
 
     def put(self, found: tuple[Stuck, ...], who: object, heard: int) -> None:
         """Note what *who* has found; *heard* is how often the alarm had rung before it looked."""
-        self._found = {(each.hold.scope, each.hold.key): each for each in found}
+        self._found = {(each.hold.scope, each.hold.key): each for each in self._by_service(found)}
         self._looked_at, self._looked_by, self._heard = time.monotonic(), who, heard
 
     def is_fresh_for(self, who: object, heard: int) -> bool:
@@ -73,8 +77,13 @@ class _Board:
         return timedelta(seconds=max(self._interval - passed, 0.0))
 
     @property
+    def is_stale(self) -> bool:
+        """Whether the next look is due."""
+        return self._looked_at is not None and not self.left()
+
+    @property
     def all(self) -> tuple[Stuck, ...]:
-        """What nobody has taken yet, in the order in which it was found: the longest waiting first."""
+        """What nobody has taken yet, in the order in which it was found: scopes take turns."""
         return tuple(self._found.values())
 
     def take(self, stuck: Stuck) -> bool:
@@ -85,11 +94,27 @@ class _Board:
             return False
         del self._found[place]
         self._under_way.add(place)
+        self._count += 1
+        self._served[stuck.hold.scope] = self._count
         return True
 
     def done(self, stuck: Stuck) -> None:
         """Whatever became of it: the next look may find it again."""
         self._under_way.discard((stuck.hold.scope, stuck.hold.key))
+
+    def _by_service(self, found: tuple[Stuck, ...]) -> list[Stuck]:
+        """Let scopes take turns, as the store does, but those that were served last come last: where operations are so
+        long that there is a look after each, the scope that has waited longest would have every turn.
+        """
+        scopes = {each.hold.scope for each in found}
+        self._served = {scope: count for scope, count in self._served.items() if scope in scopes}
+        turns: Counter[str] = Counter()
+        placed = []
+        for each in found:
+            turns[each.hold.scope] += 1
+            placed.append((turns[each.hold.scope], self._served.get(each.hold.scope, 0), each))
+        placed.sort(key=lambda place: place[:2])
+        return [each for *_, each in placed]
 
 
 class Desk:
@@ -125,6 +150,12 @@ class Desk:
         with self._mutex:
             return self._board.left()
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether the next look is due."""
+        with self._mutex:
+            return self._board.is_stale
+
     def find(self, who: object, look: Callable[[], tuple[Stuck, ...]]) -> tuple[Stuck, ...]:
         """Return what there is to do: what another has just found, or what *look* finds."""
         with self._looking:
@@ -142,7 +173,8 @@ class Desk:
                 # Also where it failed: the others need not fail at once, too.
                 with self._mutex:
                     self._board.put(found, who, heard)
-            return found
+            with self._mutex:
+                return self._board.all
 
     def take(self, stuck: Stuck) -> bool:
         """Take it, unless another has."""
@@ -180,6 +212,11 @@ class AsyncDesk:
         """How long until the next look."""
         return self._board.left()
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether the next look is due."""
+        return self._board.is_stale
+
     async def find(self, who: object, look: Callable[[], Awaitable[tuple[Stuck, ...]]]) -> tuple[Stuck, ...]:
         """Return what there is to do: what another has just found, or what *look* finds."""
         loop = asyncio.get_running_loop()
@@ -198,7 +235,7 @@ class AsyncDesk:
             finally:
                 # Also where it failed: the others need not fail at once, too.
                 self._board.put(found, who, heard)
-            return found
+            return self._board.all
 
     def take(self, stuck: Stuck) -> bool:
         """Take it, unless another has."""

@@ -13,7 +13,8 @@ from semel.core.value import value
 
 @value
 class FindStuck(Command[tuple[Stuck, ...]]):
-    """Read the records that are in progress under a lease that has run out, the longest silent first.
+    """Read the records that are in progress under a lease that has run out: scopes take turns, and of each scope the
+    longest silent comes first (``upkeep.in_turn``).
 
     Those that are past retention, too, are the reaper's, and are not among them.
     """

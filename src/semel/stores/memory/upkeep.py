@@ -23,7 +23,7 @@ from semel.core.message import Answer, Request
 from semel.core.record import NOBODYS_TOKEN, Entry, Hold, Stuck
 from semel.core.recovery import written
 from semel.core.state import TERMINAL, Event, State, after
-from semel.core.upkeep import is_due
+from semel.core.upkeep import in_turn, is_due
 from semel.stores.memory.table import Moment, Row, Table, must
 
 
@@ -50,8 +50,7 @@ class Upkeep(Table):
         ]
         if command.only_due:
             stuck = [each for each in stuck if is_due(each)]
-        stuck.sort(key=lambda each: each.silent_for, reverse=True)
-        return tuple(stuck[: command.limit])
+        return in_turn(stuck, command.limit)
 
     def _read_request(self, command: ReadRequest, _moment: Moment) -> Request | None:
         row = self._mine(command.hold, *State)

@@ -45,7 +45,7 @@ COMMAND_SECONDS = STATEMENT_SECONDS + 2
 
 
 class AsyncPostgresStore(AsyncStore):
-    """Records in one PostgreSQL table. Claims, answers, leases and upkeep have a connection each."""
+    """Records in one PostgreSQL table. Claims, answers, leases, settlements and upkeep have a connection each."""
 
     def __init__(self, url: str, *, connections: AsyncConnections | None = None) -> None:
         """Use the server and the table that *url* names; *connections* are the application's own, for transactions that
@@ -145,7 +145,8 @@ class AsyncPostgresStore(AsyncStore):
         for link in self._links:
             link.drop()
         self._listener.drop()
-        claims, answers, leases, others, upkeep = self._links = [_Link(self.address) for _ in range(5)]
+        self._links = [_Link(self.address) for _ in range(6)]
+        claims, answers, leases, settlements, others, upkeep = self._links
         claim = AsyncLane[Any](lambda batch: self._claim(claims, batch))
         complete = AsyncLane[Any](lambda batch: self._complete(answers, batch))
         # Renewals skip locked rows, and must not wait behind those who don't.
@@ -156,6 +157,8 @@ class AsyncPostgresStore(AsyncStore):
             Complete: complete,
             Renew: renew,
             **dict.fromkeys(OTHERS, other),
+            # It waits for a transaction that may hang, and none of the others has to.
+            Settle: AsyncLane[Any](lambda batch: self._each(settlements, batch)),
             # Reaping takes its time, and no request waits for it.
             **dict.fromkeys(UPKEEP, AsyncLane[Any](lambda batch: self._each(upkeep, batch))),
         }
@@ -166,16 +169,16 @@ class AsyncPostgresStore(AsyncStore):
             # Once, with the first claim: a role that may claim but not complete is found out before a handler runs.
             await link.run(self._statements.check_privileges(str(self.address)))
             self._may_write = True
-        return await link.run(self._statements.claim(batch))
+        return await link.run(self._statements.claim(batch), is_shared=len(batch) > 1)
 
     async def _settle(self) -> None:
         if self._liveness is not None and not self._liveness.is_settled:
             await asyncio.to_thread(self._liveness.settle)
 
     async def _complete(self, link: _Link, batch: list[Complete]) -> list[Any]:
-        verdicts: list[Any] = await link.run(self._statements.complete(batch))
+        verdicts: list[Any] = await link.run(self._statements.complete(batch), is_shared=len(batch) > 1)
         return [
-            verdict or await link.run(self._statements.completed(command.hold))
+            verdict or await self._caught(link.run(self._statements.completed(command.hold)))
             for command, verdict in zip(batch, verdicts, strict=True)
         ]
 
@@ -223,8 +226,10 @@ class _Link:
         self._is_off = False
         start_afresh_in_children(self)
 
-    async def run(self, statement: Statement[T]) -> T:
-        """Run one statement in its own transaction."""
+    async def run(self, statement: Statement[T], *, is_shared: bool = False) -> T:
+        """Run one statement in its own transaction. One that is shared is not sent again as a whole when another's
+        transaction was in the way: it was in the way of some, and the rest need not wait for it.
+        """
         was_sent = False
         for left in reversed(range(TRIES)):
             try:
@@ -235,7 +240,7 @@ class _Link:
                 if left == 0 or not was_sent or self._is_too_slow(error):
                     raise
             except asyncpg.PostgresError as error:
-                if error.sqlstate not in TRANSIENT:
+                if error.sqlstate not in TRANSIENT or is_shared:
                     raise
                 if left == 0:
                     raise outlasted(error, self._address, was_sent=was_sent) from error

@@ -3,6 +3,12 @@
 -- is a percent sign or a stray colon.
 -- Only the server's clock decides, and it is clock_timestamp(): now() stands still within a transaction.
 -- Plural parameters are arrays: one statement serves everybody who asked meanwhile.
+-- What is about one record finds it by its primary key, and says state || '' = 'processing' where it means that state:
+-- said plainly, the planner may look in semel_keys_in_progress instead, because there seem to be few rows in it. But it
+-- has an entry for every operation that ended since the last vacuum, and each of them would be read.
+-- Where a statement joins many keys to the table, it says scope = ANY (ARRAY[asked.scope]): that is looked up for each
+-- key, and can't be done by walking along the whole primary key, which a plan that was made for a small table does for
+-- as long as the session keeps the plan.
 -- What changes a record writes a line of the audit trail in the same statement; :audit says whether there is one.
 --
 -- A worker's process may hold a lock while it lives, exclusively, in a session of its own; the records that it works on
@@ -148,8 +154,9 @@ WITH ended AS (
       FROM unnest(:scopes::text[], :keys::text[], :attempts::int[], :tokens::bytea[],
                   :states::text[], :statuses::smallint[], :headers::text[], :bodies::bytea[], :hints::text[])
         AS asked (scope, key, attempt, token, state, status, headers, body, hint)
-     WHERE semel_keys.scope = asked.scope AND semel_keys.key = asked.key
-       AND semel_keys.attempt = asked.attempt AND semel_keys.token = asked.token AND semel_keys.state = 'processing'
+     WHERE semel_keys.scope = ANY (ARRAY[asked.scope]) AND semel_keys.key = asked.key
+       AND semel_keys.attempt = asked.attempt AND semel_keys.token = asked.token
+       AND semel_keys.state || '' = 'processing'
  RETURNING semel_keys.scope, semel_keys.key, semel_keys.attempt, semel_keys.token, semel_keys.state, asked.hint
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
@@ -178,13 +185,13 @@ SELECT true
 WITH freed AS (
     DELETE FROM semel_keys
      WHERE scope = :scope AND key = :key AND token = :token AND :attempt::int IN (0, attempt)
-       AND (state = 'pending' OR (state = 'processing' AND attempt = 1 AND steps IS NULL AND NOT accepted))
+       AND (state || '' = 'pending' OR (state || '' = 'processing' AND attempt = 1 AND steps IS NULL AND NOT accepted))
  RETURNING scope, key, attempt, 'released' AS event
 ), given_up AS (
     UPDATE semel_keys
        SET token = :nobodys_token, lease_expires_at = clock_timestamp(), owner = NULL
-     WHERE scope = :scope AND key = :key AND token = :token AND :attempt::int IN (0, attempt) AND state = 'processing'
-       AND (attempt > 1 OR steps IS NOT NULL OR accepted)
+     WHERE scope = :scope AND key = :key AND token = :token AND :attempt::int IN (0, attempt)
+       AND state || '' = 'processing' AND (attempt > 1 OR steps IS NOT NULL OR accepted)
  RETURNING scope, key, attempt, 'given up' AS event
 ), ended AS (
     SELECT * FROM freed UNION ALL SELECT * FROM given_up
@@ -213,7 +220,7 @@ WITH asked AS (
         SELECT 1
           FROM semel_keys
          WHERE scope = asked.scope AND key = asked.key
-           AND attempt = asked.attempt AND token = asked.token AND state = 'processing'
+           AND attempt = asked.attempt AND token = asked.token AND state || '' = 'processing'
            AND CASE WHEN owner IS NOT NULL AND :tests_owner::boolean
                     THEN NOT pg_try_advisory_xact_lock_shared(owner) ELSE true END
            FOR UPDATE SKIP LOCKED
@@ -222,15 +229,15 @@ WITH asked AS (
     UPDATE semel_keys
        SET lease_expires_at = clock_timestamp() + mine.lease * interval '1 second'
       FROM mine
-     WHERE semel_keys.scope = mine.scope AND semel_keys.key = mine.key
+     WHERE semel_keys.scope = ANY (ARRAY[mine.scope]) AND semel_keys.key = mine.key
 )
 SELECT scope, key, attempt, token
   FROM asked
  WHERE NOT EXISTS (
     SELECT
       FROM semel_keys
-     WHERE scope = asked.scope AND key = asked.key
-       AND attempt = asked.attempt AND token = asked.token AND state = 'processing'
+     WHERE scope = ANY (ARRAY[asked.scope]) AND key = asked.key
+       AND attempt = asked.attempt AND token = asked.token AND state || '' = 'processing'
        AND CASE WHEN owner IS NOT NULL AND :tests_owner::boolean
                 THEN NOT pg_try_advisory_xact_lock_shared(owner) ELSE true END
  )
@@ -243,7 +250,7 @@ WITH saved AS (
     UPDATE semel_keys
        SET steps = CAST(:steps AS text), recovery_point = CAST(:recovery_point AS text)
      WHERE scope = CAST(:scope AS text) AND key = CAST(:key AS text)
-       AND attempt = CAST(:attempt AS integer) AND token = CAST(:token AS bytea) AND state = 'processing'
+       AND attempt = CAST(:attempt AS integer) AND token = CAST(:token AS bytea) AND state || '' = 'processing'
        AND (steps IS NOT DISTINCT FROM CAST(:before AS text) OR steps IS NOT DISTINCT FROM CAST(:steps AS text))
  RETURNING scope, key, attempt
 ), noted AS (
@@ -259,7 +266,7 @@ SELECT 1 FROM saved
 -- Store how far the handler says it is. Nothing depends on it, so the audit trail does not tell.
 UPDATE semel_keys
    SET milestone = :milestone
- WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
+ WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state || '' = 'processing'
 RETURNING 1
 
 
@@ -392,7 +399,7 @@ WITH parked AS (
     UPDATE semel_keys
        SET state = 'unknown', lease_expires_at = NULL, owner = NULL
      WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token
-       AND state IN ('pending', 'processing')
+       AND state || '' IN ('pending', 'processing')
        AND CASE WHEN NOT :if_silent::boolean OR lease_expires_at IS NULL OR lease_expires_at <= clock_timestamp()
                 THEN true
                 WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
@@ -407,7 +414,7 @@ WITH parked AS (
 SELECT 1 FROM parked
  UNION ALL
 SELECT 1 FROM semel_keys
- WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
+ WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state || '' = 'unknown'
    AND NOT :if_silent::boolean
 
 
@@ -433,30 +440,63 @@ SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, st
 
 
 -- name: find_stuck
--- The records whose worker is silent past its lease, or dead, the longest silent first; and those that wait for their
--- first worker, by their age. Past its retention it is the reaper's.
+-- The records whose worker is silent past its lease, or dead; and those that wait for their first worker, by their age.
+-- Scopes take turns, and of each scope the longest silent comes first. Past its retention it is the reaper's.
 -- When a process died is not known: it counts as silent from now on, and not before.
 -- MATERIALIZED: the clock is read once, so that who is silent for longer comes first.
+-- At most :window are looked at from the oldest on, along the index on what is in progress, and as many from some moment
+-- on: one scope that has more than that to do can't hide for long what others have behind it.
+-- The rest of a record is read when it is chosen, at its place (ctid), which stays the same within a statement.
 -- What is due after its pause is said in words of its own in core/upkeep.py.
 WITH clock AS MATERIALIZED (
     SELECT clock_timestamp() AS now
+), oldest AS MATERIALIZED (
+    SELECT created_at
+      FROM semel_keys
+     WHERE state IN ('pending', 'processing', 'unknown')
+     ORDER BY created_at
+     LIMIT 1
+), start AS MATERIALIZED (
+    SELECT created_at AS at FROM oldest
+     UNION ALL
+    SELECT created_at + random() * (clock.now - created_at) FROM oldest, clock
+), due AS MATERIALIZED (
+    SELECT DISTINCT found.place, found.scope, found.silent_since
+      FROM start, clock
+     CROSS JOIN LATERAL (
+        SELECT ctid AS place, scope, least(coalesce(lease_expires_at, created_at), clock.now) AS silent_since
+          FROM semel_keys
+         WHERE state IN ('pending', 'processing', 'unknown') AND created_at >= start.at
+           AND (state = 'processing' OR (state = 'pending' AND :with_pending::boolean)) AND expires_at > clock.now
+           AND (:with_nobodys::boolean OR token <> :nobodys_token)
+           AND (NOT :with_request::boolean OR request IS NOT NULL)
+           AND CASE WHEN lease_expires_at IS NULL OR lease_expires_at <= clock.now THEN true
+                    WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
+                    ELSE false END
+           AND (NOT :only_due::boolean
+                OR (accepted AND (tries = 0 OR token <> :nobodys_token))
+                OR clock.now - least(coalesce(lease_expires_at, created_at), clock.now)
+                   >= make_interval(secs => :first_pause::float8)
+                      * (1 << least(tries - accepted::integer, :most_doublings::integer)))
+         ORDER BY created_at
+         LIMIT :window
+     ) AS found
+), chosen AS MATERIALIZED (
+    SELECT place, silent_since, row_number() OVER (PARTITION BY scope ORDER BY silent_since) AS turn
+      FROM due
+     ORDER BY turn, silent_since
+     LIMIT :limit
 )
-SELECT scope, key, attempt, token, on_crash, steps, request IS NOT NULL,
-       clock.now - least(coalesce(lease_expires_at, created_at), clock.now), tries, accepted
-  FROM semel_keys, clock
- WHERE (state = 'processing' OR (state = 'pending' AND :with_pending::boolean)) AND expires_at > clock.now
-   AND (:with_nobodys::boolean OR token <> :nobodys_token)
-   AND (NOT :with_request::boolean OR request IS NOT NULL)
-   AND CASE WHEN lease_expires_at IS NULL OR lease_expires_at <= clock.now THEN true
-            WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
-            ELSE false END
-   AND (NOT :only_due::boolean
-        OR (accepted AND (tries = 0 OR token <> :nobodys_token))
-        OR clock.now - least(coalesce(lease_expires_at, created_at), clock.now)
-           >= make_interval(secs => :first_pause::float8)
-              * (1 << least(tries - accepted::integer, :most_doublings::integer)))
- ORDER BY least(coalesce(lease_expires_at, created_at), clock.now)
- LIMIT :limit
+SELECT found.scope, found.key, found.attempt, found.token, found.on_crash, found.steps, found.has_request,
+       clock.now - chosen.silent_since, found.tries, found.accepted
+  FROM clock, chosen
+ CROSS JOIN LATERAL (
+    SELECT scope, key, attempt, token, on_crash, steps, request IS NOT NULL AS has_request, tries, accepted
+      FROM semel_keys
+     WHERE ctid = chosen.place
+    OFFSET 0
+ ) AS found
+ ORDER BY chosen.turn, chosen.silent_since
 
 
 -- name: read_request
@@ -472,7 +512,7 @@ SELECT request, request_body
 WITH swept AS (
     UPDATE semel_keys
        SET token = :nobodys_token, lease_expires_at = least(lease_expires_at, clock_timestamp()), owner = NULL
-     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
+     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state || '' = 'processing'
        AND CASE WHEN lease_expires_at <= clock_timestamp() THEN true
                 WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
                 ELSE false END
@@ -557,7 +597,7 @@ SELECT count(*) FROM deleted
 WITH discarded AS (
     DELETE FROM semel_keys
      WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token
-       AND state IN ('pending', 'processing', 'unknown')
+       AND state || '' IN ('pending', 'processing', 'unknown')
  RETURNING scope, key, attempt
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
@@ -577,7 +617,7 @@ WITH resolved AS (
        SET state = 'processing', attempt = attempt + 1, token = :nobodys_token, lease_expires_at = clock_timestamp(),
            expires_at = clock_timestamp() + (expires_at - created_at),
            tries = 0, steps = :steps, recovery_point = :recovery_point
-     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
+     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state || '' = 'unknown'
  RETURNING scope, key, attempt
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
@@ -596,7 +636,7 @@ WITH resolved AS (
        SET state = 'complete', status = :status, headers = :headers, body = :body, completed_at = clock_timestamp(),
            expires_at = clock_timestamp() + (expires_at - created_at),
            token = :nobodys_token, request = NULL, request_body = NULL
-     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
+     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state || '' = 'unknown'
  RETURNING scope, key, attempt
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)

@@ -40,7 +40,7 @@ MIGRATION_LOCK = 0x73656D656C
 
 
 class PostgresStore(Store):
-    """Records in one PostgreSQL table. Claims, answers, leases and upkeep have a connection each."""
+    """Records in one PostgreSQL table. Claims, answers, leases, settlements and upkeep have a connection each."""
 
     def __init__(self, url: str, *, connections: Connections | None = None) -> None:
         """Use the server and the table that *url* names; *connections* are the application's own, for transactions that
@@ -80,6 +80,8 @@ class PostgresStore(Store):
                 return cast("T", self._answers.submit(command))
             case Renew():
                 return cast("T", self._leases.submit(command))
+            case Settle():
+                return cast("T", self._settlements.submit(command))
             case _:
                 lane = self._upkeep if type(command) in UPKEEP else self._others
                 return cast("T", lane.submit(command))
@@ -141,11 +143,14 @@ class PostgresStore(Store):
         """Have no connection."""
         self._mutex = threading.Lock()
         self._connections = self._given
-        claims, answers, leases, others, upkeep = self._links = [_Link(self.address) for _ in range(5)]
+        self._links = [_Link(self.address) for _ in range(6)]
+        claims, answers, leases, settlements, others, upkeep = self._links
         self._claims = Lane[Claim](lambda batch: self._claim(claims, batch))
         self._answers = Lane[Complete](lambda batch: self._complete(answers, batch))
         # Renewals skip locked rows, and must not wait behind those who don't.
         self._leases = Lane[Any](lambda batch: [self._other(leases, command) for command in batch])
+        # It waits for a transaction that may hang, and none of the others has to.
+        self._settlements = Lane[Any](lambda batch: [self._other(settlements, command) for command in batch])
         self._others = Lane[Any](lambda batch: [self._other(others, command) for command in batch])
         # Reaping takes its time, and no request waits for it.
         self._upkeep = Lane[Any](lambda batch: [self._other(upkeep, command) for command in batch])
@@ -155,20 +160,27 @@ class PostgresStore(Store):
             # Once, with the first claim: a role that may claim but not complete is found out before a handler runs.
             link.run(self._statements.check_privileges(str(self.address)))
             self._may_write = True
-        return link.run(self._statements.claim(batch))
+        return link.run(self._statements.claim(batch), is_shared=len(batch) > 1)
 
     def _complete(self, link: _Link, batch: list[Complete]) -> list[Any]:
-        verdicts = link.run(self._statements.complete(batch))
+        verdicts = link.run(self._statements.complete(batch), is_shared=len(batch) > 1)
         return [
-            verdict or link.run(self._statements.completed(command.hold))
+            verdict or self._caught(lambda hold=command.hold: link.run(self._statements.completed(hold)))
             for command, verdict in zip(batch, verdicts, strict=True)
         ]
 
     def _other(self, link: _Link, command: Command[Any]) -> Any:
-        try:
+        def run() -> Any:
             if isinstance(command, Settle):
                 link.run(self._statements.wait(command))
             return link.run(self._statements.of(command))
+
+        return self._caught(run)
+
+    @staticmethod
+    def _caught(run: Callable[[], Any]) -> Any:
+        try:
+            return run()
         except StoreError as error:
             return error
         except Exception as error:  # noqa: BLE001 - these are no batch: each has its own fate
@@ -214,8 +226,10 @@ class _Link:
         #: Whether it is to the server itself, and not to a pooler; None: not known before it is connected.
         self.is_direct: bool | None = None
 
-    def run(self, statement: Statement[T]) -> T:
-        """Run one statement in its own transaction."""
+    def run(self, statement: Statement[T], *, is_shared: bool = False) -> T:
+        """Run one statement in its own transaction. One that is shared is not sent again as a whole when another's
+        transaction was in the way: it was in the way of some, and the rest need not wait for it.
+        """
         was_sent = False
         for left in reversed(range(TRIES)):
             try:
@@ -226,7 +240,7 @@ class _Link:
                 if left == 0 or not was_sent or is_too_slow(error):
                     raise
             except psycopg.Error as error:
-                if error.sqlstate not in TRANSIENT:
+                if error.sqlstate not in TRANSIENT or is_shared:
                     raise
                 if left == 0:
                     raise outlasted(error, self._address, was_sent=was_sent) from error

@@ -28,12 +28,16 @@ from semel.stores.postgres.rows import Row, verdict
 from semel.stores.requests import read_back
 from semel.stores.statement import Statement
 
+#: How many records are looked at, however few are wanted, so that each scope has its turn among them: milliseconds.
+MIN_WINDOW = 5000
+
 
 def _find_stuck(builder: Builder, command: FindStuck) -> Statement[tuple[Stuck, ...]]:
     return builder.statement(
         "find_stuck",
         lambda rows: tuple(Stuck(Hold(*row[:4]), *row[4:]) for row in rows),
         limit=command.limit,
+        window=max(command.limit, MIN_WINDOW),
         with_request=command.with_request,
         with_nobodys=command.with_nobodys,
         with_pending=command.with_pending,

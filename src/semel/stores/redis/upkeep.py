@@ -15,7 +15,7 @@ from typing import Any, cast
 from semel.core.commands import Browse, Command, FindStuck, Reap, Reaped, ReapTrail
 from semel.core.key import digest_of
 from semel.core.record import NOBODYS_TOKEN, Hold, OnCrash, Record, Stuck
-from semel.core.upkeep import is_due
+from semel.core.upkeep import in_turn, is_due
 from semel.core.value import value
 from semel.errors import StoreError
 from semel.stores.base import this_process
@@ -132,6 +132,8 @@ class Upkeep:
         self._records = Walk(self._pattern, "hash")
         self._trails = Walk(f"{keys.prefix}:trail:{ANY_DIGEST}", "list")
         self._walk_at = 0.0
+        #: Where in each list to look next for what is hidden behind others.
+        self._pages: dict[str, int] = {}
         self._turn = f"{keys.prefix}:walk".encode()
         self._talks: dict[type[Command[Any]], Callable[[Courier, Any], Talk[Any]]] = {
             Browse: self._browse,
@@ -156,13 +158,15 @@ class Upkeep:
         yield from self._list_own(courier)
         if (yield from self._may_walk(courier)):
             yield from self._list_missing(courier)
-        wanted = yield from self._due(courier, command.limit, lambda each: each.is_wanted(command))
-        return tuple(nlargest(command.limit, [each.stuck for each, _ in wanted], key=lambda each: each.silent_for))
+        wanted, more = yield from self._due(courier, command.limit, lambda each: each.is_wanted(command))
+        found = [each for each, _ in wanted]
+        found += [each for each in (yield from self._further_on(courier, more)) if each.is_wanted(command)]
+        return in_turn({each.name: each.stuck for each in found}.values(), command.limit)
 
     def _reap(self, courier: Courier, command: Reap) -> Talk[Reaped]:
         yield from self._list_own(courier)
         yield from self._list_missing(courier)
-        due = yield from self._due(courier, command.limit, lambda each: each.is_expired)
+        due, _ = yield from self._due(courier, command.limit, lambda each: each.is_expired)
         due = sorted(due, key=lambda each: each[0].expires_at)[: command.limit]
         answer = command.abandoned
         words = (_NOBODYS, b"%d" % answer.status, written_headers(answer.headers).encode(), answer.body or b"")
@@ -187,8 +191,12 @@ class Upkeep:
             raise error
         return Reaped(**counts)
 
-    def _due(self, courier: Courier, limit: int, is_wanted: Callable[[Judged], bool]) -> Talk[list[tuple[Judged, int]]]:
-        """Look at those on the lists whose time has come, and return the wanted ones with the times they are under."""
+    def _due(
+        self, courier: Courier, limit: int, is_wanted: Callable[[Judged], bool]
+    ) -> Talk[tuple[list[tuple[Judged, int]], dict[str, int]]]:
+        """Look at those on the lists whose time has come, and return the wanted ones with the times they are under; and
+        which lists have more, behind so many.
+        """
         index = self._keys.index
         wanted: list[tuple[Judged, int]] = []
         digits = list(DIGITS)
@@ -212,7 +220,24 @@ class Upkeep:
             for name in staying:
                 offsets[chr(name[-1])] += 1
             digits = [digit for digit, page in zip(digits, pages, strict=True) if len(page) == 2 * PAGE]
-        return wanted
+        return wanted, {digit: offsets[digit] for digit in digits}
+
+    def _further_on(self, courier: Courier, more: dict[str, int]) -> Talk[list[Judged]]:
+        """Look at one more page of each list that has *more*, each time the next: the lists are in the order of time,
+        and one scope with more than a look finds must not hide all that came after it.
+        """
+        index = self._keys.index
+        starts = {digit: max(self._pages.get(digit, 0), offset) for digit, offset in more.items()}
+        pages = yield from courier.deliver(
+            [script("due").on(index.list_of(digit), b"%d" % start, b"%d" % PAGE) for digit, start in starts.items()]
+        )
+        names = [name for page in pages for name in only(page)[::2]]
+        self._pages = {
+            digit: start + PAGE
+            for (digit, start), page in zip(starts.items(), pages, strict=True)
+            if len(page) == 2 * PAGE
+        }
+        return list((yield from self._judge(courier, names)).values())
 
     def _may_walk(self, courier: Courier) -> Talk[bool]:
         """Whether it is time for a walk, and nobody else is about to take it."""

@@ -269,8 +269,8 @@ LIMIT :limit
 SELECT rowid, scope, key FROM semel_keys WHERE rowid > :place ORDER BY rowid LIMIT :limit
 
 -- name: find_stuck
--- What is in progress under a lease that has run out, the longest silent first, and what waits for its first worker, by
--- its age; past its retention it is the reaper's.
+-- What is in progress under a lease that has run out, and what waits for its first worker, by its age. Scopes take
+-- turns, and of each scope the longest silent comes first. Past its retention it is the reaper's.
 -- The list of states is spelled as in the index on what is in progress, which SQLite uses for nothing else.
 -- What is due after its pause is said in words of its own in core/upkeep.py.
 SELECT
@@ -288,7 +288,9 @@ WHERE
         OR (accepted AND (tries = 0 OR token <> zeroblob(16)))
         OR now - coalesce(lease_expires_at, created_at) >= :first_pause << min(tries - accepted, :most_doublings)
     )
-ORDER BY coalesce(lease_expires_at, created_at)
+ORDER BY
+    row_number() OVER (PARTITION BY scope ORDER BY coalesce(lease_expires_at, created_at)),
+    coalesce(lease_expires_at, created_at)
 LIMIT :limit
 
 -- name: read_request

@@ -17,8 +17,8 @@ from semel.core.record import Entry, Found, Hold, Record, Stuck
 from semel.core.recovery import Progress
 from semel.core.state import TERMINAL, Event, State, after
 from semel.stores import milestones, requests
+from semel.stores.fair import MAX_BATCH
 from semel.stores.headers import read_back, written
-from semel.stores.lane import MAX_BATCH
 from semel.stores.statement import Names, Query, load_queries
 
 T = TypeVar("T")

@@ -10,7 +10,8 @@ import asyncio
 from collections import deque
 from typing import Any
 
-from semel.stores.lane import MAX_BATCH, AsyncLane
+from semel.stores.fair import MAX_BATCH
+from semel.stores.lane import AsyncLane
 from semel.stores.redis.address import Address
 from semel.stores.redis.async_wires import AsyncWires
 from semel.stores.redis.courier import Courier

@@ -12,8 +12,9 @@ from collections import deque
 from typing import Any
 
 from semel.errors import StoreError
+from semel.stores.fair import MAX_BATCH
 from semel.stores.forks import start_afresh_in_children
-from semel.stores.lane import MAX_BATCH, Lane
+from semel.stores.lane import Lane
 from semel.stores.redis.address import Address
 from semel.stores.redis.courier import Courier
 from semel.stores.redis.wires import Wires

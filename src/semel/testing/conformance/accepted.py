@@ -48,10 +48,11 @@ MOMENT = timedelta(minutes=1)
 
 
 def waiting(store: Handle, scope: str, *, with_pending: bool = True) -> list[Stuck]:
-    """Return what a worker finds to do, the longest silent first."""
+    """Return what a worker finds to do in *scope*, the longest silent first."""
     stuck = store.perform(FindStuck(ALL, with_request=True, with_nobodys=True, with_pending=with_pending))
-    assert list(stuck) == sorted(stuck, key=lambda each: each.silent_for, reverse=True)
-    return [each for each in stuck if each.hold.scope == scope]
+    found = [each for each in stuck if each.hold.scope == scope]
+    assert found == sorted(found, key=lambda each: each.silent_for, reverse=True)
+    return found
 
 
 class Accepted(Suite):

@@ -102,6 +102,26 @@ class Pending(Suite):
         age(RETENTION)
         assert waiting(store, scope) == []  # by now they are the reaper's
 
+    def test_scopes_take_turns(self, store: Handle, scope: str, age: Age) -> None:
+        """However many operations of one scope wait, and for however long, the oldest of any other is found before its
+        second: also where no more are asked for than one of each.
+        """
+        many, other = f"{scope}-many", f"{scope}-other"
+        for number in range(20):
+            held(store, accepted_on(many, f"{number:02}"))
+        age(MOMENT)
+        for key in ("first", "second"):
+            held(store, accepted_on(other, key))
+            age(MOMENT)
+        wanted = FindStuck(ALL, with_request=True, with_nobodys=True, with_pending=True, only_due=True)
+        found = [each.hold for each in store.perform(wanted)]
+        ours = [each for each in found if each.scope in {many, other}]
+        assert [each.scope for each in ours] == [many, other, many, other] + [many] * 18
+        assert [each.key for each in ours if each.scope == other] == ["first", "second"]
+        scopes = {each.scope for each in found}
+        few = store.perform(replace(wanted, limit=len(scopes)))
+        assert {each.hold.scope for each in few} == scopes
+
     def test_only_those_whose_time_has_come(self, store: Handle, scope: str, age: Age) -> None:
         """Whoever asks for what is due gets what is pending, what a dead worker was at, and what has had its pause: an
         ordinary one after its lease, and one that workers gave up a longer one after each try. Others hide none of it.

@@ -353,6 +353,7 @@ class Upkeep(Suite):
 
     @staticmethod
     def _stuck(store: Handle, scope: str, *, with_request: bool = False, with_nobodys: bool = False) -> list[Stuck]:
-        found = store.perform(FindStuck(ALL, with_request=with_request, with_nobodys=with_nobodys))
-        assert list(found) == sorted(found, key=lambda each: each.silent_for, reverse=True)
-        return [each for each in found if each.hold.scope == scope]
+        stuck = store.perform(FindStuck(ALL, with_request=with_request, with_nobodys=with_nobodys))
+        found = [each for each in stuck if each.hold.scope == scope]
+        assert found == sorted(found, key=lambda each: each.silent_for, reverse=True)
+        return found

@@ -1,0 +1,145 @@
+"""The queue of a lane: scopes take turns, and a batch is bounded in number and in bytes. It carries out nothing.
+
+One tenant that sends a thousand requests, or sixty of eight megabytes, must not keep another's small one waiting for
+all of them. What one scope asks for goes out in the order in which it was asked.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
+
+from semel.core.commands import (
+    Claim,
+    Command,
+    Complete,
+    Decree,
+    Discard,
+    Look,
+    Mark,
+    Note,
+    Park,
+    ReadRequest,
+    ReadTrail,
+    Release,
+    Save,
+    Settle,
+    Sweep,
+    TakeOver,
+    Unpark,
+)
+from semel.core.message import Answer, Request
+
+T = TypeVar("T")
+
+#: Past this a statement takes longer to plan and to send than a second one costs.
+MAX_BATCH = 128
+#: Of bodies in one statement: so much is on its way in a few milliseconds, and a driver keeps a few copies of it
+#: meanwhile. What is larger by itself goes alone.
+MAX_BATCH_BYTES = 1024 * 1024
+
+
+class FairQueue(Generic[T]):
+    """Commands that wait, each with what its caller has to be told by. It locks nothing."""
+
+    def __init__(self) -> None:
+        """Have none."""
+        self._by_scope: OrderedDict[str, deque[tuple[int, T]]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        """Whether anything waits."""
+        return bool(self._by_scope)
+
+    def __iter__(self) -> Iterator[T]:
+        """Go through all that wait, in no order."""
+        return iter([item for waiting in self._by_scope.values() for _, item in waiting])
+
+    def append(self, command: Command[Any], item: T) -> None:
+        """Add *item*, which stands for *command*, behind the others of its scope."""
+        scope = scope_of(command)
+        waiting = self._by_scope.get(scope)
+        if waiting is None:
+            waiting = self._by_scope[scope] = deque()
+        waiting.append((size_of(command), item))
+
+    @property
+    def first(self) -> T | None:
+        """What is in the next batch for certain. It stays the same until then, or until it is removed."""
+        for waiting in self._by_scope.values():
+            return waiting[0][1]
+        return None
+
+    def remove(self, item: T) -> None:
+        """Take *item* out, if it still waits."""
+        for scope, waiting in self._by_scope.items():
+            for place, (_, each) in enumerate(waiting):
+                if each is item:
+                    del waiting[place]
+                    if not waiting:
+                        del self._by_scope[scope]
+                    return
+
+    def take(self) -> list[T]:
+        """Take the next batch: one of each scope in turn, as long as it is not too many, or too much."""
+        batch: list[T] = []
+        total = 0
+        by_scope = self._by_scope
+        while by_scope and len(batch) < MAX_BATCH:
+            scope, waiting = next(iter(by_scope.items()))
+            size, item = waiting[0]
+            total += size
+            if batch and total > MAX_BATCH_BYTES:
+                break  # It is the first of the next batch.
+            waiting.popleft()
+            batch.append(item)
+            if waiting:
+                by_scope.move_to_end(scope)
+            else:
+                del by_scope[scope]
+        return batch
+
+    def clear(self) -> None:
+        """Have none."""
+        self._by_scope.clear()
+
+
+def scope_of(command: Command[Any]) -> str:
+    """Return the scope that *command* is about; those about none, or about many, are of a scope of their own."""
+    return _SCOPES.get(type(command), _no_scope)(command)
+
+
+def size_of(command: Command[Any]) -> int:
+    """Return how many bytes of bodies go out with *command*."""
+    weigh = _SIZES.get(type(command))
+    return 0 if weigh is None else weigh(command)
+
+
+def _no_scope(_command: Command[Any]) -> str:
+    return ""
+
+
+_in_hold, _in_claim, _plain = attrgetter("hold.scope"), attrgetter("claim.scope"), attrgetter("scope")
+_SCOPES: dict[type[Command[Any]], Callable[[Any], str]] = {
+    **dict.fromkeys((Claim, Look, ReadTrail), _plain),
+    **dict.fromkeys((Complete, Decree, Discard, Mark, Note, Park), _in_hold),
+    **dict.fromkeys((ReadRequest, Release, Save, Settle, Sweep, Unpark), _in_hold),
+    TakeOver: _in_claim,
+}
+
+
+def _of_request(request: Request | None) -> int:
+    return 0 if request is None else len(request.body)
+
+
+def _of_answer(answer: Answer) -> int:
+    return len(answer.body or b"")
+
+
+_SIZES: dict[type[Command[Any]], Callable[[Any], int]] = {
+    Claim: lambda command: _of_request(command.request),
+    TakeOver: lambda command: _of_request(command.claim.request),
+    Complete: lambda command: _of_answer(command.answer),
+    Decree: lambda command: _of_answer(command.answer),
+}
