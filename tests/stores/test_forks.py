@@ -14,7 +14,7 @@ import psycopg
 import pytest
 import redis
 
-from semel.core.commands import Begin, Claim, Complete, Undo
+from semel.core.commands import Begin, Claim, Complete, Renew, Undo
 from semel.core.hint import hint_of
 from semel.core.message import Answer
 from semel.core.record import Found, Hold
@@ -56,7 +56,14 @@ async def write(used: AsyncStore, key: str) -> None:
     await transaction.perform(Undo())
 
 
-@pytest.mark.parametrize("use", [finish, hear, write])
+async def renew(used: AsyncStore, key: str) -> None:
+    """Renew a lease from a thread."""
+    hold = await used.perform(claim(f"{key} {os.urandom(4).hex()}"))
+    assert isinstance(hold, Hold)
+    assert await asyncio.to_thread(used.renew, Renew(((hold, LEASE),))) == frozenset()
+
+
+@pytest.mark.parametrize("use", [finish, hear, write, renew])
 @pytest.mark.parametrize("kind", ["postgres", "redis", "tiered"])
 def test_what_a_child_does_is_its_own(kind: str, use: Use, postgres_url: str, redis_url: str) -> None:
     """What the child does with the store, the parent goes on doing, over the connections that it had."""

@@ -139,7 +139,7 @@ class App:
 
 
 @pytest.fixture(autouse=True)
-def impatient(patient_reports: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001 - it is undone here
+def impatient(patient_reports: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Report mode waits as it does for users."""
     monkeypatch.setattr(lookups, "PATIENCE_SECONDS", PATIENCE_SECONDS)
 

@@ -1,4 +1,4 @@
-"""From guard to atomic mode, and back, while requests are in flight: both kinds of worker are at one key for a while."""
+"""From guard to atomic mode, and back, while requests are in flight: both kinds of worker may be at one key."""
 
 import json
 import sqlite3
@@ -113,7 +113,7 @@ class Bank:
 
 def _insert(connection: Any, key: str, number: str) -> None:
     # Both are made here, and have nothing in them that could be quoted.
-    connection.execute(f"INSERT INTO payments VALUES ('{key}', '{number}')")  # noqa: S608 - see above
+    connection.execute(f"INSERT INTO payments VALUES ('{key}', '{number}')")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -1,4 +1,4 @@
-"""A COMMIT that takes longer than a lease, since it waits for a replica: another worker may come, and repeats nothing."""
+"""A COMMIT that takes longer than a lease, since it waits for a replica: a worker that takes over repeats nothing."""
 
 import asyncio
 import json
@@ -95,7 +95,7 @@ class Shop:
         await asyncio.to_thread(self.wait)
         return attempt
 
-    def charge(self, ride: int, *, idempotency_key: str) -> str:  # noqa: ARG002 - a provider would be given it
+    def charge(self, ride: int, *, idempotency_key: str) -> str:
         self.charges.append(semel.current().attempt)
         return f"ride {ride} is paid"
 

@@ -131,8 +131,9 @@ class AsyncHands:
         """Whether the handler may be run: a claim that was answered late may be another worker's by now."""
         if command.lease is None or not is_late(self._asked_at, command.lease):
             return True
+        renewal = Renew(((command.hold, command.lease),))
         try:
-            return command.hold not in await self.guard.store.perform(Renew(((command.hold, command.lease),)))
+            return command.hold not in await asyncio.to_thread(self.guard.store.renew, renewal)
         except StoreError:
             return False
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from semel.core.commands import Command
+from semel.core.commands import Command, Renew
 from semel.stores.base import AsyncStore, Store
 from semel.stores.transaction import AsyncTransaction, Transaction
 
@@ -113,7 +113,9 @@ class AsyncHandle(Handle):
         self._runner = asyncio.Runner()
 
     def perform(self, command: Command[T]) -> T:
-        """Carry out one command on the loop."""
+        """Carry out one command on the loop; a renewal as it comes, from a thread while the loop does nothing."""
+        if isinstance(command, Renew):
+            return self._store.renew(command)  # type: ignore[return-value]  # what this command is answered with
         return self.perform_all([command])[0]
 
     def perform_all(self, commands: Sequence[Command[T]]) -> list[T]:
