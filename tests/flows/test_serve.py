@@ -35,7 +35,7 @@ from semel.core.events import Fenced, LostLease, NotKept, NotStored, PersonalKey
 from semel.core.fingerprint import Subject
 from semel.core.key import Key
 from semel.core.message import Answer, Head, Headers, Request
-from semel.core.policy import Policy
+from semel.core.policy import MAX_RESPONSE_TIME, Policy
 from semel.core.record import Found, Hold, Record
 from semel.core.recovery import Begun, Done, Progress, written
 from semel.core.replay import MARKER
@@ -228,7 +228,13 @@ def test_new_key_runs_and_is_stored_before_it_is_sent() -> None:
             NameScope(),
             ReadBody(POLICY.max_request_body),
             Claim("alice", KEY, TOKEN, fingerprint(), POLICY.lease, POLICY.retention),
-            RunHandler(HOLD, POLICY.lease, POLICY.max_response_body, request="POST /charges"),
+            RunHandler(
+                HOLD,
+                POLICY.lease,
+                POLICY.max_response_body,
+                request="POST /charges",
+                max_response_time=MAX_RESPONSE_TIME,
+            ),
             Complete(HOLD, Event.COMPLETE, KEPT),
         ),
         Send(CREATED),
@@ -340,8 +346,19 @@ def test_tombstone() -> None:
 
 
 def test_busy() -> None:
-    """While the first request runs, the second is told to wait."""
-    assert refusal(played([*BEGIN, (Claim, found())]).result) == (409, "idempotency-key-in-progress", b"1")
+    """While the first request runs, the second is told to wait: a moment, or, for a silent worker, its lease."""
+    lease = POLICY.lease.total_seconds()
+    for left, seconds in ((lease, b"1"), (lease * 0.6, b"1"), (lease * 0.5, b"%d" % (lease // 2)), (0.2, b"1")):
+        there = replace(record(SEEN), lease_left=timedelta(seconds=left))
+        busy: list[Line] = [*BEGIN, (Claim, found()), (Look, there)]
+        assert refusal(played(busy).result) == (409, "idempotency-key-in-progress", seconds)
+
+
+@pytest.mark.parametrize("seen", [None, UNREACHABLE])
+def test_busy_and_gone(seen: object) -> None:
+    """When to come back is a hint: where nothing can be found out about it, it is a moment."""
+    result = played([*BEGIN, (Claim, found()), (Look, seen)]).result
+    assert refusal(result) == (409, "idempotency-key-in-progress", b"1")
 
 
 @pytest.mark.parametrize("state", [State.PROCESSING, State.COMPLETE])
@@ -358,7 +375,9 @@ def test_own_token_is_a_hold() -> None:
     """A claim that finds its own token has got through before: it holds the key, and the handler runs."""
     script: list[Line] = [*BEGIN, (Claim, Again.AGAIN), (Claim, found(token=TOKEN)), *RUN]
     result = played(script)
-    assert result.commands[-2] == RunHandler(HOLD, POLICY.lease, POLICY.max_response_body, request="POST /charges")
+    assert result.commands[-2] == RunHandler(
+        HOLD, POLICY.lease, POLICY.max_response_body, request="POST /charges", max_response_time=MAX_RESPONSE_TIME
+    )
 
 
 def test_take_over_from_the_dead() -> None:
@@ -370,7 +389,9 @@ def test_take_over_from_the_dead() -> None:
         TakeOver(claim, SEEN),
         Tell(TookOver(SHORT, 2)),
         Look("alice", KEY),
-        RunHandler(HEIR, POLICY.lease, POLICY.max_response_body, request="POST /charges"),
+        RunHandler(
+            HEIR, POLICY.lease, POLICY.max_response_body, request="POST /charges", max_response_time=MAX_RESPONSE_TIME
+        ),
         Complete(HEIR, Event.COMPLETE, KEPT),
     )
     assert result.result == Send(CREATED)
@@ -381,7 +402,7 @@ def test_take_over_goes_on_from_what_is_stored() -> None:
     seen = replace(found(lease_is_over=True), steps=written(Progress(STEPS.steps[:1])))
     script: list[Line] = [*BEGIN, (Claim, seen), (TakeOver, HEIR), (Tell, None), (Look, record(HEIR, STEPS)), *RUN]
     assert played(script).commands[-2] == RunHandler(
-        HEIR, POLICY.lease, POLICY.max_response_body, STEPS, request="POST /charges"
+        HEIR, POLICY.lease, POLICY.max_response_body, STEPS, "POST /charges", MAX_RESPONSE_TIME
     )
 
 
@@ -405,7 +426,7 @@ def test_own_token_after_a_take_over() -> None:
     mine = replace(found(token=TOKEN), attempt=2)
     script: list[Line] = [*BEGIN, (Claim, Again.AGAIN), (Claim, mine), (Look, record(HEIR, STEPS)), *RUN]
     assert played(script).commands[-2] == RunHandler(
-        HEIR, POLICY.lease, POLICY.max_response_body, STEPS, request="POST /charges"
+        HEIR, POLICY.lease, POLICY.max_response_body, STEPS, "POST /charges", MAX_RESPONSE_TIME
     )
 
 
@@ -414,7 +435,7 @@ def test_expired_in_the_middle_of_a_take_over() -> None:
     seen = replace(found(lease_is_over=True), steps=written(STEPS))
     script: list[Line] = [*BEGIN, (Claim, seen), (TakeOver, HOLD), *RUN]
     assert played(script).commands[-2] == RunHandler(
-        HOLD, POLICY.lease, POLICY.max_response_body, request="POST /charges"
+        HOLD, POLICY.lease, POLICY.max_response_body, request="POST /charges", max_response_time=MAX_RESPONSE_TIME
     )
 
 
