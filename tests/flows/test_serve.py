@@ -680,7 +680,7 @@ def test_guard_inside_of_another() -> None:
 def test_guard_inside_of_another_operation(outside: tuple[str, str, str]) -> None:
     """One whose key is another's, or that is another request, is claimed as usual."""
     around = Around(*outside, is_atomic=False)
-    script = [*BEGIN, (Claim, found(State.COMPLETE, answer=CREATED, lease_is_over=True))]
+    script: list[Line] = [*BEGIN, (Claim, found(State.COMPLETE, answer=CREATED, lease_is_over=True))]
     assert isinstance(play(serve(head(), POLICY, TOKEN, around=around), script).result, Send)
 
 
