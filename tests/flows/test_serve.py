@@ -668,6 +668,32 @@ def test_handler_that_raised_in_progress(policy: Policy) -> None:
     assert (result.answer.status, dict(result.answer.headers)[b"retry-after"]) == (409, b"1")
 
 
+OFF = Policy(enforcement="off", required=True)
+
+
+def test_switched_off() -> None:
+    """With its guard switched off a request is passed on, as the operation that it would have been."""
+    assert played([(NameScope, "alice")], OFF).result == PassOn(HOLD)
+
+
+@pytest.mark.parametrize("answer", [None, LookupError("no such user")])
+def test_switched_off_without_an_owner(answer: object) -> None:
+    """Where its owner can't be found out, it is passed on all the same."""
+    assert played([(NameScope, answer)], OFF).result == PassOn()
+
+
+@pytest.mark.parametrize("key", [None, '"half'])
+def test_switched_off_without_a_key(key: str | None) -> None:
+    """Where it has no key, or one that can't be read, the application is not even asked."""
+    assert play(serve(head(key), OFF, TOKEN), []).result == PassOn()
+
+
+def test_switched_off_and_gone() -> None:
+    """A client that has gone meanwhile is not answered."""
+    with pytest.raises(Interrupted):
+        played([(NameScope, Interrupted())], OFF)
+
+
 def test_guard_inside_of_another() -> None:
     """A request whose key is claimed by a guard further outside is passed on, and nothing is asked of the store."""
     outside = Around("alice", "key-1", "POST /charges", is_atomic=False)
