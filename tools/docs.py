@@ -55,12 +55,13 @@ SITUATIONS: dict[type[errors.Refusal], tuple[str, str]] = {
     errors.StoreUnavailable: ("the store can't be reached, has no table, or is read-only", "no"),
     errors.KeyReused: ("the key was used for another request", "no"),
     errors.InProgress: ("the first request with this key still runs", "no"),
-    errors.NotReplayable: ("the first answer was too large or a stream, so it was not kept", "no"),
+    errors.NotReplayable: ("the first answer was too large, too slow or a stream, so it was not kept", "no"),
     errors.OutcomeUnknown: ('an earlier worker died over it, and `on_crash="refuse"`; or it is parked', "no"),
     errors.KeyExpired: ('the key is past retention, and `late="refuse"`', "no"),
     errors.OperationNotFound: ("a status URL that names no operation of whoever asks", "no"),
     errors.OperationExpired: ("a status URL, past the retention of its operation", "no"),
     errors.OperationFailed: ("the handler raised an exception", "yes"),
+    errors.OperationUnfinished: ("a handler with steps raised an exception: what it has done is recorded", "yes"),
     errors.NoEffect: ("the handler raised `NoEffect`, and `server_errors` is not `keep`", "yes, to no effect"),
     errors.AnswerNotStored: ("the handler ran, and its answer could not be stored", "yes"),
 }
@@ -82,6 +83,7 @@ ADVICE: dict[type[errors.Refusal], str] = {
     errors.OperationNotFound: "Ask at the address that came with the `202`, as the user who sent the request.",
     errors.OperationExpired: "The answer is no longer kept. Look up what became of it before you start anew.",
     errors.OperationFailed: "It failed, and may have had an effect. Look before you start anew, with a new key.",
+    errors.OperationUnfinished: "It stopped half-way. Send the same request again, after `Retry-After`: it goes on.",
     errors.NoEffect: "Nothing happened. Send the same request again, after `Retry-After`.",
     errors.AnswerNotStored: "It may have happened. Send the same request again, with the same key.",
 }

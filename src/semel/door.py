@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import logging
 import mmap
+import os
 import signal
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from fnmatch import fnmatchcase
+from functools import cache, lru_cache
 from types import FrameType
-from typing import IO, Any, Self
+from typing import IO, Any, Literal, Self
 
 from semel.core.commands import Answered, Ending, Lost, Parked, Raised, Streaming
 from semel.core.fingerprint import Buffer
@@ -24,6 +28,7 @@ from semel.core.value import value
 from semel.errors import ConfigurationError, NoEffect, ShuttingDown
 from semel.flows.handle import SHUTDOWN_RETRY_AFTER_SECONDS
 from semel.operation import Operation
+from semel.telemetry.logs import logger
 
 #: A body larger than this waits on disk: a hundred uploads at once must not fill the memory.
 SPILL_BYTES = 256 * 1024
@@ -44,7 +49,47 @@ NOWHERE_TO_ASK = (
     f"and their clients have nowhere to ask for the outcome. {{}}{STATUS_PATH!r}; or take that from the policy."
 )
 
+#: In the environment: switches every guard of this process off, or to report mode.
+SWITCH = "SEMEL_ENFORCEMENT"
+
+_ATOMIC_STAYS = 'What has mode="atomic" stays guarded: its handlers write through the guard\'s own transaction.'
+SWITCHED: dict[str, tuple[int, str]] = {
+    "off": (
+        logging.CRITICAL,
+        f"{SWITCH}=off: NOTHING IS GUARDED in this process. Keys are ignored, and every retry runs. " + _ATOMIC_STAYS,
+    ),
+    "report": (
+        logging.WARNING,
+        f"{SWITCH}=report: requests are not guarded in this process, and what would have been is reported. "
+        + _ATOMIC_STAYS,
+    ),
+}
+
 Paths = str | Iterable[str] | Mapping[str, Policy] | Callable[[str], bool] | None
+
+
+@cache
+def switch() -> Literal["off", "report"] | None:
+    """Return to what the environment switches the guards of this process; None: to nothing. Said once, loudly."""
+    said = os.environ.get(SWITCH, "")
+    if said in {"", "enforce"}:
+        return None
+    if said not in SWITCHED:
+        raise ConfigurationError(f'{SWITCH} can\'t be {said!r}: it must be "off", "report" or "enforce".')
+    logger.log(*SWITCHED[said])
+    return "off" if said == "off" else "report"
+
+
+def switched(policy: Policy) -> Policy:
+    """Return *policy* as the environment has it."""
+    said = switch()
+    return policy if said is None else _switched(policy, said)
+
+
+@lru_cache(maxsize=1024)  # There are as many as policies.
+def _switched(policy: Policy, said: Literal["off", "report"]) -> Policy:
+    is_fixed = policy.mode == "atomic" or policy.enforcement == "off"
+    return policy if is_fixed else replace(policy, enforcement=said)
 
 
 class HeaderView(Mapping[str, str]):
@@ -96,6 +141,7 @@ class Routes:
         policy = Policy.ietf() if policy is None else policy
         if not isinstance(policy, Policy):
             raise ConfigurationError(f"policy must be a Policy, such as Policy.ietf(), not {policy!r}.")
+        policy = switched(policy)
         #: That of requests whose path has none of its own.
         self.policy = policy
         self._accepts = paths if callable(paths) else None
@@ -301,7 +347,7 @@ def status_path_for(routes: Routes, path: str | None) -> str | None:
 
 def _patterns(paths: object, policy: Policy) -> Mapping[str, Policy]:
     if isinstance(paths, Mapping):
-        patterns = dict(paths)
+        patterns = {pattern: switched(each) if isinstance(each, Policy) else each for pattern, each in paths.items()}
     elif isinstance(paths, str):
         patterns = {paths: policy}
     elif isinstance(paths, Iterable):

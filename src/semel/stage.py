@@ -36,6 +36,7 @@ from semel.drivers import arun, run
 from semel.errors import ConfigurationError
 from semel.stores import AsyncStore, Store
 from semel.stores.transaction import AsyncTransaction, Transaction
+from semel.stores.unrecorded import Unrecorded, UnrecordedTransaction
 from semel.telemetry.logs import log
 
 Function = Callable[..., Any]
@@ -101,7 +102,7 @@ class AnyStage(ABC):
 class Stage(AnyStage):
     """Steps of a handler that runs in a thread."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store | Unrecorded) -> None:
         """Keep in *store* what is recorded."""
         self._store = store
 
@@ -113,9 +114,9 @@ class Stage(AnyStage):
 class _Taking:
     """One step under way in a thread."""
 
-    _transaction: Transaction | None = None
+    _transaction: Transaction | UnrecordedTransaction | None = None
 
-    def __init__(self, store: Store, call: Call) -> None:
+    def __init__(self, store: Store | Unrecorded, call: Call) -> None:
         self._store = store
         self._call = call
 
@@ -158,7 +159,7 @@ _PERFORM: dict[type[Command[Any]], Callable[[_Taking, Any], Any]] = {
 class AsyncStage(AnyStage):
     """Steps of a handler that runs on an event loop; or in a thread of an app that does."""
 
-    def __init__(self, store: AsyncStore) -> None:
+    def __init__(self, store: AsyncStore | Unrecorded) -> None:
         """Keep in *store* what is recorded, on the running loop."""
         self._store = store
         self._loop = asyncio.get_running_loop()
@@ -193,9 +194,9 @@ class AsyncStage(AnyStage):
 class _AsyncTaking:
     """One step under way on an event loop."""
 
-    _transaction: AsyncTransaction | None = None
+    _transaction: AsyncTransaction | UnrecordedTransaction | None = None
 
-    def __init__(self, store: AsyncStore, call: Call) -> None:
+    def __init__(self, store: AsyncStore | Unrecorded, call: Call) -> None:
         self._store = store
         self._call = call
 

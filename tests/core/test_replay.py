@@ -10,7 +10,18 @@ from semel.core.commands import Answered, Raised, Streaming
 from semel.core.message import Answer, Headers
 from semel.core.policy import FINAL_STATUSES, NEVER_REPLAYED, Policy, ServerErrors
 from semel.core.problem import refused
-from semel.core.replay import MARKER, REPLAYED_HEADERS, Free, Keep, is_endless, judge, kept, replayed, retold
+from semel.core.replay import (
+    MARKER,
+    REPLAYED_HEADERS,
+    Free,
+    Keep,
+    is_endless,
+    judge,
+    kept,
+    may_be_endless,
+    replayed,
+    retold,
+)
 from semel.core.state import Event
 from semel.errors import OperationFailed
 
@@ -177,3 +188,46 @@ def test_replay_of_what_was_kept(status: int, given_headers: Headers, body: byte
 def test_endless_answers(head: Headers, endless: bool) -> None:
     """Some media types say of themselves that they have no end."""
     assert is_endless(head) is endless
+    assert may_be_endless(head) is endless
+
+
+NDJSON = (b"content-type", b"application/x-ndjson; charset=utf-8")
+
+
+@pytest.mark.parametrize(
+    "head, streamed",
+    [
+        ((NDJSON,), True),
+        ((NDJSON, (b"content-length", b"7")), False),
+        (((b"content-type", b"application/json"),), False),
+    ],
+)
+def test_lines_may_have_no_end(head: Headers, streamed: bool) -> None:
+    """Lines of JSON are a stream, unless their length is known."""
+    assert may_be_endless(head) is streamed
+    assert not is_endless(head)
+
+
+PROBLEM = (b"content-type", b"application/problem+json")
+
+
+@pytest.mark.parametrize(
+    "answer, is_kept",
+    [
+        (Answer(409), True),
+        (Answer(409, ((b"retry-after", b"1"),)), False),
+        (Answer(201, ((b"retry-after", b"1"),)), True),
+        (Answer(409, ((b"stripe-should-retry", b"true"),)), False),
+        (Answer(409, ((b"stripe-should-retry", b"false"),)), True),
+        (Answer(409, (PROBLEM,), b'{"retryable": true}'), False),
+        (Answer(409, (PROBLEM,), b'{"retryable": false}'), True),
+        (Answer(409, (PROBLEM,), b'{"retryable": '), True),
+        (Answer(409, (PROBLEM,), b"[]"), True),
+        (Answer(409, (), b'{"retryable": true}'), True),
+    ],
+)
+def test_later(answer: Answer, is_kept: bool) -> None:
+    """A 409 that says "not now" is not kept, whole or as a stream; one that says "never" is."""
+    assert isinstance(judge(Answered(answer), POLICY), Keep if is_kept else Free)
+    if PROBLEM not in answer.headers:
+        assert isinstance(judge(Streaming(answer.status, answer.headers), POLICY), Keep if is_kept else Free)

@@ -103,7 +103,7 @@ def django_response(reply: Reply) -> Any:
 async def each(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
     iterator = iter(parts)
     # Not on the loop: a test may hold it up.
-    while (part := await sync_to_async(next, thread_sensitive=False)(iterator, None)) is not None:
+    while (part := await sync_to_async(lambda: next(iterator, None), thread_sensitive=False)()) is not None:
         yield part
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-from semel import SINGLE_TENANT, NoEffect, Policy, errors
+from semel import SINGLE_TENANT, NoEffect, Policy, current, errors
 from semel.asgi import IdempotencyMiddleware
 from semel.core.commands import Claim, Command, Complete
 from semel.flows import handle
@@ -196,6 +196,19 @@ async def operation_failed(preset: Preset) -> tuple[World, httpx.Response]:
     return world, first
 
 
+async def operation_unfinished(preset: Preset) -> tuple[World, httpx.Response]:
+    async def ending() -> bytes:
+        await current().effect("charged", lambda *, idempotency_key: 1)
+        raise ZeroDivisionError
+
+    world = World(preset(server_errors="auto"), ending=ending)
+    answer = await world.post()
+    assert answer.headers["retry-after"] == "2"
+    await world.post()
+    assert world.runs == 2
+    return world, answer
+
+
 async def no_effect(preset: Preset) -> tuple[World, httpx.Response]:
     world = World(preset(server_errors="auto"), ending=failing(NoEffect()))
     answer = await world.post()
@@ -229,6 +242,7 @@ SCENARIOS: dict[type[errors.Refusal], Callable[[Preset], Awaitable[tuple[World, 
     errors.OperationNotFound: operation_not_found,
     errors.OperationExpired: operation_expired,
     errors.OperationFailed: operation_failed,
+    errors.OperationUnfinished: operation_unfinished,
     errors.NoEffect: no_effect,
     errors.AnswerNotStored: answer_not_stored,
 }

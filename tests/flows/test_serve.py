@@ -35,7 +35,7 @@ from semel.core.events import Fenced, LostLease, NotKept, NotStored, PersonalKey
 from semel.core.fingerprint import Subject, fingerprint_of
 from semel.core.key import Key
 from semel.core.message import Answer, Head, Headers, Request
-from semel.core.policy import Policy
+from semel.core.policy import MAX_RESPONSE_TIME, Policy
 from semel.core.record import Found, Hold, Record
 from semel.core.recovery import Begun, Done, Progress, written
 from semel.core.replay import MARKER
@@ -230,7 +230,13 @@ def test_new_key_runs_and_is_stored_before_it_is_sent() -> None:
             NameScope(),
             ReadBody(POLICY.max_request_body),
             Claim("alice", KEY, TOKEN, fingerprint(), POLICY.lease, POLICY.retention),
-            RunHandler(HOLD, POLICY.lease, POLICY.max_response_body, request="POST /charges"),
+            RunHandler(
+                HOLD,
+                POLICY.lease,
+                POLICY.max_response_body,
+                request="POST /charges",
+                max_response_time=MAX_RESPONSE_TIME,
+            ),
             Complete(HOLD, Event.COMPLETE, KEPT),
         ),
         Send(CREATED),
@@ -342,8 +348,19 @@ def test_tombstone() -> None:
 
 
 def test_busy() -> None:
-    """While the first request runs, the second is told to wait."""
-    assert refusal(played([*BEGIN, (Claim, found())]).result) == (409, "idempotency-key-in-progress", b"1")
+    """While the first request runs, the second is told to wait: a moment, or, for a silent worker, its lease."""
+    lease = POLICY.lease.total_seconds()
+    for left, seconds in ((lease, b"1"), (lease * 0.6, b"1"), (lease * 0.5, b"%d" % (lease // 2)), (0.2, b"1")):
+        there = replace(record(SEEN), lease_left=timedelta(seconds=left))
+        busy: list[Line] = [*BEGIN, (Claim, found()), (Look, there)]
+        assert refusal(played(busy).result) == (409, "idempotency-key-in-progress", seconds)
+
+
+@pytest.mark.parametrize("seen", [None, UNREACHABLE])
+def test_busy_and_gone(seen: object) -> None:
+    """When to come back is a hint: where nothing can be found out about it, it is a moment."""
+    result = played([*BEGIN, (Claim, found()), (Look, seen)]).result
+    assert refusal(result) == (409, "idempotency-key-in-progress", b"1")
 
 
 @pytest.mark.parametrize("state", [State.PROCESSING, State.COMPLETE])
@@ -360,7 +377,9 @@ def test_own_token_is_a_hold() -> None:
     """A claim that finds its own token has got through before: it holds the key, and the handler runs."""
     script: list[Line] = [*BEGIN, (Claim, Again.AGAIN), (Claim, found(token=TOKEN)), *RUN]
     result = played(script)
-    assert result.commands[-2] == RunHandler(HOLD, POLICY.lease, POLICY.max_response_body, request="POST /charges")
+    assert result.commands[-2] == RunHandler(
+        HOLD, POLICY.lease, POLICY.max_response_body, request="POST /charges", max_response_time=MAX_RESPONSE_TIME
+    )
 
 
 def test_take_over_from_the_dead() -> None:
@@ -372,7 +391,9 @@ def test_take_over_from_the_dead() -> None:
         TakeOver(claim, SEEN),
         Tell(TookOver(SHORT, 2)),
         Look("alice", KEY),
-        RunHandler(HEIR, POLICY.lease, POLICY.max_response_body, request="POST /charges"),
+        RunHandler(
+            HEIR, POLICY.lease, POLICY.max_response_body, request="POST /charges", max_response_time=MAX_RESPONSE_TIME
+        ),
         Complete(HEIR, Event.COMPLETE, KEPT),
     )
     assert result.result == Send(CREATED)
@@ -383,7 +404,7 @@ def test_take_over_goes_on_from_what_is_stored() -> None:
     seen = replace(found(lease_is_over=True), steps=written(Progress(STEPS.steps[:1])))
     script: list[Line] = [*BEGIN, (Claim, seen), (TakeOver, HEIR), (Tell, None), (Look, record(HEIR, STEPS)), *RUN]
     assert played(script).commands[-2] == RunHandler(
-        HEIR, POLICY.lease, POLICY.max_response_body, STEPS, request="POST /charges"
+        HEIR, POLICY.lease, POLICY.max_response_body, STEPS, "POST /charges", MAX_RESPONSE_TIME
     )
 
 
@@ -407,7 +428,7 @@ def test_own_token_after_a_take_over() -> None:
     mine = replace(found(token=TOKEN), attempt=2)
     script: list[Line] = [*BEGIN, (Claim, Again.AGAIN), (Claim, mine), (Look, record(HEIR, STEPS)), *RUN]
     assert played(script).commands[-2] == RunHandler(
-        HEIR, POLICY.lease, POLICY.max_response_body, STEPS, request="POST /charges"
+        HEIR, POLICY.lease, POLICY.max_response_body, STEPS, "POST /charges", MAX_RESPONSE_TIME
     )
 
 
@@ -416,7 +437,7 @@ def test_expired_in_the_middle_of_a_take_over() -> None:
     seen = replace(found(lease_is_over=True), steps=written(STEPS))
     script: list[Line] = [*BEGIN, (Claim, seen), (TakeOver, HOLD), *RUN]
     assert played(script).commands[-2] == RunHandler(
-        HOLD, POLICY.lease, POLICY.max_response_body, request="POST /charges"
+        HOLD, POLICY.lease, POLICY.max_response_body, request="POST /charges", max_response_time=MAX_RESPONSE_TIME
     )
 
 
@@ -649,6 +670,32 @@ def test_handler_that_raised_in_progress(policy: Policy) -> None:
     assert (result.answer.status, dict(result.answer.headers)[b"retry-after"]) == (409, b"1")
 
 
+OFF = Policy(enforcement="off", required=True)
+
+
+def test_switched_off() -> None:
+    """With its guard switched off a request is passed on, as the operation that it would have been."""
+    assert played([(NameScope, "alice")], OFF).result == PassOn(HOLD)
+
+
+@pytest.mark.parametrize("answer", [None, LookupError("no such user")])
+def test_switched_off_without_an_owner(answer: object) -> None:
+    """Where its owner can't be found out, it is passed on all the same."""
+    assert played([(NameScope, answer)], OFF).result == PassOn()
+
+
+@pytest.mark.parametrize("key", [None, '"half'])
+def test_switched_off_without_a_key(key: str | None) -> None:
+    """Where it has no key, or one that can't be read, the application is not even asked."""
+    assert play(serve(head(key), OFF, TOKEN), []).result == PassOn()
+
+
+def test_switched_off_and_gone() -> None:
+    """A client that has gone meanwhile is not answered."""
+    with pytest.raises(Interrupted):
+        played([(NameScope, Interrupted())], OFF)
+
+
 def test_guard_inside_of_another() -> None:
     """A request whose key is claimed by a guard further outside is passed on, and nothing is asked of the store."""
     outside = Around("alice", "key-1", "POST /charges", is_atomic=False)
@@ -661,7 +708,7 @@ def test_guard_inside_of_another() -> None:
 def test_guard_inside_of_another_operation(outside: tuple[str, str, str]) -> None:
     """One whose key is another's, or that is another request, is claimed as usual."""
     around = Around(*outside, is_atomic=False)
-    script = [*BEGIN, (Claim, found(State.COMPLETE, answer=CREATED, lease_is_over=True))]
+    script: list[Line] = [*BEGIN, (Claim, found(State.COMPLETE, answer=CREATED, lease_is_over=True))]
     assert isinstance(play(serve(head(), POLICY, TOKEN, around=around), script).result, Send)
 
 

@@ -15,6 +15,7 @@ from semel.core.commands import (
     Command,
     Complete,
     Finish,
+    Look,
     NoRoom,
     Note,
     Release,
@@ -53,6 +54,8 @@ class Mode:
     def __init__(self, name: Literal["guard", "atomic"]) -> None:
         self.ask, self.let_go = MODES[name]
         self.policy = replace(WAITS, mode=name)
+        #: To say when to come back. In atomic mode there is no lease to wait for.
+        self.look_up: list[Line] = [(Look, None)] if name == "guard" else []
 
     def come(self, told: object) -> list[Line]:
         """Come upon an operation in progress, wait, and be told something."""
@@ -113,7 +116,7 @@ def test_it_looks_as_often_as_it_is_told_to(mode: Mode) -> None:
 
 def test_no_room_or_no_time(mode: Mode) -> None:
     """Where there is no room, or the time is over, it is told to come back."""
-    assert refusal(mode.play([*mode.come(NoRoom.NO_ROOM), *mode.let_go]).result) == TURNED_AWAY
+    assert refusal(mode.play([*mode.come(NoRoom.NO_ROOM), *mode.look_up, *mode.let_go]).result) == TURNED_AWAY
 
 
 def test_a_refusal_is_told_to_the_others_too(mode: Mode) -> None:
@@ -188,5 +191,5 @@ def test_what_the_client_wishes(said: bytes, policy: Policy, waits: int, applied
 def test_a_client_that_will_not_wait(policy: Policy) -> None:
     """Who says that it waits for no time is not kept waiting."""
     mode = Mode("guard")
-    result = mode.play([*BEGIN, (Claim, BUSY)], (b"prefer", b"wait=0"), policy=policy)
+    result = mode.play([*BEGIN, (Claim, BUSY), *mode.look_up], (b"prefer", b"wait=0"), policy=policy)
     assert refusal(result.result) == TURNED_AWAY

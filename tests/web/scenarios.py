@@ -972,6 +972,20 @@ def _(api: Api) -> None:
     assert api.runs == 1
 
 
+@story("d4 after a crash Retry-After tells the rest of the lease", lease=timedelta(minutes=5), fingerprint=None)
+def _(api: Api) -> None:
+    scope = f"{api.tenant}/alice/live"
+    for key, left in (("alive", timedelta(minutes=4)), ("dead", timedelta(seconds=100))):
+        # As it is a minute, or more than three, after the worker was last heard of.
+        api.world.perform(Claim(scope, key, b"d" * 16, b"", left, timedelta(hours=1)))
+    alive, dead = api.send(key="alive"), api.send(key="dead")
+    for busy in (alive, dead):
+        assert_problem(busy, 409, "idempotency-key-in-progress")
+    assert alive.header("retry-after") == "1"
+    assert 60 < int(dead.header("retry-after") or 0) <= 100
+    assert api.runs == 0
+
+
 @story("d4 a live worker renews its lease, so a slow handler keeps its key", lease=timedelta(seconds=1))
 def _(api: Api) -> None:
     with Gate() as gate:

@@ -77,7 +77,7 @@ def atomic_twice(shop: Shop, url: str) -> Any:
 
 
 def wsgi_inside_asgi(shop: Shop, url: str) -> Any:
-    return asgi(WsgiToAsgi(wsgi(shop.wsgi, url)), url)
+    return asgi(WsgiToAsgi(wsgi(shop.wsgi, url)), url)  # type: ignore[no-untyped-call]  # asgiref has no types
 
 
 def wsgi_twice(shop: Shop, url: str) -> Any:

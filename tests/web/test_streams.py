@@ -1,4 +1,4 @@
-"""Answers that don't end: what the client has got is sent in time, nothing runs twice, and the app learns who has gone."""
+"""Answers that don't end: they reach the client in time, nothing runs twice, and the app learns who has gone."""
 
 import asyncio
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ def guarded(app: Silent) -> Any:
 
 @pytest.mark.parametrize("is_per_route", [False, True])
 async def test_silent_stream_is_sent_in_time(*, is_per_route: bool) -> None:
-    """What a silent stream has said so far reaches the client when the time is over; a retry is told that it is done."""
+    """What a silent stream has said so far reaches the client when the time is over, and a retry is told so."""
     silent, client = Silent(is_per_route=is_per_route), Client()
     app = guarded(silent)
     serving = asyncio.ensure_future(app(asgi_scope(SEND), client.receive, client.send))

@@ -47,9 +47,9 @@ from semel.drivers import aresume, arun
 from semel.errors import Interrupted
 from semel.exchange import AsyncGuard, AsyncHands, Performs
 from semel.flows.finish import finish, run_stored
-from semel.flows.reply import Send
+from semel.flows.reply import PassOn, Send
 from semel.flows.serve import serve
-from semel.operation import around
+from semel.operation import around, enter
 from semel.stores.keeper import AsyncKeeper
 
 #: As a plain number: every replay is compared with it, and an enumeration's members are slow to get.
@@ -124,6 +124,9 @@ class Exchange(AsyncHands):
             if isinstance(reached, Send):
                 self.call_worker(reached.answer)
                 await send_answer(send, reached.answer, is_ours=True)
+            elif isinstance(reached, PassOn) and reached.unrecorded is not None:
+                with enter(self.unrecorded(reached.unrecorded)):
+                    await self.guard.app(self._scope, self._rejoined(), send)
             else:
                 await self.guard.app(self._scope, self._rejoined(), send)
         finally:

@@ -29,11 +29,11 @@ from semel.core.fingerprint import Buffer
 from semel.core.message import Answer
 from semel.core.policy import NEVER_GUARDED, Policy
 from semel.core.problem import refused
-from semel.door import NOWHERE_TO_ASK, PRINCIPAL, Body
+from semel.door import NOWHERE_TO_ASK, PRINCIPAL, Body, switched
 from semel.drivers import arun
 from semel.errors import BodyIncomplete, ConfigurationError, Interrupted
 from semel.exchange import Performs
-from semel.flows.reply import Send
+from semel.flows.reply import PassOn, Send
 from semel.flows.serve import serve
 from semel.operation import Operation, around, begin, current
 
@@ -137,7 +137,7 @@ class RouteExchange(Exchange):
 
     async def claim(self, principal: object, policy: Policy | None) -> Operation | None:
         """Guard the request from here on, by *policy*, for *principal*."""
-        policy = self._policy if policy is None else policy
+        policy = self._policy if policy is None else switched(policy)
         self._check(policy)
         if self._head.method not in policy.methods:
             return None
@@ -175,6 +175,10 @@ class RouteExchange(Exchange):
             self.call_worker(reached.answer)
             await self._handling.overrule(reached.answer)
             raise Settled(reached.answer)
+        if isinstance(reached, PassOn) and reached.unrecorded is not None:
+            operation = self.unrecorded(reached.unrecorded)
+            begin(operation)
+            return operation
         # It bears no key; or a guard further outside has claimed it, and the route is part of that operation.
         return None if outside is None else current()
 

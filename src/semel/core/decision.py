@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from datetime import timedelta
+
 from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.record import Found
@@ -11,6 +14,21 @@ from semel.errors import KeyExpired, KeyReused, OutcomeUnknown, Refusal
 
 #: Most handlers end within a second, and a client that comes back too early is told again.
 RETRY_AFTER_SECONDS = 1
+
+#: A live worker renews at a third of its lease. One that has not been heard of for this part of it, a late renewal
+#: allowed for, is most likely dead.
+SILENT_PART_OF_LEASE = 0.45
+
+
+def retry_after(lease_left: timedelta | None, lease: timedelta) -> int:
+    """Return after how many seconds a client whose key is in progress had best come back.
+
+    While the worker is heard of, soon. When it is silent its key can be had at the end of its lease and not before:
+    whoever asks until then, once a second, gives up too early.
+    """
+    if lease_left is None or lease - lease_left <= lease * SILENT_PART_OF_LEASE:
+        return RETRY_AFTER_SECONDS
+    return max(RETRY_AFTER_SECONDS, math.ceil(lease_left.total_seconds()))
 
 
 @value

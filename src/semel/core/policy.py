@@ -84,7 +84,7 @@ WhileInProgress = Literal["conflict", "wait", "accept"]
 Preference = Literal["wait", "respond-async"]
 ServerErrors = Literal["auto", "release", "keep"]
 Late = Literal["rerun", "refuse"]
-Enforcement = Literal["enforce", "report"]
+Enforcement = Literal["enforce", "report", "off"]
 
 
 class PolicyFields(TypedDict, total=False):
@@ -186,7 +186,7 @@ class Policy:
     #: Further response headers to repeat on a replay, beside the usual ones.
     replay_headers: Collection[str] = frozenset()
     #: Whether what this policy says is done, or only counted: "report" changes no answer, and tells what it would have
-    #: replayed or refused.
+    #: replayed or refused. With "off" requests pass as if they had no key, and nothing is asked of the store.
     enforcement: Enforcement = "enforce"
     #: The shape of refusals: RFC 9457 problems, or Stripe's errors.
     dialect: Dialect = "ietf"
@@ -360,7 +360,7 @@ class Policy:
             _wrong("mode", self.mode, '"guard" where requests are accepted: the answer (202) leaves before any commit')
 
     def _check_enforcement(self) -> None:
-        if self.enforcement == "report" and self.mode == "atomic":
+        if self.enforcement != "enforce" and self.mode == "atomic":
             wanted = '"enforce" with mode="atomic": its handlers need the transaction. Report with mode="guard" first'
             _wrong("enforcement", self.enforcement, wanted)
 

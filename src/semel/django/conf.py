@@ -28,7 +28,7 @@ from django.db.models import Model
 from django.utils.module_loading import import_string
 
 from semel.core.policy import Policy
-from semel.door import Paths, Routes
+from semel.door import Paths, Routes, switch
 from semel.errors import ConfigurationError
 from semel.stores import AsyncStore, Store
 from semel.stores import async_store as open_async_store
@@ -155,6 +155,7 @@ def settings() -> Settings:
     """Return what ``SEMEL`` says now; raise ``ConfigurationError`` where it is wrong."""
     global _settings  # noqa: PLW0603 - read once, since every request asks; forgotten when it changes
     if _settings is None:
+        switch()  # What it can't be is an error at the start.
         said, problems = read(getattr(django_settings, NAME, {}))
         if problems:
             raise ConfigurationError(" ".join(f"{each.message} {each.hint}" for each in problems))

@@ -19,6 +19,7 @@ from semel.exchange import AsyncGuard, Guard
 from semel.room import AsyncRoom, Room
 from semel.stage import AsyncStage, Call, Stage
 from semel.stores.keeper import AsyncKeeper
+from semel.stores.unrecorded import Unrecorded
 from semel.telemetry.tally import Tally
 
 #: Closed for good when the server is told to stop.
@@ -92,15 +93,18 @@ class Anywhere(AsyncStage):
     In the ORM's own thread nobody may wait for a loop that waits for that thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_recorded: bool = True) -> None:
         """Look where we are at each step."""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_recorded = is_recorded
 
     def take(self, step: Flow[Any], call: Call) -> Any:
         """Take one step here and now; on an event loop, return what is to be awaited."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return Stage(conf.store()).take(step, call)
-        self._store = conf.async_store()
+            store = conf.store()
+            return Stage(store if self._is_recorded else Unrecorded(store)).take(step, call)
+        async_store = conf.async_store()
+        self._store = async_store if self._is_recorded else Unrecorded(async_store)
         return self._take(step, call)

@@ -126,7 +126,7 @@ class MiddlewareExchange(ViewExchange[Response]):
         #: Whether Django has told of it.
         self.is_told = True
         self.operation: Operation | None = None
-        self._reached: RunHandler | RunUnguarded | None = None
+        self._reached: RunHandler | RunUnguarded | PassOn | None = None
         #: The current operation, and in atomic mode a transaction in the transaction.
         self._open = ExitStack()
         notes_replays = self.guard.store.notes_replays
@@ -156,15 +156,27 @@ class MiddlewareExchange(ViewExchange[Response]):
             raise
         if isinstance(reached, Send):
             return self._view.response_of(reached.answer)
-        self._reached = None if isinstance(reached, PassOn) else reached
+        if isinstance(reached, PassOn) and reached.unrecorded is not None:
+            # Its guard is switched off: the view is run as an operation, and nothing is done about its answer.
+            self._open.enter_context(_current(self.unrecorded(reached.unrecorded)))
+            self._reached = reached
+        elif not isinstance(reached, PassOn):
+            self._reached = reached
         return None
 
     def stage(self) -> guards.Anywhere:
         """Look where the view is at each step."""
         return guards.Anywhere()
 
+    def unrecorded_stage(self) -> guards.Anywhere:
+        """Look where the view is at each step, and record none."""
+        return guards.Anywhere(is_recorded=False)
+
     def conclude(self, response: Response) -> Response:
         """Store what the view has answered; return what is to be sent."""
+        if isinstance(self._reached, PassOn):
+            self._leave(self.error)
+            return response
         try:
             if self.operation is None:
                 resume(self._flow, None if self.error else response.status_code, self.perform)
@@ -190,6 +202,8 @@ class MiddlewareExchange(ViewExchange[Response]):
     def not_started(self) -> None:
         """Let go of the key: its view was never called."""
         self._leave(None)
+        if isinstance(self._reached, PassOn):
+            return
         try:
             resume(self._flow, NotStarted() if self.operation is not None else None, self.perform)
         finally:

@@ -28,7 +28,7 @@ from semel.django import atomicity, conf, guards
 from semel.django.request import STATUSES, DjangoRequest, Request, Response, claim, release
 from semel.django.response import async_taken, checked, is_unrendered, taken
 from semel.django.waiting import close_connections, to_the_end
-from semel.door import Limits
+from semel.door import Limits, switched
 from semel.errors import ConfigurationError
 from semel.exchange import Performs
 from semel.flows.reply import Reply, Reraise
@@ -65,7 +65,7 @@ class Choice:
     def policy_for(self, method: str) -> Policy | None:
         """Return the policy of a request, or None when it is not guarded."""
         policy = conf.settings().policy if self.policy is None else self.policy
-        return guards.checked(policy) if method in policy.methods else None
+        return guards.checked(switched(policy)) if method in policy.methods else None
 
     def whose(self, request: Request) -> object:
         """Return whose *request* it is, for a view in a thread."""
@@ -157,6 +157,10 @@ class AsyncDjangoExchange(AsyncViewExchange[Response]):
     def stage(self) -> guards.Anywhere:
         """Look where we are at each step."""
         return guards.Anywhere()
+
+    def unrecorded_stage(self) -> guards.Anywhere:
+        """Look where we are at each step, and record none."""
+        return guards.Anywhere(is_recorded=False)
 
     async def wait(self, command: Wait) -> Any:
         """Wait for another request to end, with no connection open meanwhile."""

@@ -38,6 +38,7 @@ from semel.stage import AsyncStage
 from semel.stores import AsyncStore
 from semel.stores.keeper import AsyncKeeper, is_late
 from semel.stores.transaction import AsyncTransaction
+from semel.stores.unrecorded import Unrecorded
 from semel.telemetry.tally import Tally
 
 T = TypeVar("T")
@@ -148,6 +149,14 @@ class AsyncHands:
     def stage(self) -> AsyncStage:
         """Return where the application takes its steps, where it is in no transaction."""
         return AsyncStage(self.guard.store)
+
+    def unrecorded(self, hold: Hold) -> Operation:
+        """Return the operation of an application whose guard is switched off."""
+        return Operation(hold, stage=self.unrecorded_stage())
+
+    def unrecorded_stage(self) -> AsyncStage:
+        """Return where its steps are taken."""
+        return AsyncStage(Unrecorded(self.guard.store))
 
     async def wait(self, command: Wait) -> Any:
         """Wait for another call to end."""

@@ -40,6 +40,7 @@ from semel.stage import AnyStage, Stage
 from semel.stores import Store
 from semel.stores.keeper import Keeper, OnLost, ignore, is_late
 from semel.stores.transaction import Transaction
+from semel.stores.unrecorded import Unrecorded
 from semel.telemetry.tally import Tally
 
 T = TypeVar("T")
@@ -149,6 +150,14 @@ class Hands:
     def stage(self) -> AnyStage:
         """Return where the application takes its steps, where it is in no transaction."""
         return Stage(self.guard.store)
+
+    def unrecorded(self, hold: Hold) -> Operation:
+        """Return the operation of an application whose guard is switched off."""
+        return Operation(hold, stage=self.unrecorded_stage())
+
+    def unrecorded_stage(self) -> AnyStage:
+        """Return where its steps are taken."""
+        return Stage(Unrecorded(self.guard.store))
 
     def keep_lease(self, hold: Hold, lease: timedelta, on_lost: OnLost = ignore) -> None:
         """Renew the lease of *hold* from now on."""

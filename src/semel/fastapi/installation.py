@@ -11,6 +11,7 @@ from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Receive
 from semel.asgi.route import NO_STATUS_ROUTE, PerRoute
 from semel.core.policy import Policy
 from semel.core.status import STATUS_PATH, checked_path
+from semel.door import switch
 from semel.errors import ConfigurationError
 from semel.fastapi.documentation import document
 from semel.fastapi.order import Order
@@ -37,6 +38,7 @@ def install(
     of their own. With *status_scope*, the dependency that the guarded routes log in with, requests can be accepted to
     be run later: a route below *status_path* tells what became of them.
     """
+    switch()
     installed: list[Any] = [each.cls for each in app.user_middleware]
     if RouteMiddleware in installed:
         raise ConfigurationError("Semel is installed on this app already. Call install(app, …) once.")

@@ -10,6 +10,7 @@ from inspect import signature
 from typing import Any, TypeVar, overload
 
 from semel.core.policy import Policy
+from semel.door import switched
 from semel.errors import ConfigurationError
 from semel.flask.view import FlaskView
 from semel.views import ViewExchange
@@ -91,7 +92,7 @@ def _serve(guarding: Guarding, view: Callable[[], Any]) -> Any:
             f"{guarding.name} is guarded, and its app has no store: Semel(app, store=…, scope=…), or, in a factory, "
             "semel.init_app(app)."
         )
-    policy = guarding.policy or installed.policy
+    policy = switched(guarding.policy or installed.policy)
     # A guarded view that calls another one is one operation.
     is_running = request.environ.get(_RUNNING)
     if request.method not in policy.methods or is_running:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from semel.core.policy import Policy
+from semel.door import switch
 from semel.errors import ConfigurationError, UnknownField
 from semel.exchange import Guard
 from semel.flask.decorator import EXTENSION, GivenPolicy, Scope, asked, check_routes, policy_of
@@ -83,6 +84,7 @@ class Installed:
 
     def __init__(self, app: Flask, policy: Policy, scope: Scope | None, store: Any) -> None:
         """Guard by *store* what says so in *app*."""
+        switch()
         self.policy = policy
         self.scope = asked(scope)
         self.store, self.undo = _opened(app, store)

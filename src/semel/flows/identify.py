@@ -9,9 +9,10 @@ from semel.core.fingerprint import Subject
 from semel.core.key import Key, find
 from semel.core.message import Head
 from semel.core.policy import Policy
+from semel.core.record import Hold
 from semel.core.scope import principal_of, scoped
 from semel.core.value import value
-from semel.errors import BodyTooLarge, KeyInvalid, KeyMissing
+from semel.errors import BodyTooLarge, Interrupted, KeyInvalid, KeyMissing
 
 
 @value
@@ -25,6 +26,21 @@ class Asked:
     subject: Subject
     #: As it is for this key: one that was made of the body has a window of its own, and is its own fingerprint.
     policy: Policy
+
+
+def unrecorded(head: Head, policy: Policy, token: bytes) -> Flow[Hold | None]:
+    """Return as which operation a request runs whose guard is switched off: with the key and the owner that it would
+    have, so that what is derived of them is the same. None: it has none, or they can't be found out.
+    """
+    try:
+        sent = find(head.headers, policy.header_names, strict=policy.strict, max_length=policy.max_key_length)
+        if sent is None:
+            return None
+        return Hold(scoped((yield from NameScope()), head, policy), sent.value, 1, token)
+    except Interrupted:
+        raise
+    except Exception:  # noqa: BLE001 - whatever it is, the application's included, the request runs
+        return None
 
 
 def identify(head: Head, policy: Policy) -> Flow[Asked | None]:

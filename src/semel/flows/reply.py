@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from semel.core.message import Answer
+from semel.core.record import Hold
 from semel.core.value import value
 
 
@@ -16,6 +17,9 @@ class Send:
 @value
 class PassOn:
     """Let the handler's own answer through: as it streams, or (for a request without a key) untouched."""
+
+    #: As which operation the handler runs whose guard is switched off: nothing of it is recorded.
+    unrecorded: Hold | None = None
 
 
 @value

@@ -15,7 +15,7 @@ from semel.core.value import value
 from semel.errors import ConfigurationError, Refusal, StoreError
 from semel.flows.guard import guard
 from semel.flows.handle import STORE_RETRY_AFTER_SECONDS
-from semel.flows.identify import Asked, identify
+from semel.flows.identify import Asked, identify, unrecorded
 from semel.flows.reply import PassOn, Reply, Send
 from semel.flows.report import report
 
@@ -55,8 +55,8 @@ def serve(
     Inside of another guard's operation (*around*) that has this very key, the handler is part of that operation: this
     guard stands aside, since its own claim would find the key busy for ever.
     """
-    if policy.enforcement == "report":
-        return (yield from report(head, policy, token))
+    if policy.enforcement != "enforce":
+        return (yield from _not_enforced(head, policy, token))
     try:
         asked = yield from identify(head, policy)
         if asked is None:
@@ -82,3 +82,9 @@ def serve(
         return Send(refused(error, policy))
     except Refusal as refusal:
         return Send(refused(refusal, policy))
+
+
+def _not_enforced(head: Head, policy: Policy, token: bytes) -> Flow[Reply]:
+    if policy.enforcement == "report":
+        return (yield from report(head, policy, token))
+    return PassOn((yield from unrecorded(head, policy, token)))

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from semel.core.commands import Again, Flow, NoRoom, Wait
-from semel.core.decision import RETRY_AFTER_SECONDS
+from semel.core.commands import Again, Flow, Look, NoRoom, Wait
+from semel.core.decision import RETRY_AFTER_SECONDS, retry_after
 from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.preference import Preferences
 from semel.core.record import Found
-from semel.errors import InProgress, Interrupted
+from semel.errors import InProgress, Interrupted, StoreError
 
 
 class LeftWaiting(Interrupted):
@@ -39,7 +39,18 @@ def wait(scope: str, key: str, policy: Policy, wishes: Preferences) -> Flow[Foun
             raise LeftWaiting from None
         if not isinstance(got, NoRoom):
             return got
-    raise InProgress(retry_after=RETRY_AFTER_SECONDS)
+    raise InProgress(retry_after=(yield from _when(scope, key, policy)))
+
+
+def _when(scope: str, key: str, policy: Policy) -> Flow[int]:
+    """Find out when to come back: the worker may be dead, and its lease is waited for. It is no more than a hint."""
+    if policy.mode == "atomic":
+        return RETRY_AFTER_SECONDS  # There is no lease: a worker that dies leaves nothing behind.
+    try:
+        record = yield from Look(scope, key)
+    except StoreError:
+        return RETRY_AFTER_SECONDS
+    return retry_after(record.lease_left if record else None, policy.lease)
 
 
 def applied(answer: Answer, policy: Policy, wishes: Preferences) -> Answer:

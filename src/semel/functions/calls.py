@@ -10,9 +10,9 @@ from typing import Any
 from semel.core.commands import Ending, Flow
 from semel.errors import ConfigurationError, Refusal
 from semel.exchange import AsyncExchange, AsyncGuard, Exchange, Guard
-from semel.flows.reply import Reply
+from semel.flows.reply import PassOn, Reply
 from semel.functions.results import Outcome, Results
-from semel.operation import Operation
+from semel.operation import Operation, enter
 from semel.telemetry.logs import logger
 
 
@@ -32,6 +32,9 @@ class FunctionCall(Exchange):
             reply = self.conduct(flow)
         except Refusal as refusal:
             raise self._outcome.refused(refusal) from self._outcome.error
+        if isinstance(reply, PassOn) and reply.unrecorded is not None:
+            with enter(self.unrecorded(reply.unrecorded)):
+                return self._call()
         return self._outcome.of(reply)
 
     def handle(self, operation: Operation, limit: int) -> Ending:
@@ -68,6 +71,9 @@ class AsyncFunctionCall(AsyncExchange):
         except asyncio.CancelledError:
             self._caller_has_gone = True
             raise
+        if isinstance(reply, PassOn) and reply.unrecorded is not None:
+            with enter(self.unrecorded(reply.unrecorded)):
+                return await self._call()
         return self._outcome.of(reply)
 
     async def handle(self, operation: Operation, limit: int) -> Ending:

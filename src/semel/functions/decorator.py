@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from semel.core.policy import FINAL_STATUSES, Policy
 from semel.core.record import OnCrash
 from semel.core.scope import SINGLE_TENANT
+from semel.door import switch
 from semel.errors import ConfigurationError
 from semel.functions.calls import AsyncFunctionCall, FunctionCall
 from semel.functions.guards import async_guard_at, guard_at
@@ -145,6 +146,7 @@ def _policy(
 ) -> Policy:
     if given is not None and not isinstance(given, Policy):
         raise ConfigurationError(f"policy must be a Policy, such as Policy.ietf(), not {given!r}.")
+    switch()  # What it can't be is an error here, and not at the first call.
     policy = Policy(retention=usual_retention) if given is None else given
     for field, possible in _WITHOUT_A_REQUEST.items():
         value = getattr(policy, field)

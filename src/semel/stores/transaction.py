@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from semel.core.commands import Begin, Command, Commit, Finish, Open, Undo, Verdict
+from semel.core.commands import Begin, Command, Commit, CommitAlone, Finish, Open, Undo, Verdict
 from semel.core.record import Found, Hold
 from semel.core.value import value
 from semel.errors import NoConnection, Overtaken
@@ -137,6 +137,8 @@ class Transaction:
                 answer = self._end(self._statements.finish(command))
             case Commit():
                 answer = self._end(self._statements.commit(command))
+            case CommitAlone():
+                self._take_unit().commit()
             case Undo():
                 self._undo()
             case _:
@@ -187,6 +189,10 @@ class Transaction:
         unit, self._unit = self._unit, None
         if unit is not None:
             unit.rollback()
+
+    def _take_unit(self) -> Unit:
+        unit, self._unit = self._open_unit(), None
+        return unit
 
     def _open_unit(self) -> Unit:
         if self._unit is None:
@@ -259,6 +265,8 @@ class AsyncTransaction:
                 answer = await self._end(self._statements.finish(command))
             case Commit():
                 answer = await self._end(self._statements.commit(command))
+            case CommitAlone():
+                await self._take_unit().commit()
             case Undo():
                 await self._undo()
             case _:
@@ -309,6 +317,10 @@ class AsyncTransaction:
         unit, self._unit = self._unit, None
         if unit is not None:
             await unit.rollback()
+
+    def _take_unit(self) -> AsyncUnit:
+        unit, self._unit = self._open_unit(), None
+        return unit
 
     def _open_unit(self) -> AsyncUnit:
         if self._unit is None:

@@ -14,7 +14,7 @@ from semel.door import Limits, raised
 from semel.exchange import Exchange, Guard, Performs
 from semel.flows.reply import Done, PassOn, Reply
 from semel.flows.serve import serve
-from semel.operation import Operation, around
+from semel.operation import Operation, around, enter
 from semel.views.base import Taken, Translation
 
 R = TypeVar("R")
@@ -106,6 +106,9 @@ class ViewExchange(Exchange, Generic[R]):
     def _give(self, reply: Reply) -> R:
         if self._error is not None:
             raise self._error
+        if isinstance(reply, PassOn) and reply.unrecorded is not None:
+            with enter(self.unrecorded(reply.unrecorded)):
+                return self._view.call_unguarded()
         if isinstance(reply, PassOn | Done):
             return cast("R", self._response) if self._has_run else self._view.call_unguarded()
         return self._view.response_to(reply, self._response, self._answer)

@@ -24,7 +24,7 @@ from semel.exchange import Guard, Performs
 from semel.flows.finish import finish
 from semel.flows.reply import PassOn, Reply, Reraise, Send
 from semel.flows.serve import serve
-from semel.operation import Operation, around
+from semel.operation import Operation, around, enter
 from semel.wsgi.environ import head_of, path_of, put_body, read_body
 from semel.wsgi.response import Leaving, Response, then_raise
 from semel.wsgi.watching import give_back, watched
@@ -141,6 +141,9 @@ class Exchange(exchange.Exchange):
     def _give(self, reply: Reply) -> Iterable[bytes]:
         response = self._response
         if isinstance(reply, PassOn):
+            if response is None and reply.unrecorded is not None:
+                with enter(self.unrecorded(reply.unrecorded)):
+                    return self._stand_aside()
             if response is None:
                 return self._stand_aside()
             return Leaving(response.flow_on(self._start_response), self._close)

@@ -74,6 +74,11 @@ class Commit(Command[Verdict]):
 
 
 @value
+class CommitAlone(Command[None]):
+    """Commit what the application wrote, and nothing of ours: of an operation whose guard is switched off."""
+
+
+@value
 class Undo(Command[None]):
     """Roll the open transaction back. Nothing happens where there is none."""
 

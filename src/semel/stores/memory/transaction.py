@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from semel.core.commands import Begin, Command, Commit, Finish, Open, Undo, Verdict
+from semel.core.commands import Begin, Command, Commit, CommitAlone, Finish, Open, Undo, Verdict
 from semel.core.record import NOBODYS_TOKEN, Found, Hold
 from semel.core.state import State
 from semel.errors import NoConnection, NoDatabase
@@ -59,7 +59,7 @@ class MemoryTransaction(Transaction):
                 self._is_open = True
             case Finish() | Commit():
                 answer = self._write_and_close(command)
-            case Undo():
+            case Undo() | CommitAlone():
                 self._close()
             case _:
                 raise AssertionError(command)

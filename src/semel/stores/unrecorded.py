@@ -1,0 +1,59 @@
+"""A store to operations whose guard is switched off: their phases have a transaction, and nothing is recorded.
+
+A handler finds its operation as ever, and providers are given the keys that they know; a retry does everything again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semel.core.commands import Command, Commit, CommitAlone, Mark, Park, Save, Verdict
+
+#: What is recorded of a step.
+_RECORDS = (Save, Mark, Park)
+
+
+class Unrecorded:
+    """A store, in either colour, that records no step."""
+
+    def __init__(self, store: Any) -> None:
+        """Take transactions of *store*, and threads where it has any."""
+        self._store = store
+
+    def perform(self, command: Command[Any]) -> Verdict:
+        """Do nothing, and say that it is done."""
+        assert isinstance(command, _RECORDS)  # noqa: S101 - all that a step asks for beside its transaction
+        return Verdict.DONE
+
+    def transaction(self) -> UnrecordedTransaction:
+        """Return a transaction for one phase."""
+        return UnrecordedTransaction(self._store.transaction())
+
+    def start_in_thread(self, call: Any) -> Any:
+        """Call a plain function in a thread of the store's."""
+        return self._store.start_in_thread(call)
+
+
+class UnrecordedTransaction:
+    """A transaction of a phase that is not recorded; what it returns is awaited where the store's is."""
+
+    def __init__(self, transaction: Any) -> None:
+        """Write in *transaction*."""
+        self._transaction = transaction
+
+    @property
+    def connection(self) -> Any:
+        """The open connection."""
+        return self._transaction.connection
+
+    def perform(self, command: Command[Any]) -> Any:
+        """Carry out one command."""
+        if not isinstance(command, Commit):
+            return self._transaction.perform(command)
+        done = self._transaction.perform(CommitAlone())
+        return Verdict.DONE if done is None else _awaited(done)
+
+
+async def _awaited(done: Any) -> Verdict:
+    await done
+    return Verdict.DONE
