@@ -1,5 +1,6 @@
 """From a log, or from what a command has shown, to the record of a key, and to what to type next."""
 
+import logging
 import os
 import re
 import shlex
@@ -8,9 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
 from hashlib import sha256
+from typing import Any
 
+import httpx
 import pytest
 
+import semel as semel_package
+from semel.asgi import IdempotencyMiddleware
 from semel.core.commands import Claim, Park, Release, Save, Verdict
 from semel.core.derive import derive
 from semel.core.message import Head, Request
@@ -107,6 +112,18 @@ def test_a_scope_can_be_copied(semel: Semel, sqlite_url: str, scope: str) -> Non
         assert semel("keys", "show", "order-17", f"--scope={typed}", "--store", sqlite_url).returncode == 0
 
 
+def test_a_copy_means_what_it_was_copied_from(semel: Semel, sqlite_url: str) -> None:
+    """Where one scope looks like the spelling of another, a copy of either finds that one."""
+    scopes = ("a\\b", "a\\\\b")
+    with closing(store(sqlite_url)) as keys:
+        for scope in scopes:
+            claim(keys, f"of {len(scope)}", scope)
+    for scope in scopes:
+        sheet = semel("keys", "show", f"of {len(scope)}", "--store", sqlite_url).stdout
+        (shown,) = re.findall("^scope +(.*)$", sheet, re.MULTILINE)
+        assert f"of {len(scope)}" in semel("keys", "list", "--scope", shown, "--store", sqlite_url).stdout
+
+
 def test_a_trail_can_be_asked_for_by_a_copied_scope(semel: Semel, sqlite_url: str) -> None:
     """So does the trail of a record that is gone."""
     with closing(store(sqlite_url)) as keys:
@@ -181,3 +198,31 @@ def test_what_to_do_about_a_stuck_one(semel: Semel, url: str, keys: Store) -> No
     """Of a stuck operation it is said what frees it."""
     claim(keys, "order-17", lease=OVER)
     assert has(" +semel sweep", semel("keys", "show", "order-17", "--store", url).stdout)
+
+
+async def test_from_the_log_to_the_provider(semel: Semel, sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """An operation whose provider failed is followed from its log record to its key, its steps, and why it stopped."""
+    seen: list[str] = []
+
+    async def charge_card(*, idempotency_key: str) -> str:
+        seen.append(idempotency_key)
+        raise TimeoutError("the card of jane@example.com")
+
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None:
+        await semel_package.current().effect("card_charged", charge_card)
+
+    guarded = IdempotencyMiddleware(app, store=sqlite_url, scope=semel_package.SINGLE_TENANT)
+    transport = httpx.ASGITransport(guarded, raise_app_exceptions=False)
+    with caplog.at_level(logging.WARNING, logger="semel"):
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            for _ in range(2):
+                assert (await client.post("/", headers={"Idempotency-Key": "order-17"})).is_server_error
+    await guarded.store.close()
+    (told,) = (each.getMessage() for each in caplog.records if each.getMessage().startswith("TookOver: "))
+    (found,) = re.findall(r"key=(\w+)", told)
+    shown = semel("keys", "show", found, "--store", sqlite_url).stdout
+    assert has(" +its key at the provider: " + seen[0], shown)
+    assert seen == [seen[0]] * 2
+    assert shown.count("given up (raised TimeoutError)") == 2
+    assert "saved (effect card_charged begun)" in shown
+    assert "jane" not in shown

@@ -55,12 +55,12 @@ def missing(key: str, scope: str | None) -> str:
 
 
 def spellings(text: str) -> tuple[str, ...]:
-    """Return what was typed as it stands and, where that is another thing, as these commands spell it."""
-    return tuple(dict.fromkeys((text, as_typed(text))))
+    """Return what was typed as these commands spell it, so that a copy means what it was copied from; then as it is."""
+    return tuple(dict.fromkeys((as_typed(text), text)))
 
 
 def _readings(key: str, scope: str | None) -> Iterator[Browse]:
-    """Everything that may be meant, what was typed to the letter first."""
+    """Everything that may be meant: a key first, and only then the digest of one."""
     scopes = (None,) if scope is None else spellings(scope)
     yield from (Browse(SCOPES_SHOWN, key=each, scope=whose) for each in spellings(key) for whose in scopes)
     if _DIGEST.fullmatch(key):

@@ -51,7 +51,8 @@ class PlainResponse(HttpResponse):  # type: ignore[misc]  # Django has no types
         """What the body says, if it is JSON; else None."""
         media_type = self.get("Content-Type", "").partition(";")[0].strip().lower()
         is_json = media_type == "application/json" or media_type.endswith("+json")
-        return json.loads(self.content) if is_json and self.content else None
+        is_plain = self.get("Content-Encoding", "identity") == "identity"
+        return json.loads(self.content) if is_json and is_plain and self.content else None
 
 
 class _RestView(DjangoView):
