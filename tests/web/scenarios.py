@@ -22,7 +22,7 @@ from semel import Fingerprinter, NoEffect, Policy
 from semel.core.commands import Claim, Now, Park, Reap, Save, Verdict
 from semel.core.fingerprint import Subject
 from semel.core.message import Answer
-from semel.core.policy import MAX_RESPONSE_BODY
+from semel.core.policy import MAX_RESPONSE_BODY, Mode
 from semel.core.recovery import Begun, Done, Progress
 from semel.core.state import State
 from semel.drivers import run
@@ -860,7 +860,7 @@ def reap(api: Api) -> None:
         pass
 
 
-def late_scenario(mode: str) -> Scenario:
+def late_scenario(mode: Mode) -> Scenario:
     def check(api: Api) -> None:
         numbers = ["01234567890123456789012345", "00000000000000000000000017", "76543210987654321098765432"]
         keys = ["plain", uuid7(api.world.perform(Now()) + timedelta(hours=1)), *numbers]

@@ -112,7 +112,10 @@ class PolicyFields(TypedDict, total=False):
     late: Late
     max_request_body: int
     max_response_body: int
+    max_response_time: timedelta
     store_request: bool
+    store_headers: Collection[str]
+    omit_headers: Collection[str]
     replay_headers: Collection[str]
     enforcement: Enforcement
     dialect: Dialect
