@@ -1,4 +1,4 @@
-"""A claim whose reply comes late, to a process that was busy or paused meanwhile: its lease may be over by then."""
+"""The reply to a claim that comes late, to a process that was busy or paused: its lease may be over by then."""
 
 import time
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class Slow(MemoryStore):
 
 
 def nothing(_store: Slow, _claim: Claim, _hold: Hold) -> None:
-    """Nobody else has asked for the key."""
+    """No other worker has asked for the key."""
 
 
 def taken_over(store: Slow, claim: Claim, hold: Hold) -> None:

@@ -40,9 +40,11 @@ class Tide:
     def wait(self) -> None:
         with self._mutex:
             self.waiting += 1
-        assert self._is_over.wait(HANG_SECONDS)
-        with self._mutex:
-            self.waiting -= 1
+        try:
+            assert self._is_over.wait(HANG_SECONDS)
+        finally:
+            with self._mutex:
+                self.waiting -= 1
 
     def turn(self) -> None:
         self.holds_up = ()
@@ -165,14 +167,16 @@ def test_a_hanging_store_holds_up_no_answer(app: App, tide: Tide, command: str) 
     tide.holds_up = (command,)
     assert app.pay("key-1") == 201
     assert len(app.shop.runs) == 1
+    wait_until(lambda: tide.waiting == 1)
 
 
 def test_a_hanging_store_is_counted_as_failed(app: App, tide: Tide) -> None:
-    """Requests whose look-up hangs count as failed; once the store has answered, it is asked again at once."""
+    """Requests with a look-up that hangs count as failed; once the store has answered, it is asked again at once."""
     tide.holds_up = ("Claim",)
     for number in range(3):
         assert app.pay(f"key-{number}") == 201
     assert app.counts == {"failed": 3}
+    wait_until(lambda: tide.waiting == 1)
     tide.turn()
     wait_until(lambda: app.pay("key-9") == 201 and app.counts.get("replay", 0) > 0)
 

@@ -164,9 +164,9 @@ class Sites:
 
 
 @pytest.mark.parametrize("door", ["asgi", "wsgi"])
-def test_a_phase_whose_commit_outlasts_its_lease_is_run_once(server: str, door: str) -> None:
-    """While a phase's COMMIT waits for a replica, its row is locked: whoever takes the operation over waits for it, and
-    then goes on behind the phase. The phase and the effect after it are run once.
+def test_a_phase_that_commits_for_longer_than_its_lease_is_run_once(server: str, door: str) -> None:
+    """While a phase's COMMIT waits for a replica, its row is locked: a worker that takes the operation over waits for
+    it, and then goes on behind the phase. The phase and the effect after it are run once.
     """
     shop = Shop()
     with closing(Operator(server)) as operator, closing(Sites(door, server, shop)) as sites:

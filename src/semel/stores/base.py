@@ -148,8 +148,8 @@ class AsyncStore(ABC):
     def renew(self, command: Renew) -> frozenset[Hold]:
         """Prolong leases here and now; return the holds that are lost.
 
-        This is called in a thread that is no event loop's, on which the store's own may be blocked meanwhile: so it
-        must need nothing of that loop, and no connection that belongs to it.
+        This is called in a thread without an event loop. The loop that the store is used on may be blocked meanwhile,
+        so this must need nothing of it, and no connection that belongs to it.
         """
 
     def start_in_thread(self, call: Callable[[], Any]) -> asyncio.Future[Any]:

@@ -16,11 +16,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 
 from semel.core.commands import Renew
 from semel.core.record import Hold
+from semel.core.value import value
 from semel.stores.forks import start_afresh_in_children
 
 #: Two renewals may fail before a live worker loses its lease.
@@ -77,9 +77,12 @@ class Pulse:
         if not self.loop.is_running():
             return False
         silence = max(LOOP_SILENCE, LOOP_SILENCE_LEASES * lease)
-        is_alive = time.monotonic() - self._beat_at <= silence.total_seconds()
-        self._was_dead |= not is_alive
-        return is_alive
+        if time.monotonic() - self._beat_at <= silence.total_seconds():
+            return True
+        if not self._was_dead:
+            _logger.error("An event loop has shown no life for %s. Its leases are renewed no more.", silence)
+        self._was_dead = True
+        return False
 
     def _answer(self) -> None:
         self.beat()
@@ -89,7 +92,7 @@ class Pulse:
             self._on_revival()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Lease:
     length: timedelta
     on_lost: OnLost
@@ -111,6 +114,7 @@ class Keeper:
     """The leases of the threads of one process, renewed by one daemon thread, which lives while there are any."""
 
     _leases: dict[Hold, _Lease]
+    _mutex: threading.Lock
     _changed: threading.Condition
     _thread: threading.Thread | None
 
@@ -128,19 +132,19 @@ class Keeper:
 
     def discard(self, hold: Hold) -> None:
         """Leave *hold* to its lease."""
-        with self._changed:
+        with self._mutex:
             self._leases.pop(hold, None)
 
     def lose_all(self) -> None:
         """Tell all that they have lost their hold: threads in the calling one, and loops on themselves."""
-        with self._changed:
+        with self._mutex:
             leases, self._leases = self._leases, {}
         for lease in leases.values():
             lease.on_lost()
 
     def close(self) -> None:
         """Renew no more."""
-        with self._changed:
+        with self._mutex:
             self._leases.clear()
             thread, self._thread = self._thread, None
             self._changed.notify()
@@ -152,12 +156,14 @@ class Keeper:
         self._leases = {}
         self._interval = IDLE_SECONDS
         self._is_hurried = False
-        self._changed = threading.Condition()
+        # Taken with each request, so it is the lock itself, and not the condition's wrapper around it.
+        self._mutex = threading.Lock()
+        self._changed = threading.Condition(self._mutex)
         self._thread = None
 
     def _add(self, hold: Hold, lease: _Lease) -> None:
         interval = _interval(lease.length)
-        with self._changed:
+        with self._mutex:
             self._leases[hold] = lease
             if self._thread is None:
                 self._interval = interval
@@ -169,15 +175,15 @@ class Keeper:
 
     def _hurry(self) -> None:
         """Have a round now."""
-        with self._changed:
+        with self._mutex:
             self._is_hurried = True
             self._changed.notify()
 
     def _renew_for_ever(self) -> None:
-        changed, thread = self._changed, threading.current_thread()
+        mutex, changed, thread = self._mutex, self._changed, threading.current_thread()
         is_idle = False
         while True:
-            with changed:
+            with mutex:
                 # It may have been closed, or hurried, before this thread came to wait: nothing would wake it then.
                 is_waiting = self._thread is thread and not self._is_hurried
                 is_woken = is_waiting and changed.wait(self._interval)
@@ -208,7 +214,7 @@ class Keeper:
             _logger.warning("Leases could not be renewed; the next round tries again: %s", error)
             return
         for hold in lost:
-            with self._changed:
+            with self._mutex:
                 # It may have ended meanwhile, and its renewal found it so.
                 found = self._leases.pop(hold, None)
             if found is not None:

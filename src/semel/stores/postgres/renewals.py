@@ -42,7 +42,9 @@ class Renewals:
         """Run one statement, and wait for it in this thread, which is no event loop's."""
         with self._mutex:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
+                # Python's own, whatever the application's is: what is written in C may not be stopped in a thread
+                # that ends with the process.
+                self._loop = asyncio.SelectorEventLoop()
             return self._loop.run_until_complete(self._link.run(statement))
 
     def close(self) -> None:
