@@ -1,4 +1,4 @@
-"""Retries of one operation in Django's atomic mode that come at once, or in the moment of its commit; and databases that
+"""Retries in Django's atomic mode that come at once, or in the moment of the commit; and databases that
 can't be written.
 """
 

@@ -42,7 +42,7 @@ class Dialect(Protocol):
     def close(self) -> None:
         """Let go of what is not the engine's."""
 
-    def begin(self, connection: Connection) -> None:
+    def begin(self, connection: Connection, command: Begin | Open) -> None:
         """Begin what ``connection.begin()`` has only promised."""
 
     def of_statement(self, error: DBAPIError) -> StoreError | None:
@@ -79,7 +79,7 @@ class Postgres:
     def close(self) -> None:
         """Nothing is ours."""
 
-    def begin(self, connection: Connection) -> None:
+    def begin(self, connection: Connection, command: Begin | Open) -> None:  # noqa: ARG002 - SQLite's concern
         """See that there will be a transaction: the driver begins it with the first statement."""
         if getattr(connection.connection.dbapi_connection, "autocommit", False):
             raise ConfigurationError(
@@ -146,14 +146,15 @@ class SQLite:
         """Close what was opened to peek."""
         self._lender.close()
 
-    def begin(self, connection: Connection) -> None:
+    def begin(self, connection: Connection, command: Begin | Open) -> None:
         """Take the write lock now: a transaction that has read before it writes can be too late to write."""
         # An application may have had a plain BEGIN sent, as SQLAlchemy's manual advises. Nothing was done in it yet.
         if _is_in_transaction(connection.connection.driver_connection):
             connection.exec_driver_sql("ROLLBACK")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
-        # Where the file can only be read, that is known now, before a handler runs.
-        connection.exec_driver_sql(self._write_nothing)
+        if isinstance(command, Begin):
+            # Where the file can only be read, that is known now, before a handler runs. A phase has a claim already.
+            connection.exec_driver_sql(self._write_nothing)
 
     def of_statement(self, error: DBAPIError) -> StoreError | None:
         """Return what an error of a statement of ours means."""

@@ -82,7 +82,7 @@ class SQLAlchemyConnections(Connections):
             raise no_connection(error, self._engine, self._dialect) from error
         unit = _Unit(connection, self._dialect)
         try:
-            unit.begin()
+            unit.begin(command)
             if self._sessions is not None:
                 unit.join(self._sessions(bind=connection, **_IN_A_SAVEPOINT))
         except BaseException:
@@ -105,10 +105,10 @@ class _Unit(Unit):
         #: What this process has set down as being under way here.
         self.command: Begin | Open | None = None
 
-    def begin(self) -> None:
+    def begin(self, command: Begin | Open) -> None:
         try:
             self._transaction = self._connection.begin()
-            self._dialect.begin(self._connection)
+            self._dialect.begin(self._connection, command)
         except DBAPIError as error:
             self._raise_known(error)
             raise
@@ -251,7 +251,7 @@ class AsyncSQLAlchemyConnections(AsyncConnections):
             raise no_connection(error, self._engine.sync_engine, self._dialect) from error
         unit = _AsyncUnit(connection, self._dialect)
         try:
-            await unit.begin()
+            await unit.begin(command)
             if self._sessions is not None:
                 unit.join(self._sessions(bind=connection, **_IN_A_SAVEPOINT))
         except BaseException:
@@ -268,8 +268,8 @@ class _AsyncUnit(AsyncUnit):
         self.unit = _Unit(cast("Connection", connection.sync_connection), dialect)  # there once it was awaited
         self.has_lock = self.unit.has_lock
 
-    async def begin(self) -> None:
-        await self._in_greenlet(self.unit.begin)
+    async def begin(self, command: Begin | Open) -> None:
+        await self._in_greenlet(lambda: self.unit.begin(command))
 
     def join(self, session: Any) -> None:
         self.connection = session
