@@ -25,9 +25,9 @@ def bare(program: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_standard_library_only() -> None:
-    """Semel and both of its doors can be imported where nothing else is installed, and bring nothing else in."""
+    """Semel, both of its doors and its test kit can be imported where nothing else is installed."""
     program = """
-import semel, semel.asgi, semel.wsgi
+import semel, semel.asgi, semel.wsgi, semel.testing
 known = sys.stdlib_module_names | {"semel", "__main__"}
 print(sorted({name.partition(".")[0] for name in sys.modules} - known))
 """

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from types import FunctionType, MethodType
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from semel.errors import ConfigurationError
@@ -84,8 +85,17 @@ def in_thread(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
     return InThread(function)
 
 
+#: Calls that were found to be possible: to read a signature takes some fifty times as long as to look here. Bounded, for
+#: programs that make functions as they go.
+_possible: set[tuple[Hashable, ...]] = set()
+_MAX_POSSIBLE = 4096
+
+
 def check(what: str, function: object, arguments: Sequence[Any], named: Mapping[str, Any], wanted: str) -> None:
     """Refuse a function that can't be called with these: an error here, and not in the middle of a step."""
+    shape = _shape(function, arguments, named)
+    if shape in _possible:
+        return
     if not callable(function):
         raise ConfigurationError(f"{what}: {function!r} can't be called.")
     try:
@@ -98,3 +108,17 @@ def check(what: str, function: object, arguments: Sequence[Any], named: Mapping[
     except TypeError as error:
         name = getattr(function, "__qualname__", None) or type(function).__name__
         raise ConfigurationError(f"{what}: {name}{signature} can't be called {wanted}: {error}.") from None
+    if shape is not None:
+        if len(_possible) >= _MAX_POSSIBLE:
+            _possible.clear()
+        _possible.add(shape)
+
+
+def _shape(function: object, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Hashable, ...] | None:
+    """Return what decides whether a plain function or method can be called like this; None: it is something else."""
+    is_bound = isinstance(function, MethodType)
+    plain: Any = function.__func__ if isinstance(function, MethodType) else function
+    if not isinstance(plain, FunctionType) or "__signature__" in plain.__dict__:
+        return None
+    defaults = len(plain.__defaults__ or ()), frozenset(plain.__kwdefaults__ or ())
+    return plain.__code__, *defaults, is_bound + len(arguments), frozenset(named)

@@ -4,8 +4,10 @@ recorded, so that the retry of the corrected program runs as if nothing had happ
 
 import asyncio
 import functools
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -74,6 +76,12 @@ class Api:
             status = (await client.post("/", headers=KEY)).status_code
         await guarded.store.close()
         return status
+
+    @contextmanager
+    def fresh(self) -> Iterator["Api"]:
+        """The same with a store that knows nothing."""
+        with tempfile.TemporaryDirectory() as folder:
+            yield Api(f"sqlite:///{folder}/semel.db", self.colour)
 
     def _noting(self) -> Any:
         return _Noting(self.errors)
@@ -159,6 +167,28 @@ def around(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return wrapper
+
+
+def test_a_function_is_looked_at_for_each_way_of_calling_it(api: Api) -> None:
+    """That a function could be called once, in one way, says nothing of another way, or of another default."""
+    api.take = lambda operation: operation.effect("charged", keyed, 5)
+    assert api.post() == 201
+
+    def made(*defaults: int) -> Any:
+        def function(amount: int, *, idempotency_key: str) -> int:
+            return amount
+
+        function.__defaults__ = defaults
+        return function
+
+    with api.fresh() as again:
+        again.take = lambda operation: operation.effect("charged", made(1))
+        assert again.post() == 201, again.errors
+    with api.fresh() as again:
+        again.take = lambda operation: operation.effect("charged", made())
+        assert again.post() == 500
+        again.take = lambda operation: operation.effect("charged", keyed, amount=5)  # type: ignore[arg-type]  # by name
+        assert again.post() == 201
 
 
 class Charging:

@@ -37,7 +37,7 @@ def make_group(request):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
 
 
 urlpatterns = [path("groups", make_group)]
-application = get_wsgi_application()
+application, numbers = get_wsgi_application(), count()
 
 
 class TimeTests(TestCase):  # type: ignore[misc]
@@ -51,7 +51,6 @@ class TimeTests(TestCase):  # type: ignore[misc]
 
 class CrashTests(TransactionTestCase):  # type: ignore[misc]  # a TestCase is in a transaction, which no crash can end
     def test_a_crash_anywhere(self) -> None:
-        numbers = count()
         make = lambda: Request("POST", "/groups", json={"name": f"group {next(numbers)}"})  # noqa: E731 - names are unique
         crash_everywhere(application, make, clock=Clock(connection), effects=Group.objects.count).assert_once()
 

@@ -207,8 +207,9 @@ class _Client:
 
     async def _tries(self, request: Request, process: Process) -> list[Answer]:
         answers: list[Answer] = []
+        await self._pass_time(process.lease)  # The dead process's; a living one frees what it gives up.
         for _ in range(TRIES):
-            await self._pass_time(process.lease + MOMENT)
+            await self._pass_time(MOMENT)
             answers.append(await self._send(request))
             if answers[-1].is_final:
                 break
