@@ -50,6 +50,7 @@ class Shop:
         self.runs = 0
         self.keys: list[str] = []
         self.send: Callable[[], Response]
+        self.app: Any = None
 
     @property
     def records(self) -> int:
@@ -99,8 +100,8 @@ def fastapi(shop: Shop, policy: Policy) -> None:
 def wsgi(shop: Shop, policy: Policy) -> None:
     app = flask.Flask("shop")
     app.post("/pay")(lambda: (shop.pay(), 201))
-    guarded = semel.wsgi.IdempotencyMiddleware(app, store=shop.memory, scope=semel.SINGLE_TENANT, policy=policy)
-    shop.send = lambda: call_wsgi(guarded, SEND)
+    shop.app = semel.wsgi.IdempotencyMiddleware(app, store=shop.memory, scope=semel.SINGLE_TENANT, policy=policy)
+    shop.send = lambda: call_wsgi(shop.app, SEND)
 
 
 def decorator(shop: Shop, policy: Policy) -> None:
@@ -144,6 +145,16 @@ def test_off_is_not_for_atomic_mode(door: Callable[[Shop, Policy], None], told: 
 
     shop.apay = apay  # type: ignore[method-assign]
     assert [shop.send().is_replay, shop.send().is_replay] == [False, True]
+
+
+def test_atomic_inside_of_what_is_off(told: Settings) -> None:
+    """A guard that is switched off is no guard to an atomic one inside of it, which stays."""
+    told("off")
+    shop = Shop()
+    wsgi(shop, Policy.ietf(mode="atomic"))
+    shop.pay = lambda: {"is_open": semel.current().connection is None}  # type: ignore[method-assign]
+    outer = semel.wsgi.IdempotencyMiddleware(shop.app, store=shop.memory, scope=semel.SINGLE_TENANT)
+    assert [call_wsgi(outer, SEND).is_replay for _ in range(2)] == [False, True]
 
 
 @pytest.mark.parametrize("door", DOORS, ids=lambda each: each.__name__)

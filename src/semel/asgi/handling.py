@@ -122,7 +122,8 @@ class Handling:
 
     async def __call__(self, message: Message) -> None:
         """Take one message of the app's."""
-        await self._has_switched()  # What was held back leaves first.
+        if self._switch is not None:
+            await self.is_sent()  # What was held back leaves first.
         if self.is_flowing:
             self.has_begun = self.has_begun or message["type"] == "http.response.start"
             await self._send(message)
@@ -165,11 +166,12 @@ class Handling:
                 # Its next part may be long in coming. Not in atomic mode: the app may be using the very connection
                 # that would be committed on, so the time is looked at when the app sends something.
                 self._timer = loop.call_at(self._deadline, self._let_flow, job)
-        return loop.time() >= self._deadline
+        return loop.time() >= self._deadline and not job.operation.story.is_used
 
     def _let_flow(self, job: Job) -> None:
         """Send what was held back, beside the app: the time is over."""
-        if not self.is_concluded:
+        # What takes steps while it answers may take more of them: it is not done, and can't be said to be.
+        if not self.is_concluded and not job.operation.story.is_used:
             self._switch = asyncio.get_running_loop().create_task(self._let_flow_beside(job))
 
     async def _let_flow_beside(self, job: Job) -> None:

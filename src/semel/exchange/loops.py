@@ -113,7 +113,7 @@ class AsyncHands:
 
     def unrecorded(self, hold: Hold) -> Operation:
         """Return the operation of an application whose guard is switched off."""
-        return Operation(hold, stage=self.unrecorded_stage())
+        return Operation(hold, stage=self.unrecorded_stage(), is_recorded=False)
 
     def unrecorded_stage(self) -> AsyncStage:
         """Return where its steps are taken."""
