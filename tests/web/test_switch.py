@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Annotated, Any
 
 import flask
+import psycopg
 import pytest
 from fastapi import Depends, FastAPI
 from starlette.applications import Starlette
@@ -140,7 +143,7 @@ def test_off_is_not_for_atomic_mode(door: Callable[[Shop, Policy], None], told: 
     door(shop, Policy.ietf(mode="atomic"))
     shop.pay = lambda: {"is_open": semel.current().connection is None}  # type: ignore[method-assign]
 
-    async def apay(_operation: object = None) -> dict[str, Any]:
+    async def apay(operation: Operation | None = None) -> dict[str, Any]:
         return shop.pay()
 
     shop.apay = apay  # type: ignore[method-assign]
@@ -165,7 +168,7 @@ def test_report(door: Callable[[Shop, Policy], None], told: Settings, caplog: py
     door(shop, Policy.ietf())
     shop.pay = lambda: {"runs": shop.create(None)}  # type: ignore[method-assign]
 
-    async def apay(_operation: object = None) -> dict[str, Any]:
+    async def apay(operation: Operation | None = None) -> dict[str, Any]:
         return shop.pay()
 
     shop.apay = apay  # type: ignore[method-assign]
@@ -226,3 +229,45 @@ def test_as_it_is_by_default(value: str, told: Settings) -> None:
     shop = Shop()
     asgi(shop, Policy.ietf())
     assert [shop.send().is_replay, shop.send().is_replay] == [False, True]
+
+
+def order(connection: Any, amount: int) -> None:
+    connection.execute(f"INSERT INTO orders VALUES ({amount:d})")
+
+
+async def aorder(connection: Any, amount: int) -> None:
+    done = connection.execute(f"INSERT INTO orders VALUES ({amount:d})")
+    if hasattr(done, "__await__"):
+        await done
+
+
+@pytest.mark.parametrize("database", ["sqlite_url", "postgres_url"])
+def test_phases_of_a_database(request: pytest.FixtureRequest, database: str, told: Settings) -> None:
+    """With "off" what a phase writes is committed, in either colour, and the store needs no table of its own."""
+    url: str = request.getfixturevalue(database)
+    execute(url, "CREATE TABLE orders (amount integer)")
+    told("off")
+
+    @idempotent(key="amount", store=url)
+    def bill(amount: int) -> None:
+        semel.current().phase("billed", order, amount)
+
+    @idempotent(key="amount", store=url)
+    async def abill(amount: int) -> None:
+        await semel.current().phase("billed", aorder, amount)
+
+    bill(1)
+    bill(1)
+    asyncio.run(abill(2))
+    rows = execute(url, "SELECT amount FROM orders ORDER BY amount")
+    assert rows == [(1,), (1,), (2,)]
+
+
+def execute(url: str, statement: str) -> list[Any]:
+    """Run one statement, beside Semel."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file, file:
+            return file.execute(statement).fetchall()
+    with psycopg.connect(url, autocommit=True) as connection:
+        done = connection.execute(statement.encode())
+        return done.fetchall() if done.description else []
