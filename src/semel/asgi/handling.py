@@ -172,6 +172,7 @@ class Handling:
         """Send what was held back, beside the app: the time is over."""
         # What takes steps while it answers may take more of them: it is not done, and can't be said to be.
         if not self.is_concluded and not job.operation.story.is_used:
+            self.is_concluded = True  # Now, and not when the task begins: the app may end in between.
             self._switch = asyncio.get_running_loop().create_task(self._let_flow_beside(job))
 
     async def _let_flow_beside(self, job: Job) -> None:
@@ -201,9 +202,13 @@ class Handling:
         except Exception as error:  # noqa: BLE001 - it goes on to the server
             done.settle(error)
         except BaseException:
-            done.abandon()
-            await self._give_up()
-            raise
+            if self._failure is None:
+                done.abandon()
+                await self._give_up()
+                raise
+            # It was not the server who cancelled this task, and it is told why: unless it has gone itself.
+            self._task.uncancel()
+            done.settle(None if self._is_deserted else self._failure)
         else:
             done.settle(self._undelivered)
         finally:
@@ -222,9 +227,6 @@ class Handling:
         try:
             await app(self._scope, receive, self)
         except asyncio.CancelledError:
-            if self._failure is not None:
-                self._task.uncancel()
-                raise self._failure from None
             if self.job is None or self.is_concluded or not self.job.operation.story.is_lost:
                 raise
             # It was not the server who cancelled this task, and an answer is still to be sent from it.
