@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from fnmatch import fnmatchcase
-from functools import cache, lru_cache
+from functools import cache
 from types import FrameType
 from typing import IO, Any, Literal, Self
 
@@ -83,13 +83,9 @@ def switch() -> Literal["off", "report"] | None:
 def switched(policy: Policy) -> Policy:
     """Return *policy* as the environment has it."""
     said = switch()
-    return policy if said is None else _switched(policy, said)
-
-
-@lru_cache(maxsize=1024)  # There are as many as policies.
-def _switched(policy: Policy, said: Literal["off", "report"]) -> Policy:
-    is_fixed = policy.mode == "atomic" or policy.enforcement == "off"
-    return policy if is_fixed else replace(policy, enforcement=said)
+    if said is None or policy.mode == "atomic" or policy.enforcement == "off":
+        return policy
+    return replace(policy, enforcement=said)
 
 
 class HeaderView(Mapping[str, str]):
@@ -231,10 +227,16 @@ class Limits:
     #: In bytes.
     size: int
     time: timedelta
+    operation: Operation
 
     def end(self) -> float:
         """Return when the time is over that begins now, by the monotonic clock."""
         return time.monotonic() + self.time.total_seconds()
+
+    def is_late(self, end: float) -> bool:
+        """Whether that time is over."""
+        # What takes steps while it answers may take more of them: it is not done, and can't be said to be.
+        return time.monotonic() > end and not self.operation.story.is_used
 
 
 def framed(answer: Answer) -> Headers:

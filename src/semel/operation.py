@@ -32,7 +32,7 @@ Verify = Callable[..., Any]
 class Operation:
     """One guarded request, seen from inside its handler."""
 
-    __slots__ = ("_request", "_stage", "_transaction", "has_no_effect", "hold", "is_refused", "story")
+    __slots__ = ("_is_recorded", "_request", "_stage", "_transaction", "has_no_effect", "hold", "is_refused", "story")
 
     def __init__(
         self,
@@ -42,10 +42,11 @@ class Operation:
         stage: AnyStage | None = None,
         transaction: Transaction | AsyncTransaction | None = None,
         request: str = "",
+        is_recorded: bool = True,
     ) -> None:
         """The operation that *hold* is held for; its steps are taken on *stage*, or all of it is in *transaction*.
 
-        *request* is which request it is for, as ``request_of`` writes it.
+        *request* is which request it is for, as ``request_of`` writes it. One that is not recorded holds no key.
         """
         self.hold = hold
         self.story = Story(hold, progress or Progress())
@@ -56,6 +57,7 @@ class Operation:
         self._stage = stage
         self._transaction = transaction
         self._request = request
+        self._is_recorded = is_recorded
 
     @property
     def key(self) -> str:
@@ -233,8 +235,8 @@ class Operation:
 
     @property
     def around(self) -> Around | None:
-        """This operation to a guard inside of it; None: its handler has ended. For doors."""
-        if self.story.is_over:
+        """This operation to a guard inside of it; None: its handler has ended, or it holds no key. For doors."""
+        if self.story.is_over or not self._is_recorded:
             return None
         return Around(self.hold.scope, self.hold.key, self._request, self._transaction is not None)
 

@@ -703,6 +703,30 @@ def _(api: Api) -> None:
         assert body.endswith(b"the end")
 
 
+@story("d3 a stream that takes steps is held back until they are taken", max_response_time=A_MOMENT)
+def _(api: Api) -> None:
+    taken: list[int] = []
+
+    def step(number: int, *, idempotency_key: str) -> int:
+        assert idempotency_key
+        taken.append(number)
+        return number
+
+    with Gate() as gate:
+
+        def steps(operation: semel.Operation) -> Iterator[bytes]:
+            for number in range(20):
+                gate.wait_opened(TICK_SECONDS)
+                operation.effect(f"step-{number}", step, number)
+                yield b"%d " % number
+
+        api.shop.handler = lambda _: Reply(200, steps(semel.current()), TEXT)
+        first, again = api.send(), api.send()
+    assert first.body == b"".join(b"%d " % number for number in range(20))
+    assert_replayed(first, again)
+    assert taken == list(range(20))
+
+
 @story("d3 lines that are all there are kept, whatever their type")
 def _(api: Api) -> None:
     body = b'{"row": 1}\n{"row": 2}\n'

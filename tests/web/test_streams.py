@@ -12,6 +12,9 @@ import semel.asgi
 import semel.wsgi
 from semel import Policy
 from semel.asgi import PER_ROUTE, claim
+from semel.core.commands import Complete
+from semel.errors import StoreUnavailable
+from semel.flows import handle
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.web.harness import HANG_SECONDS, AsgiClient, Request, asgi_scope, call_asgi, call_wsgi, wsgi_environ
 
@@ -104,6 +107,23 @@ async def test_stream_whose_client_went_before_ends_with_its_tombstone() -> None
     assert client.sent == []
     assert (await call_asgi(app, SEND)).code == "response-not-replayable"
     assert silent.runs == 1
+
+
+async def test_stream_whose_tombstone_can_not_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of a stream leaves before its tombstone is stored: without its store it is a 503, and the app is told."""
+
+    class Forgetful(AsyncMemoryStore):
+        def perform(self, command: Any) -> Any:
+            if isinstance(command, Complete):
+                raise StoreUnavailable
+            return super().perform(command)
+
+    monkeypatch.setattr(handle, "COMPLETE_PAUSES", (timedelta(0),))
+    silent, client = Silent(), Client()
+    app = semel.asgi.IdempotencyMiddleware(silent, store=Forgetful(), scope=semel.SINGLE_TENANT, policy=SOON)
+    await asyncio.wait_for(app(asgi_scope(SEND), client.receive, client.send), HANG_SECONDS)
+    assert client.response().code == "answer-not-stored"
+    assert silent.has_learned.is_set()
 
 
 def test_wsgi_stream_is_closed() -> None:

@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Annotated, Any
 
 import flask
+import psycopg
 import pytest
 from fastapi import Depends, FastAPI
 from starlette.applications import Starlette
@@ -50,6 +53,7 @@ class Shop:
         self.runs = 0
         self.keys: list[str] = []
         self.send: Callable[[], Response]
+        self.app: Any = None
 
     @property
     def records(self) -> int:
@@ -99,8 +103,8 @@ def fastapi(shop: Shop, policy: Policy) -> None:
 def wsgi(shop: Shop, policy: Policy) -> None:
     app = flask.Flask("shop")
     app.post("/pay")(lambda: (shop.pay(), 201))
-    guarded = semel.wsgi.IdempotencyMiddleware(app, store=shop.memory, scope=semel.SINGLE_TENANT, policy=policy)
-    shop.send = lambda: call_wsgi(guarded, SEND)
+    shop.app = semel.wsgi.IdempotencyMiddleware(app, store=shop.memory, scope=semel.SINGLE_TENANT, policy=policy)
+    shop.send = lambda: call_wsgi(shop.app, SEND)
 
 
 def decorator(shop: Shop, policy: Policy) -> None:
@@ -139,11 +143,21 @@ def test_off_is_not_for_atomic_mode(door: Callable[[Shop, Policy], None], told: 
     door(shop, Policy.ietf(mode="atomic"))
     shop.pay = lambda: {"is_open": semel.current().connection is None}  # type: ignore[method-assign]
 
-    async def apay(_operation: object = None) -> dict[str, Any]:
+    async def apay(operation: Operation | None = None) -> dict[str, Any]:
         return shop.pay()
 
     shop.apay = apay  # type: ignore[method-assign]
     assert [shop.send().is_replay, shop.send().is_replay] == [False, True]
+
+
+def test_atomic_inside_of_what_is_off(told: Settings) -> None:
+    """A guard that is switched off is no guard to an atomic one inside of it, which stays."""
+    told("off")
+    shop = Shop()
+    wsgi(shop, Policy.ietf(mode="atomic"))
+    shop.pay = lambda: {"is_open": semel.current().connection is None}  # type: ignore[method-assign]
+    outer = semel.wsgi.IdempotencyMiddleware(shop.app, store=shop.memory, scope=semel.SINGLE_TENANT)
+    assert [call_wsgi(outer, SEND).is_replay for _ in range(2)] == [False, True]
 
 
 @pytest.mark.parametrize("door", DOORS, ids=lambda each: each.__name__)
@@ -154,7 +168,7 @@ def test_report(door: Callable[[Shop, Policy], None], told: Settings, caplog: py
     door(shop, Policy.ietf())
     shop.pay = lambda: {"runs": shop.create(None)}  # type: ignore[method-assign]
 
-    async def apay(_operation: object = None) -> dict[str, Any]:
+    async def apay(operation: Operation | None = None) -> dict[str, Any]:
         return shop.pay()
 
     shop.apay = apay  # type: ignore[method-assign]
@@ -215,3 +229,45 @@ def test_as_it_is_by_default(value: str, told: Settings) -> None:
     shop = Shop()
     asgi(shop, Policy.ietf())
     assert [shop.send().is_replay, shop.send().is_replay] == [False, True]
+
+
+def order(connection: Any, amount: int) -> None:
+    connection.execute(f"INSERT INTO orders VALUES ({amount:d})")
+
+
+async def aorder(connection: Any, amount: int) -> None:
+    done = connection.execute(f"INSERT INTO orders VALUES ({amount:d})")
+    if hasattr(done, "__await__"):
+        await done
+
+
+@pytest.mark.parametrize("database", ["sqlite_url", "postgres_url"])
+def test_phases_of_a_database(request: pytest.FixtureRequest, database: str, told: Settings) -> None:
+    """With "off" what a phase writes is committed, in either colour, and the store needs no table of its own."""
+    url: str = request.getfixturevalue(database)
+    execute(url, "CREATE TABLE orders (amount integer)")
+    told("off")
+
+    @idempotent(key="amount", store=url)
+    def bill(amount: int) -> None:
+        semel.current().phase("billed", order, amount)
+
+    @idempotent(key="amount", store=url)
+    async def abill(amount: int) -> None:
+        await semel.current().phase("billed", aorder, amount)
+
+    bill(1)
+    bill(1)
+    asyncio.run(abill(2))
+    rows = execute(url, "SELECT amount FROM orders ORDER BY amount")
+    assert rows == [(1,), (1,), (2,)]
+
+
+def execute(url: str, statement: str) -> list[Any]:
+    """Run one statement, beside Semel."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file, file:
+            return file.execute(statement).fetchall()
+    with psycopg.connect(url, autocommit=True) as connection:
+        done = connection.execute(statement.encode())
+        return done.fetchall() if done.description else []

@@ -122,7 +122,8 @@ class Handling:
 
     async def __call__(self, message: Message) -> None:
         """Take one message of the app's."""
-        await self._has_switched()  # What was held back leaves first.
+        if self._switch is not None:
+            await self.is_sent()  # What was held back leaves first.
         if self.is_flowing:
             self.has_begun = self.has_begun or message["type"] == "http.response.start"
             await self._send(message)
@@ -165,11 +166,13 @@ class Handling:
                 # Its next part may be long in coming. Not in atomic mode: the app may be using the very connection
                 # that would be committed on, so the time is looked at when the app sends something.
                 self._timer = loop.call_at(self._deadline, self._let_flow, job)
-        return loop.time() >= self._deadline
+        return loop.time() >= self._deadline and not job.operation.story.is_used
 
     def _let_flow(self, job: Job) -> None:
         """Send what was held back, beside the app: the time is over."""
-        if not self.is_concluded:
+        # What takes steps while it answers may take more of them: it is not done, and can't be said to be.
+        if not self.is_concluded and not job.operation.story.is_used:
+            self.is_concluded = True  # Now, and not when the task begins: the app may end in between.
             self._switch = asyncio.get_running_loop().create_task(self._let_flow_beside(job))
 
     async def _let_flow_beside(self, job: Job) -> None:
@@ -199,9 +202,13 @@ class Handling:
         except Exception as error:  # noqa: BLE001 - it goes on to the server
             done.settle(error)
         except BaseException:
-            done.abandon()
-            await self._give_up()
-            raise
+            if self._failure is None:
+                done.abandon()
+                await self._give_up()
+                raise
+            # It was not the server who cancelled this task, and it is told why: unless it has gone itself.
+            self._task.uncancel()
+            done.settle(None if self._is_deserted else self._failure)
         else:
             done.settle(self._undelivered)
         finally:
@@ -220,9 +227,6 @@ class Handling:
         try:
             await app(self._scope, receive, self)
         except asyncio.CancelledError:
-            if self._failure is not None:
-                self._task.uncancel()
-                raise self._failure from None
             if self.job is None or self.is_concluded or not self.job.operation.story.is_lost:
                 raise
             # It was not the server who cancelled this task, and an answer is still to be sent from it.

@@ -1,7 +1,7 @@
 """FastAPI's own refusals, noted where they are raised: on the way to a handler, by a dependency or for the parameters.
 
-Whoever stores the answer may see nothing of them: a ``BaseHTTPMiddleware`` in between runs the app in a task of its
-own, and an exception that was answered there does not come out of it. What becomes of the answer is not decided here.
+The guard around the app may see nothing of them: a ``BaseHTTPMiddleware`` in between runs the app in a task of its own,
+and an exception that was answered there does not come out of it. What becomes of the answer is not decided here.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ SILENT_PART_OF_LEASE = 0.45
 
 
 def retry_after(lease_left: timedelta | None, lease: timedelta) -> int:
-    """Return after how many seconds a client whose key is in progress had best come back.
+    """Return after how many seconds the client of a key in progress had best come back.
 
     While the worker is heard of, soon. When it is silent its key can be had at the end of its lease and not before:
-    whoever asks until then, once a second, gives up too early.
+    a client that asks once a second until then gives up too early.
     """
     if lease_left is None or lease - lease_left <= lease * SILENT_PART_OF_LEASE:
         return RETRY_AFTER_SECONDS

@@ -219,7 +219,7 @@ class MiddlewareExchange(ViewExchange[Response]):
         if self.error is not None and response.status_code >= FIRST_SERVER_ERROR:
             return raised(self.error, operation)
         try:
-            return self._view.take(response, self.limits(self._limit)).ending(operation)
+            return self._view.take(response, self.limits(self._limit, operation)).ending(operation)
         except Exception as error:  # noqa: BLE001 - a stream that broke; it is the flow's to judge
             self.is_told = False
             return raised(error, operation)

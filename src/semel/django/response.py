@@ -5,7 +5,6 @@ A stream is read up to the limits before anything of it is sent, since an answer
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -76,7 +75,7 @@ async def _gathered(
     async for chunk in chunks:
         held.append(chunk)
         size += len(chunk)
-        if not to_the_end and (size > limits.size or time.monotonic() > end):
+        if not to_the_end and (size > limits.size or limits.is_late(end)):
             return None, _chained(held, chunks)
     if to_the_end:
         return (b"".join(held) if size <= limits.size else None), held

@@ -151,8 +151,8 @@ class AsyncHands:
         return AsyncStage(self.guard.store)
 
     def unrecorded(self, hold: Hold) -> Operation:
-        """Return the operation of an application whose guard is switched off."""
-        return Operation(hold, stage=self.unrecorded_stage())
+        """Return the operation of an application while its guard is switched off."""
+        return Operation(hold, stage=self.unrecorded_stage(), is_recorded=False)
 
     def unrecorded_stage(self) -> AsyncStage:
         """Return where its steps are taken."""

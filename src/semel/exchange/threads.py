@@ -152,8 +152,8 @@ class Hands:
         return Stage(self.guard.store)
 
     def unrecorded(self, hold: Hold) -> Operation:
-        """Return the operation of an application whose guard is switched off."""
-        return Operation(hold, stage=self.unrecorded_stage())
+        """Return the operation of an application while its guard is switched off."""
+        return Operation(hold, stage=self.unrecorded_stage(), is_recorded=False)
 
     def unrecorded_stage(self) -> AnyStage:
         """Return where its steps are taken."""

@@ -29,8 +29,9 @@ class Asked:
 
 
 def unrecorded(head: Head, policy: Policy, token: bytes) -> Flow[Hold | None]:
-    """Return as which operation a request runs whose guard is switched off: with the key and the owner that it would
-    have, so that what is derived of them is the same. None: it has none, or they can't be found out.
+    """Return as which operation a request runs while its guard is switched off; None: as none.
+
+    It has the key and the owner that it would have, so that what is derived of them is the same.
     """
     try:
         sent = find(head.headers, policy.header_names, strict=policy.strict, max_length=policy.max_key_length)

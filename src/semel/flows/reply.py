@@ -18,7 +18,7 @@ class Send:
 class PassOn:
     """Let the handler's own answer through: as it streams, or (for a request without a key) untouched."""
 
-    #: As which operation the handler runs whose guard is switched off: nothing of it is recorded.
+    #: As which operation the handler runs while its guard is switched off: nothing of it is recorded.
     unrecorded: Hold | None = None
 
 

@@ -152,6 +152,6 @@ class Job:
 
 
 def _pass_on(hold: Hold) -> Flow[Reply]:
-    """Call the function, whose guard is switched off."""
+    """Call the function: its guard is switched off."""
     return PassOn(hold)
     yield  # type: ignore[unreachable]  # a flow that asks for nothing

@@ -1,4 +1,4 @@
-"""A store to operations whose guard is switched off: their phases have a transaction, and nothing is recorded.
+"""A store for operations while their guard is switched off: phases have a transaction, and nothing is recorded.
 
 A handler finds its operation as ever, and providers are given the keys that they know; a retry does everything again.
 """

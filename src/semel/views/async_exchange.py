@@ -70,15 +70,15 @@ class AsyncViewExchange(AsyncExchange, Generic[R]):
         try:
             self._response = await self._view.call()
             self._has_run = True
-            ending = (await self._view.take(self._response, self.limits(limit))).ending(operation)
+            ending = (await self._view.take(self._response, self.limits(limit, operation))).ending(operation)
         except Exception as error:  # noqa: BLE001 - it is the flow's to judge
             return raised(error, operation)
         self._answer = getattr(ending, "answer", None)
         return ending
 
-    def limits(self, size: int) -> Limits:
+    def limits(self, size: int, operation: Operation) -> Limits:
         """Return how much of a response is held back: at most *size* bytes, for as long as the policy says."""
-        return Limits(size, self._policy.max_response_time)
+        return Limits(size, self._policy.max_response_time, operation)
 
     async def name_scope(self, _command: NameScope) -> object:
         """Ask the application whose request this is."""

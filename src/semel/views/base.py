@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -86,7 +85,7 @@ def gathered(chunks: Iterator[bytes], limits: Limits) -> tuple[bytes | None, Ite
     for chunk in chunks:
         held.append(chunk)
         size += len(chunk)
-        if size > limits.size or time.monotonic() > end:
+        if size > limits.size or limits.is_late(end):
             return None, chain(held, chunks)
     whole = b"".join(held)
     return whole, iter((whole,))

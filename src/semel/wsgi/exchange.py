@@ -102,7 +102,7 @@ class Exchange(exchange.Exchange):
     def handle(self, operation: Operation, limit: int) -> Ending:
         """Let the application handle the request."""
         put_body(self._environ, self._body)
-        self._response = Response(self._environ, operation, Limits(limit, self._policy.max_response_time))
+        self._response = Response(self._environ, Limits(limit, self._policy.max_response_time, operation))
         return self._response.take(self.guard.app)
 
     def name_scope(self, _command: NameScope) -> object:

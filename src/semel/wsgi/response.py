@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -11,7 +10,7 @@ from semel.core.commands import Ending
 from semel.core.message import Answer
 from semel.core.replay import may_be_endless
 from semel.door import Body, Limits, answered, raised, streaming
-from semel.operation import Operation, enter
+from semel.operation import enter
 from semel.wsgi.environ import lowered, reached_handler
 
 Fields = list[tuple[str, str]]
@@ -21,10 +20,10 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None,
 class Response:
     """What the app answers, from its ``start_response`` to the end of its iterable."""
 
-    def __init__(self, environ: WSGIEnvironment, operation: Operation, limits: Limits) -> None:
-        """Hold the answer back within *limits*, the app running as *operation*."""
+    def __init__(self, environ: WSGIEnvironment, limits: Limits) -> None:
+        """Hold the answer back within *limits*, the app running as the operation that is in them."""
         self._environ = environ
-        self._operation = operation
+        self._operation = limits.operation
         self._limits = limits
         #: When it is sent as it comes, counted from its beginning.
         self._end: float | None = None
@@ -106,7 +105,7 @@ class Response:
 
     def _can_be_kept(self) -> bool:
         # A thread that waits for the next chunk can't be called away, so the time is looked at when that has come.
-        is_in_time = self._end is None or time.monotonic() <= self._end
+        is_in_time = self._end is None or not self._limits.is_late(self._end)
         return is_in_time and self._held.size <= self._limits.size and not may_be_endless(lowered(self.fields))
 
     def _answered(self) -> Ending:

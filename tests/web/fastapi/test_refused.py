@@ -1,4 +1,4 @@
-"""What FastAPI refuses on the way to a handler is nobody's answer: the key is free, whatever middleware is around."""
+"""What FastAPI refuses on the way to a handler is not kept, whatever middleware is around the route."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Annotated, Any

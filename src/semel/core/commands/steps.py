@@ -75,7 +75,7 @@ class Commit(Command[Verdict]):
 
 @value
 class CommitAlone(Command[None]):
-    """Commit what the application wrote, and nothing of ours: of an operation whose guard is switched off."""
+    """Commit what the application wrote, and nothing of ours: the operation's guard is switched off."""
 
 
 @value
