@@ -209,7 +209,11 @@ def made_by(engine: Engine) -> Any:
     it out of its pool: a pool like it, which nobody else has, makes the connection and lets go of it.
     """
     made = engine.pool.recreate().connect()
-    made.commit()  # what was SET as it was made is to stay
+    try:
+        made.commit()  # what was SET as it was made is to stay
+    except BaseException:
+        made.invalidate()
+        raise
     connection = made.driver_connection
     made.detach()
     return connection

@@ -32,6 +32,9 @@ async def as_given(address: Address) -> Any:
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError):  # TimeoutError is an OSError
         raise
     except Exception as error:
+        if type(error).__name__ == "ProgrammingError":
+            # What psycopg can't read may be a password, so its words go no further.
+            raise ValueError from None
         # psycopg's; or what else the application does to connect, such as to fetch a password.
         raise ConnectionError(str(error) or type(error).__name__) from error
     return PsycopgSession(connection) if hasattr(connection, "pgconn") else connection
