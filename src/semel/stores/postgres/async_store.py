@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.core.commands import Claim, Command, Complete, Renew, Settle
 from semel.errors import ConfigurationError, StoreError, StoreReadOnly, StoreUnavailable
 from semel.stores.base import AsyncStore, this_process
+from semel.stores.fair import MAX_BATCH_BYTES, size_of
 from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.lane import AsyncLane, refused
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
@@ -152,14 +153,16 @@ class AsyncPostgresStore(AsyncStore):
 
     async def _claim(self, link: _Link, batch: list[Claim]) -> list[Any]:
         await self._settle()
-        return await link.run(self._statements.claim(batch), is_shared=len(batch) > 1)
+        return await link.run(self._statements.claim(batch), is_shared=len(batch) > 1, is_large=_is_large(batch))
 
     async def _settle(self) -> None:
         if self._liveness is not None and not self._liveness.is_settled:
             await asyncio.to_thread(self._liveness.settle)
 
     async def _complete(self, link: _Link, batch: list[Complete]) -> list[Any]:
-        verdicts: list[Any] = await link.run(self._statements.complete(batch), is_shared=len(batch) > 1)
+        verdicts: list[Any] = await link.run(
+            self._statements.complete(batch), is_shared=len(batch) > 1, is_large=_is_large(batch)
+        )
         return [
             verdict or await self._caught(link.run(self._statements.completed(command.hold)))
             for command, verdict in zip(batch, verdicts, strict=True)
@@ -184,6 +187,10 @@ class AsyncPostgresStore(AsyncStore):
             return refused(error)
 
 
+def _is_large(batch: Sequence[Command[Any]]) -> bool:
+    return len(batch) == 1 and size_of(batch[0]) > MAX_BATCH_BYTES
+
+
 def _liveness(address: Address) -> Liveness | None:
     if address.takeover == "lease":
         return None
@@ -206,9 +213,10 @@ class _Link:
         self.is_direct: bool | None = None
         start_afresh_in_children(self)
 
-    async def run(self, statement: Statement[T], *, is_shared: bool = False) -> T:
+    async def run(self, statement: Statement[T], *, is_shared: bool = False, is_large: bool = False) -> T:
         """Run one statement in its own transaction. One that is shared is not sent again as a whole when another's
-        transaction was in the way: it was in the way of some, and the rest need not wait for it.
+        transaction was in the way: it was in the way of some, and the rest need not wait for it. One that is large is
+        not sent again when it could not be sent in time.
         """
         was_sent = False
         for left in reversed(range(TRIES)):
@@ -217,7 +225,8 @@ class _Link:
             except StoreUnavailable as error:
                 # Sent once is sent, even if the last try got no connection.
                 was_sent = error.was_sent = was_sent or error.was_sent
-                if left == 0 or not was_sent or self._is_too_slow(error):
+                error.was_too_slow = self._is_too_slow(error, is_large=is_large)
+                if left == 0 or not was_sent or error.was_too_slow:
                     raise
             except asyncpg.PostgresError as error:
                 if error.sqlstate not in TRANSIENT or is_shared:
@@ -284,9 +293,11 @@ class _Link:
             self._address.url, timeout=CONNECT_SECONDS, command_timeout=STATEMENT_SECONDS, statement_cache_size=0
         )
 
-    def _is_too_slow(self, error: StoreUnavailable) -> bool:
-        # Behind a pooler the time limit is ours, and stands for what the server would have said.
-        return is_too_slow(error) or (not self.is_direct and isinstance(error.__cause__, TimeoutError))
+    def _is_too_slow(self, error: StoreUnavailable, *, is_large: bool) -> bool:
+        # Behind a pooler the time limit is ours, and stands for what the server would have said. So it does where it
+        # takes as long to send the statement. Otherwise the server is gone without a word, and another may be there.
+        is_ours = isinstance(error.__cause__, TimeoutError)
+        return is_too_slow(error) or (is_ours and (is_large or not self.is_direct))
 
     def start_afresh(self) -> None:
         """Have no connection: it is the parent's."""
