@@ -281,6 +281,8 @@ class StoreUnavailable(StoreError):
         """Say whether the statement *was sent*: then it may have been carried out all the same."""
         super().__init__(message)
         self.was_sent = was_sent
+        #: Whether the store cut it short, because it took longer than it may: the same would, again.
+        self.was_too_slow = False
 
 
 class CommitUnknown(StoreUnavailable):

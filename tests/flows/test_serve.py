@@ -49,10 +49,11 @@ from semel.errors import (
     StepUnfinished,
     StoreError,
     StoreNotReady,
+    StoreRefused,
     StoreUnavailable,
 )
 from semel.flows.guard import CLAIM_TRIES
-from semel.flows.handle import COMPLETE_PAUSES, SHUTDOWN_RETRY_AFTER_SECONDS, STORE_RETRY_AFTER_SECONDS
+from semel.flows.handle import COMPLETE_PAUSES, LARGE_ANSWER, SHUTDOWN_RETRY_AFTER_SECONDS, STORE_RETRY_AFTER_SECONDS
 from semel.flows.reply import PassOn, Reply, Reraise, Send
 from semel.flows.serve import Around, serve
 from semel.testing.script import Line, Played, play
@@ -577,6 +578,45 @@ def test_an_answer_is_not_lost_for_want_of_a_hint() -> None:
     ]
     result = played(script, Policy(in_progress="wait"))
     assert [each.wakes for each in result.commands if isinstance(each, Complete)] == [True, False]
+
+
+def too_slow() -> StoreUnavailable:
+    error = StoreUnavailable("statement timeout", was_sent=True)
+    error.was_too_slow = True
+    return error
+
+
+@pytest.mark.parametrize(
+    "error, size, tries",
+    [
+        (too_slow(), LARGE_ANSWER + 1, [True, False]),
+        (too_slow(), LARGE_ANSWER, [True, True]),  # It is not the answer that takes long.
+        (CUT_OFF, LARGE_ANSWER + 1, [True, True]),
+        (StoreRefused("too large"), 10, [True, False]),
+        (StoreRefused("no"), 0, [True, True]),
+    ],
+    ids=["too slow", "slow and small", "lost", "refused", "refused and empty"],
+)
+def test_answer_that_the_store_will_not_take(error: StoreError, size: int, tries: list[bool]) -> None:
+    """An answer that would be refused again is sent once and stored as a tombstone, without another try: that the
+    operation is done must not be lost for want of its answer.
+    """
+    answer = Answer(201, (), bytes(size))
+    between = (Pause, None) if tries[-1] else (Tell, None)
+    script: list[Line] = [*BEGIN, (Claim, HOLD), (RunHandler, Answered(answer))]
+    result = played([*script, (Complete, error), between, (Complete, Verdict.DONE)])
+    assert [each.answer.body is not None for each in result.commands if isinstance(each, Complete)] == tries
+    assert result.result == Send(answer)
+    assert (Tell(NotKept(SHORT, 201)) in result.commands) is not tries[-1]
+
+
+def test_refused_with_a_hint() -> None:
+    """Where the hint may be what the store objects to, the answer is tried once more without it."""
+    refusing: list[Line] = [(Complete, StoreRefused("no")), (Pause, None), (Complete, StoreRefused("no")), (Tell, None)]
+    script: list[Line] = [*BEGIN, (Claim, HOLD), (RunHandler, Answered(CREATED)), *refusing, (Complete, Verdict.DONE)]
+    result = played(script, Policy(in_progress="wait"))
+    tries = [(each.wakes, each.answer.body is not None) for each in result.commands if isinstance(each, Complete)]
+    assert tries == [(True, True), (False, True), (False, False)]
 
 
 def test_answer_that_can_not_be_stored() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from datetime import timedelta
@@ -42,7 +42,7 @@ async def opened(request: pytest.FixtureRequest, name: str) -> AsyncIterator[Asy
         yield made_async
 
 
-def in_order(steps: dict[str, asyncio.Future[Any]]) -> list[str]:
+def in_order(steps: Mapping[str, asyncio.Future[Any]]) -> list[str]:
     """A list that will have the names in the order in which their steps end."""
     ended: list[str] = []
     for name, step in steps.items():

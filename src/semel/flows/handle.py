@@ -47,8 +47,13 @@ from semel.errors import (
     OutcomeUnknown,
     ShuttingDown,
     StoreError,
+    StoreRefused,
+    StoreUnavailable,
 )
 from semel.flows.reply import PassOn, Reply, Reraise, Send
+
+#: Smaller answers are not what a statement takes long for.
+LARGE_ANSWER = 1024 * 1024
 
 #: The handler has run, and only its answer is missing: worth trying for as long as a fail-over of a pooler takes.
 COMPLETE_PAUSES = (timedelta(milliseconds=50), timedelta(milliseconds=250), timedelta(seconds=1))
@@ -187,7 +192,11 @@ def _reason(ran: Ran) -> str:
 
 
 def _complete(key: Key, command: Complete) -> Flow[Verdict]:
-    """Store the answer, patiently: the handler has run. If it can't be done the key is kept, never freed."""
+    """Store the answer, patiently: the handler has run. If it can't be done the key is kept, never freed.
+
+    An answer that the store will not take, however often it is asked, is given up for a tombstone: the operation is
+    done, and that must be stored above all, or it would be run again when its lease is over.
+    """
     for pause in (*COMPLETE_PAUSES, None):
         try:
             return (yield from command)
@@ -195,10 +204,22 @@ def _complete(key: Key, command: Complete) -> Flow[Verdict]:
             if pause is None:
                 yield from Tell(NotStored(key.short(), command.hold.attempt, str(error)))
                 raise AnswerNotStored from error
-            yield from Pause(pause)
+            if _is_hopeless(command, error):
+                yield from Tell(NotKept(key.short(), command.answer.status))
+                command = replace(command, answer=replace(command.answer, body=None))
+            else:
+                yield from Pause(pause)
             # Should it be the hint that the store objects to: the answer must not be lost for want of that.
             command = replace(command, wakes=False)
     raise AssertionError  # pragma: no cover - the last round returned or raised
+
+
+def _is_hopeless(command: Complete, error: StoreError) -> bool:
+    """Whether the store would refuse the same answer again."""
+    size = len(command.answer.body or b"")
+    if isinstance(error, StoreUnavailable):
+        return error.was_too_slow and size > LARGE_ANSWER
+    return isinstance(error, StoreRefused) and size > 0 and not command.wakes
 
 
 def note(hold: Hold, event: str) -> Flow[None]:

@@ -107,7 +107,8 @@ class FairQueue(Generic[T]):
 
 def scope_of(command: Command[Any]) -> str:
     """Return the scope that *command* is about; those about none, or about many, are of a scope of their own."""
-    return _SCOPES.get(type(command), _no_scope)(command)
+    find = _SCOPES.get(type(command))
+    return "" if find is None else find(command)
 
 
 def size_of(command: Command[Any]) -> int:
@@ -116,11 +117,9 @@ def size_of(command: Command[Any]) -> int:
     return 0 if weigh is None else weigh(command)
 
 
-def _no_scope(_command: Command[Any]) -> str:
-    return ""
-
-
-_in_hold, _in_claim, _plain = attrgetter("hold.scope"), attrgetter("claim.scope"), attrgetter("scope")
+_in_hold: Callable[[Any], str] = attrgetter("hold.scope")
+_in_claim: Callable[[Any], str] = attrgetter("claim.scope")
+_plain: Callable[[Any], str] = attrgetter("scope")
 _SCOPES: dict[type[Command[Any]], Callable[[Any], str]] = {
     **dict.fromkeys((Claim, Look, ReadTrail), _plain),
     **dict.fromkeys((Complete, Decree, Discard, Mark, Note, Park), _in_hold),

@@ -234,7 +234,8 @@ class Postgres(Database):
             except StoreUnavailable as error:
                 # Sent once is sent, even if the last try got no connection.
                 was_sent = error.was_sent = was_sent or error.was_sent
-                if left == 0 or not was_sent or is_too_slow(error):
+                error.was_too_slow = is_too_slow(error)
+                if left == 0 or not was_sent or error.was_too_slow:
                     raise
             except psycopg.Error as error:
                 if error.sqlstate not in TRANSIENT:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,6 +11,7 @@ from semel.core.commands import Claim, Command, Complete, Renew, Settle
 from semel.core.record import Hold
 from semel.errors import ConfigurationError, StoreError, StoreUnavailable
 from semel.stores.base import AsyncStore, this_process
+from semel.stores.fair import MAX_BATCH_BYTES, size_of
 from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.lane import AsyncLane, refused
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
@@ -169,14 +170,16 @@ class AsyncPostgresStore(AsyncStore):
             # Once, with the first claim: a role that may claim but not complete is found out before a handler runs.
             await link.run(self._statements.check_privileges(str(self.address)))
             self._may_write = True
-        return await link.run(self._statements.claim(batch), is_shared=len(batch) > 1)
+        return await link.run(self._statements.claim(batch), is_shared=len(batch) > 1, is_large=_is_large(batch))
 
     async def _settle(self) -> None:
         if self._liveness is not None and not self._liveness.is_settled:
             await asyncio.to_thread(self._liveness.settle)
 
     async def _complete(self, link: _Link, batch: list[Complete]) -> list[Any]:
-        verdicts: list[Any] = await link.run(self._statements.complete(batch), is_shared=len(batch) > 1)
+        verdicts: list[Any] = await link.run(
+            self._statements.complete(batch), is_shared=len(batch) > 1, is_large=_is_large(batch)
+        )
         return [
             verdict or await self._caught(link.run(self._statements.completed(command.hold)))
             for command, verdict in zip(batch, verdicts, strict=True)
@@ -199,6 +202,10 @@ class AsyncPostgresStore(AsyncStore):
             return error
         except Exception as error:  # noqa: BLE001 - these are no batch: each has its own fate
             return refused(error)
+
+
+def _is_large(batch: Sequence[Command[Any]]) -> bool:
+    return len(batch) == 1 and size_of(batch[0]) > MAX_BATCH_BYTES
 
 
 def _liveness(address: Address) -> Liveness | None:
@@ -226,9 +233,10 @@ class _Link:
         self._is_off = False
         start_afresh_in_children(self)
 
-    async def run(self, statement: Statement[T], *, is_shared: bool = False) -> T:
+    async def run(self, statement: Statement[T], *, is_shared: bool = False, is_large: bool = False) -> T:
         """Run one statement in its own transaction. One that is shared is not sent again as a whole when another's
-        transaction was in the way: it was in the way of some, and the rest need not wait for it.
+        transaction was in the way: it was in the way of some, and the rest need not wait for it. One that is large is
+        not sent again when it could not be sent in time.
         """
         was_sent = False
         for left in reversed(range(TRIES)):
@@ -237,7 +245,8 @@ class _Link:
             except StoreUnavailable as error:
                 # Sent once is sent, even if the last try got no connection.
                 was_sent = error.was_sent = was_sent or error.was_sent
-                if left == 0 or not was_sent or self._is_too_slow(error):
+                error.was_too_slow = self._is_too_slow(error, is_large=is_large)
+                if left == 0 or not was_sent or error.was_too_slow:
                     raise
             except asyncpg.PostgresError as error:
                 if error.sqlstate not in TRANSIENT or is_shared:
@@ -333,9 +342,11 @@ class _Link:
         self._is_off = await is_off_async(connection)
         return connection
 
-    def _is_too_slow(self, error: StoreUnavailable) -> bool:
-        # Behind a pooler the time limit is ours, and stands for what the server would have said.
-        return is_too_slow(error) or (not self.is_direct and isinstance(error.__cause__, TimeoutError))
+    def _is_too_slow(self, error: StoreUnavailable, *, is_large: bool) -> bool:
+        # Behind a pooler the time limit is ours, and stands for what the server would have said. So it does where it
+        # takes as long to send the statement. Otherwise the server is gone without a word, and another may be there.
+        is_ours = isinstance(error.__cause__, TimeoutError)
+        return is_too_slow(error) or (is_ours and (is_large or not self.is_direct))
 
     def start_afresh(self) -> None:
         """Have no connection: it is the parent's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self, TypeVar, cast
 
 from semel.core.commands import Claim, Command, Complete, Renew, Settle
@@ -165,7 +166,7 @@ class PostgresStore(Store):
     def _complete(self, link: _Link, batch: list[Complete]) -> list[Any]:
         verdicts = link.run(self._statements.complete(batch), is_shared=len(batch) > 1)
         return [
-            verdict or self._caught(lambda hold=command.hold: link.run(self._statements.completed(hold)))
+            verdict or self._caught(partial(link.run, self._statements.completed(command.hold)))
             for command, verdict in zip(batch, verdicts, strict=True)
         ]
 
@@ -237,7 +238,8 @@ class _Link:
             except StoreUnavailable as error:
                 # Sent once is sent, even if the last try got no connection.
                 was_sent = error.was_sent = was_sent or error.was_sent
-                if left == 0 or not was_sent or is_too_slow(error):
+                error.was_too_slow = is_too_slow(error)
+                if left == 0 or not was_sent or error.was_too_slow:
                     raise
             except psycopg.Error as error:
                 if error.sqlstate not in TRANSIENT or is_shared:

@@ -105,12 +105,14 @@ class Courier:
     def failure(self, trouble: Trouble, node: Node | None, *, was_sent: bool) -> StoreError:
         """Say what is wrong, to one of those who wait."""
         if not isinstance(trouble.error, StoreError):
-            return lost(trouble.error, self._address, node, was_sent=was_sent)
+            told = lost(trouble.error, self._address, node, was_sent=was_sent)
+            told.was_too_slow = trouble.is_too_slow
+            return told
         # The server is there, and is not one to use. An exception that is raised twice gathers both tracebacks.
-        told = copy(trouble.error)
-        if isinstance(told, StoreUnavailable):
-            told.was_sent = was_sent
-        return told
+        said = copy(trouble.error)
+        if isinstance(said, StoreUnavailable):
+            said.was_sent = was_sent
+        return said
 
     def refusal(self, error: ReplyError, *, was_sent: bool) -> StoreError:
         """Say what an error reply means."""
