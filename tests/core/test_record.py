@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from semel.core.message import Answer
-from semel.core.record import NOBODYS_TOKEN, Hold, Milestone, Record, Stuck
+from semel.core.record import NOBODYS_TOKEN, Found, Hold, Milestone, Record, Stuck
 from semel.core.state import State
 from semel.errors import ConfigurationError
 
@@ -101,3 +101,12 @@ def test_stuck_and_expired(left: timedelta, is_over: bool) -> None:
     assert replace(PROCESSING, lease_left=left).is_stuck is is_over
     assert replace(COMPLETE, retention_left=left).is_expired is is_over
     assert not COMPLETE.is_stuck
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+@pytest.mark.parametrize("is_expired", [False, True])
+def test_what_may_be_taken(is_over: bool, is_expired: bool) -> None:
+    """A key in progress may be taken when its lease is over, any other when its record is past its retention."""
+    running = Found(State.PROCESSING, 1, b"t" * 16, b"", None, lease_is_over=is_over, is_expired=is_expired)
+    assert running.may_be_taken is is_over
+    assert replace(running, state=State.COMPLETE).may_be_taken is is_expired

@@ -128,7 +128,9 @@ class AsyncDjangoUnit(AsyncUnit):
 
     async def run(self, joined: Joined[T]) -> T:
         """Run one statement in the transaction."""
-        return await in_the_orms_thread(partial(self._unit.run, joined))
+        answer = await in_the_orms_thread(partial(self._unit.run, joined))
+        self.has_lock = self._unit.has_lock
+        return answer
 
     async def commit(self) -> None:
         """Commit."""
