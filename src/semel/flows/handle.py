@@ -53,7 +53,7 @@ from semel.errors import (
 from semel.flows.reply import PassOn, Reply, Reraise, Send
 
 #: Smaller answers are not what a statement takes long for.
-LARGE_ANSWER = 1024 * 1024
+LARGE_ANSWER = 256 * 1024
 
 #: The handler has run, and only its answer is missing: worth trying for as long as a fail-over of a pooler takes.
 COMPLETE_PAUSES = (timedelta(milliseconds=50), timedelta(milliseconds=250), timedelta(seconds=1))

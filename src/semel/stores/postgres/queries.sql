@@ -453,7 +453,7 @@ WITH clock AS MATERIALIZED (
 ), oldest AS MATERIALIZED (
     SELECT created_at
       FROM semel_keys
-     WHERE state IN ('pending', 'processing', 'unknown')
+     WHERE state IN ('pending', 'processing')
      ORDER BY created_at
      LIMIT 1
 ), start AS MATERIALIZED (
