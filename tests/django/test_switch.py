@@ -45,7 +45,7 @@ def with_a_phase(_request: Any) -> Any:
 
 
 async def awith_a_phase(_request: Any) -> Any:
-    await semel.current().phase("created", create, 5)
+    await semel.current().phase("created", semel.in_thread(create), 5)
     return pay_nothing()
 
 

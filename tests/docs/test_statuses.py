@@ -196,9 +196,13 @@ async def operation_failed(preset: Preset) -> tuple[World, httpx.Response]:
     return world, first
 
 
+async def charge(*, idempotency_key: str) -> int:
+    return 1
+
+
 async def operation_unfinished(preset: Preset) -> tuple[World, httpx.Response]:
     async def ending() -> bytes:
-        await current().effect("charged", lambda *, idempotency_key: 1)
+        await current().effect("charged", charge)
         raise ZeroDivisionError
 
     world = World(preset(server_errors="auto"), ending=ending)

@@ -74,8 +74,8 @@ class Shop:
 
     async def apay(self, operation: Operation | None = None) -> dict[str, Any]:
         operation = operation or semel.current()
-        created = await operation.phase("created", self.create)
-        return {"created": created, "charge": await operation.effect("charged", self.charge)}
+        created = await operation.phase("created", semel.in_thread(self.create))
+        return {"created": created, "charge": await operation.effect("charged", semel.in_thread(self.charge))}
 
 
 def asgi(shop: Shop, policy: Policy) -> None:
