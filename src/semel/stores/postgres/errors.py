@@ -57,7 +57,7 @@ def lacking(where: str, role: str, missing: Sequence[tuple[str, str]]) -> StoreN
     what = "; ".join(f"{', '.join(privileges)} on {table}" for table, privileges in tables.items())
     who = '"' + role.replace('"', '""') + '"'
     grants = " ".join(f"GRANT {', '.join(privileges)} ON {table} TO {who};" for table, privileges in tables.items())
-    return StoreNotPermitted(f"{where}: the role {role} lacks {what}. Run: {grants}")
+    return StoreNotPermitted(f"{where}: the role {role} needs {what}. Run: {grants}")
 
 
 def outlasted(error: BaseException, address: Address, *, was_sent: bool) -> StoreUnavailable:
