@@ -201,7 +201,7 @@ async def _made_by(pool: AsyncConnectionPool[Any]) -> psycopg.AsyncConnection[An
     conninfo, kwargs = await _value(pool.conninfo) or "", await _value(pool.kwargs) or {}
     connection: psycopg.AsyncConnection[Any] = await pool.connection_class.connect(conninfo, **kwargs)
     # The pool has no other name for it. It may say which schema is searched.
-    if configure := getattr(pool, "_configure", None):
+    if configure := pool._configure:  # noqa: SLF001 - see above
         try:
             await configure(connection)
         except BaseException:

@@ -325,6 +325,8 @@ def check_tag(tag: str | None) -> None:
 
 def pool_url(pool: AnyPool) -> str:
     """Name where *pool* connects to, as far as it says so beforehand."""
+    if not hasattr(pool, "_configure"):  # see _made_by
+        raise unknown_address("this pool")
     conninfo = "" if callable(pool.conninfo) else pool.conninfo or ""
     kwargs = {} if callable(pool.kwargs) else pool.kwargs or {}
     try:
@@ -340,7 +342,7 @@ def _made_by(pool: ConnectionPool[Any]) -> psycopg.Connection[Any]:
     kwargs = pool.kwargs() if callable(pool.kwargs) else pool.kwargs or {}
     connection: psycopg.Connection[Any] = pool.connection_class.connect(conninfo, **kwargs)
     # The pool has no other name for it. It may say which schema is searched.
-    if configure := getattr(pool, "_configure", None):
+    if configure := pool._configure:  # noqa: SLF001 - see above
         try:
             configure(connection)
         except BaseException:

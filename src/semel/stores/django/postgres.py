@@ -79,11 +79,6 @@ class Postgres(Database):
                 f"{name_of(wrapper)} is used through {wrapper.Database.__name__}. Semel needs psycopg 3, which Django "
                 "takes by itself where it is installed: pip install 'psycopg[binary]'"
             )
-        if self._durability.question():
-            # These sessions are Django's, so what is set on them is not ours to change.
-            with suppress(psycopg.Error):  # the next statement tells
-                row = psycopg.Cursor(wrapper.connection, row_factory=tuple_row).execute("SHOW synchronous_commit")
-                self._durability.note((row.fetchone() or ("",))[0])
 
     def drop(self, wrapper: Wrapper) -> None:
         """Close a connection that is broken. What else is idle in a pool is as useless: the server was restarted, or
@@ -269,12 +264,16 @@ class Postgres(Database):
             close(wrapper)
             raise
 
-    @staticmethod
-    def _execute(wrapper: Wrapper, statement: Statement[T]) -> T:
+    def _execute(self, wrapper: Wrapper, statement: Statement[T]) -> T:
         # Not the connection's own kind of cursor, nor its kind of rows: both are the application's choice.
         cursor = psycopg.RawCursor(wrapper.connection, row_factory=tuple_row)
         cursor.execute(statement.sql.encode(), statement.parameters, binary=True)
-        return statement.read(cursor.fetchall() if cursor.description else [])
+        rows = cursor.fetchall() if cursor.description else []
+        if question := self._durability.question():
+            # Once, after a statement that went through. These sessions are Django's, and are left as they are.
+            with suppress(psycopg.Error):  # the next statement tells
+                question.read(cursor.execute(question.query.numbered.encode()).fetchall())
+        return statement.read(rows)
 
     def _meaning(self, error: psycopg.Error) -> StoreError | None:
         return self._in_our_words(translated(error, error.sqlstate, self._address))

@@ -315,10 +315,9 @@ class _Link:
         self.is_direct = await is_direct_async(connection)
         if self.is_direct:
             await settle(connection, SESSION)
-        else:
-            if isinstance(connection, PsycopgSession):
-                connection.prepare_nothing()
-            self._is_off = await is_off_async(connection)
+        elif isinstance(connection, PsycopgSession):
+            connection.prepare_nothing()
+        self._is_off = not self.is_direct and await is_off_async(connection)
         return connection
 
     async def _opened_directly(self) -> asyncpg.Connection[Any] | None:
@@ -329,6 +328,7 @@ class _Link:
         self.is_direct = await is_direct_async(connection)
         if self.is_direct:
             await settle(connection, {})
+            self._is_off = False
             return connection
         await connection.close(timeout=CONNECT_SECONDS)
         return None
