@@ -85,8 +85,8 @@ def in_thread(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
     return InThread(function)
 
 
-#: Calls that were found to be possible: to read a signature takes some fifty times as long as to look here. Bounded,
-#: for programs that make functions as they go.
+#: Calls that were found to be possible: to read a signature takes some fifty times as long as to look here. It is
+#: bounded, for programs that make functions as they go.
 _possible: set[tuple[Hashable, ...]] = set()
 _MAX_POSSIBLE = 4096
 

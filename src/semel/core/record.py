@@ -59,8 +59,13 @@ class Found:
 
     @property
     def may_be_taken(self) -> bool:
-        """Whether another may take the key: its worker's lease has run out, or the record is past its retention."""
-        return self.lease_is_over if self.state is State.PROCESSING else self.is_expired
+        """Whether another may take the key: its worker's lease has run out, or the record is past its retention.
+
+        One that is parked is never taken by time: an operator has to say what it did.
+        """
+        if self.state is State.PROCESSING:
+            return self.lease_is_over
+        return self.is_expired and self.state is not State.UNKNOWN
 
 
 @value
