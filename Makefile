@@ -5,7 +5,7 @@ BIN := .venv/bin
 # The demo needs little of what the tests need, and is not to wait for the rest of it; where that is there, it will do.
 DEMO := $(if $(wildcard .venv/.ready),.venv/.ready,.venv/.demo)
 
-.PHONY: help demo rides report test cover check fix bench torture clean
+.PHONY: help demo rides report test walks cover check fix bench torture clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -20,8 +20,11 @@ rides: .venv/.ready ## See an API of several steps killed half-way, and resumed.
 report: .venv/.ready ## See a ten-second job with its progress bar, and its worker killed half-way.
 	@$(BIN)/python -m examples.report
 
-test: .venv/.ready ## Run every test, on real PostgreSQL and Redis, on every core.
-	@$(BIN)/python -m pytest -n auto --dist worksteal
+test: .venv/.ready ## Run the tests, on real PostgreSQL and Redis, on every core.
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+
+walks: .venv/.ready ## Run the slow tests: walks of many kills, and every other store and server.
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
 cover: .venv/.ready ## Run the tests of core and flows, and show each branch they miss.
 	@$(BIN)/python -m pytest tests/core tests/flows --cov

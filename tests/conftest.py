@@ -15,7 +15,7 @@ from semel.testing import servers
 from tests.databases import Databases
 
 #: Whoever needs a server that this machine lacks just asks for it, here or in a test: it is skipped.
-pytest_plugins = ["tests.absent"]
+pytest_plugins = ["tests.absent", "tests.slow"]
 
 #: A worker has a PostgreSQL of its own, and a core with nothing to do helps nobody who waits for the last test.
 MOST_WORKERS = 8

@@ -31,6 +31,7 @@ TINY = Plan(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("redis_server")
 def test_bench_prints_every_row() -> None:
     """A very small run ends, and its table and its JSON have every figure."""

@@ -74,6 +74,7 @@ class TestSQLite(StoreConformance):
             yield made
 
 
+@pytest.mark.slow  # The store of TestSQLite in a thread: it takes three times as long.
 class TestAsyncSQLite(StoreConformance):
     @pytest.fixture(scope="class")
     @classmethod

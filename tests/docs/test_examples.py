@@ -223,6 +223,7 @@ async def test_tutorial_guarded_charges_once() -> None:
     assert charges() == ["50"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, expected", [("tutorial/guarded", 2), ("tutorial/derived", 1)])
 def test_tutorial_kill(name: str, expected: int, folder: Path) -> None:
     """After kill -9 in mid-handler the retry runs again: only a key of the provider's own stops the second charge."""

@@ -168,6 +168,7 @@ def book(books: str) -> list[str]:
     return httpx.get(books, **ASKING).text.splitlines()
 
 
+@pytest.mark.slow
 def test_tutorial_naive(folder: Path) -> None:
     """After kill -9, a retry of the naive endpoint makes a second payment and a second charge."""
     name = "tutorial/naive"
@@ -178,6 +179,7 @@ def test_tutorial_naive(folder: Path) -> None:
         assert book(books) == ["charge of 50", "charge of 50", "mail to ada"]
 
 
+@pytest.mark.slow
 def test_tutorial_steps(folder: Path) -> None:
     """After kill -9 the retry goes on; a lost answer is asked for again; a mail of which nobody knows is parked."""
     names = "tutorial/bank", "tutorial/steps"

@@ -26,6 +26,7 @@ NOWHERE = "http://127.0.0.1:9"
 STEPS = {"ride_created", "charge_created", "ride_charged", "receipt_sent"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600 if EVERY_LINE else 120)
 def test_killed_at_any_line_a_retry_ends_with_one_ride_one_charge_one_receipt(world: World) -> None:
     """Whichever line it is killed at, the retry gets 201, and there is one ride, one charge and one receipt."""
@@ -86,6 +87,7 @@ def test_gate_4_killed_between_an_effect_and_its_record(
     assert sorted(orders(world)) == sorted(["/charges", "/receipts", *([repeated] if repeated else [])])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["/charges", "/receipts"])
 @pytest.mark.parametrize("kind", ["lose", "fail", "hang"])
 def test_gate_9_partition_during_a_payment(world: World, to: str, kind: str) -> None:

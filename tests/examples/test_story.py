@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 #: It waits for the completer, which leaves an operation to its client for ten seconds.
 STORY_SECONDS = 180
 
 
+@pytest.mark.slow
 def test_the_story_ends_well() -> None:
     """Retries, a lost answer, kill -9, a client that never comes back: each ride has one charge and one receipt."""
     command = [sys.executable, "-m", "examples.rides"]

@@ -54,6 +54,7 @@ def worker(tmp_path: Path, durable_url: str) -> Worker:
     return Worker(tmp_path, durable_url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task, said, effects",
     [

@@ -312,6 +312,7 @@ def test_evicting(postgres_url: str) -> None:
         survives("asgi", postgres_url, server.url, fault)
 
 
+@pytest.mark.slow
 def test_failed_over(postgres_url: str) -> None:
     """The master is lost, and a replica takes its place."""
     with servers.redis_sentinel() as watched:

@@ -6,7 +6,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from semel.testing.conformance import StoreConformance
+
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 

@@ -1,8 +1,12 @@
 """The short variant of the workers of ``make torture``."""
 
+import pytest
+
 from torture.accepted import Accepted
 from torture.lines import DOORS, STORES
 from torture.scenario import Plan, Worlds
+
+pytestmark = pytest.mark.slow
 
 SEED = 8
 

@@ -1,7 +1,11 @@
 """The short variant of instant take-over in ``make torture``."""
 
+import pytest
+
 from torture.instant import InstantTakeOver
 from torture.scenario import Plan, Worlds
+
+pytestmark = pytest.mark.slow
 
 SEED = 5
 

@@ -6,6 +6,8 @@ from torture.duels import TEN_YEARS_SECONDS, Rivals
 from torture.lines import OPERATIONS, STORES, KillAtLines
 from torture.scenario import Plan, Worlds
 
+pytestmark = pytest.mark.slow
+
 SEED = 20
 
 

@@ -1,8 +1,12 @@
 """The short variant of the lost replies of ``make torture``."""
 
+import pytest
+
 from torture.lost_commits import Cutter, late_saves, pay_until, swallowed
 from torture.proxy import Proxy
 from torture.scenario import Plan, Worlds
+
+pytestmark = pytest.mark.slow
 
 SEED = 5
 

@@ -1,7 +1,11 @@
 """The short variant of the restarts of ``make torture``."""
 
+import pytest
+
 from torture.restarts import RedisRestarts, Restarts
 from torture.scenario import Plan, Worlds
+
+pytestmark = pytest.mark.slow
 
 SEED = 6
 

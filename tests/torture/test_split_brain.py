@@ -1,7 +1,11 @@
 """The short variant of the split brain of ``make torture``."""
 
+import pytest
+
 from torture.scenario import Plan, Worlds
 from torture.split_brain import SplitBrain
+
+pytestmark = pytest.mark.slow
 
 SEED = 7
 

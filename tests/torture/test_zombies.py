@@ -1,7 +1,11 @@
 """The short variant of the zombies of ``make torture``."""
 
+import pytest
+
 from torture.scenario import Plan, Worlds
 from torture.zombies import Zombies
+
+pytestmark = pytest.mark.slow
 
 SEED = 4
 

@@ -43,6 +43,8 @@ class Scenario:
     name: str
     check: Callable[[Api], None]
     policy: Policy = field(default_factory=Policy.ietf)
+    #: It is about what a request says, and no store has a part in that.
+    is_syntax: bool = False
 
 
 #: Every scenario that is a story of its own; the tables below are turned into more of them.
@@ -208,7 +210,7 @@ def header_scenario(row: Row, *, strict: bool) -> Scenario:
             assert [record.key for record in api.records()] == [expected.key]
 
     mode = "strict" if strict else "lenient"
-    return Scenario(f"d1 {row.name} ({mode})", check, Policy.ietf(strict=strict, header=row.header))
+    return Scenario(f"d1 {row.name} ({mode})", check, Policy.ietf(strict=strict, header=row.header), is_syntax=True)
 
 
 @story("d1 header absent passes unprotected where a key is optional")
@@ -356,7 +358,7 @@ def pair_scenario(pair: Pair) -> Scenario:
             assert_replayed(first, api.send(**pair.first))
         assert api.runs == 1
 
-    return Scenario(f"d2 {pair.name}: {'the same' if pair.same else 'refused'}", check)
+    return Scenario(f"d2 {pair.name}: {'the same' if pair.same else 'refused'}", check, is_syntax=True)
 
 
 @story("d2 an API version counts where it is named", fingerprint=Fingerprinter(headers=("api-version",)))

@@ -18,7 +18,7 @@ LOGGED = "RuntimeError: as the client asked"
 LARGE = [bytes([number]) * 100_000 for number in range(30)]
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 def backstage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backstage]:
     url: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "migrated_postgres_url")
     backstage = Backstage(tmp_path, url)
@@ -59,6 +59,7 @@ def test_server(backstage: Backstage, kind: str) -> None:
     assert "Traceback" not in server.log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_large_and_failed_answers(on_sqlite: Backstage, kind: str) -> None:
     """A server passes a large answer on complete, and an error's answer too, before it logs the error."""

@@ -12,6 +12,8 @@ from tests.web.harness import HANG_SECONDS, wait_until
 from tests.web.serving import COMMANDS, Backstage, seen
 from tests.web.test_processes import HELD, is_decided, pay_until
 
+pytestmark = pytest.mark.slow
+
 APPS = ("fastapi", "litestar")
 
 
