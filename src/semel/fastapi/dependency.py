@@ -110,7 +110,7 @@ def _handed_out(connection: HTTPConnection) -> Operation | None:
         return None
 
 
-#: What names an account: a string, or several where one is not enough. Nobody is None.
+#: What names an account: a string, or several where one is not enough. None: the request has no user.
 Principal = str | tuple[str | None, ...] | None
 
 
