@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
+
 from semel.core.commands import Claim, Complete, Decree, Look, Now, Renew, TakeOver
 from semel.core.message import Answer, Head, Request
 from semel.core.record import Hold
 from semel.core.state import Event
+from semel.stores import fair
 from semel.stores.fair import MAX_BATCH, MAX_BATCH_BYTES, FairQueue, scope_of, size_of
 
 LEASE = timedelta(seconds=30)
@@ -28,10 +31,14 @@ def queue(*asked: str, size: int = 0) -> FairQueue[str]:
     return made
 
 
-def test_scopes_take_turns() -> None:
+def test_scopes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of each scope goes first, then the second of each; of one scope they go in the order in which they came."""
+    monkeypatch.setattr(fair, "MAX_BATCH", 3)
     waiting = queue("a1", "a2", "a3", "b1", "c1", "b2")
-    assert waiting.take() == ["a1", "b1", "c1", "a2", "b2", "a3"]
+    assert waiting.take() == ["a1", "b1", "c1"]
+    waiting.append(Look("c", "key"), "c2")
+    assert waiting.take() == ["a2", "b2", "c2"]
+    assert waiting.take() == ["a3"]
     assert not waiting
     assert waiting.take() == []
 
@@ -60,7 +67,7 @@ def test_batches_are_bounded_in_bytes() -> None:
 def test_first_is_in_the_next_batch() -> None:
     """Whoever is to carry the next batch is the first of it, whatever comes meanwhile."""
     waiting = queue("a1", "a2", "b1")
-    assert waiting.take() == ["a1", "b1", "a2"]
+    assert waiting.take() == ["a1", "a2", "b1"]  # all of them: there are no turns to take
     assert waiting.first is None
     waiting = queue("b1", "a1")
     assert waiting.first == "b1"

@@ -46,33 +46,37 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         """Have none."""
+        #: What came since a batch was last taken, and how many bytes that is. Mostly it all goes out at once, and then
+        #: there are no turns to take.
+        self._arrived: list[tuple[int, Command[Any], T]] = []
+        self._bytes = 0
         self._by_scope: OrderedDict[str, deque[tuple[int, T]]] = OrderedDict()
 
     def __bool__(self) -> bool:
         """Whether anything waits."""
-        return bool(self._by_scope)
+        return bool(self._arrived or self._by_scope)
 
     def __iter__(self) -> Iterator[T]:
         """Go through all that wait, in no order."""
+        self._line_up()
         return iter([item for waiting in self._by_scope.values() for _, item in waiting])
 
     def append(self, command: Command[Any], item: T) -> None:
         """Add *item*, which stands for *command*, behind the others of its scope."""
-        scope = scope_of(command)
-        waiting = self._by_scope.get(scope)
-        if waiting is None:
-            waiting = self._by_scope[scope] = deque()
-        waiting.append((size_of(command), item))
+        size = size_of(command)
+        self._bytes += size
+        self._arrived.append((size, command, item))
 
     @property
     def first(self) -> T | None:
         """What is in the next batch for certain. It stays the same until then, or until it is removed."""
         for waiting in self._by_scope.values():
             return waiting[0][1]
-        return None
+        return self._arrived[0][2] if self._arrived else None
 
     def remove(self, item: T) -> None:
         """Take *item* out, if it still waits."""
+        self._line_up()
         for scope, waiting in self._by_scope.items():
             for place, (_, each) in enumerate(waiting):
                 if each is item:
@@ -83,6 +87,28 @@ class FairQueue(Generic[T]):
 
     def take(self) -> list[T]:
         """Take the next batch: one of each scope in turn, as long as it is not too many, or too much."""
+        if not self._by_scope and len(self._arrived) <= MAX_BATCH and self._bytes <= MAX_BATCH_BYTES:
+            batch = [item for _, _, item in self._arrived]
+            self._arrived, self._bytes = [], 0
+            return batch
+        self._line_up()
+        return self._take_in_turn()
+
+    def clear(self) -> None:
+        """Have none."""
+        self._arrived, self._bytes = [], 0
+        self._by_scope.clear()
+
+    def _line_up(self) -> None:
+        arrived, self._arrived, self._bytes = self._arrived, [], 0
+        for size, command, item in arrived:
+            scope = scope_of(command)
+            waiting = self._by_scope.get(scope)
+            if waiting is None:
+                waiting = self._by_scope[scope] = deque()
+            waiting.append((size, item))
+
+    def _take_in_turn(self) -> list[T]:
         batch: list[T] = []
         total = 0
         by_scope = self._by_scope
@@ -99,10 +125,6 @@ class FairQueue(Generic[T]):
             else:
                 del by_scope[scope]
         return batch
-
-    def clear(self) -> None:
-        """Have none."""
-        self._by_scope.clear()
 
 
 def scope_of(command: Command[Any]) -> str:
