@@ -178,7 +178,7 @@ def test_effect_applied(semel: Semel, url: str, keys: Store) -> None:
     hold = park(keys, CREATED, CHARGING)
     ended = semel("keys", "resolve", "key", "--applied", '{"id": "ch_1"}', "--store", url, "--yes")
     assert ended.returncode == 0
-    assert "effect charge_created: outcome unknown" in ended.stdout
+    assert "effect charge_created begun: outcome unknown" in ended.stdout
     assert "charge_created is done, with the result below. A retry will go on after it." in ended.stdout
     found = keys.perform(Claim("acme", "key", os.urandom(16), hold.token, LONG, DAY))
     assert isinstance(found, Found)
