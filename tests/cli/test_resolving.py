@@ -115,7 +115,7 @@ def test_releasing_what_nobody_has_begun(semel: Semel, url: str, keys: Store) ->
     shown = semel("keys", "release", "key", "--store", url, "--yes").stdout
     assert re.search(r"^accepted +to be run by a worker$", shown, re.MULTILINE)
     assert "Nobody has begun this operation, and nobody will." in shown
-    assert "will find nothing at the address" in shown
+    assert "will find nothing at the status URL" in shown
     assert look(keys) is None
     assert trail(keys) == [("discarded", None)]
 
@@ -178,8 +178,8 @@ def test_effect_applied(semel: Semel, url: str, keys: Store) -> None:
     hold = park(keys, CREATED, CHARGING)
     ended = semel("keys", "resolve", "key", "--applied", '{"id": "ch_1"}', "--store", url, "--yes")
     assert ended.returncode == 0
-    assert "effect charge_created: outcome unknown" in ended.stdout
-    assert "charge_created is done, and this is its result. A retry will go on after it." in ended.stdout
+    assert "effect charge_created begun: outcome unknown" in ended.stdout
+    assert "charge_created is done, with the result below. A retry will go on after it." in ended.stdout
     found = keys.perform(Claim("acme", "key", os.urandom(16), hold.token, LONG, DAY))
     assert isinstance(found, Found)
     assert (found.state, found.token, found.lease_is_over) == (State.PROCESSING, NOBODYS_TOKEN, True)
@@ -203,7 +203,7 @@ def test_operation_applied(semel: Semel, url: str, keys: Store) -> None:
     """An operation without an unknown effect ends with the answer that the operator gives, and a retry gets it."""
     park(keys)
     ended = semel("keys", "resolve", "key", "--applied", '{"id": 7}', "--store", url, "--yes")
-    assert "The operation ends with status 200 and this result." in ended.stdout
+    assert "The operation ends with status 200 and the result below." in ended.stdout
     record = look(keys)
     assert record is not None
     assert record.state is State.COMPLETE

@@ -149,7 +149,7 @@ async def test_a_whole_user_is_no_scope(shop: Shop) -> None:
 
     async with client_of(shop.app) as client:
         client._transport.raise_app_exceptions = True  # type: ignore[attr-defined]
-        with pytest.raises(ConfigurationError, match=r"scope gave a Payment.*account\.id"):
+        with pytest.raises(ConfigurationError, match=r"not Payment.*account\.id"):
             await client.post("/pay", headers=KEY)
 
 
