@@ -1,7 +1,7 @@
 """Which combinations ``make test`` leaves to ``.ci/run``, beside the tests that are marked ``slow`` where they stand.
 
-Every one of these stays in ``make test`` on at least one store. What is left out are its repetitions on others, where the
-store has no part in what is tested, or each takes minutes.
+Every one of these stays in ``make test`` on at least one store. What is left out are its repetitions on others, where
+the store has no part in what is tested, or each takes minutes.
 """
 
 from typing import Any
