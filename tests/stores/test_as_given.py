@@ -30,7 +30,7 @@ from sqlalchemy import create_engine, event, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, sessionmaker
 
-from semel.core.commands import Begin, Claim, Complete, Finish, Look, Release, Verdict
+from semel.core.commands import Begin, Claim, Complete, Finish, Look, Release, Renew, Verdict
 from semel.core.hint import hint_of
 from semel.core.message import Answer
 from semel.core.record import Hold, Record
@@ -474,6 +474,35 @@ class TestOwnConnections:
             assert isinstance(await shop.perform(claim("k")), Hold)
             await shop.close()
         assert asked
+
+    async def test_connections_that_one_loop_alone_can_make(
+        self, postgres_url: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Where the application can connect only on its own event loop, as with a token that a session of that loop
+        fetches, leases are renewed there, and a warning says what that costs.
+        """
+        await asyncio.to_thread(store(postgres_url).migrate)
+        home = asyncio.get_running_loop()
+
+        async def password() -> str:
+            token: asyncio.Future[str] = home.create_future()
+            home.call_soon_threadsafe(home.call_later, 0.01, token.set_result, "secret")
+            return await token
+
+        async with asyncpg.create_pool(postgres_url, password=password, min_size=0) as given:
+            opened = async_store(given)
+            hold = await opened.perform(claim("k"))
+            assert isinstance(hold, Hold)
+            renew = Renew(((hold, timedelta(hours=2)),))
+            for _ in range(2):
+                assert await asyncio.to_thread(opened.renew, renew) == frozenset()
+            record = await opened.perform(Look("alice", "k"))
+            assert record is not None
+            assert record.lease_left is not None
+            assert record.lease_left > timedelta(hours=1)
+            await opened.close()
+        [said] = [each for each in caplog.messages if "event loop" in each]
+        assert "may lose theirs" in said
 
     async def test_engine_is_left_alone(self, postgres_url: str) -> None:
         """What the store opens is closed with the store, and the engine's pool never knew of it."""

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import flask
@@ -23,6 +24,8 @@ from tests.web.harness import HANG_SECONDS, Request, Shop, call_asgi, call_wsgi,
 #: As it is before a test changes it.
 PATIENCE_SECONDS = lookups.PATIENCE_SECONDS
 REPORT = Policy.ietf(enforcement="report")
+#: Requests at once, more than there may be look-ups that are late.
+CROWD = 40
 
 
 class Tide:
@@ -88,6 +91,7 @@ class App:
     def __init__(self, door: str, tide: Tide) -> None:
         self.shop = Shop()
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(CROWD))  # to hang in
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self._send: Callable[[Request], int]
@@ -182,11 +186,23 @@ def test_a_hanging_store_is_counted_as_failed(app: App, tide: Tide) -> None:
 
 
 def test_look_ups_that_hang_do_not_pile_up(app: App, tide: Tide) -> None:
-    """However long a store hangs, and however often it is tried again, few look-ups are under way."""
+    """However long a store hangs, and however often it is tried again, few look-ups are left behind."""
     tide.holds_up = ("Claim",)
     rests = iter(range(10**6))
     app.tally._clock = lambda: 2.0 * REST_SECONDS * next(rests)
-    for number in range(lookups.MAX_UNDER_WAY + 5):
+    for number in range(lookups.MAX_LATE + 5):
         assert app.pay(f"key-{number}") == 201
-    assert tide.waiting <= lookups.MAX_UNDER_WAY
-    assert app.counts == {"failed": lookups.MAX_UNDER_WAY + 5}
+    assert tide.waiting <= lookups.MAX_LATE
+    assert app.counts == {"failed": lookups.MAX_LATE + 5}
+
+
+def test_a_crowd_is_judged(app: App, tide: Tide, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many requests come at once, all are judged by a store that answers in time."""
+    monkeypatch.setattr(lookups, "PATIENCE_SECONDS", HANG_SECONDS)
+    tide.holds_up = ("Claim",)
+    with ThreadPoolExecutor(CROWD) as clients:
+        answers = [clients.submit(app.pay, f"key-{number}") for number in range(CROWD)]
+        wait_until(lambda: tide.waiting == CROWD or bool(app.counts))
+        tide.turn()
+        assert {each.result(HANG_SECONDS) for each in answers} == {201}
+    assert app.counts == {"new": CROWD}

@@ -186,6 +186,15 @@ def _check_modes(folder: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes.")
+def test_a_file_behind_a_link_is_for_one_user(tmp_path: Path) -> None:
+    """A file that is made where a symbolic link leads, as a deployment has it, is this user's alone, too."""
+    (shared := tmp_path / "shared").mkdir()
+    (link := tmp_path / "semel.db").symlink_to(shared / "semel.db")
+    with stores.store(f"sqlite:///{link}"):
+        _check_modes(shared)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes.")
 def test_a_file_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     """A file that was there before keeps its mode: others may have been let in on purpose."""
     file = tmp_path / "shop.db"

@@ -25,15 +25,15 @@ OnLate = Callable[[], None]
 #: where all is well, and less than people or timeouts notice.
 PATIENCE_SECONDS = 0.05
 
-#: How many commands are under way at once in a process, late ones included: more than a store that is well ever has,
-#: and few enough to be nothing in threads.
-MAX_UNDER_WAY = 16
+#: How many commands of a process may be late at once: a store that is well has hardly any, and so few are nothing in
+#: threads. Those in time are not counted: each has a request that waits for it, and a crowd is no failure.
+MAX_LATE = 16
 
 #: How long a thread waits for the next command before it ends.
 IDLE_SECONDS = 10.0
 
 _LATE = f"The store did not answer within {PATIENCE_SECONDS * 1000:.0f} ms."
-_TOO_MANY = "The store was not asked: too many requests wait for its answer already."
+_TOO_MANY = "The store was not asked: it owes too many answers already."
 
 
 class Patience:
@@ -57,23 +57,25 @@ class _Call:
 
     def __init__(self, ask: Callable[[], Any], on_late: OnLate) -> None:
         self._ask = ask
-        self._on_late = on_late
-        self._is_done = threading.Event()
+        self._done = threading.Event()
+        self.on_late = on_late
         self.outcome: Any = None
         self.error: BaseException | None = None
         self.is_late = False
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
 
     def carry_out(self) -> None:
         try:
             self.outcome = self._ask()
         except BaseException as error:  # noqa: BLE001 - it is the asking thread's
             self.error = error
-        self._is_done.set()
-        if self.is_late and self.error is None:
-            self._on_late()
+        self._done.set()
 
-    def wait(self, seconds: float) -> bool:
-        return self._is_done.wait(seconds)
+    def wait(self, seconds: float) -> None:
+        self._done.wait(seconds)
 
 
 class Lookups:
@@ -88,16 +90,18 @@ class Lookups:
         """Have no thread, and nothing under way."""
         self._mutex = threading.Lock()
         self._queue: queue.SimpleQueue[_Call] = queue.SimpleQueue()
-        self._under_way = self._threads = 0
+        self._under_way = self._threads = self._late = 0
 
     def perform(self, ask: Callable[[], T], patience: Patience, on_late: OnLate) -> T:
         """Have *ask* called; raise ``StoreUnavailable`` where it takes too long, and call *on_late* if it succeeds."""
         call, begun = _Call(ask, on_late), time.monotonic()
         self._start(call)
-        is_done = call.wait(patience.left())
+        call.wait(patience.left())
         patience.spend(begun)
-        if not is_done:
-            call.is_late = True
+        with self._mutex:
+            call.is_late = not call.is_done
+            self._late += call.is_late
+        if call.is_late:
             raise StoreUnavailable(_LATE, was_sent=True)
         if call.error is not None:
             raise call.error
@@ -106,7 +110,7 @@ class Lookups:
 
     def _start(self, call: _Call) -> None:
         with self._mutex:
-            if self._under_way >= MAX_UNDER_WAY:
+            if self._late >= MAX_LATE:
                 raise StoreUnavailable(_TOO_MANY)
             self._under_way += 1
             if self._threads >= self._under_way:
@@ -120,6 +124,9 @@ class Lookups:
             call.carry_out()
             with self._mutex:
                 self._under_way -= 1
+                self._late -= call.is_late
+            if call.is_late and call.error is None:
+                call.on_late()
             call = self._next(calls)
 
     def _next(self, calls: queue.SimpleQueue[_Call]) -> _Call | None:
@@ -139,27 +146,31 @@ class AsyncLookups:
 
     def __init__(self) -> None:
         """Nothing is under way."""
-        self._under_way: set[asyncio.Future[Any]] = set()
+        self._late: set[asyncio.Future[Any]] = set()
 
     def perform(self, ask: Callable[[], Step[T]], patience: Patience, on_late: OnLate) -> Step[T]:
         """Return what *ask* starts, as a step that fails where it takes too long; call *on_late* if it succeeds."""
         loop = asyncio.get_running_loop()
-        if len(self._under_way) >= MAX_UNDER_WAY:
+        if len(self._late) >= MAX_LATE:
             # Those of a loop that has ended will not say so any more.
-            self._under_way = {each for each in self._under_way if not each.get_loop().is_closed()}
-        if len(self._under_way) >= MAX_UNDER_WAY:
+            self._late = {each for each in self._late if not each.get_loop().is_closed()}
+        if len(self._late) >= MAX_LATE:
             raise StoreUnavailable(_TOO_MANY)
         begun, asked = time.monotonic(), ask()
         if asked.done():
             return asked
         step: Step[T] = Step(loop=loop)
-        timer = loop.call_later(patience.left(), step.settle, StoreUnavailable(_LATE, was_sent=True))
-        self._under_way.add(asked)
+
+        def leave() -> None:
+            self._late.add(asked)
+            step.settle(StoreUnavailable(_LATE, was_sent=True))
+
+        timer = loop.call_later(patience.left(), leave)
 
         def answered(done: asyncio.Future[T]) -> None:
-            self._under_way.discard(done)
+            is_late = done in self._late
+            self._late.discard(done)
             patience.spend(begun)
-            is_late = loop.time() >= timer.when()
             timer.cancel()
             if done.cancelled():
                 step.abandon()

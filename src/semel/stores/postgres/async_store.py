@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,6 +45,14 @@ TRIES = 3
 #: The server's own limit comes first: it says what it was, and leaves the connection fit for use.
 COMMAND_SECONDS = STATEMENT_SECONDS + 2
 
+_logger = logging.getLogger("semel")
+
+_ON_THE_LOOP = (
+    "%s: a connection can be made on the application's event loop only, so leases are renewed on it, and while a "
+    "handler blocks it, other operations may lose theirs. Give url=, or an engine or a pool that connects on any loop: "
+    "%s"
+)
+
 
 class AsyncPostgresStore(AsyncStore):
     """Records in one PostgreSQL table. Claims, answers, leases, settlements and upkeep have a connection each."""
@@ -70,6 +79,7 @@ class AsyncPostgresStore(AsyncStore):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._links: list[_Link] = []
         self._renewals = Renewals(_Link(self.address))
+        self._has_warned = False
         self._bind()
 
     @property
@@ -85,7 +95,32 @@ class AsyncPostgresStore(AsyncStore):
 
     def renew(self, command: Renew) -> frozenset[Hold]:
         """Prolong leases, from any thread that is no event loop's."""
-        return self._renewals.run(self._statements.of(command))
+        try:
+            return self._renewals.run(self._statements.of(command))
+        except (StoreUnavailable, ConfigurationError) as error:
+            # An engine or a pool may be able to connect on the application's own loop alone: with a token that a
+            # session of that loop fetches, or by a connector that was made there.
+            if self.address.opener is None or (isinstance(error, StoreUnavailable) and error.was_sent):
+                raise
+            return self._renew_on_the_loop(command, error)
+
+    def _renew_on_the_loop(self, command: Renew, error: Exception) -> frozenset[Hold]:
+        loop = self._loop
+        if loop is None or not loop.is_running():
+            raise error
+        renewal = asyncio.run_coroutine_threadsafe(self._renewed(command), loop)
+        try:
+            lost = renewal.result(CONNECT_SECONDS)
+        except Exception:  # noqa: BLE001 - it is no better there, or the loop is blocked, or has ended
+            renewal.cancel()
+            raise error from None
+        if not self._has_warned:
+            self._has_warned = True
+            _logger.warning(_ON_THE_LOOP, self.address, error)
+        return lost
+
+    async def _renewed(self, command: Renew) -> frozenset[Hold]:
+        return await self.perform(command)
 
     def transaction(self) -> AsyncTransaction:
         """Return a transaction of the application's own, not begun yet."""

@@ -171,7 +171,8 @@ def _make(path: Path) -> None:
     since SQLite does as the file does. One that is there is left as it is.
     """
     with suppress(OSError):  # it is there; or SQLite says why it can't be
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        # Where a link leads to, SQLite makes the file: to make one in the link's own place, the system refuses.
+        os.close(os.open(path.resolve(), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
 def _log_ahead(connection: sqlite3.Connection, path: Path) -> None:

@@ -113,11 +113,13 @@ class Transactions(Suite):
     def test_finished_record_is_seen_by_all(self, store: Handle, rival: Handle, scope: str) -> None:
         """What is finished is seen by every transaction that begins, while others under the same key are open."""
         completed(store, claim_on(scope))
-        with transaction(store) as first, transaction(store) as second, transaction(rival) as third:
-            for lent in (first, second, third):
-                seen = lent.perform(Begin(claim_on(scope)))
-                assert isinstance(seen, Found)
-                assert (seen.state, seen.answer) == (State.COMPLETE, CREATED)
+        # Two at a time: a pooler may have no more connections than that.
+        for other in (store, rival):
+            with transaction(store) as first, transaction(other) as second:
+                for lent in (first, second):
+                    seen = lent.perform(Begin(claim_on(scope)))
+                    assert isinstance(seen, Found)
+                    assert (seen.state, seen.answer) == (State.COMPLETE, CREATED)
 
     def test_nobody_sees_it_before_the_end(self, store: Handle, rival: Handle, scope: str) -> None:
         """Until the transaction commits there is no record, for anybody."""
