@@ -10,7 +10,7 @@ from semel.core.commands import Ending
 from semel.core.message import Answer
 from semel.core.replay import may_be_endless
 from semel.door import Body, Limits, answered, raised, streaming
-from semel.operation import enter
+from semel.operation import Operation, enter
 from semel.wsgi.environ import lowered, reached_handler
 
 Fields = list[tuple[str, str]]
@@ -74,13 +74,7 @@ class Response:
     def _flow(self) -> Iterator[bytes]:
         for chunk, _ in self._held.chunks():
             yield chunk
-        while True:
-            with enter(self._operation):
-                try:
-                    chunk = next(self._chunks)
-                except StopIteration:
-                    return
-            yield chunk
+        yield from inside(self._operation, self._chunks)
 
     def _start(self, status: str, fields: Fields, exc_info: ExcInfo | None = None, /) -> Callable[[bytes], object]:
         """The app's ``start_response``."""
@@ -129,6 +123,19 @@ class Leaving:
     def __iter__(self) -> Iterator[bytes]:
         """Iterate over the answer's body."""
         return iter(self._chunks)
+
+
+def inside(operation: Operation, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Iterate over *chunks*, each of which is made as part of *operation*. In between, this thread is the server's."""
+    with enter(operation):
+        remaining = iter(chunks)
+    while True:
+        with enter(operation):
+            try:
+                chunk = next(remaining)
+            except StopIteration:
+                return
+        yield chunk
 
 
 def then_raise(body: bytes, error: Exception) -> Iterator[bytes]:
