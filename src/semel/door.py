@@ -22,7 +22,7 @@ from semel.core.commands import Answered, Ending, Lost, Parked, Raised, Streamin
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer, Head, Headers
 from semel.core.policy import Policy
-from semel.core.replay import FIRST_SERVER_ERROR
+from semel.core.replay import FIRST_SERVER_ERROR, is_endless, may_be_endless
 from semel.core.status import STATUS_PATH, checked_path
 from semel.core.value import value
 from semel.errors import ConfigurationError, NoEffect, ShuttingDown
@@ -237,6 +237,14 @@ class Limits:
         """Whether that time is over."""
         # What takes steps while it answers may take more of them: it is not done, and can't be said to be.
         return time.monotonic() > end and not self.operation.story.is_used
+
+
+def flows_at_once(headers: Headers, operation: Operation) -> bool:
+    """Whether these headers begin a response that is sent as it comes, from its first byte."""
+    if operation.story.is_used:
+        # What takes steps may take more of them while it answers: only what never ends is not waited for.
+        return is_endless(headers)
+    return may_be_endless(headers)
 
 
 def framed(answer: Answer) -> Headers:

@@ -11,9 +11,8 @@ from typing import Any
 from asgiref.sync import async_to_sync, sync_to_async
 from django.http.response import HttpResponseBase
 
-from semel.core.replay import may_be_endless
 from semel.django.request import Response, headers_of
-from semel.door import Limits
+from semel.door import Limits, flows_at_once
 from semel.views import Taken, gathered
 
 
@@ -33,7 +32,7 @@ def is_unrendered(response: Response) -> bool:
 
 def taken(response: Response, limits: Limits, *, on_a_loop: bool) -> Taken:
     """Return a rendered *response* as far as it can be kept; *on_a_loop*: an event loop will send it."""
-    if not _can_be_gathered(response):
+    if not _can_be_gathered(response, limits):
         return _whole(response, limits)
     if response.is_async:
         # Without a loop that stays, a stream that is begun has to be read to its end: Django does so, too.
@@ -46,7 +45,7 @@ def taken(response: Response, limits: Limits, *, on_a_loop: bool) -> Taken:
 
 async def async_taken(response: Response, limits: Limits) -> Taken:
     """Return the same for an async view."""
-    if not _can_be_gathered(response):
+    if not _can_be_gathered(response, limits):
         return _whole(response, limits)
     rest: Any
     if response.is_async:
@@ -57,8 +56,8 @@ async def async_taken(response: Response, limits: Limits) -> Taken:
     return Taken(response.status_code, headers_of(response), body)
 
 
-def _can_be_gathered(response: Response) -> bool:
-    return response.streaming and not may_be_endless(headers_of(response))
+def _can_be_gathered(response: Response, limits: Limits) -> bool:
+    return response.streaming and not flows_at_once(headers_of(response), limits.operation)
 
 
 def _whole(response: Response, limits: Limits) -> Taken:
