@@ -27,7 +27,7 @@ from semel.core.status import STATUS_PATH, checked_path
 from semel.core.value import value
 from semel.errors import ConfigurationError, NoEffect, ShuttingDown
 from semel.flows.handle import SHUTDOWN_RETRY_AFTER_SECONDS
-from semel.operation import Operation
+from semel.operation import Operation, enter
 from semel.telemetry.logs import logger
 
 #: A body larger than this waits on disk: a hundred uploads at once must not fill the memory.
@@ -245,6 +245,19 @@ def flows_at_once(headers: Headers, operation: Operation) -> bool:
         # What takes steps may take more of them while it answers: only what never ends is not waited for.
         return is_endless(headers)
     return may_be_endless(headers)
+
+
+def inside(operation: Operation, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Iterate over *chunks*, each of which is made as part of *operation*. In between, this thread is the server's."""
+    with enter(operation):
+        remaining = iter(chunks)
+    while True:
+        with enter(operation):
+            try:
+                chunk = next(remaining)
+            except StopIteration:
+                return
+        yield chunk
 
 
 def framed(answer: Answer) -> Headers:

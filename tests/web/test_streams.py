@@ -226,3 +226,27 @@ def test_lines_of_a_handler_that_takes_steps_are_held_back(door: Callable[[Repor
     first, again = call(), call()
     assert (first.status, first.body) == (again.status, again.body) == (200, b"[1]\n[2]\n")
     assert reports.taken == ["first", "second"]
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-ndjson"])
+def test_stream_of_a_flask_view_that_flows_is_still_of_its_operation(media_type: str) -> None:
+    """A stream of which more comes after its answer has begun to flow still finds its operation, and is closed."""
+    closed: list[str] = []
+    app = flask.Flask("stream")
+    semel.flask.Semel(app, store="memory://", scope=semel.SINGLE_TENANT, policy=Policy.ietf(max_response_body=10))
+
+    def lines() -> Iterator[str]:
+        try:
+            for _ in range(4):
+                yield semel.current().key
+        finally:
+            closed.append("closed")
+
+    @app.post("/pay")
+    @semel.flask.idempotent
+    def pay() -> flask.Response:
+        return flask.Response(lines(), mimetype=media_type)
+
+    assert call_wsgi(app, SEND).body == b"key-1" * 4
+    assert closed == ["closed"]
+    assert call_wsgi(app, SEND).code == "response-not-replayable"

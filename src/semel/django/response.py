@@ -12,7 +12,8 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.http.response import HttpResponseBase
 
 from semel.django.request import Response, headers_of
-from semel.door import Limits, flows_at_once
+from semel.door import Limits, flows_at_once, inside
+from semel.operation import Operation, enter
 from semel.views import Taken, gathered
 
 
@@ -61,7 +62,11 @@ def _can_be_gathered(response: Response, limits: Limits) -> bool:
 
 
 def _whole(response: Response, limits: Limits) -> Taken:
-    body = None if response.streaming or len(response.content) > limits.size else response.content
+    if response.streaming:
+        flow_on = _inside if response.is_async else inside
+        response.streaming_content = flow_on(limits.operation, response.streaming_content)
+        return Taken(response.status_code, headers_of(response), None)
+    body = None if len(response.content) > limits.size else response.content
     return Taken(response.status_code, headers_of(response), body)
 
 
@@ -75,7 +80,7 @@ async def _gathered(
         held.append(chunk)
         size += len(chunk)
         if not to_the_end and (size > limits.size or limits.is_late(end)):
-            return None, _chained(held, chunks)
+            return None, _chained(held, _inside(limits.operation, chunks))
     if to_the_end:
         return (b"".join(held) if size <= limits.size else None), held
     whole = b"".join(held)
@@ -86,4 +91,16 @@ async def _chained(held: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterat
     for chunk in held:
         yield chunk
     async for chunk in rest:
+        yield chunk
+
+
+async def _inside(operation: Operation, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Iterate over *chunks*, each of which is made as part of *operation*, as ``inside`` does in a thread."""
+    remaining = aiter(chunks)
+    while True:
+        with enter(operation):
+            try:
+                chunk = await anext(remaining)
+            except StopAsyncIteration:
+                return
         yield chunk

@@ -18,7 +18,7 @@ from semel.core.message import Answer, Request
 from semel.core.policy import Policy
 from semel.core.record import Stuck
 from semel.core.status import mounted_path
-from semel.door import Body, Limits, RequestView, framed, nobody
+from semel.door import Body, Limits, RequestView, framed, inside, nobody
 from semel.drivers import resume, run_until
 from semel.exchange import Guard, Performs
 from semel.flows.finish import finish
@@ -26,7 +26,7 @@ from semel.flows.reply import PassOn, Reply, Reraise, Send
 from semel.flows.serve import serve
 from semel.operation import Operation, around, enter
 from semel.wsgi.environ import head_of, path_of, put_body, read_body
-from semel.wsgi.response import Leaving, Response, inside, then_raise
+from semel.wsgi.response import Leaving, Response, then_raise
 from semel.wsgi.watching import give_back, watched
 
 

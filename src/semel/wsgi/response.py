@@ -8,8 +8,8 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from semel.core.commands import Ending
 from semel.core.message import Answer
-from semel.door import Body, Limits, answered, flows_at_once, raised, streaming
-from semel.operation import Operation, enter
+from semel.door import Body, Limits, answered, flows_at_once, inside, raised, streaming
+from semel.operation import enter
 from semel.wsgi.environ import lowered, reached_handler
 
 Fields = list[tuple[str, str]]
@@ -123,19 +123,6 @@ class Leaving:
     def __iter__(self) -> Iterator[bytes]:
         """Iterate over the answer's body."""
         return iter(self._chunks)
-
-
-def inside(operation: Operation, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Iterate over *chunks*, each of which is made as part of *operation*. In between, this thread is the server's."""
-    with enter(operation):
-        remaining = iter(chunks)
-    while True:
-        with enter(operation):
-            try:
-                chunk = next(remaining)
-            except StopIteration:
-                return
-        yield chunk
 
 
 def then_raise(body: bytes, error: Exception) -> Iterator[bytes]:
