@@ -22,12 +22,12 @@ from semel.core.commands import Answered, Ending, Lost, Parked, Raised, Streamin
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer, Head, Headers
 from semel.core.policy import Policy
-from semel.core.replay import FIRST_SERVER_ERROR
+from semel.core.replay import FIRST_SERVER_ERROR, is_endless, may_be_endless
 from semel.core.status import STATUS_PATH, checked_path
 from semel.core.value import value
 from semel.errors import ConfigurationError, NoEffect, ShuttingDown
 from semel.flows.handle import SHUTDOWN_RETRY_AFTER_SECONDS
-from semel.operation import Operation
+from semel.operation import Operation, enter
 from semel.telemetry.logs import logger
 
 #: A body larger than this waits on disk: a hundred uploads at once must not fill the memory.
@@ -237,6 +237,27 @@ class Limits:
         """Whether that time is over."""
         # What takes steps while it answers may take more of them: it is not done, and can't be said to be.
         return time.monotonic() > end and not self.operation.story.is_used
+
+
+def flows_at_once(headers: Headers, operation: Operation) -> bool:
+    """Whether these headers begin a response that is sent as it comes, from its first byte."""
+    if operation.story.is_used:
+        # What takes steps may take more of them while it answers: only what never ends is not waited for.
+        return is_endless(headers)
+    return may_be_endless(headers)
+
+
+def inside(operation: Operation, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Iterate over *chunks*, each of which is made as part of *operation*. In between, this thread is the server's."""
+    with enter(operation):
+        remaining = iter(chunks)
+    while True:
+        with enter(operation):
+            try:
+                chunk = next(remaining)
+            except StopIteration:
+                return
+        yield chunk
 
 
 def framed(answer: Answer) -> Headers:

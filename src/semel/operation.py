@@ -284,6 +284,12 @@ def around() -> Around | None:
     return operation.around if operation is not None else None
 
 
+def is_left_over() -> bool:
+    """Whether the operation of this context has ended: it is that of another request, served before. For doors."""
+    operation = _current.get()
+    return operation is not None and operation.story.is_over
+
+
 def note_refusal() -> None:
     """Say that a framework has refused the request of this code as it was sent. For doors."""
     operation = _current.get()
@@ -302,7 +308,7 @@ def leave() -> None:
 
 
 @contextmanager
-def enter(operation: Operation) -> Iterator[None]:
+def enter(operation: Operation | None) -> Iterator[None]:
     """Make *operation* the current one inside the block, and not for what this thread does next. For doors."""
     token = _current.set(operation)
     try:

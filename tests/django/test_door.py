@@ -436,6 +436,38 @@ def test_an_async_stream_of_a_plain_view(sqlite: str, limit: int, code_of_retry:
         assert async_to_sync(ask)() == expected
 
 
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-ndjson"])
+def test_stream_that_flows_is_still_of_its_operation(sqlite: str, media_type: str) -> None:
+    """A stream of which more comes after its answer has begun to flow still finds its operation."""
+
+    def lines() -> Iterator[bytes]:
+        for _ in range(4):
+            yield semel.current().key.encode()
+
+    async def async_lines() -> AsyncIterator[bytes]:
+        for line in lines():
+            yield line
+
+    policy = Policy.ietf(max_response_body=10)
+
+    @idempotent(policy=policy)
+    def plain(_request: Any) -> HttpResponseBase:
+        return StreamingHttpResponse(lines(), content_type=media_type)
+
+    @idempotent(policy=policy)
+    async def on_a_loop(_request: Any) -> HttpResponseBase:
+        return StreamingHttpResponse(async_lines(), content_type=media_type)
+
+    with serving(plain, on_a_loop):
+        assert b"".join(Visitor(WSGI).post().streaming_content) == b"key-1" * 4
+
+        async def ask() -> bytes:
+            response = await AsyncClient().post("/pay2", headers={"Idempotency-Key": "key-2"})
+            return b"".join([part async for part in response])
+
+        assert async_to_sync(ask)() == b"key-2" * 4
+
+
 def test_a_stream_that_breaks_was_never_begun(sqlite: str) -> None:
     """A stream that raises within the limit is an error of the view: nothing of it has been sent."""
 

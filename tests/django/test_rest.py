@@ -211,6 +211,35 @@ def test_validation_of_the_handlers_own_is_an_answer(sqlite: str, under: str) ->
     assert amounts() == [5]
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_second_validation_of_the_body_is_an_answer(sqlite: str, under: str, *, many: bool) -> None:
+    """A 400 for a body that one serializer has passed and a second one turns down is kept: the first may be saved."""
+
+    class Receipt(serializers.Serializer):  # type: ignore[misc]  # REST framework has no types
+        number = serializers.IntegerField()
+
+    class Guarded(Payments):
+        def post(self, request: Any) -> Response:
+            assert request.query_params is not None
+            Receipt(data={"number": 1}).is_valid(raise_exception=True)  # Other data says nothing of the body.
+            payment = PaymentSerializer(data=request.data, many=many)
+            payment.is_valid(raise_exception=True)
+            payment.save()
+            Receipt(data=request.data, many=many).is_valid(raise_exception=True)
+            raise AssertionError
+
+    def pay(amount: object) -> Any:
+        body: Any = {**BODY, "amount": amount}
+        return ask(under=under, data=[body] if many else body, content_type="application/json")
+
+    with serving(Guarded.as_view()):
+        assert [is_replay(each) for each in (pay("much"), pay("much"))] == [False, False]
+        first, again = pay(5), pay(5)
+    assert first.status_code == 400
+    assert_kept(first, again)
+    assert amounts() == [5]
+
+
 def test_validation_after_a_step_is_an_answer(sqlite: str) -> None:
     """A body that is refused after a step was taken has had an effect: its 400 ends the operation."""
     charged: list[str] = []

@@ -19,6 +19,7 @@ import semel.asgi
 import semel.flask
 import semel.wsgi
 from semel import Policy
+from semel.errors import NotGuarded
 from semel.functions import idempotent
 from tests.web.harness import HANG_SECONDS, Request, Response, call_asgi, call_wsgi
 
@@ -187,3 +188,36 @@ def send_all(app: Any, times: int) -> list[Response]:
             await app.store.close()
 
     return asyncio.run(send())
+
+
+async def test_operation_that_has_ended_is_not_that_of_the_next_request() -> None:
+    """A server may begin a request in the context of the one before: pipelined, it comes in while that is answered."""
+    seen: list[str | None] = []
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        try:
+            seen.append(semel.current().key)
+        except NotGuarded:
+            seen.append(None)
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    guarded = asgi(app, "memory://", paths="/pay")
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def serve(*requests: tuple[str, list[tuple[bytes, bytes]]]) -> None:
+        (path, headers), *further = requests
+        sent: list[asyncio.Task[None]] = []
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body" and further:
+                sent.append(asyncio.create_task(serve(*further)))  # As uvicorn does.
+
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b""}
+        await guarded(scope, receive, send)
+        await asyncio.gather(*sent)
+
+    await serve(("/pay", [(b"idempotency-key", b"key-1")]), ("/pay", []), ("/other", []))
+    assert seen == ["key-1", None, None]

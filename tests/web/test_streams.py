@@ -1,14 +1,16 @@
 """Answers that don't end: they reach the client in time, nothing runs twice, and the app learns who has gone."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 from wsgiref.types import StartResponse, WSGIEnvironment
 
+import flask
 import pytest
 
 import semel.asgi
+import semel.flask
 import semel.wsgi
 from semel import Policy
 from semel.asgi import PER_ROUTE, claim
@@ -16,9 +18,20 @@ from semel.core.commands import Complete
 from semel.errors import StoreUnavailable
 from semel.flows import handle
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
-from tests.web.harness import HANG_SECONDS, AsgiClient, Request, asgi_scope, call_asgi, call_wsgi, wsgi_environ
+from tests.web.harness import (
+    HANG_SECONDS,
+    AsgiClient,
+    Request,
+    Response,
+    asgi_scope,
+    call_asgi,
+    call_wsgi,
+    wsgi_environ,
+)
 
 SOON = Policy.ietf(max_response_time=timedelta(milliseconds=30))
+#: In a line-by-line type, without a length.
+LINES = (b"content-type", b"application/x-ndjson")
 SEND = Request(lines=(("Idempotency-Key", b"key-1"),), body=b"{}")
 
 
@@ -154,3 +167,86 @@ def test_wsgi_stream_is_closed() -> None:
     answer.close()
     assert ended == ["closed"]
     guarded.guard.keeper.close()
+
+
+class Reports:
+    """Takes a step, then answers line by line, and takes another while it does."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+
+    def take(self, name: str, *, idempotency_key: str) -> str:
+        assert idempotency_key
+        self.taken.append(name)
+        return name
+
+    def lines(self) -> Iterator[bytes]:
+        yield b"[1]\n"
+        semel.current().effect("second", self.take, "second")
+        yield b"[2]\n"
+
+    def asgi(self) -> Callable[[], Response]:
+        async def app(_scope: Any, _receive: Any, send: Any) -> None:
+            await semel.current().effect("first", self.take, "first")  # type: ignore[misc]  # it is awaited on a loop
+            await send({"type": "http.response.start", "status": 200, "headers": [LINES]})
+            await send({"type": "http.response.body", "body": b"[1]\n", "more_body": True})
+            await semel.current().effect("second", self.take, "second")  # type: ignore[misc]  # as above
+            await send({"type": "http.response.body", "body": b"[2]\n"})
+
+        guarded = semel.asgi.IdempotencyMiddleware(app, store=AsyncMemoryStore(), scope=semel.SINGLE_TENANT)
+        return lambda: asyncio.run(call_asgi(guarded, SEND))
+
+    def wsgi(self) -> Callable[[], Response]:
+        def app(_environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+            semel.current().effect("first", self.take, "first")
+            start_response("200 OK", [("Content-Type", "application/x-ndjson")])
+            return self.lines()
+
+        guarded = semel.wsgi.IdempotencyMiddleware(app, store="memory://", scope=semel.SINGLE_TENANT)
+        return lambda: call_wsgi(guarded, SEND)
+
+    def flask(self) -> Callable[[], Response]:
+        app = flask.Flask("reports")
+        semel.flask.Semel(app, store="memory://", scope=semel.SINGLE_TENANT)
+
+        @app.post("/pay")
+        @semel.flask.idempotent
+        def pay() -> flask.Response:
+            semel.current().effect("first", self.take, "first")
+            return flask.Response(self.lines(), mimetype="application/x-ndjson")
+
+        return lambda: call_wsgi(app, SEND)
+
+
+@pytest.mark.parametrize("door", [Reports.asgi, Reports.wsgi, Reports.flask], ids=["asgi", "wsgi", "flask"])
+def test_lines_of_a_handler_that_takes_steps_are_held_back(door: Callable[[Reports], Callable[[], Response]]) -> None:
+    """A handler that takes steps is not done when it begins to answer by lines: they are kept once they are whole."""
+    reports = Reports()
+    call = door(reports)
+    first, again = call(), call()
+    assert (first.status, first.body) == (again.status, again.body) == (200, b"[1]\n[2]\n")
+    assert reports.taken == ["first", "second"]
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-ndjson"])
+def test_stream_of_a_flask_view_that_flows_is_still_of_its_operation(media_type: str) -> None:
+    """A stream of which more comes after its answer has begun to flow still finds its operation, and is closed."""
+    closed: list[str] = []
+    app = flask.Flask("stream")
+    semel.flask.Semel(app, store="memory://", scope=semel.SINGLE_TENANT, policy=Policy.ietf(max_response_body=10))
+
+    def lines() -> Iterator[str]:
+        try:
+            for _ in range(4):
+                yield semel.current().key
+        finally:
+            closed.append("closed")
+
+    @app.post("/pay")
+    @semel.flask.idempotent
+    def pay() -> flask.Response:
+        return flask.Response(lines(), mimetype=media_type)
+
+    assert call_wsgi(app, SEND).body == b"key-1" * 4
+    assert closed == ["closed"]
+    assert call_wsgi(app, SEND).code == "response-not-replayable"

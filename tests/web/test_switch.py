@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Annotated, Any
+from wsgiref.types import StartResponse, WSGIEnvironment
 
 import flask
 import psycopg
@@ -23,7 +24,7 @@ import semel.wsgi
 from semel import Operation, Policy
 from semel.core.commands import Browse
 from semel.door import switch
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, NotGuarded
 from semel.fastapi import Idempotent, install
 from semel.functions import idempotent
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
@@ -176,6 +177,26 @@ def test_report(door: Callable[[Shop, Policy], None], told: Settings, caplog: py
         assert [shop.send().is_replay, shop.send().is_replay] == [False, False]
     assert shop.runs == 2
     assert "outcome=replay" in caplog.text
+
+
+def test_off_while_a_generator_answers(told: Settings) -> None:
+    """A WSGI app that is a generator has its operation until its last chunk, and when it is closed."""
+    seen: list[str] = []
+
+    def app(_environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        start_response("201 Created", [("Content-Type", "text/plain")])
+        try:
+            yield semel.current().key.encode()
+            yield semel.current().key.encode()
+        finally:
+            seen.append(semel.current().key)
+
+    told("off")
+    guarded = semel.wsgi.IdempotencyMiddleware(app, store="memory://", scope=semel.SINGLE_TENANT)
+    assert call_wsgi(guarded, SEND).body == b"key-1key-1"
+    assert seen == ["key-1"]
+    with pytest.raises(NotGuarded):
+        semel.current()
 
 
 def test_functions(told: Settings) -> None:

@@ -15,6 +15,7 @@ from semel.asgi.handling import Handling, Job, Taken
 from semel.asgi.line import Line
 from semel.asgi.protocol import (
     EXCHANGE,
+    OPERATION,
     STORED,
     WHOLE_APP,
     ASGIApp,
@@ -188,7 +189,8 @@ class Exchange(AsyncHands):
         hide_extensions(self._scope)
         self._scope[EXCHANGE] = WHOLE_APP
         handling = Handling(self.perform, self.guard)
-        handling.hold_back(Job(flow, command, self.operation(command)))
+        operation = self._scope[OPERATION] = self.operation(command)
+        handling.hold_back(Job(flow, command, operation))
         if stuck is not None:
             self._scope[STORED] = partial(self._judge_by, handling, stuck)
         try:

@@ -14,9 +14,8 @@ from typing import Protocol
 from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Message, Receive, lowered, reached_handler, send_answer
 from semel.core.commands import Ending, Flow, Lost, RunHandler, Undo
 from semel.core.message import Answer, Headers
-from semel.core.replay import may_be_endless
 from semel.core.value import value
-from semel.door import Body, answered, raised, streaming
+from semel.door import Body, answered, flows_at_once, raised, streaming
 from semel.drivers import AsyncPerform, aresume
 from semel.errors import InProgress, NoEffect, StoreError
 from semel.exchange import AsyncGuard
@@ -141,7 +140,7 @@ class Handling:
             # Copied, here and below: what is sent is the app's again, and its headers may be ones that are read once.
             self._held.append({**message, "headers": list(message.get("headers", ()))})
             self._status, self._headers = message["status"], lowered(self._held[-1]["headers"])
-            if may_be_endless(self._headers):
+            if flows_at_once(self._headers, job.operation):
                 await self._conclude(job, streaming(self._status, self._headers, job.operation))
             elif not any(name == b"content-length" for name, _ in self._headers):
                 self._is_late(job)  # A stream, most likely: its time begins now.

@@ -30,6 +30,7 @@ from semel.core.record import Stuck
 from semel.core.status import STATUS_PATH, checked_path, name_below
 from semel.door import Gate, Paths, RequestView, Routes, checked_scope, status_path_for
 from semel.errors import ConfigurationError, StoreUnavailable
+from semel.operation import enter, is_left_over
 from semel.room import AsyncRoom
 from semel.stores import AsyncStore, async_store
 from semel.stores.keeper import AsyncKeeper
@@ -131,20 +132,29 @@ class IdempotencyMiddleware:
     async def __call__(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
         """Serve one connection of the server's."""
         if scope["type"] == "http":
-            if self.workers is not None and not self.workers.are_running:
-                # Not every server speaks of its start.
-                self._surroundings = surroundings_of(scope)
-                self.workers.start()
-            exchange = self._exchange(scope)
-            if exchange is not None:
-                await exchange.serve(scope, receive, send)
+            if is_left_over():
+                # A pipelined request may be begun in the context of the one before it, once that is answered.
+                with enter(None):
+                    await self._serve(scope, receive, send)
                 return
+            await self._serve(scope, receive, send)
         elif scope["type"] == "lifespan":
             self._surroundings = surroundings_of(scope)
             lifespan = _Lifespan(self, receive, send)
             await self.app(scope, lifespan.receive, lifespan.send)
-            return
-        await self.app(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    async def _serve(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
+        if self.workers is not None and not self.workers.are_running:
+            # Not every server speaks of its start.
+            self._surroundings = surroundings_of(scope)
+            self.workers.start()
+        exchange = self._exchange(scope)
+        if exchange is None:
+            await self.app(scope, receive, send)
+        else:
+            await exchange.serve(scope, receive, send)
 
     def _exchange(self, scope: ASGIScope) -> Exchange | None:
         method, path = method_of(scope), full_path(scope)

@@ -21,6 +21,9 @@ ASGIApp = Callable[[ASGIScope, Receive, ASGISend], Awaitable[None]]
 EXCHANGE = "semel.exchange"
 #: What it finds there instead, where the middleware has claimed the key by itself.
 WHOLE_APP = "whole app"
+#: Where it is found for which operation an app serves a request. An app that a handler calls by itself, in the same
+#: process, is given a scope of its own, without it.
+OPERATION = "semel.operation"
 #: Where the route of a stored request finds whom to tell its policy.
 STORED = "semel.stored"
 

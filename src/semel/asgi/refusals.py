@@ -10,8 +10,7 @@ import sys
 from functools import wraps
 from typing import Any
 
-from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Receive, is_before_handler
-from semel.operation import note_refusal
+from semel.asgi.protocol import OPERATION, ASGIApp, ASGIScope, ASGISend, Receive, is_before_handler
 
 #: Where FastAPI puts its exception handlers around each route, by the name that its module knows it by.
 _MODULE, _NAME = "fastapi.routing", "wrap_app_handling_exceptions"
@@ -32,8 +31,9 @@ def see_refusals() -> None:
             try:
                 await app(scope, receive, send)
             except Exception as error:
-                if is_before_handler(error):
-                    note_refusal()
+                operation = scope.get(OPERATION)
+                if operation is not None and is_before_handler(error):
+                    operation.is_refused = True
                 raise
 
         wrapped: ASGIApp = wrap(seen, connection)

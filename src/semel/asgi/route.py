@@ -14,6 +14,7 @@ from semel.asgi.handling import Handling, Job
 from semel.asgi.line import Line
 from semel.asgi.protocol import (
     EXCHANGE,
+    OPERATION,
     STORED,
     ASGIScope,
     ASGISend,
@@ -95,7 +96,10 @@ async def claim(scope: ASGIScope, principal: object, policy: Policy | None = Non
         return current()
     exchange = scope.get(EXCHANGE)
     if isinstance(exchange, RouteExchange):
-        return await exchange.claim(principal, policy)
+        operation = await exchange.claim(principal, policy)
+        if operation is not None:
+            scope[OPERATION] = operation
+        return operation
     if method_of(scope) in NEVER_GUARDED:
         return None
     raise ConfigurationError(_TWICE if exchange is not None else _NOT_INSTALLED)

@@ -11,9 +11,9 @@ from typing import Any
 from asgiref.sync import async_to_sync, sync_to_async
 from django.http.response import HttpResponseBase
 
-from semel.core.replay import may_be_endless
 from semel.django.request import Response, headers_of
-from semel.door import Limits
+from semel.door import Limits, flows_at_once, inside
+from semel.operation import Operation, enter
 from semel.views import Taken, gathered
 
 
@@ -33,7 +33,7 @@ def is_unrendered(response: Response) -> bool:
 
 def taken(response: Response, limits: Limits, *, on_a_loop: bool) -> Taken:
     """Return a rendered *response* as far as it can be kept; *on_a_loop*: an event loop will send it."""
-    if not _can_be_gathered(response):
+    if not _can_be_gathered(response, limits):
         return _whole(response, limits)
     if response.is_async:
         # Without a loop that stays, a stream that is begun has to be read to its end: Django does so, too.
@@ -46,7 +46,7 @@ def taken(response: Response, limits: Limits, *, on_a_loop: bool) -> Taken:
 
 async def async_taken(response: Response, limits: Limits) -> Taken:
     """Return the same for an async view."""
-    if not _can_be_gathered(response):
+    if not _can_be_gathered(response, limits):
         return _whole(response, limits)
     rest: Any
     if response.is_async:
@@ -57,12 +57,16 @@ async def async_taken(response: Response, limits: Limits) -> Taken:
     return Taken(response.status_code, headers_of(response), body)
 
 
-def _can_be_gathered(response: Response) -> bool:
-    return response.streaming and not may_be_endless(headers_of(response))
+def _can_be_gathered(response: Response, limits: Limits) -> bool:
+    return response.streaming and not flows_at_once(headers_of(response), limits.operation)
 
 
 def _whole(response: Response, limits: Limits) -> Taken:
-    body = None if response.streaming or len(response.content) > limits.size else response.content
+    if response.streaming:
+        flow_on = _inside if response.is_async else inside
+        response.streaming_content = flow_on(limits.operation, response.streaming_content)
+        return Taken(response.status_code, headers_of(response), None)
+    body = None if len(response.content) > limits.size else response.content
     return Taken(response.status_code, headers_of(response), body)
 
 
@@ -76,7 +80,7 @@ async def _gathered(
         held.append(chunk)
         size += len(chunk)
         if not to_the_end and (size > limits.size or limits.is_late(end)):
-            return None, _chained(held, chunks)
+            return None, _chained(held, _inside(limits.operation, chunks))
     if to_the_end:
         return (b"".join(held) if size <= limits.size else None), held
     whole = b"".join(held)
@@ -87,4 +91,16 @@ async def _chained(held: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterat
     for chunk in held:
         yield chunk
     async for chunk in rest:
+        yield chunk
+
+
+async def _inside(operation: Operation, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Iterate over *chunks*, each of which is made as part of *operation*, as ``inside`` does in a thread."""
+    remaining = aiter(chunks)
+    while True:
+        with enter(operation):
+            try:
+                chunk = await anext(remaining)
+            except StopAsyncIteration:
+                return
         yield chunk

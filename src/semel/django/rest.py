@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
+from contextvars import ContextVar
+from functools import partial, wraps
 from traceback import walk_tb
 from typing import Any, ClassVar
 
@@ -32,6 +33,7 @@ from semel.views import ViewExchange
 
 try:
     from rest_framework.exceptions import ParseError, ValidationError
+    from rest_framework.serializers import BaseSerializer, ListSerializer
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("semel.django.rest needs REST framework. Run: pip install djangorestframework") from error
 
@@ -39,6 +41,8 @@ except ImportError as error:  # pragma: no cover - seen only where the extra is 
 #: The functions in which REST framework finds out that a body can't be right, by module and name.
 _PARSING = ("rest_framework.request", "_parse")
 _VALIDATING = ("rest_framework.serializers", "is_valid")
+#: What serializers have passed since the handler was called.
+_passed: ContextVar[list[Any] | None] = ContextVar("semel.django.rest.passed", default=None)
 #: On a view whose transactions are open.
 _IS_INSIDE = "_semel_is_inside"
 
@@ -162,13 +166,15 @@ def serve(view: Any, handler: Callable[[], Response], request: Request, choice: 
     raised: list[Exception] = []
 
     def call() -> Response:
+        passed: list[Any] = []
+        token = _passed.set(passed)
         try:
             with _blocks(view, policy):
                 try:
                     response = handler()
                 except Exception as error:
                     raised.append(error)
-                    if _is_for_the_body(error, request):
+                    if _is_for_the_body(error, request, passed):
                         note_refusal()
                     # Inside of the transaction, which it may have rolled back.
                     response = view.handle_exception(error)
@@ -176,6 +182,8 @@ def serve(view: Any, handler: Callable[[], Response], request: Request, choice: 
                         raise _Refused(response) from error
         except _Refused as refused:
             response = refused.response
+        finally:
+            _passed.reset(token)
         return checked(view.finalize_response(request, response, *view.args, **view.kwargs), view)
 
     try:
@@ -192,10 +200,11 @@ def serve(view: Any, handler: Callable[[], Response], request: Request, choice: 
     return response
 
 
-def _is_for_the_body(error: Exception, request: Request) -> bool:
+def _is_for_the_body(error: Exception, request: Request, passed: Collection[Any]) -> bool:
     """Whether *error* refuses the body as it was sent. A view validates that first, and has done nothing before.
 
-    What else a view raises ``ValidationError`` for, by itself or for other data, may come after an effect.
+    What else a view raises ``ValidationError`` for, by itself or for other data, may come after an effect. So may a
+    second opinion on a body that a serializer has *passed*: what that one has validated may be saved by then.
     """
     if not isinstance(error, ParseError | ValidationError):
         return False
@@ -204,8 +213,27 @@ def _is_for_the_body(error: Exception, request: Request) -> bool:
         if place == _PARSING and isinstance(error, ParseError):
             return True
         if place == _VALIDATING:
-            return bool(frame.f_locals["self"].initial_data == request.data)
+            return bool(frame.f_locals["self"].initial_data == request.data) and request.data not in passed
     return False
+
+
+def _see_what_passes(serializer: Any) -> None:
+    """Have serializers of this class note the data that they have passed, inside of a guarded handler."""
+    is_valid = serializer.is_valid
+
+    @wraps(is_valid)
+    def seen(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_passed = is_valid(self, *args, **kwargs)
+        passed = _passed.get()
+        if is_passed and passed is not None:
+            passed.append(self.initial_data)
+        return is_passed
+
+    serializer.is_valid = seen
+
+
+_see_what_passes(BaseSerializer)
+_see_what_passes(ListSerializer)
 
 
 @contextmanager

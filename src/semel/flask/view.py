@@ -7,8 +7,7 @@ from typing import Any
 
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer
-from semel.core.replay import may_be_endless
-from semel.door import Body, Limits, declared_length, framed
+from semel.door import Body, Limits, declared_length, flows_at_once, framed, inside
 from semel.errors import ConfigurationError, SemelError
 from semel.views import Taken, View, gathered, written_form
 from semel.wsgi.environ import head_of, lowered, read_body
@@ -96,10 +95,12 @@ class FlaskView(View[Response]):
         if response.is_sequence:
             whole = b"".join(response.iter_encoded())
             return Taken(response.status_code, headers, whole if len(whole) <= limits.size else None)
-        if may_be_endless(headers):
-            return Taken(response.status_code, headers, None)
         stream: Any = response.response
-        kept, rest = gathered(iter(response.iter_encoded()), limits)
+        kept: bytes | None = None
+        if flows_at_once(headers, limits.operation):
+            rest = inside(limits.operation, response.iter_encoded())
+        else:
+            kept, rest = gathered(iter(response.iter_encoded()), limits)
         if kept is None:
             response.response = rest
         else:

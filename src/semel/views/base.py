@@ -14,7 +14,7 @@ from semel.core.commands import Ending
 from semel.core.message import Answer, Head, Headers
 from semel.core.replay import is_endless
 from semel.core.value import value
-from semel.door import CHUNK_BYTES, Limits, answered, streaming
+from semel.door import CHUNK_BYTES, Limits, answered, inside, streaming
 from semel.flows.reply import Reraise, Send
 from semel.operation import Operation
 
@@ -86,7 +86,7 @@ def gathered(chunks: Iterator[bytes], limits: Limits) -> tuple[bytes | None, Ite
         held.append(chunk)
         size += len(chunk)
         if size > limits.size or limits.is_late(end):
-            return None, chain(held, chunks)
+            return None, chain(held, inside(limits.operation, chunks))
     whole = b"".join(held)
     return whole, iter((whole,))
 

@@ -18,7 +18,7 @@ from semel.core.message import Answer, Request
 from semel.core.policy import Policy
 from semel.core.record import Stuck
 from semel.core.status import mounted_path
-from semel.door import Body, Limits, RequestView, framed, nobody
+from semel.door import Body, Limits, RequestView, framed, inside, nobody
 from semel.drivers import resume, run_until
 from semel.exchange import Guard, Performs
 from semel.flows.finish import finish
@@ -142,8 +142,7 @@ class Exchange(exchange.Exchange):
         response = self._response
         if isinstance(reply, PassOn):
             if response is None and reply.unrecorded is not None:
-                with enter(self.unrecorded(reply.unrecorded)):
-                    return self._stand_aside()
+                return self._run_unrecorded(self.unrecorded(reply.unrecorded))
             if response is None:
                 return self._stand_aside()
             return Leaving(response.flow_on(self._start_response), self._close)
@@ -160,6 +159,17 @@ class Exchange(exchange.Exchange):
         # reports errors: they look whether a response has begun, and don't begin another.
         self._start(reply.answer)
         return Leaving(then_raise(reply.answer.body or b"", reply.error), self._close)
+
+    def _run_unrecorded(self, operation: Operation) -> Iterable[bytes]:
+        """Let the application answer by itself, as *operation*: its iterable, too, which may be all of its handler."""
+        with enter(operation):
+            answer = self._stand_aside()
+
+        def close() -> None:
+            with enter(operation):
+                getattr(answer, "close", nobody)()
+
+        return Leaving(inside(operation, answer), close)
 
     def _stand_aside(self) -> Iterable[bytes]:
         """Let the application answer by itself. Where its body was read, to find that out, it is given back."""

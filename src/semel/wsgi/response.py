@@ -8,8 +8,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from semel.core.commands import Ending
 from semel.core.message import Answer
-from semel.core.replay import may_be_endless
-from semel.door import Body, Limits, answered, raised, streaming
+from semel.door import Body, Limits, answered, flows_at_once, inside, raised, streaming
 from semel.operation import enter
 from semel.wsgi.environ import lowered, reached_handler
 
@@ -74,13 +73,7 @@ class Response:
     def _flow(self) -> Iterator[bytes]:
         for chunk, _ in self._held.chunks():
             yield chunk
-        while True:
-            with enter(self._operation):
-                try:
-                    chunk = next(self._chunks)
-                except StopIteration:
-                    return
-            yield chunk
+        yield from inside(self._operation, self._chunks)
 
     def _start(self, status: str, fields: Fields, exc_info: ExcInfo | None = None, /) -> Callable[[bytes], object]:
         """The app's ``start_response``."""
@@ -106,7 +99,8 @@ class Response:
     def _can_be_kept(self) -> bool:
         # A thread that waits for the next chunk can't be called away, so the time is looked at when that has come.
         is_in_time = self._end is None or not self._limits.is_late(self._end)
-        return is_in_time and self._held.size <= self._limits.size and not may_be_endless(lowered(self.fields))
+        is_held = is_in_time and self._held.size <= self._limits.size
+        return is_held and not flows_at_once(lowered(self.fields), self._operation)
 
     def _answered(self) -> Ending:
         self.answer = Answer(self._code(), lowered(self.fields), bytes(self._held.buffer()))

@@ -3,12 +3,14 @@
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Annotated, Any
 
+import httpx
 import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel
 
 import semel
 from semel.asgi import IdempotencyMiddleware
+from semel.fastapi import Idempotent, install
 from semel.stores.memory import AsyncMemoryStore
 from tests.web.fastapi.shop import post, seen
 
@@ -25,6 +27,7 @@ class Shop:
     def __init__(self, permission: Any = None) -> None:
         self.may_pay = False
         self.runs = 0
+        self.dependencies: list[Any] = []
         self.app = FastAPI()
 
         @self.app.middleware("http")
@@ -46,6 +49,16 @@ class Shop:
         if payment.amount > 100:
             raise HTTPException(403, "Not so much.")
         return {"payment": self.runs}
+
+
+class Guarded(Shop):
+    """An app whose routes are guarded by themselves."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.app = FastAPI()
+        self.dependencies = [Depends(Idempotent(scope=semel.SINGLE_TENANT))]
+        install(self.app, store=AsyncMemoryStore())
 
 
 def plain(shop: Shop) -> Any:
@@ -114,3 +127,25 @@ async def test_mounted_app() -> None:
     assert seen(await post(shop.app, "/inner/pay")) == (403, False)
     shop.may_pay = True
     assert seen(await post(shop.app, "/inner/pay")) == (201, False)
+
+
+@pytest.mark.parametrize("is_per_route", [False, True])
+async def test_refusal_of_an_app_that_the_handler_calls_is_not_its_own(*, is_per_route: bool) -> None:
+    """A handler that has paid, and calls another app in its process that refuses, has an answer of its own to keep."""
+    shop, inner = Guarded() if is_per_route else Shop(), FastAPI()
+    inner.post("/receipts")(shop.pay)
+    # It has routes of its own that are guarded, and the one that is called is not.
+    install(inner, store=AsyncMemoryStore())
+
+    @shop.app.post("/with-receipt", status_code=201, dependencies=shop.dependencies)
+    async def pay() -> dict[str, int]:
+        shop.runs += 1
+        transport = httpx.ASGITransport(app=inner)
+        async with httpx.AsyncClient(transport=transport, base_url="http://inner") as client:
+            refused = await client.post("/receipts", json={})
+        return {"receipt": refused.status_code}
+
+    answers = [await post(shop.app, "/with-receipt") for _ in range(2)]
+    assert [seen(each) for each in answers] == [(201, False), (201, True)]
+    assert answers[0].json() == {"receipt": 422}
+    assert shop.runs == 1
