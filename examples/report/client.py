@@ -7,6 +7,7 @@ finds the same operation.
 """
 
 import argparse
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +18,8 @@ import httpx
 
 #: Far longer than a report takes, and short enough that nobody waits for ever.
 PATIENCE_SECONDS = 300.0
-BAR_WIDTH = 40
+MAX_BAR_WIDTH, MIN_BAR_WIDTH = 40, 10
+NOTES_WIDTH = 38  # what stands to the right of the bar: the share, the state and a note
 
 #: "Come back later": the server restarts, or its database does.
 LATER = {httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.TOO_MANY_REQUESTS, httpx.codes.BAD_GATEWAY}
@@ -60,8 +62,11 @@ class Bar:
     def draw(self, state: State) -> None:
         """Draw *state*. One that says nothing of its progress leaves the bar where it is."""
         share = state["progress"] or 0.0
-        full = round(share * BAR_WIDTH)
-        bar, rest = "━" * full, "━" * (BAR_WIDTH - full) if self._is_terminal else " " * (BAR_WIDTH - full)
+        # A line that is longer than the terminal would wrap, and could not be drawn over.
+        columns = shutil.get_terminal_size().columns if self._is_terminal else MAX_BAR_WIDTH + NOTES_WIDTH
+        width = max(MIN_BAR_WIDTH, min(MAX_BAR_WIDTH, columns - NOTES_WIDTH))
+        full = round(share * width)
+        bar, rest = "━" * full, "━" * (width - full) if self._is_terminal else " " * (width - full)
         if self._is_terminal:
             bar, rest = f"\x1b[32m{bar}\x1b[0m", f"\x1b[2m{rest}\x1b[0m"
         line = f"{bar}{rest} {share:4.0%}  {state['state']:<10}  {state['note'] or ''}"

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -25,14 +26,16 @@ from examples.rides.servers import App, app, provider
 
 WAIT_SECONDS = 40.0  # The completer leaves an operation to its client for 10 s, and looks every 5.
 POLL_SECONDS = 0.1
-ANSWER_COLUMN = 84
+MAX_SENTENCE_COLUMNS = 84
+ANSWER_COLUMNS = 14  # "201, replayed", and a space before it
 
 INTRODUCTION = """\
 [bold]Rocket Rides[/bold] - five riders, a provider in trouble, and an app that is killed
 
-A ride is written down, a card charged, the charge noted, a receipt mailed: four steps. On the right is what the rider
-is answered. At the end the rides are compared with the provider's own books: each must be paid once. It takes half a
-minute, since Semel leaves an operation to its client for ten seconds before it finishes it.
+A ride is written down, a card charged, the charge noted, a receipt mailed: four steps. \
+On the right is what the rider is answered. \
+At the end the rides are compared with the provider's own books: each must be paid once. \
+It takes half a minute, since Semel leaves an operation to its client for ten seconds before it finishes it.
 """
 
 console = Console(highlight=False)
@@ -105,7 +108,10 @@ class Story:
         came, should = _said(answer), f"{wanted or NO_ANSWER}{REPLAYED if replayed else ''}"
         self.faults += came != should
         said = Text(came, _style(came)) if came == should else Text(f"{came}, AND NOT {should}", "bold red")
-        console.print(Text(f"{what:<{ANSWER_COLUMN}} ") + said, soft_wrap=True)
+        *lines, last = textwrap.wrap(what, _sentence_columns())
+        for line in lines:
+            console.print(line, markup=False, soft_wrap=True)
+        console.print(Text(f"{last:<{_sentence_columns()}} ") + said, soft_wrap=True)
 
     def book(self, rider: str) -> httpx.Response | int:
         """Send a rider's request: the same each time, with the same key."""
@@ -166,6 +172,12 @@ class Story:
             time.sleep(POLL_SECONDS)
 
 
+def _sentence_columns() -> int:
+    """Return how long a line of the story may be, so that the answer beside it is in the terminal, too."""
+    room = console.width if console.is_terminal else MAX_SENTENCE_COLUMNS + ANSWER_COLUMNS
+    return max(min(room - ANSWER_COLUMNS, MAX_SENTENCE_COLUMNS), ANSWER_COLUMNS)
+
+
 def _style(came: str) -> str:
     if came == NO_ANSWER or came.startswith("5"):
         return "yellow"
@@ -181,7 +193,7 @@ def _said(answer: httpx.Response | int) -> str:
 def main() -> int:
     """Tell the story; 0 when each ride was paid once and each receipt sent once."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the servers are ended too
-    console.print(INTRODUCTION, width=min(console.width, ANSWER_COLUMN))
+    console.print(INTRODUCTION, width=min(console.width, MAX_SENTENCE_COLUMNS))
     with TemporaryDirectory(prefix="rides-") as folder:
         store = sys.argv[1] if len(sys.argv) > 1 else f"sqlite:///{folder}/rides.db"
         subprocess.run([sys.executable, "-m", "semel", "migrate", store], stdout=subprocess.DEVNULL, check=True)

@@ -119,7 +119,7 @@ def _release_means(record: Record) -> list[str]:
         means.append("Its client was told that it would be run, and will find nothing at the status URL.")
     if record.lease_left is not None and not record.is_stuck:
         means.append(
-            f"Its worker is alive (lease {brief(record.lease_left)}): it can store nothing any more, but may act."
+            f"Its worker may be alive (lease {brief(record.lease_left)}): it can store nothing any more, but may act."
         )
     done = read_back(record.steps).without_unknown().names
     if done:

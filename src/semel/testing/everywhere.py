@@ -90,12 +90,8 @@ class CrashReport:
 
     def wrong(self, *, allow_parked: bool = False) -> list[str]:
         """Return what is wrong, one line for each place; nothing: all is well."""
-        if self.answer.status >= _CLIENT_ERROR:
-            return [f"where nothing crashes the answer is {self.answer.status}: {self.answer.body[:200]!r}"]
-        if not self.points:
-            return ["nothing was crashed: the request is not guarded. Does its route have a guard, for this method?"]
-        if not any(self.expected.values()):
-            return ["where nothing crashes nothing takes effect: does effects= count what this request does?"]
+        if nothing := self._proves_nothing():
+            return [nothing]
         judged = (
             (each, each.wrong(self.expected, self.answer.status, allow_parked=allow_parked)) for each in self.points
         )
@@ -107,12 +103,24 @@ class CrashReport:
         An operation that was left to a person (``on_unknown="park"``, ``on_crash="refuse"``) has not ended, unless
         *allow_parked* says that this is meant.
         """
+        if nothing := self._proves_nothing():
+            raise AssertionError(nothing)
         wrong = self.wrong(allow_parked=allow_parked)
         if wrong:
             raise AssertionError(
                 f"{len(wrong)} of {len(self.points)} crashes go wrong. Where the process dies …\n  "
                 + "\n  ".join(wrong)
             )
+
+    def _proves_nothing(self) -> str | None:
+        """Say why the walk as a whole proves nothing, if so; that is no fault of any one place."""
+        if self.answer.status >= _CLIENT_ERROR:
+            return f"where nothing crashes the answer is {self.answer.status}: {self.answer.body[:200]!r}"
+        if not self.points:
+            return "nothing was crashed: the request is not guarded. Does its route have a guard, for this method?"
+        if not any(self.expected.values()):
+            return "where nothing crashes nothing takes effect: does effects= count what this request does?"
+        return None
 
     def __str__(self) -> str:
         """One line for each place."""
