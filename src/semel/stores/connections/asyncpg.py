@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from semel.core.commands import Begin, Open
-from semel.errors import ConfigurationError, StoreError
+from semel.errors import ConfigurationError, StoreError, StoreReadOnly
 from semel.stores.connections.endings import (
     APPLICATION_NAME,
     COMMIT_SECONDS,
@@ -263,7 +263,14 @@ class _Unit(AsyncUnit):
         except BaseException:
             self.drop()
             raise
-        return joined.read(rows)
+        try:
+            return joined.read(rows)
+        except StoreReadOnly:
+            if self._own is not None:
+                # The last handler may have made its session so, which the RESET of a transaction that is begun
+                # already can't undo; or it was the primary once. A new connection is neither.
+                self.drop()
+            raise
 
     async def commit(self) -> None:
         notices = Notices()

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any, Self, TypeVar
 
 from semel.core.commands import Begin, Open
-from semel.errors import StoreError
+from semel.errors import StoreError, StoreReadOnly
 from semel.stores.connections.endings import (
     APPLICATION_NAME,
     FAILED_INSIDE,
@@ -209,7 +209,14 @@ class _Unit(Unit):
         except BaseException:
             self._drop()
             raise
-        return joined.read(rows)
+        try:
+            return joined.read(rows)
+        except StoreReadOnly:
+            if _own(self.connection):
+                # The last handler may have made its session so, which the RESET of a transaction that is begun
+                # already can't undo; or it was the primary once. A new connection is neither.
+                self._drop()
+            raise
 
     def commit(self) -> None:
         notices = Notices()
