@@ -14,8 +14,9 @@ import psycopg
 import psycopg_pool
 import pytest
 
-from semel.core.commands import Open
-from semel.errors import AnswerNotStored, CommitUnknown, ConfigurationError, SemelError, StoreUnavailable
+from semel.core.commands import Begin, Open
+from semel.core.record import Hold
+from semel.errors import AnswerNotStored, CommitUnknown, ConfigurationError, SemelError, StoreReadOnly, StoreUnavailable
 from semel.stores import async_store, store
 from semel.stores.connections import async_psycopg, endings
 from semel.stores.connections import asyncpg as on_asyncpg
@@ -24,8 +25,11 @@ from semel.stores.connections.async_psycopg import AsyncPsycopgConnections
 from semel.stores.connections.asyncpg import AsyncpgConnections
 from semel.stores.connections.psycopg import PsycopgConnections
 from semel.stores.postgres.address import Address
-from semel.stores.statement import Joined, Query
+from semel.stores.postgres.joined import JoinedStatements
+from semel.stores.postgres.statements import Statements
+from semel.stores.statement import Joined, Names, Query
 from semel.testing import servers
+from semel.testing.conformance.base import claim_on
 from tests.stores.lending import DRIVERS, SCHEMA, SQLALCHEMY, Kind, Lender, Lent, backend, do, record, rows, until
 
 KINDS = DRIVERS | SQLALCHEMY
@@ -445,6 +449,25 @@ class TestPools:
         await third.rollback()
         await asyncio.to_thread(connections.close) if make is PsycopgConnections else await connections.close()
         assert not tenant
+
+    @pytest.mark.parametrize("make", [PsycopgConnections, AsyncpgConnections])
+    async def test_session_that_a_handler_made_read_only(self, make: Any, url: str) -> None:
+        """A connection of our own on which a record can't be written is not used again."""
+        await asyncio.to_thread(store(url).migrate)
+        connections = make(Address.of(url + "?pool=1"))
+        lender = Lender(connections, is_sqlalchemy=False)
+        first = await lender.begin()
+        await first.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
+        await first.commit()
+        look = JoinedStatements(Statements(Names()), "the server").begin(Begin(claim_on("alice")))
+        second = await lender.begin()
+        with pytest.raises(StoreReadOnly):
+            await second.run(look)
+        await second.rollback()
+        third = await lender.begin()
+        assert isinstance((await third.run(look)).seen, Hold)
+        await third.rollback()
+        await asyncio.to_thread(connections.close) if make is PsycopgConnections else await connections.close()
 
     @pytest.mark.parametrize("kind", ["psycopg", "asyncpg"])
     async def test_through_a_pooler(self, kind: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -25,6 +27,7 @@ from semel.stores.connections import asyncpg as on_asyncpg
 from semel.stores.connections import psycopg as on_psycopg
 from semel.stores.postgres import async_store as on_loops
 from semel.stores.postgres import store as on_threads
+from semel.testing import servers
 from tests.stores.lending import do, rows
 
 ANSWER = Answer(201, (), b"{}")
@@ -160,6 +163,27 @@ async def test_atomic_on_given_connections(kind: str, value: str, url: str, capl
     assert await rows(url, "SELECT how FROM seen") == [value, value]
     warned = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert ["synchronous_commit = off" in each.getMessage() for each in warned] == ([True] if value == "off" else [])
+
+
+@pytest.fixture(scope="module")
+def lazy_server() -> Iterator[servers.PostgresServer]:
+    """A server that writes nothing to its disk for ten seconds, unless a COMMIT waits for it; and all is ours."""
+    lazy = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
+    settings = lazy | {"autovacuum": "off", "wal_level": "minimal", "max_wal_senders": "0"}
+    with servers.postgres(settings=settings) as server:
+        yield server
+
+
+@MAKE
+@pytest.mark.parametrize("is_pooled", [False, True], ids=["direct", "pgbouncer"])
+async def test_atomic_is_on_the_disk(make: Any, is_pooled: bool, lazy_server: servers.PostgresServer) -> None:
+    """What a handler has written is on the disk when its COMMIT is answered, through PgBouncer, too."""
+    url = lazy_server.url
+    await asyncio.to_thread(store(url).migrate)
+    with servers.pgbouncer(lazy_server) if is_pooled else nullcontext(lazy_server) as server:
+        await atomic(make(server.url), f"{make.__name__} {is_pooled}")
+        unwritten = "SELECT pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn()"
+        assert await rows(url, unwritten) == [0]
 
 
 def test_nothing_is_left_set(postgres_url: str, through_a_pooler: None) -> None:

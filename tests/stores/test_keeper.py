@@ -4,6 +4,7 @@ import asyncio
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -97,6 +98,25 @@ def test_one_command_for_all() -> None:
         assert dict(rounds.until(A, B).holds) == {A: SHORT, B: LONG}
         rounds.until(A, B)
         assert len(keepers()) == 1
+
+
+def test_shorter_leases_put_nothing_off() -> None:
+    """A lease is renewed in its time, though each that comes after it is a little shorter."""
+    lease, step = timedelta(seconds=1), timedelta(milliseconds=1)
+    renewed = threading.Event()
+
+    def answer(renew: Renew) -> frozenset[Hold]:
+        if A in dict(renew.holds):
+            renewed.set()
+        return frozenset()
+
+    with kept(answer) as rounds:
+        ends_at = time.monotonic() + lease.total_seconds()
+        rounds.keeper.add(A, lease)
+        while not renewed.wait(0.02) and time.monotonic() < ends_at:
+            lease -= step
+            rounds.keeper.add(B, lease)
+        assert renewed.is_set()
 
 
 def test_lost_holds_are_dropped() -> None:

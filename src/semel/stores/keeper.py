@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -182,15 +183,19 @@ class Keeper:
     def _renew_for_ever(self) -> None:
         mutex, changed, thread = self._mutex, self._changed, threading.current_thread()
         is_idle = False
+        due_at = math.inf
         while True:
             with mutex:
+                # A shorter lease is due when its own interval is over, and puts off none of those that were there.
+                due_at = min(due_at, time.monotonic() + self._interval)
                 # It may have been closed, or hurried, before this thread came to wait: nothing would wake it then.
                 is_waiting = self._thread is thread and not self._is_hurried
-                is_woken = is_waiting and changed.wait(self._interval)
+                is_woken = is_waiting and changed.wait(due_at - time.monotonic())
                 if self._thread is not thread:
                     return
                 if is_woken and not self._is_hurried:
-                    continue  # A shorter lease was added, and is due when its own interval is over.
+                    continue  # A shorter lease was added.
+                due_at = math.inf
                 self._is_hurried = False
                 for hold in [hold for hold, lease in self._leases.items() if lease.has_ended]:
                     del self._leases[hold]

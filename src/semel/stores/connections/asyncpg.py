@@ -11,18 +11,18 @@ from typing import Any, Self, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from semel.core.commands import Begin, Open
-from semel.errors import ConfigurationError, StoreError
+from semel.errors import ConfigurationError, StoreError, StoreReadOnly
 from semel.stores.connections.endings import (
     APPLICATION_NAME,
     COMMIT_SECONDS,
     FAILED_INSIDE,
     HAS_LOCK,
     RESET,
-    RESET_AND_COMMIT,
     ROLLBACK_SECONDS,
     WAIT_SECONDS,
     Notices,
     all_in_use,
+    commit_sql,
     ended_inside,
     lost,
     of_commit,
@@ -71,6 +71,10 @@ class _Connection(asyncpg.Connection):
     def get_reset_query(self) -> str:
         # A round trip after each request costs 30 %. What is to be reset is reset with the next BEGIN.
         return ""
+
+    def commit_sql(self) -> str:
+        """How to commit on it."""
+        return commit_sql(is_direct=self.is_direct, is_off=self.is_off)
 
     async def execute(self, query: str, *arguments: Any, timeout: float | None = None) -> str:  # noqa: ASYNC109 - asyncpg's
         """Put before and behind a BEGIN what belongs to it. asyncpg sends that by itself, and must: it would not know
@@ -263,7 +267,14 @@ class _Unit(AsyncUnit):
         except BaseException:
             self.drop()
             raise
-        return joined.read(rows)
+        try:
+            return joined.read(rows)
+        except StoreReadOnly:
+            if self._own is not None:
+                # The last handler may have made its session so, which the RESET of a transaction that is begun
+                # already can't undo; or it was the primary once. A new connection is neither.
+                self.drop()
+            raise
 
     async def commit(self) -> None:
         notices = Notices()
@@ -272,8 +283,7 @@ class _Unit(AsyncUnit):
             self._inner.add_log_listener(notices.from_asyncpg)
             # Its own commit() has no time limit and keeps the server's reply to itself.
             self._transaction._connection._top_xact = None  # noqa: SLF001 - as that one does before it sends
-            commit = "COMMIT" if self._own is None or self._own.is_direct else RESET_AND_COMMIT
-            tag = await self._inner.execute(commit, timeout=COMMIT_SECONDS)
+            tag = await self._inner.execute(self._own.commit_sql() if self._own else "COMMIT", timeout=COMMIT_SECONDS)
             self._inner.remove_log_listener(notices.from_asyncpg)
         except _FAULTS as error:
             known = of_commit(error, _sqlstate(error), self._address, is_lost=self.is_closed)

@@ -6,6 +6,7 @@ from typing import Any
 
 from semel.errors import AnswerNotStored, CommitUnknown, ConfigurationError, Overtaken, StoreError, StoreUnavailable
 from semel.stores.postgres.address import Address
+from semel.stores.postgres.durability import FOR_TRANSACTION
 from semel.stores.postgres.errors import TRANSIENT, translated
 
 #: How long to wait for a connection while all are in use. A client that waits longer has given up by itself.
@@ -22,7 +23,7 @@ APPLICATION_NAME = "semel"
 #: next BEGIN, in one round trip, and not with COMMIT: deferred triggers run then, for the user that the handler set.
 RESET = "RESET ROLE; RESET ALL"
 #: A pooler lends the session to others before our next BEGIN. So what is deferred is run first, and then reset.
-RESET_AND_COMMIT = f"SET CONSTRAINTS ALL IMMEDIATE; {RESET}; COMMIT"
+_BEFORE_COMMIT = f"SET CONSTRAINTS ALL IMMEDIATE; {RESET}"
 
 #: What the server says of a statement that was sent with BEGIN, and has brought its row: the lock is ours.
 HAS_LOCK = "SELECT 1"
@@ -33,6 +34,14 @@ FAILED_INSIDE = "a statement of this transaction had failed, so COMMIT rolled ev
 #: may not have it; what a trigger of the application's says comes from another function of the server's.
 _WARNING = "01000"
 _TRIGGERS_OWN = "exec_stmt_raise"
+
+
+def commit_sql(*, is_direct: bool, is_off: bool) -> str:
+    """Return how to commit on a connection of our own: *is_off*, if its COMMIT would be answered too early."""
+    if is_direct:
+        return "COMMIT"
+    # What BEGIN has said about the disk is reset with the rest, and is for this COMMIT.
+    return "; ".join(filter(None, (_BEFORE_COMMIT, FOR_TRANSACTION if is_off else None, "COMMIT")))
 
 
 def of_statement(error: Exception, sqlstate: str | None, address: Address) -> StoreError | None:

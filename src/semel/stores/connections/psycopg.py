@@ -10,16 +10,16 @@ from threading import Lock
 from typing import Any, Self, TypeVar
 
 from semel.core.commands import Begin, Open
-from semel.errors import StoreError
+from semel.errors import StoreError, StoreReadOnly
 from semel.stores.connections.endings import (
     APPLICATION_NAME,
     FAILED_INSIDE,
     HAS_LOCK,
     RESET,
-    RESET_AND_COMMIT,
     WAIT_SECONDS,
     Notices,
     all_in_use,
+    commit_sql,
     ended_inside,
     lost,
     of_commit,
@@ -175,6 +175,10 @@ class _Connection(psycopg.Connection[Any]):
         first = "; ".join(filter(None, (FOR_TRANSACTION if self.is_off else None, opening)))
         return f"{RESET}; {begin_sql(self, first or None, is_ours=True)}"
 
+    def commit_sql(self) -> str:
+        """How to commit on it."""
+        return commit_sql(is_direct=self.is_direct, is_off=self.is_off)
+
 
 class _Unit(Unit):
     connection: psycopg.Connection[Any]
@@ -209,7 +213,14 @@ class _Unit(Unit):
         except BaseException:
             self._drop()
             raise
-        return joined.read(rows)
+        try:
+            return joined.read(rows)
+        except StoreReadOnly:
+            if _own(self.connection):
+                # The last handler may have made its session so, which the RESET of a transaction that is begun
+                # already can't undo; or it was the primary once. A new connection is neither.
+                self._drop()
+            raise
 
     def commit(self) -> None:
         notices = Notices()
@@ -219,7 +230,7 @@ class _Unit(Unit):
             self.connection.add_notice_handler(notices.from_psycopg)
             # How long it may take, nobody here limits: TCP ends it when the server is gone (for our own connections
             # after STATEMENT_SECONDS, by tcp_user_timeout), and the server ends it when its operator says so.
-            tag = self._execute("COMMIT" if own is None or own.is_direct else RESET_AND_COMMIT)
+            tag = self._execute(own.commit_sql() if own else "COMMIT")
             self.connection.remove_notice_handler(notices.from_psycopg)
         except psycopg.Error as error:
             known = of_commit(error, error.sqlstate, self._address, is_lost=self.connection.closed)
