@@ -46,6 +46,7 @@ from semel.errors import (
     Interrupted,
     NoEffect,
     RecoveryPointLost,
+    ShuttingDown,
     StepUnfinished,
     StoreError,
     StoreNotReady,
@@ -728,6 +729,13 @@ def test_switched_off_without_an_owner(answer: object) -> None:
 def test_switched_off_without_a_key(key: str | None) -> None:
     """Where it has no key, or one that can't be read, the application is not even asked."""
     assert play(serve(head(key), OFF, TOKEN), []).result == PassOn()
+
+
+def test_switched_off_and_shutting_down() -> None:
+    """A process that is about to end refuses what has a key, as ever: without its operation, a handler would fail."""
+    reply = played([(NameScope, ShuttingDown(retry_after=2))], OFF).result
+    assert isinstance(reply, Send)
+    assert (reply.answer.status, dict(reply.answer.headers)[b"retry-after"]) == (503, b"2")
 
 
 def test_switched_off_and_gone() -> None:

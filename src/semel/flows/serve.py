@@ -12,7 +12,7 @@ from semel.core.message import Head, request_of
 from semel.core.policy import Policy
 from semel.core.problem import refused
 from semel.core.value import value
-from semel.errors import ConfigurationError, Refusal, StoreError
+from semel.errors import ConfigurationError, Refusal, ShuttingDown, StoreError
 from semel.flows.guard import guard
 from semel.flows.handle import STORE_RETRY_AFTER_SECONDS
 from semel.flows.identify import Asked, identify, unrecorded
@@ -97,4 +97,7 @@ def serve(
 def _not_enforced(head: Head, policy: Policy, token: bytes) -> Flow[Reply]:
     if policy.enforcement == "report":
         return (yield from report(head, policy, token))
-    return PassOn((yield from unrecorded(head, policy, token)))
+    try:
+        return PassOn((yield from unrecorded(head, policy, token)))
+    except ShuttingDown as refusal:
+        return Send(refused(refusal, policy))
