@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import mmap
 import os
 import signal
@@ -226,12 +227,13 @@ class Limits:
 
     #: In bytes.
     size: int
-    time: timedelta
+    #: None: however long it takes.
+    time: timedelta | None
     operation: Operation
 
     def end(self) -> float:
         """Return when the time is over that begins now, by the monotonic clock."""
-        return time.monotonic() + self.time.total_seconds()
+        return math.inf if self.time is None else time.monotonic() + self.time.total_seconds()
 
     def is_late(self, end: float) -> bool:
         """Whether that time is over."""
@@ -239,12 +241,12 @@ class Limits:
         return time.monotonic() > end and not self.operation.story.is_used
 
 
-def flows_at_once(headers: Headers, operation: Operation) -> bool:
+def flows_at_once(headers: Headers, operation: Operation, max_time: timedelta | None) -> bool:
     """Whether these headers begin a response that is sent as it comes, from its first byte."""
-    if operation.story.is_used:
-        # What takes steps may take more of them while it answers: only what never ends is not waited for.
-        return is_endless(headers)
-    return may_be_endless(headers)
+    # What takes steps may take more of them while it answers, and where there is no limit of time nobody waits for the
+    # first byte: then it is only not waited for what never ends.
+    is_waited_for = operation.story.is_used or max_time is None
+    return is_endless(headers) if is_waited_for else may_be_endless(headers)
 
 
 def inside(operation: Operation, chunks: Iterable[bytes]) -> Iterator[bytes]:

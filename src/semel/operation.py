@@ -238,7 +238,7 @@ class Operation:
         """This operation to a guard inside of it; None: its handler has ended, or it holds no key. For doors."""
         if self.story.is_over or not self._is_recorded:
             return None
-        return Around(self.hold.scope, self.hold.key, self._request, self._transaction is not None)
+        return Around(self.hold.scope, self.hold.key, self.hold.token, self._request, self._transaction is not None)
 
     @property
     def loose_ends(self) -> bool:

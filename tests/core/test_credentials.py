@@ -13,6 +13,7 @@ SECRET = """
     x-api-key-id x-masterkey x-auth-token x-auth x-access-token x-amz-security-token x-csrftoken x-xsrf-token x-hmac
     x-client-secret x-password x-passwd x-pwd stripe-signature x-hub-signature-256 signature signature-input x-sig
     x-jwt x-goog-iap-jwt-assertion x-amzn-oidc-data x-saml-response x-wsse dpop x-otp x-pin x-mfa x-credentials
+    x-api-key1 api_key_2 apikey2 x-passcode x-macaroon
 """.split()  # noqa: SIM905 - to be read as words
 PLAIN = """
     accept accept-language content-type content-encoding content-digest host user-agent prefer if-match origin referer

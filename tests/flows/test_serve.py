@@ -46,6 +46,7 @@ from semel.errors import (
     Interrupted,
     NoEffect,
     RecoveryPointLost,
+    ShuttingDown,
     StepUnfinished,
     StoreError,
     StoreNotReady,
@@ -730,6 +731,13 @@ def test_switched_off_without_a_key(key: str | None) -> None:
     assert play(serve(head(key), OFF, TOKEN), []).result == PassOn()
 
 
+def test_switched_off_and_shutting_down() -> None:
+    """A process that is about to end refuses what has a key, as ever: without its operation, a handler would fail."""
+    reply = played([(NameScope, ShuttingDown(retry_after=2))], OFF).result
+    assert isinstance(reply, Send)
+    assert (reply.answer.status, dict(reply.answer.headers)[b"retry-after"]) == (503, b"2")
+
+
 def test_switched_off_and_gone() -> None:
     """A client that has gone meanwhile is not answered."""
     with pytest.raises(Interrupted):
@@ -737,17 +745,38 @@ def test_switched_off_and_gone() -> None:
 
 
 def test_guard_inside_of_another() -> None:
-    """A request whose key is claimed by a guard further outside is passed on, and nothing is asked of the store."""
-    outside = Around("alice", "key-1", "POST /charges", is_atomic=False)
-    assert play(serve(head(), POLICY, TOKEN, around=outside), BEGIN).result == PassOn()
+    """A request whose key is claimed by a guard further outside, in the same store, is passed on."""
+    hold = Hold("alice", "key-1", 1, OTHER_TOKEN)
+    outside = Around("alice", "key-1", OTHER_TOKEN, "POST /charges", is_atomic=False)
+    script: list[Line] = [*BEGIN, (Look, record(hold))]
+    assert play(serve(head(), POLICY, TOKEN, around=outside), script).result == PassOn()
     with pytest.raises(ConfigurationError, match="atomic"):
-        play(serve(head(), Policy.ietf(mode="atomic"), TOKEN, around=outside), BEGIN)
+        play(serve(head(), Policy.ietf(mode="atomic"), TOKEN, around=outside), script)
+
+
+def test_guard_inside_of_an_atomic_one() -> None:
+    """Inside of an atomic guard, which has no record yet, nothing is asked of the store."""
+    outside = Around("alice", "key-1", OTHER_TOKEN, "POST /charges", is_atomic=True)
+    assert play(serve(head(), POLICY, TOKEN, around=outside), BEGIN).result == PassOn()
+
+
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_guard_inside_of_one_with_another_store(token: bytes | None) -> None:
+    """Where the store has no record of the outer guard's claim, the request is claimed as usual."""
+    outside = Around("alice", "key-1", OTHER_TOKEN, "POST /charges", is_atomic=False)
+    script: list[Line] = [
+        *BEGIN,
+        (Look, None if token is None else record(Hold("alice", "key-1", 1, token))),
+        (Claim, found(State.COMPLETE, answer=CREATED, lease_is_over=True)),
+    ]
+    assert isinstance(play(serve(head(), POLICY, TOKEN, around=outside), script).result, Send)
 
 
 @pytest.mark.parametrize("outside", [("bob", "key-1", ""), ("alice", "key-2", ""), ("alice", "key-1", "POST /refunds")])
 def test_guard_inside_of_another_operation(outside: tuple[str, str, str]) -> None:
     """One whose key is another's, or that is another request, is claimed as usual."""
-    around = Around(*outside, is_atomic=False)
+    scope, key, request = outside
+    around = Around(scope, key, OTHER_TOKEN, request, is_atomic=False)
     script: list[Line] = [*BEGIN, (Claim, found(State.COMPLETE, answer=CREATED, lease_is_over=True))]
     assert isinstance(play(serve(head(), POLICY, TOKEN, around=around), script).result, Send)
 

@@ -336,6 +336,16 @@ def test_streams(any_offices: Offices) -> None:
     assert (office.ask(first).status, office.ask(first).code) == (409, "response-not-replayable")
 
 
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-ndjson"])
+def test_slow_streams(any_offices: Offices, media_type: str) -> None:
+    """However long an accepted operation takes to answer, and by whatever parts, its client gets the whole answer."""
+    office = any_offices(Policy.ietf(in_progress="accept", max_response_time=timedelta(microseconds=1)))
+    office.shop.handler = lambda _: Reply(201, iter([b"1\n", b"2\n", b"3\n"]), (("content-type", media_type),))
+    first = office.send()
+    assert office.work() == FinishReport(finished=1)
+    assert (office.ask(first).status, office.ask(first).body) == (201, b"1\n2\n3\n")
+
+
 def test_mounted(office: Office) -> None:
     """Under a mount point the address has it in front, and the stored request is run from there."""
     first = office.send(mount="/api")

@@ -113,6 +113,29 @@ def test_inner_guard_stands_aside(build: Callable[[Shop, str], Any], sqlite_url:
     assert shop.attempts == [1]
 
 
+@pytest.mark.parametrize("policy", [Policy.ietf(), Policy.ietf(mode="atomic")], ids=["guard", "atomic"])
+async def test_guard_of_another_store_guards(policy: Policy, sqlite_url: str) -> None:
+    """A service with a store of its own, called in the same process with the key passed on, runs once by its own key.
+
+    The gateway may call it again, after a timeout as after a crash: it is not part of the gateway's record.
+    """
+    shop = Shop()
+    service = asgi(shop.starlette(), sqlite_url, policy=policy)
+    answers: list[Response] = []
+
+    async def gateway(_request: StarletteRequest) -> JSONResponse:
+        answers.extend([await call_asgi(service, SEND), await call_asgi(service, SEND)])
+        return JSONResponse(answers[0].json(), 201)
+
+    app = asgi(Starlette(routes=[Route("/pay", gateway, methods=["POST"])]), "memory://")
+    try:
+        assert (await call_asgi(app, SEND)).json() == "1"
+    finally:
+        await service.store.close()
+    assert [(each.status, each.is_replay) for each in answers] == [(201, False), (201, True)]
+    assert len(shop.bodies) == 1
+
+
 def test_atomic_inside_a_guard_is_refused(sqlite_url: str) -> None:
     """An atomic guard has no transaction to give inside of a guard that is not: that is said, and nothing runs."""
     shop = Shop()

@@ -140,7 +140,7 @@ class Handling:
             # Copied, here and below: what is sent is the app's again, and its headers may be ones that are read once.
             self._held.append({**message, "headers": list(message.get("headers", ()))})
             self._status, self._headers = message["status"], lowered(self._held[-1]["headers"])
-            if flows_at_once(self._headers, job.operation):
+            if flows_at_once(self._headers, job.operation, job.command.max_response_time):
                 await self._conclude(job, streaming(self._status, self._headers, job.operation))
             elif not any(name == b"content-length" for name, _ in self._headers):
                 self._is_late(job)  # A stream, most likely: its time begins now.

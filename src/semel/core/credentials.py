@@ -16,8 +16,8 @@ _LOOKS_SECRET = re.compile(
     r"""
     auth(?!ors?\b)                                       # x-auth-token, authentication-info; not x-author
   | token | secret | signature | credential | assertion | cookie | session
-  | passw | passphrase | pwd | bearer | hmac | jwt | oidc | saml | wsse | dpop | [cx]srf
-  | keys?\b                                            # x-api-key, x-masterkey; not keep-alive
+  | passw | passphrase | passcode | macaroon | pwd | bearer | hmac | jwt | oidc | saml | wsse | dpop | [cx]srf
+  | keys?\d*\b                                         # x-api-key, x-masterkey, x-api-key2; not keep-alive
   | \b(sig|pin|otp|totp|tan|mfa|2fa)\b
     """,
     re.VERBOSE,

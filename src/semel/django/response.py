@@ -58,7 +58,7 @@ async def async_taken(response: Response, limits: Limits) -> Taken:
 
 
 def _can_be_gathered(response: Response, limits: Limits) -> bool:
-    return response.streaming and not flows_at_once(headers_of(response), limits.operation)
+    return response.streaming and not flows_at_once(headers_of(response), limits.operation, limits.time)
 
 
 def _whole(response: Response, limits: Limits) -> Taken:

@@ -97,7 +97,7 @@ class FlaskView(View[Response]):
             return Taken(response.status_code, headers, whole if len(whole) <= limits.size else None)
         stream: Any = response.response
         kept: bytes | None = None
-        if flows_at_once(headers, limits.operation):
+        if flows_at_once(headers, limits.operation, limits.time):
             rest = inside(limits.operation, response.iter_encoded())
         else:
             kept, rest = gathered(iter(response.iter_encoded()), limits)

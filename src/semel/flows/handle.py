@@ -88,11 +88,11 @@ def run_handler(
     """Run the handler, store its answer, and only then let the answer go.
 
     What a router answers by itself (no such path) is the end of an operation that *is accepted*: nobody else will
-    answer it.
+    answer it. However long such an answer takes, it is held back until it is whole: there is no client to send it to as
+    it comes, and the one that asks for it later is to get it.
     """
-    ending = yield from RunHandler(
-        hold, policy.lease, policy.max_response_body, progress, request, policy.max_response_time
-    )
+    time = None if is_accepted else policy.max_response_time
+    ending = yield from RunHandler(hold, policy.lease, policy.max_response_body, progress, request, time)
     if isinstance(ending, NotStarted):
         yield from release(hold, policy, "shutting down")
     ended = yield from handler_ran(key, hold, ending)

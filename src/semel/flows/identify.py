@@ -12,7 +12,7 @@ from semel.core.policy import Policy
 from semel.core.record import Hold
 from semel.core.scope import principal_of, scoped
 from semel.core.value import value
-from semel.errors import BodyTooLarge, Interrupted, KeyInvalid, KeyMissing
+from semel.errors import BodyTooLarge, Interrupted, KeyInvalid, KeyMissing, ShuttingDown
 
 
 @value
@@ -38,7 +38,7 @@ def unrecorded(head: Head, policy: Policy, token: bytes) -> Flow[Hold | None]:
         if sent is None:
             return None
         return Hold(scoped((yield from NameScope()), head, policy), sent.value, 1, token)
-    except Interrupted:
+    except (Interrupted, ShuttingDown):
         raise
     except Exception:  # noqa: BLE001 - whatever it is, the application's included, the request runs
         return None

@@ -7,12 +7,12 @@ request, a job and a plain function have that in common. A policy that only repo
 
 from __future__ import annotations
 
-from semel.core.commands import Flow
+from semel.core.commands import Flow, Look
 from semel.core.message import Head, request_of
 from semel.core.policy import Policy
 from semel.core.problem import refused
 from semel.core.value import value
-from semel.errors import ConfigurationError, Refusal, StoreError
+from semel.errors import ConfigurationError, Refusal, ShuttingDown, StoreError
 from semel.flows.guard import guard
 from semel.flows.handle import STORE_RETRY_AFTER_SECONDS
 from semel.flows.identify import Asked, identify, unrecorded
@@ -31,6 +31,8 @@ class Around:
 
     scope: str
     key: str
+    #: Of its claim.
+    token: bytes
     #: As ``request_of`` writes it; empty where that is not known.
     request: str
     is_atomic: bool
@@ -39,6 +41,13 @@ class Around:
         """Whether it is the very one that is *asked* for: another guard, further outside, has claimed the key."""
         same_key = (self.scope, self.key) == (asked.scope, asked.key.value)
         return same_key and self.request in {"", request_of(asked.subject.method, asked.subject.path)}
+
+    def is_here(self) -> Flow[bool]:
+        """Look whether its record is in the store of this guard. In another, this guard has a record of its own."""
+        if self.is_atomic:
+            return True  # It has no record yet, and a look would not find out.
+        record = yield from Look(self.scope, self.key)
+        return record is not None and record.token == self.token
 
 
 def serve(
@@ -53,7 +62,8 @@ def serve(
     """Guard one request. *token* is random and names this attempt alone; *status_path* is as for ``guard``.
 
     Inside of another guard's operation (*around*) that has this very key, the handler is part of that operation: this
-    guard stands aside, since its own claim would find the key busy for ever.
+    guard stands aside, since its own claim would find the key busy for ever. A guard with another store does not: what
+    it guards was called by the handler, which may call it again.
     """
     if policy.enforcement != "enforce":
         return (yield from _not_enforced(head, policy, token))
@@ -61,7 +71,7 @@ def serve(
         asked = yield from identify(head, policy)
         if asked is None:
             return PassOn()
-        if around is not None and around.holds(asked):
+        if around is not None and around.holds(asked) and (yield from around.is_here()):
             if policy.mode == "atomic" and not around.is_atomic:
                 raise ConfigurationError(ATOMIC_INSIDE)
             return PassOn()
@@ -87,4 +97,7 @@ def serve(
 def _not_enforced(head: Head, policy: Policy, token: bytes) -> Flow[Reply]:
     if policy.enforcement == "report":
         return (yield from report(head, policy, token))
-    return PassOn((yield from unrecorded(head, policy, token)))
+    try:
+        return PassOn((yield from unrecorded(head, policy, token)))
+    except ShuttingDown as refusal:
+        return Send(refused(refusal, policy))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from http import HTTPStatus
 from http.client import responses
@@ -59,6 +60,8 @@ class Exchange(exchange.Exchange):
         self._body = Body()
         self._body_is_whole = False
         self._response: Response | None = None
+        #: How long an answer is held back; None: until it is whole, for there is no client.
+        self._max_time: timedelta | None = policy.max_response_time
 
     def serve(self) -> Iterable[bytes]:
         """Take the request from its headers to its answer."""
@@ -90,6 +93,8 @@ class Exchange(exchange.Exchange):
         Nobody waits for the answer: it is stored.
         """
         self._body.add(request.body)
+        if stuck.is_accepted:
+            self._max_time = None
         try:
             reply = self.conduct(finish(stuck, self._policy, os.urandom(16)))
             if reply is not None:
@@ -102,7 +107,7 @@ class Exchange(exchange.Exchange):
     def handle(self, operation: Operation, limit: int) -> Ending:
         """Let the application handle the request."""
         put_body(self._environ, self._body)
-        self._response = Response(self._environ, Limits(limit, self._policy.max_response_time, operation))
+        self._response = Response(self._environ, Limits(limit, self._max_time, operation))
         return self._response.take(self.guard.app)
 
     def name_scope(self, _command: NameScope) -> object:

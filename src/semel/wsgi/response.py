@@ -100,7 +100,7 @@ class Response:
         # A thread that waits for the next chunk can't be called away, so the time is looked at when that has come.
         is_in_time = self._end is None or not self._limits.is_late(self._end)
         is_held = is_in_time and self._held.size <= self._limits.size
-        return is_held and not flows_at_once(lowered(self.fields), self._operation)
+        return is_held and not flows_at_once(lowered(self.fields), self._operation, self._limits.time)
 
     def _answered(self) -> Ending:
         self.answer = Answer(self._code(), lowered(self.fields), bytes(self._held.buffer()))
