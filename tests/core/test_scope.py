@@ -1,5 +1,7 @@
 """Whose key it is."""
 
+from uuid import UUID
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,8 +40,8 @@ def test_principal_and_operation() -> None:
     assert len(scopes) == 3
 
 
-@pytest.mark.parametrize("nobody", [None, ""])
-def test_nobody(nobody: str | None) -> None:
+@pytest.mark.parametrize("nobody", [None, "", False])
+def test_nobody(nobody: object) -> None:
     """A request that is nobody's is refused: a shared scope would let strangers meet."""
     with pytest.raises(ScopeMissing):
         scoped(nobody, head(), BY_PRINCIPAL)
@@ -47,12 +49,34 @@ def test_nobody(nobody: str | None) -> None:
 
 @pytest.mark.parametrize(
     "wrong, said",
-    [(7, "not int"), (b"alice", "not bytes"), ("a\tb", "control"), ("a\0", "control"), ("a" * 256, "255")],
+    [
+        (7.5, "not float"),
+        (True, "not bool"),
+        (b"alice", "not bytes"),
+        ("a\tb", "control"),
+        ("a\0", "control"),
+        ("a" * 256, "255"),
+    ],
 )
 def test_wrong_principals(wrong: object, said: str) -> None:
     """A scope function that returns what can't be stored is the developer's mistake, and says which."""
     with pytest.raises(ConfigurationError, match=said):
         scoped(wrong, head(), BY_PRINCIPAL)
+
+
+@pytest.mark.parametrize(
+    "named, scope",
+    [
+        (7, "7"),
+        (0, "0"),
+        (UUID(int=7), str(UUID(int=7))),
+        ((7, "acme"), "7/acme"),
+        ((0, UUID(int=7)), f"0/{UUID(int=7)}"),
+    ],
+)
+def test_numbers_and_uuids(named: object, scope: str) -> None:
+    """A primary key names an account as its digits do, alone or among others; 0 is a number like any other."""
+    assert scoped(named, head(), BY_PRINCIPAL) == scope
 
 
 @given(st.lists(principals, min_size=1, max_size=3), st.lists(principals, min_size=1, max_size=3))
@@ -90,10 +114,10 @@ def test_a_name_that_is_missing(names: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     "wrong, said",
-    [((7, "acme"), "not int"), (("a", ("b",)), "not tuple"), (("a\tb", "c"), "control"), (("a" * 200,) * 2, "255")],
+    [((7.5, "acme"), "not float"), (("a", ("b",)), "not tuple"), (("a\tb", "c"), "control"), (("a" * 200,) * 2, "255")],
 )
 def test_wrong_names(wrong: tuple[object, ...], said: str) -> None:
-    """Each of several names is a string, and together they are no longer than one."""
+    """Each of several names is what one may be, and together they are no longer than one."""
     with pytest.raises(ConfigurationError, match=said):
         scoped(wrong, head(), BY_PRINCIPAL)
 

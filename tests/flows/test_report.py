@@ -268,7 +268,7 @@ def test_scope_function_fails(error: Exception, reason: str) -> None:
 
 def test_scope_function_is_wrong() -> None:
     """A scope that can't be one is told of with what it must be."""
-    result = played([(NameScope, 7), TOLD, *RUN])
+    result = played([(NameScope, 7.5), TOLD, *RUN])
     assert_ran(result, "failed", None)
     assert re.match("scope must return a string", told(result)[0].reason)
 

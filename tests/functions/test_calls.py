@@ -341,7 +341,18 @@ def test_numbers_and_uuids_are_keys(memory: MemoryStore) -> None:
     assert (send(7), send(UUID(uuid)), send()) == ("7", uuid, "5")
 
 
-@pytest.mark.parametrize("scope, error", [(lambda: None, ScopeMissing), (lambda: 7, ConfigurationError)])
+@pytest.mark.parametrize("tenant, scope", [(7, "7"), (0, "0"), (("acme", 7), "acme/7")])
+def test_numbers_are_tenants(memory: MemoryStore, tenant: object, scope: str) -> None:
+    """A tenant is named by what names an owner everywhere else: 0 is a number like any other."""
+
+    @idempotent(key="number", store=memory, scope=lambda number: tenant)
+    def send(number: int) -> str:
+        return semel.current().scope.partition("\t")[0]
+
+    assert send(1) == scope
+
+
+@pytest.mark.parametrize("scope, error", [(lambda: None, ScopeMissing), (lambda: 7.5, ConfigurationError)])
 def test_scopes_that_are_refused(scope: Any, error: type[Exception], memory: MemoryStore) -> None:
     """A key is somebody's."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from uuid import UUID
 
 from semel.core.message import Head
 from semel.core.policy import Policy
@@ -50,30 +51,36 @@ def scoped(principal: object, head: Head, policy: Policy) -> str:
 
 
 def principal_of(named: object) -> str:
-    """Return whom the application *named*, by a string or by several, if that can be anybody."""
-    if isinstance(named, tuple):
-        named = _joined(named)
-    if not named:
+    """Return whom the application *named*, by one name or by several, if that can be anybody."""
+    principal = _joined(named) if isinstance(named, tuple) else _spelled(named)
+    if not principal:
         raise ScopeMissing
-    if not isinstance(named, str):
-        raise ConfigurationError(f"scope must return a string, or a tuple of them, not {type(named).__name__}.")
-    if len(named) > MAX_PRINCIPAL_LENGTH or _CONTROL.search(named):
+    if len(principal) > MAX_PRINCIPAL_LENGTH or _CONTROL.search(principal):
         raise ConfigurationError(
             f"scope must return at most {MAX_PRINCIPAL_LENGTH} characters, none of them a control character."
         )
-    return named
+    return principal
 
 
 def _joined(names: tuple[object, ...]) -> str:
     """Join *names* so that no others give the same: a slash between them is never one of their own."""
-    if not all(names):
+    spelled = [_spelled(name) for name in names]
+    if not all(spelled):
         raise ScopeMissing
-    parts = []
-    for name in names:
-        if not isinstance(name, str):
-            raise ConfigurationError(f"scope must return a tuple of strings, not {type(name).__name__}.")
-        parts.append(name.replace("%", "%25").replace("/", "%2F"))
-    return "/".join(parts)
+    return "/".join(name.replace("%", "%25").replace("/", "%2F") for name in spelled)
+
+
+def _spelled(name: object) -> str:
+    """Return *name* as a string: primary keys are numbers or UUIDs, and 0 is one, too. Nobody is an empty one."""
+    if isinstance(name, str):
+        return name
+    if isinstance(name, int | UUID) and not isinstance(name, bool):
+        return str(name)
+    if not name:  # None; or False, of `user.is_authenticated and user.pk`
+        return ""
+    raise ConfigurationError(
+        f"scope must return a string, an int, a UUID, or a tuple of them, not {type(name).__name__}."
+    )
 
 
 def reported(scope: str) -> str:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, ClassVar, TypeVar, overload
-from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.handlers.asgi import ASGIRequest
@@ -69,11 +68,11 @@ class Choice:
 
     def whose(self, request: Request) -> object:
         """Return whose *request* it is, for a view in a thread."""
-        return _named(self._settings().whose(request))
+        return self._settings().whose(request)
 
     async def awhose(self, request: Request) -> object:
         """Return the same for a view on an event loop."""
-        return _named(await self._settings().awhose(request))
+        return await self._settings().awhose(request)
 
     def _settings(self) -> conf.Settings:
         said = conf.settings()
@@ -293,10 +292,3 @@ def _refuse(view: Any) -> None:
             f"{getattr(view, '__qualname__', view)} answers with a stream, and a stream can't be given again. Leave it "
             "unguarded; or, where what it streams is small, say that it returns HttpResponseBase."
         )
-
-
-def _named(principal: object) -> object:
-    if isinstance(principal, tuple):
-        return tuple(map(_named, principal))
-    # Primary keys are numbers or UUIDs, and are what people have at hand.
-    return str(principal) if isinstance(principal, int | UUID) and not isinstance(principal, bool) else principal

@@ -45,7 +45,7 @@ class AlreadyAnswered(HTTPException):
 class Idempotent:
     """A dependency: the route runs once for each key, and its value is the ``Operation`` (None: there is no key).
 
-    *scope* is the dependency that says whose request it is: a string, an int or a UUID. It may also be
+    *scope* is the dependency that says whose request it is: a string, an int, a UUID or a tuple of them. It may also be
     ``SINGLE_TENANT``, or a function of one ``RequestView``, as the middleware takes it. *policy* is that of
     ``install`` where none is given.
 
@@ -125,7 +125,7 @@ def _checked(principal: object) -> str | None:
     if isinstance(principal, int | UUID) and not isinstance(principal, bool):
         return str(principal)
     raise ConfigurationError(
-        f"scope must return a string, an int or a UUID, not {type(principal).__name__}. "
+        f"scope must return a string, an int, a UUID, or a tuple of them, not {type(principal).__name__}. "
         "Give Idempotent a dependency that returns account.id, or whatever names the account for good."
     )
 

@@ -85,7 +85,7 @@ class Job:
             subject,
             self.policy,
             token=os.urandom(16),
-            principal=principal_of(principal),
+            principal=principal,
             notes_replays=notes_replays,
         )
 
@@ -111,14 +111,16 @@ class Job:
             )
         return Key(value)
 
-    def _principal(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    def _principal(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         if isinstance(self.scope, str):
             principal: object = self.scope
         else:
             principal = self.scope(None) if isinstance(self.scope, SingleTenant) else self.scope(*args, **kwargs)
-        if not principal:
-            raise ScopeMissing(f"scope of {self.name} gave {principal!r}. A key belongs to somebody: say to whom.")
-        return principal
+        try:
+            return principal_of(principal)
+        except ScopeMissing:
+            message = f"scope of {self.name} gave {principal!r}. A key belongs to somebody: say to whom."
+            raise ScopeMissing(message) from None
 
     def _likeness(self, bound: inspect.BoundArguments, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         if self.compare is None:
