@@ -12,8 +12,6 @@ import pytest
 from semel.testing.servers import NoServerBinary
 from semel.testing.servers.programs import PGBOUNCER, REDIS
 
-pytestmark = pytest.mark.slow
-
 @pytest.fixture(scope="session")
 def server():
     raise NoServerBinary(PGBOUNCER)
