@@ -60,6 +60,10 @@ for url in ("memory://", "sqlite:///" + {str(tmp_path / "semel.db")!r}):
         (TIERED.format("store"), "pip install 'semel[redis]'"),
         (TIERED.format("async_store"), "pip install 'semel[redis]'"),
         ("from semel.cli.main import main; main()", "pip install 'semel[cli]'"),
+        ("from semel.fastapi import install", "pip install 'semel[fastapi]'"),
+        ("from semel.flask import idempotent", "pip install 'semel[flask]'"),
+        ("from semel.django import idempotent", "pip install 'semel[django]'"),
+        ("from semel.django import IdempotencyMiddleware", "pip install 'semel[django]'"),
     ],
 )
 def test_missing_extra(program: str, command: str) -> None:

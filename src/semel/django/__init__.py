@@ -19,6 +19,11 @@ _WHERE = {"IdempotencyMiddleware": "semel.django.middleware", "idempotent": "sem
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WHERE:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
         return getattr(import_module(_WHERE[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] not in {"asgiref", "django"}:
+            raise
+        raise ImportError("semel.django needs Django. Run: pip install 'semel[django]'") from missing
