@@ -108,13 +108,13 @@ class Server:
             return dict(connection.execute(_COUNTED).fetchall())
 
     def until_all_have_left(self) -> None:
-        """A backend has handed its counts in when it is gone."""
+        """A backend has handed its counts in when it is gone. A pooler's stay, so those that have nothing to do are ended."""
         with psycopg.connect(self._url, autocommit=True) as connection:
             others = (
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
                 "AND pid <> pg_backend_pid() AND backend_type = 'client backend' AND state <> 'idle in transaction'"
             )
-            while connection.execute(others).fetchall()[0][0]:
+            while connection.execute(others).fetchall():
                 time.sleep(0.005)
 
 

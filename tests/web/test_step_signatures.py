@@ -33,6 +33,9 @@ KEY = {"Idempotency-Key": "k"}
 Take = Callable[[Operation], Any]
 
 
+#: What a server makes of an exception that goes on, and what stands for it where a handler has steps.
+FAILED = {500, 503}
+
 class Api:
     """One endpoint in both colours; *take* is what it does with its operation."""
 
@@ -150,7 +153,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 def test_a_wrong_function_is_found_before_anything_is_recorded(api: Api, wrong: str) -> None:
     """It raises a ConfigurationError that names the step; nothing is recorded, and the corrected program goes on."""
     api.take, said = WRONG[wrong]
-    assert api.post() == 500
+    assert api.post() in FAILED
     [error] = api.errors
     assert isinstance(error, ConfigurationError)
     assert said in str(error)
@@ -186,7 +189,7 @@ def test_a_function_is_looked_at_for_each_way_of_calling_it(api: Api) -> None:
         assert again.post() == 201, again.errors
     with api.fresh() as again:
         again.take = lambda operation: operation.effect("charged", made())
-        assert again.post() == 500
+        assert again.post() in FAILED
         again.take = lambda operation: operation.effect("charged", keyed, amount=5)  # type: ignore[arg-type]  # by name
         assert again.post() == 201
 

@@ -49,6 +49,11 @@ class TieredStore(Store):
         """Whether its audit trail is to have a line for every replay, too."""
         return self.durable.notes_replays
 
+    @property
+    def is_callers(self) -> bool:  # type: ignore[override]  # as above
+        """Whether commands are carried out on a connection that is the calling thread's, and the application's."""
+        return self.durable.is_callers
+
     def perform(self, command: Command[T]) -> T:
         """Carry out one store command."""
         perform = self._performs.get(type(command), self.durable.perform)
@@ -75,6 +80,10 @@ class TieredStore(Store):
     def migrate(self) -> list[str]:
         """Bring the durable store's schema up to date; return what was applied."""
         return self.durable.migrate()
+
+    def has_neighbours(self) -> bool:
+        """Whether the durable store's tables are among those of others."""
+        return self.durable.has_neighbours()
 
     def close(self) -> None:
         """Let go of every connection."""
