@@ -108,7 +108,7 @@ class Server:
             return dict(connection.execute(_COUNTED).fetchall())
 
     def until_all_have_left(self) -> None:
-        """A backend has handed its counts in when it is gone. A pooler's stay, so those that have nothing to do are ended."""
+        """A backend has handed its counts in when it is gone. A pooler's stay, so they are ended."""
         with psycopg.connect(self._url, autocommit=True) as connection:
             others = (
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "

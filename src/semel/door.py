@@ -303,7 +303,9 @@ def raised(error: Exception, operation: Operation) -> Ending:
     """Return the ending of a handler that raised *error*."""
     story = operation.story
     nothing_lost = isinstance(error, NoEffect) or operation.has_no_effect or story.is_used
-    return _standing(Raised(error, nothing_lost, story.skipped, story.is_used), operation)
+    # A mistake in the program that comes before anything was recorded is not half-way: to come back would not help.
+    has_steps = story.is_used and bool(story.progress.steps or not isinstance(error, ConfigurationError))
+    return _standing(Raised(error, nothing_lost, story.skipped, has_steps), operation)
 
 
 def _standing(ending: Ending, operation: Operation) -> Ending:

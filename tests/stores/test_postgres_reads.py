@@ -39,10 +39,12 @@ def test_reads_in_transactions_do_not_grow(postgres_url: str, open_store: Any, a
 
 @both_colours
 def test_reads_do_not_grow_behind_a_pooler(postgres_url: str, pgbouncer_url: str, open_store: Any) -> None:
-    """The same through PgBouncer, where no session is ours."""
+    """The same through PgBouncer, where no session is ours. There each statement is planned anew, and one for many keys
+    reads a table of a few pages whole: that is less than to look eight keys up. It never does so with thousands of rows.
+    """
     store(postgres_url).migrate()
     journeys = (*OWN, *CROWD, *LENT)
 
     assert not excessive_reads(
-        postgres_url, lambda: handle(open_store(pgbouncer_url)), journeys, start=500, analyse=True
+        postgres_url, lambda: handle(open_store(pgbouncer_url)), journeys, start=3000, analyse=True
     )

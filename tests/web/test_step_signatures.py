@@ -36,6 +36,7 @@ Take = Callable[[Operation], Any]
 #: What a server makes of an exception that goes on, and what stands for it where a handler has steps.
 FAILED = {500, 503}
 
+
 class Api:
     """One endpoint in both colours; *take* is what it does with its operation."""
 

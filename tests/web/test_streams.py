@@ -250,3 +250,26 @@ def test_stream_of_a_flask_view_that_flows_is_still_of_its_operation(media_type:
     assert call_wsgi(app, SEND).body == b"key-1" * 4
     assert closed == ["closed"]
     assert call_wsgi(app, SEND).code == "response-not-replayable"
+
+
+def test_atomic_mode_has_no_time_limit(sqlite_url: str) -> None:
+    """In atomic mode an answer is held back until its handler has ended: all of its writes are one transaction."""
+    notes: list[bytes] = []
+
+    def app(_environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        start_response("201 Created", [("Content-Type", "application/x-ndjson")])
+        connection = semel.current().connection
+        connection.execute("CREATE TABLE notes (line TEXT)")
+        for line in (b"one\n", b"two\n", b"three\n"):
+            connection.execute("INSERT INTO notes VALUES (?)", (line.decode(),))
+            notes.append(line)
+            yield line
+
+    policy = Policy.ietf(mode="atomic", max_response_time=timedelta(microseconds=1))
+    guarded = semel.wsgi.IdempotencyMiddleware(app, store=sqlite_url, scope=lambda _: "alice", policy=policy)
+    first, again = (call_wsgi(guarded, SEND) for _ in range(2))
+    assert (first.status, first.body) == (201, b"one\ntwo\nthree\n")
+    assert (again.status, again.body, again.is_replay) == (201, first.body, True)
+    assert len(notes) == 3
+    guarded.guard.keeper.close()
+    guarded.store.close()

@@ -246,6 +246,13 @@ class Policy:
         return self.in_progress != "conflict"
 
     @property
+    def max_held(self) -> timedelta | None:
+        """How long an answer is held back at most; None: until it is whole, since an atomic handler's transaction is
+        its own until it has ended.
+        """
+        return None if self.mode == "atomic" else self.max_response_time
+
+    @property
     def may_accept(self) -> bool:
         """Whether a request can be stored, to be run by a worker."""
         return self.in_progress == "accept" or "respond-async" in self.preferences

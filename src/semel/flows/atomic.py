@@ -72,7 +72,7 @@ def run_atomically(
         if got.attempt > 1:
             yield from Tell(TookOver(key.short(), got.attempt))
         request = request_of(subject.method, subject.path)
-        limit, time = policy.max_response_body, policy.max_response_time
+        limit, time = policy.max_response_body, policy.max_held
         ending = yield from RunHandler(got, None, limit, request=request, max_response_time=time)
         return (yield from _end(key, claim, got, ending, policy, before=before))
     except StoreError as error:

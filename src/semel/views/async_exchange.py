@@ -78,7 +78,7 @@ class AsyncViewExchange(AsyncExchange, Generic[R]):
 
     def limits(self, size: int, operation: Operation) -> Limits:
         """Return how much of a response is held back: at most *size* bytes, for as long as the policy says."""
-        return Limits(size, self._policy.max_response_time, operation)
+        return Limits(size, self._policy.max_held, operation)
 
     async def name_scope(self, _command: NameScope) -> object:
         """Ask the application whose request this is."""

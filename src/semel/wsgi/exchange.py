@@ -61,7 +61,7 @@ class Exchange(exchange.Exchange):
         self._body_is_whole = False
         self._response: Response | None = None
         #: How long an answer is held back; None: until it is whole, for there is no client.
-        self._max_time: timedelta | None = policy.max_response_time
+        self._max_time: timedelta | None = policy.max_held
 
     def serve(self) -> Iterable[bytes]:
         """Take the request from its headers to its answer."""

@@ -158,7 +158,8 @@ class AsyncPostgresStore(AsyncStore):
         """Finish what is under way and disconnect."""
         if asyncio.get_running_loop() is self._loop:
             await self._close()
-        await asyncio.to_thread(self._renewals.close)
+        if self._renewals.is_used:
+            await asyncio.to_thread(self._renewals.close)
         if self._liveness is not None:
             await asyncio.to_thread(self._liveness.close)
 

@@ -47,6 +47,11 @@ class Renewals:
                 self._loop = asyncio.SelectorEventLoop()
             return self._loop.run_until_complete(self._link.run(statement))
 
+    @property
+    def is_used(self) -> bool:
+        """Whether there may be a connection to close."""
+        return self._loop is not None
+
     def close(self) -> None:
         """Disconnect, once a statement that is under way has ended. Running another connects again."""
         with self._mutex:

@@ -66,7 +66,8 @@ class AsyncRedisStore(AsyncStore):
     async def close(self) -> None:
         """Finish what is under way and disconnect."""
         await self._listener.close()
-        await asyncio.to_thread(self._renewals.close)
+        if self._renewals.is_used:
+            await asyncio.to_thread(self._renewals.close)
         if asyncio.get_running_loop() is not self._loop:
             return
         for lane in set(self._lanes.values()):
