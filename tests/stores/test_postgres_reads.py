@@ -40,7 +40,7 @@ def test_reads_in_transactions_do_not_grow(postgres_url: str, open_store: Any, a
 @both_colours
 def test_reads_do_not_grow_behind_a_pooler(postgres_url: str, pgbouncer_url: str, open_store: Any) -> None:
     """The same through PgBouncer, where no session is ours. There each statement is planned anew, and one for many keys
-    reads a table of a few pages whole: that is less than to look eight keys up. It never does so with thousands of rows.
+    reads a table of a few pages whole, since that is less than to look eight keys up; never one of thousands of rows.
     """
     store(postgres_url).migrate()
     journeys = (*OWN, *CROWD, *LENT)
