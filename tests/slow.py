@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-#: Where a row of a table is always run: the quickest store, and the one where a Django middleware has no other world.
-USUAL_WORLDS = ("sqlite", "async middleware-postgres")
+#: Where a row of a table is always run: on the quickest store, and where an entry point has no other world.
+USUAL_WORLDS = ("sqlite", "async middleware-postgres", "decorator-postgres")
+#: Worlds that repeat what another one shows: the entry point is there with another store, and the store with another
+#: entry point.
+REPETITIONS = frozenset(
+    {
+        *("asgi-memory", "asgi-tiered", "wsgi-memory", "wsgi-redis", "wsgi-tiered"),
+        *("litestar-postgres", "decorator-sqlite", "async-postgres", "rest-postgres"),
+    }
+)
 #: Parameters of tests that are about what a request says, not about where it is kept.
 SYNTAX = {"test_malformed_names": "name", "test_strange_keys": "key"}
 
@@ -27,4 +35,6 @@ def _is_slow(item: pytest.Function) -> bool:
     scenario = given.get("scenario")
     is_syntax = getattr(scenario, "is_syntax", False) or SYNTAX.get(item.originalname, "-") in given
     worlds = [value for value in given.values() if isinstance(value, str)]
+    if not REPETITIONS.isdisjoint(worlds):
+        return True
     return is_syntax and not any(world.endswith(USUAL_WORLDS) for world in worlds)

@@ -58,6 +58,7 @@ class TestPostgres(StoreConformance):
             yield made
 
 
+@pytest.mark.slow  # The store of TestPostgres in a thread.
 class TestAsyncPostgres(StoreConformance):
     @pytest.fixture(scope="class")
     @classmethod

@@ -10,6 +10,7 @@ from semel.testing.conformance import Candidate, StoreConformance
 from tests.stores.test_conformance import postgres_candidate
 
 
+@pytest.mark.slow  # The store of test_conformance.py with one more lock.
 class TestAsyncInstantPostgres(StoreConformance):
     @pytest.fixture(scope="class")
     @classmethod

@@ -95,6 +95,7 @@ KINDS: dict[str, Kind] = {
 }
 
 
+@pytest.mark.slow  # The store of test_conformance.py; what a pooler changes is tested below.
 class TestPgBouncer(StoreConformance):
     @pytest.fixture(scope="class")
     @classmethod
@@ -104,6 +105,7 @@ class TestPgBouncer(StoreConformance):
         yield from postgres_candidate(postgres_server, lambda url: stores.store(pgbouncer_server.through(url)))
 
 
+@pytest.mark.slow  # The store of test_conformance.py; what a pooler changes is tested below.
 class TestAsyncPgBouncer(StoreConformance):
     @pytest.fixture(scope="class")
     @classmethod

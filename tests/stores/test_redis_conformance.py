@@ -82,6 +82,7 @@ class TestAsyncRedis(Lone):
         return candidate_at(nodes[0].url, nodes, stores.async_store)
 
 
+@pytest.mark.slow  # The scripts of TestRedis, on several servers.
 class TestRedisCluster(Cluster):
     @pytest.fixture(scope="class")
     @classmethod
@@ -89,6 +90,7 @@ class TestRedisCluster(Cluster):
         return candidate_at(cluster_url(nodes), nodes, stores.store)
 
 
+@pytest.mark.slow  # The scripts of TestRedis, on several servers.
 class TestAsyncRedisCluster(Cluster):
     @pytest.fixture(scope="class")
     @classmethod

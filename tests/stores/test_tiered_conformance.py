@@ -83,6 +83,7 @@ class TestOverSQLite(StoreConformance):
         return Candidate(open=below.open, age=tier.aging(below.age))
 
 
+@pytest.mark.slow  # TestOverSQLite is the same in front.
 class TestAsyncOverPostgres(StoreConformance):
     @pytest.fixture(scope="class")
     @classmethod
