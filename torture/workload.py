@@ -84,7 +84,7 @@ class Api:
             made["ride"] = operation.phase("ride", self._write, "ride")
             self.point("ride committed")
         if form in {"effect", *STEPS}:
-            made["charge"] = operation.effect("charge", semel.in_thread(self._charge), operation.key)
+            made["charge"] = operation.effect("charge", self._charge, operation.key)
             self.point("charge kept")
         if form in STEPS:
             made["receipt"] = operation.phase("receipt", self._write, "receipt")

@@ -135,13 +135,13 @@ class _Taking:
 
     def call_inside(self, _command: CallInside) -> Any:
         with _inside():
-            return _here(_in_a_thread(self._call.inside(self._transaction and self._transaction.connection)))
+            return _here(self._call.inside(self._transaction and self._transaction.connection))
 
     def call_outside(self, command: CallOutside) -> Any:
-        return _here(_in_a_thread(self._call.outside(command.key)))
+        return _here(self._call.outside(command.key))
 
     def ask_outside(self, command: AskOutside) -> Applied | Doubt:
-        return _verified(_here(_in_a_thread(self._call.question(command.key))))
+        return _verified(_here(self._call.question(command.key)))
 
 
 _PERFORM: dict[type[Command[Any]], Callable[[_Taking, Any], Any]] = {

@@ -32,7 +32,7 @@ from semel.core.events import Fenced, LostLease, NotKept, NotStored, StoreFailed
 from semel.core.fingerprint import Subject
 from semel.core.key import Key
 from semel.core.message import Answer, Head
-from semel.core.policy import MAX_RESPONSE_TIME, Policy
+from semel.core.policy import Policy
 from semel.core.record import NOBODYS_TOKEN, Found, Hold, Record
 from semel.core.replay import MARKER
 from semel.core.state import TERMINAL, Event, State
@@ -152,9 +152,7 @@ def test_one_transaction_from_lock_to_answer() -> None:
             NameScope(),
             ReadBody(ATOMIC.max_request_body),
             Begin(CLAIM),
-            RunHandler(
-                HOLD, None, ATOMIC.max_response_body, request="POST /charges", max_response_time=MAX_RESPONSE_TIME
-            ),
+            RunHandler(HOLD, None, ATOMIC.max_response_body, request="POST /charges"),
             Finish(CLAIM, HOLD, None, Event.COMPLETE, KEPT),
         ),
         Send(CREATED),
@@ -298,7 +296,7 @@ def test_take_over_from_the_dead() -> None:
     result = played([*ASK, (Begin, found()), TOLD, (RunHandler, Answered(CREATED)), DONE])
     assert result.commands[3:] == (
         Tell(TookOver(SHORT, 2)),
-        RunHandler(HEIR, None, ATOMIC.max_response_body, request="POST /charges", max_response_time=MAX_RESPONSE_TIME),
+        RunHandler(HEIR, None, ATOMIC.max_response_body, request="POST /charges"),
         Finish(CLAIM, HEIR, SEEN, Event.COMPLETE, KEPT),
     )
 
