@@ -206,13 +206,11 @@ class Upkeep(Suite):
     ) -> None:
         """A key that tells its time leaves no tombstone, unless that is after the store's own clock at the claim."""
         reap_everything(store, age)
-        claim = claim_on(scope, after_retention=after_retention, made_at=store.perform(Now()) + ahead)
-        if how == "taken over":
-            old = completed(store, claim_on(scope))
+        old = completed(store, claim_on(scope)) if how == "taken over" else None
+        if old is not None:
             age(RETENTION)
-            hold = taken_over(store, claim, old)
-        else:
-            hold = held(store, claim)
+        claim = claim_on(scope, after_retention=after_retention, made_at=store.perform(Now()) + ahead)
+        hold = held(store, claim) if old is None else taken_over(store, claim, old)
         store.perform(Complete(hold, Event.COMPLETE, CREATED))
         age(RETENTION)
         assert store.perform(Reap(10, ABANDONED)) == reaped
