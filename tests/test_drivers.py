@@ -5,9 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.commands import Flow, NameScope, ReadBody
 
 from semel import drivers
-from semel.core.commands import Answered, Command, Flow, NameScope, ReadBody, Release, RunHandler, Verdict
+from semel.core.commands import Command, Release, Verdict
+from semel.core.handler import Answered, RunHandler
 from semel.core.message import Answer, Head
 from semel.core.policy import Policy
 from semel.core.record import Hold

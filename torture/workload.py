@@ -20,7 +20,7 @@ import psycopg
 import semel
 from semel.asgi import IdempotencyMiddleware as AsyncDoor
 from semel.asgi.protocol import ASGIScope, ASGISend, Receive
-from semel.door import RequestView
+from semel.guard.request import RequestView
 from semel.stores import AsyncStore, Store
 from semel.wsgi import IdempotencyMiddleware as Door
 from torture.checker import FORMS

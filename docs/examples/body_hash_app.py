@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from semel import BodyHash, Policy
 from semel.asgi import IdempotencyMiddleware
-from semel.door import RequestView
+from semel.guard.request import RequestView
 
 orders: list[Any] = []
 

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from semel import Policy
 from semel.asgi import IdempotencyMiddleware
-from semel.door import RequestView
+from semel.guard.request import RequestView
 
 logging.basicConfig(level=logging.INFO)  # Each finding is a line of the logger "semel".
 orders: list[str] = []

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from semel import Policy
 from semel.asgi import IdempotencyMiddleware
-from semel.door import RequestView
+from semel.guard.request import RequestView
 
 orders: list[str] = []
 

@@ -6,7 +6,7 @@ from fastapi import FastAPI, HTTPException, Request
 
 from semel import Policy
 from semel.asgi import IdempotencyMiddleware
-from semel.door import PRINCIPAL, RequestView
+from semel.guard.request import PRINCIPAL, RequestView
 
 ACCOUNTS = {"Bearer token-of-alice": "alice"}
 orders: list[tuple[str, str]] = []

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 import semel
 from semel.asgi import IdempotencyMiddleware
-from semel.door import RequestView
+from semel.guard.request import RequestView
 
 STORE = os.environ.get("REPORT_STORE", "sqlite:///report.db")
 SECONDS = float(os.environ.get("REPORT_SECONDS", "10"))

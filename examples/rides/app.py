@@ -20,7 +20,7 @@ import semel
 from examples.rides import postgres, sqlite
 from examples.rides.effects import charge_card, find_receipt, send_receipt
 from semel.asgi import IdempotencyMiddleware
-from semel.door import RequestView
+from semel.guard.request import RequestView
 
 STORE = os.environ.get("RIDES_STORE", "sqlite:///rides.db")
 PROVIDER = os.environ.get("RIDES_PROVIDER", "http://127.0.0.1:8001")

@@ -2,8 +2,8 @@
 
 from semel.calls import in_thread
 from semel.core.body_hash import BodyHash
-from semel.core.commands import Applied, Doubt
 from semel.core.fingerprint import Fingerprinter
+from semel.core.handler import Applied, Doubt
 from semel.core.policy import FINAL_STATUSES, Policy
 from semel.core.scope import SINGLE_TENANT
 from semel.errors import NoEffect, SemelError

@@ -1,5 +1,5 @@
-"""The functions that a handler gives to ``phase`` and ``effect``: their types, and whether they can be called as they
-will be. It calls none of them.
+"""The functions that a handler gives to ``phase`` and ``effect``: their types, how they are called, and whether they
+can be. It calls none of them.
 """
 
 from __future__ import annotations
@@ -7,9 +7,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from dataclasses import field
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
+from semel.core.value import value
 from semel.errors import ConfigurationError
 
 P = ParamSpec("P")
@@ -58,6 +61,31 @@ class Effect4(Protocol[A_contra, B_contra, C_contra, D_contra, R_co]):
 
     def __call__(self, a: A_contra, b: B_contra, c: C_contra, d: D_contra, /, *, idempotency_key: str) -> R_co:
         """Call the outside world."""
+
+
+@value
+class Call:
+    """What the handler wants called in one step."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+    named: dict[str, Any] = field(default_factory=dict)
+    #: Says of an effect whether it happened.
+    verify: Callable[..., Any] | None = None
+
+    def inside(self, connection: object) -> partial[Any]:
+        """Return the call of a phase."""
+        return partial(self.function, connection, *self.arguments, **self.named)
+
+    def outside(self, key: str) -> partial[Any]:
+        """Return the call of an effect."""
+        return partial(self.function, *self.arguments, **self.named, idempotency_key=key)
+
+    def question(self, key: str) -> partial[Any]:
+        """Return the call that asks about an effect."""
+        if self.verify is None:
+            raise ConfigurationError('on_unknown="verify" needs verify=, a function that says what happened.')
+        return partial(self.verify, *self.arguments, **self.named, idempotency_key=key)
 
 
 class InThread(Generic[P, R]):

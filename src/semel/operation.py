@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_args, overload
 
-from semel.calls import Effect0, Effect1, Effect2, Effect3, Effect4, check
+from semel.calls import Call, Effect0, Effect1, Effect2, Effect3, Effect4, check
 from semel.core.derive import derive
 from semel.core.record import Hold, Milestone
 from semel.core.recovery import Progress
 from semel.errors import ConfigurationError, NoConnection, NotGuarded
-from semel.flows.progress import mark
 from semel.flows.serve import Around
-from semel.flows.steps import OnUnknown, Story, effect, phase
-from semel.stage import AnyStage, AsyncStage, Call
+from semel.flows.steps import OnUnknown, Story, effect, mark, phase
 from semel.stores.transaction import AsyncTransaction, Transaction
 
 P = ParamSpec("P")
@@ -29,22 +27,45 @@ D = TypeVar("D")
 Verify = Callable[..., Any]
 
 
+class Steps(Protocol):
+    """What takes the steps of an operation, in a thread or on an event loop (``guard/steps.py``)."""
+
+    def take(self, call: Call, flow: Callable[..., Coroutine[Any, Any, Any]], /, *args: Any) -> Any:
+        """Take one step: run *flow* over ports that make *call*. On an event loop, return what is to be awaited."""
+
+    def note(self, flow: Callable[..., Coroutine[Any, Any, None]], /, *args: Any) -> Any:
+        """Run *flow*, which is no step and calls no function; on an event loop, return what is to be awaited."""
+
+    async def stop(self) -> None:
+        """Cancel the steps under way in other tasks than this one, and wait until they have ended."""
+
+
 class Operation:
     """One guarded request, seen from inside its handler."""
 
-    __slots__ = ("_is_recorded", "_request", "_stage", "_transaction", "has_no_effect", "hold", "is_refused", "story")
+    __slots__ = (
+        "_is_recorded",
+        "_request",
+        "_steps",
+        "_take_steps",
+        "_transaction",
+        "has_no_effect",
+        "hold",
+        "is_refused",
+        "story",
+    )
 
     def __init__(
         self,
         hold: Hold,
         progress: Progress | None = None,
         *,
-        stage: AnyStage | None = None,
+        steps: Callable[[], Steps] | None = None,
         transaction: Transaction | AsyncTransaction | None = None,
         request: str = "",
         is_recorded: bool = True,
     ) -> None:
-        """The operation that *hold* is held for; its steps are taken on *stage*, or all of it is in *transaction*.
+        """The operation that *hold* is held for; *steps* makes what takes its steps, or all of it is in *transaction*.
 
         *request* is which request it is for, as ``request_of`` writes it. One that is not recorded holds no key.
         """
@@ -54,7 +75,9 @@ class Operation:
         self.has_no_effect = False
         #: Whether a framework refused the request as it was sent, before the handler could do anything. For doors.
         self.is_refused = False
-        self._stage = stage
+        self._take_steps = steps
+        #: Made with the first step: most handlers take none.
+        self._steps: Steps | None = None
         self._transaction = transaction
         self._request = request
         self._is_recorded = is_recorded
@@ -93,11 +116,11 @@ class Operation:
         this is to be awaited; a *function* that is not ``async`` runs in a thread there, and ``semel.in_thread`` tells
         a type checker so.
         """
-        stage = self._here("phase", name)
+        steps = self._here("phase", name)
         # The connection is not there yet, and any will do to see whether one is taken.
         self._check(f"phase {name!r}", function, (None, *args), kwargs, "with a connection first, then with these")
         self.story.promised.append(name)
-        return stage.take(phase(self.story, name), Call(function, args, kwargs))  # type: ignore[no-any-return]  # what it returns, or what is awaited for it
+        return steps.take(Call(function, args, kwargs), phase, self.story, name)  # type: ignore[no-any-return]  # what it returns, or what is awaited for it
 
     @overload
     def effect(
@@ -203,13 +226,13 @@ class Operation:
             raise ConfigurationError(
                 f'effect {name!r}: on_unknown is "retry", "park", or "verify" with a function verify=, not {choice!r}.'
             )
-        stage = self._here("effect", name)
+        steps = self._here("effect", name)
         named = {**kwargs, "idempotency_key": ""}
         self._check(f"effect {name!r}", function, args, named, "with these and idempotency_key=")
         if verify is not None:
             self._check(f"effect {name!r}, verify", verify, args, named, "as the effect is")
         self.story.promised.append(name)
-        return stage.take(effect(self.story, name, choice), Call(function, args, kwargs, verify))
+        return steps.take(Call(function, args, kwargs, verify), effect, self.story, name, choice)
 
     def progress(self, fraction: float, note: str | None = None) -> Any:
         """Say how far it is, between 0 and 1, and perhaps in words: whoever asks for its state is told.
@@ -218,12 +241,13 @@ class Operation:
         handler this is to be awaited.
         """
         milestone = Milestone(fraction, note)
-        if self._stage is None:
+        steps = self._made()
+        if steps is None:
             raise ConfigurationError(
                 'progress: in mode="atomic" nothing of an operation is stored before its one commit, so nobody could '
                 'see it. Use mode="guard".'
             )
-        return self._stage.note(mark(self.story, milestone))
+        return steps.note(mark, self.story, milestone)
 
     def derive(self, name: str) -> str:
         """Return the key to send along with the call *name* to a provider: the same on every retry and attempt."""
@@ -247,8 +271,8 @@ class Operation:
 
     async def tie_up(self) -> None:
         """Stop the steps that the handler did not wait for: its key must not be freed beside them. For doors."""
-        if isinstance(self._stage, AsyncStage):
-            await self._stage.stop()
+        if self._steps is not None:
+            await self._steps.stop()
 
     def _check(self, what: str, function: object, args: tuple[Any, ...], named: dict[str, Any], wanted: str) -> None:
         try:
@@ -258,13 +282,19 @@ class Operation:
             self.story.is_used = True
             raise
 
-    def _here(self, kind: str, name: str) -> AnyStage:
-        if self._stage is None:
+    def _made(self) -> Steps | None:
+        if self._steps is None and self._take_steps is not None:
+            self._steps = self._take_steps()
+        return self._steps
+
+    def _here(self, kind: str, name: str) -> Steps:
+        steps = self._made()
+        if steps is None:
             raise ConfigurationError(
                 f'{kind} {name!r}: in mode="atomic" the whole handler is one transaction, and has no steps. '
                 'Use mode="guard" for a handler with phases and effects.'
             )
-        return self._stage
+        return steps
 
 
 _current: ContextVar[Operation | None] = ContextVar("semel.operation", default=None)

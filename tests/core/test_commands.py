@@ -3,9 +3,10 @@
 from datetime import timedelta
 
 import pytest
+from tests.commands import Flow, NameScope, Pause
 
 from semel.core import commands
-from semel.core.commands import Command, Flow, NameScope, Pause
+from semel.core.commands import Command
 from semel.testing.script import play
 
 KINDS = [kind for kind in vars(commands).values() if isinstance(kind, type) and Command in kind.__bases__]

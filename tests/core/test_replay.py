@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core.commands import Answered, Raised, Streaming
+from semel.core.handler import Answered, Raised, Streaming
 from semel.core.message import Answer, Headers
 from semel.core.policy import FINAL_STATUSES, NEVER_REPLAYED, Policy, ServerErrors
 from semel.core.problem import refused

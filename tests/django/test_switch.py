@@ -13,7 +13,7 @@ import semel
 from semel import Policy
 from semel.django import conf, idempotent
 from semel.django.rest import IdempotentMixin
-from semel.door import switch
+from semel.guard.request import switch
 from semel.errors import ConfigurationError
 from tests.django import project
 from tests.django.door import ASGI, WSGI, Visitor, amounts, apay, everybody, is_replay, pay, records

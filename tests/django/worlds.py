@@ -24,7 +24,7 @@ from semel import Policy
 from semel.core.commands import Command
 from semel.django import IdempotencyMiddleware, conf, idempotent
 from semel.django.rest import IdempotentMixin
-from semel.door import Paths, RequestView
+from semel.guard.request import Paths, RequestView
 from tests.web.harness import (
     METHODS,
     AsgiWorld,

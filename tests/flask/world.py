@@ -10,7 +10,7 @@ import flask
 
 from semel import Policy
 from semel.core.commands import Command
-from semel.door import Paths, RequestView
+from semel.guard.request import Paths, RequestView
 from semel.flask import Semel, idempotent
 from semel.stores.base import Store
 from tests.web.harness import METHODS, Request, Response, Send, Shop, call_wsgi

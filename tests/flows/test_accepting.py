@@ -3,21 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from tests.commands import Tell
 
-from semel.core.commands import (
-    Again,
-    Answered,
-    Claim,
-    Command,
-    Complete,
-    Look,
-    Now,
-    Release,
-    RunHandler,
-    TakeOver,
-    Tell,
-    Verdict,
-)
+from semel.core.commands import Again, Claim, Command, Complete, Look, Now, Release, TakeOver, Verdict
+from semel.core.handler import Answered, RunHandler
 from semel.core.message import Answer, Head
 from semel.core.policy import Policy
 from semel.core.record import Found, Hold, Record, Stuck

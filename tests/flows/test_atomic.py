@@ -6,30 +6,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.commands import NameScope, Pause, ReadBody, Tell
 
-from semel.core.commands import (
-    Answered,
-    Begin,
-    Claim,
-    Finish,
-    Lost,
-    NameScope,
-    Note,
-    NotStarted,
-    Now,
-    Pause,
-    Raised,
-    ReadBody,
-    RunHandler,
-    Settle,
-    Streaming,
-    Tell,
-    Undo,
-    Verdict,
-)
+from semel.core.commands import Begin, Claim, Finish, Note, Now, Settle, Undo, Verdict
 from semel.core.decision import RETRY_AFTER_SECONDS
 from semel.core.events import Fenced, LostLease, NotKept, NotStored, StoreFailed, TookOver
 from semel.core.fingerprint import Subject
+from semel.core.handler import Answered, Lost, NotStarted, Raised, RunHandler, Streaming
 from semel.core.key import Key
 from semel.core.message import Answer, Head
 from semel.core.policy import Policy

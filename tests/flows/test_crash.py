@@ -5,20 +5,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from tests.commands import Flow, NameScope, ReadBody, Tell
 
-from semel.core.commands import (
-    Answered,
-    Command,
-    Complete,
-    Flow,
-    NameScope,
-    Note,
-    ReadBody,
-    ReadTrail,
-    RunHandler,
-    Streaming,
-    Tell,
-)
+from semel.core.commands import Command, Complete, Note, ReadTrail
+from semel.core.handler import Answered, RunHandler, Streaming
 from semel.core.message import Answer, Head
 from semel.core.policy import Policy
 from semel.core.record import OnCrash

@@ -6,8 +6,9 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from tests.commands import FinishOne, Tell
 
-from semel.core.commands import Again, Command, FindStuck, FinishOne, Look, ReadRequest, Tell
+from semel.core.commands import Again, Command, FindStuck, Look, ReadRequest
 from semel.core.message import Answer, Head
 from semel.core.policy import Policy
 from semel.core.record import Stuck

@@ -5,8 +5,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from tests.commands import Announce
 
-from semel.core.commands import Again, Announce, Command, Complete, Wait
+from semel.core.commands import Again, Command, Complete
+from semel.core.handler import Wait
 from semel.core.message import Answer, Head
 from semel.core.policy import Policy
 from semel.core.replay import MARKER

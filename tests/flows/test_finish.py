@@ -5,24 +5,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.commands import FinishOne, Tell
 
-from semel.core.commands import (
-    Again,
-    Answered,
-    Complete,
-    FindStuck,
-    FinishOne,
-    Look,
-    Lost,
-    Note,
-    Park,
-    Release,
-    RunHandler,
-    TakeOver,
-    Tell,
-    Verdict,
-)
+from semel.core.commands import Again, Complete, FindStuck, Look, Note, Park, Release, TakeOver, Verdict
 from semel.core.events import FinishedAbandoned, FinishedAccepted, GaveUpAbandoned, TookOver
+from semel.core.handler import Answered, Lost, RunHandler
 from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.record import Hold, Record, Stuck

@@ -5,21 +5,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.commands import NameScope, ReadBody, RunUnguarded, Tell
 
 from semel.core.body_hash import BodyHash
-from semel.core.commands import (
-    Again,
-    Claim,
-    Complete,
-    NameScope,
-    Now,
-    ReadBody,
-    Release,
-    RunUnguarded,
-    TakeOver,
-    Tell,
-    Verdict,
-)
+from semel.core.commands import Again, Claim, Complete, Now, Release, TakeOver, Verdict
 from semel.core.events import PersonalKey, Reported, ReportFailed
 from semel.core.fingerprint import Subject, fingerprint_of
 from semel.core.key import Key

@@ -6,33 +6,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.commands import NameScope, Pause, ReadBody, Tell
 
 from semel.core.body_hash import BodyHash
-from semel.core.commands import (
-    Again,
-    Answered,
-    Claim,
-    Complete,
-    Look,
-    Lost,
-    NameScope,
-    Note,
-    NotStarted,
-    Now,
-    Parked,
-    Pause,
-    Raised,
-    ReadBody,
-    Release,
-    RunHandler,
-    Streaming,
-    TakeOver,
-    Tell,
-    Verdict,
-)
+from semel.core.commands import Again, Claim, Complete, Look, Note, Now, Release, TakeOver, Verdict
 from semel.core.decision import RETRY_AFTER_SECONDS
 from semel.core.events import Fenced, LostLease, NotKept, NotStored, PersonalKey, StoreFailed, TookOver
 from semel.core.fingerprint import Subject, fingerprint_of
+from semel.core.handler import Answered, Lost, NotStarted, Parked, Raised, RunHandler, Streaming
 from semel.core.key import Key
 from semel.core.message import Answer, Head, Headers, Request
 from semel.core.policy import MAX_RESPONSE_TIME, Policy

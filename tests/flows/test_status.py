@@ -3,7 +3,10 @@
 from dataclasses import replace
 from datetime import timedelta
 
-from semel.core.commands import Again, Announce, Look, NameScope, NoRoom, Now, Wait
+from tests.commands import Announce, NameScope
+
+from semel.core.commands import Again, Look, Now
+from semel.core.handler import NoRoom, Wait
 from semel.core.message import Answer, Head
 from semel.core.policy import Policy
 from semel.core.record import Record

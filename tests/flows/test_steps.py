@@ -4,25 +4,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.commands import AskOutside, CallInside, CallOutside, Pause, Tell
 
-from semel.core.commands import (
-    Applied,
-    AskOutside,
-    CallInside,
-    CallOutside,
-    Commit,
-    Doubt,
-    Open,
-    Park,
-    Pause,
-    Save,
-    Settle,
-    Tell,
-    Undo,
-    Verdict,
-)
+from semel.core.commands import Commit, Open, Park, Save, Settle, Undo, Verdict
 from semel.core.derive import derive
 from semel.core.events import ParkedUnknown
+from semel.core.handler import Applied, Doubt
 from semel.core.key import Key
 from semel.core.record import Hold, Record
 from semel.core.recovery import Begun, Done, Progress, written

@@ -5,21 +5,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.commands import Tell
 
-from semel.core.commands import (
-    Decree,
-    Discard,
-    FindStuck,
-    Note,
-    Park,
-    Reap,
-    Reaped,
-    ReapTrail,
-    Sweep,
-    Tell,
-    Unpark,
-    Verdict,
-)
+from semel.core.commands import Decree, Discard, FindStuck, Note, Park, Reap, Reaped, ReapTrail, Sweep, Unpark, Verdict
 from semel.core.events import Swept, SweptUnknown
 from semel.core.key import Key
 from semel.core.message import Answer

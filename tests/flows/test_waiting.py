@@ -5,26 +5,10 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import pytest
+from tests.commands import Announce, Tell
 
-from semel.core.commands import (
-    Again,
-    Announce,
-    Answered,
-    Begin,
-    Claim,
-    Command,
-    Complete,
-    Finish,
-    Look,
-    NoRoom,
-    Note,
-    Release,
-    RunHandler,
-    Tell,
-    Undo,
-    Verdict,
-    Wait,
-)
+from semel.core.commands import Again, Begin, Claim, Command, Complete, Finish, Look, Note, Release, Undo, Verdict
+from semel.core.handler import Answered, NoRoom, RunHandler, Wait
 from semel.core.message import Answer, Head
 from semel.core.policy import Policy
 from semel.core.record import Found

@@ -7,26 +7,16 @@ from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
-from semel.core.commands import (
-    Applied,
-    Begin,
-    Command,
-    Doubt,
-    Ending,
-    Finish,
-    Flow,
-    NameScope,
-    ReadBody,
-    RunHandler,
-    Tell,
-    Undo,
-)
+from tests.commands import Flow, NameScope, ReadBody, Tell
+
+from semel.core.commands import Begin, Command, Finish, Undo
 from semel.core.events import Happening
+from semel.core.handler import Applied, Doubt, Ending, RunHandler
 from semel.core.message import Answer, Head
 from semel.core.policy import Policy
 from semel.core.record import Found, Hold
 from semel.core.replay import MARKER
-from semel.door import answered, raised
+from semel.guard.endings import answered, raised
 from semel.drivers import run
 from semel.flows.reply import Reply, Send
 from semel.flows.serve import serve

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from semel.core.commands import Again, NoRoom, Wait
+from semel.core.commands import Again
+from semel.core.handler import NoRoom, Wait
 from semel.errors import Interrupted
 from semel.room import MAX_WAITERS, AsyncRoom, Visit
 from semel.room.seats import Told

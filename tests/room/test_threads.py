@@ -8,7 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from semel.core.commands import Again, NoRoom, Wait
+from semel.core.commands import Again
+from semel.core.handler import NoRoom, Wait
 from semel.errors import Interrupted
 from semel.room import MAX_THREADS, AsyncRoom, Room, Visit
 from semel.room.seats import Told

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from datetime import timedelta
 
-from semel.core.commands import Announce, Wait
+from tests.commands import Announce
+
+from semel.core.handler import Wait
 from semel.core.hint import hint_of
 from semel.core.message import Answer
 from semel.core.record import Found

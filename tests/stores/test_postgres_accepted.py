@@ -13,18 +13,7 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from semel.core.commands import (
-    Begin,
-    Claim,
-    Command,
-    Complete,
-    FindStuck,
-    Finish,
-    Look,
-    Release,
-    TakeOver,
-    Verdict,
-)
+from semel.core.commands import Begin, Claim, Command, Complete, FindStuck, Finish, Look, Release, TakeOver, Verdict
 from semel.core.hint import hint_of
 from semel.core.message import Answer, Head, Request
 from semel.core.record import Found, Hold

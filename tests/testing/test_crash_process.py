@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+from tests.commands import Flow, NameScope
 
-from semel.core.commands import Command, Flow, Look, NameScope, Now, Release
+from semel.core.commands import Command, Look, Now, Release
 from semel.core.record import Hold
 from semel.drivers import run
 from semel.testing.crash import Died, Process, die, every_death

@@ -4,8 +4,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.commands import Flow, NameScope, Pause, ReadBody
 
-from semel.core.commands import Command, Flow, NameScope, Pause, ReadBody
+from semel.core.commands import Command
 from semel.testing.crash import every_crash, stop
 
 

@@ -1,8 +1,8 @@
 """A script holds a flow to its order."""
 
 import pytest
+from tests.commands import Flow, NameScope, ReadBody
 
-from semel.core.commands import Flow, NameScope, ReadBody
 from semel.testing.script import OffScript, Played, play
 
 

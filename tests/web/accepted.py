@@ -10,7 +10,7 @@ import semel.wsgi
 from semel import Policy
 from semel.core.commands import Browse, Command
 from semel.core.record import Record
-from semel.door import Paths, RequestView
+from semel.guard.request import Paths, RequestView
 from semel.flows.finish import FinishReport
 from semel.work import AsyncCompleter, Completer
 from tests.web.harness import (

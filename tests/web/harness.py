@@ -28,7 +28,7 @@ import semel.wsgi
 from semel import Policy
 from semel.core.commands import Browse, Command
 from semel.core.record import Record
-from semel.door import Paths, RequestView
+from semel.guard.request import Paths, RequestView
 from semel.stores.base import AsyncStore, Store
 
 #: Nothing here takes a second; what takes this long hangs.

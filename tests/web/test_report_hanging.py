@@ -13,7 +13,7 @@ import semel
 from semel import Policy
 from semel.asgi import IdempotencyMiddleware as AsgiMiddleware
 from semel.core.commands import Command
-from semel.exchange import lookups
+from semel.MISSING import lookups
 from semel.flask import Semel, idempotent
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.step import Step

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from semel import Policy
 from semel.asgi import IdempotencyMiddleware
-from semel.door import RequestView
+from semel.guard.request import RequestView
 from tests.web.harness import HANG_SECONDS, wait_until
 
 ACCOUNTS = {"Bearer sk_test_alice": "acct_alice", "Bearer sk_test_bob": "acct_bob"}

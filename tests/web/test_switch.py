@@ -23,7 +23,7 @@ import semel.flask
 import semel.wsgi
 from semel import Operation, Policy
 from semel.core.commands import Browse
-from semel.door import switch
+from semel.guard.request import switch
 from semel.errors import ConfigurationError, NotGuarded
 from semel.fastapi import Idempotent, install
 from semel.functions import idempotent

@@ -16,7 +16,7 @@ from semel import NoEffect, Policy
 from semel.core.commands import Browse, Look
 from semel.core.record import Record
 from semel.core.state import State
-from semel.door import SPILL_BYTES
+from semel.guard.body import SPILL_BYTES
 from semel.stores.memory import MemoryStore
 from semel.wsgi import IdempotencyMiddleware
 from semel.wsgi.environ import head_of

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from semel import Operation, Policy
 from semel.asgi import IdempotencyMiddleware
 from semel.asgi.protocol import ASGIApp, full_path, head_of
-from semel.door import Paths, RequestView
+from semel.guard.request import Paths, RequestView
 from semel.fastapi import Idempotent, install
 from tests.web.harness import METHODS, AsgiWorld, Reply, Send, Shop, call_asgi
 

@@ -1,4 +1,4 @@
-"""The middleware, and the server's start and end. What happens to one request is in ``exchange.py``."""
+"""The middleware, and the server's start and end. What happens to one request is in ``ports.py``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from semel.asgi.exchange import AppGuard, Exchange
+from semel.asgi.ports import AppGuard, RequestPorts, StoredPorts
 from semel.asgi.protocol import (
     EXCHANGE,
     WHOLE_APP,
@@ -20,16 +20,17 @@ from semel.asgi.protocol import (
     mount_of,
 )
 from semel.asgi.refusals import see_refusals
-from semel.asgi.route import NO_STATUS_ROUTE, PerRoute, RouteExchange
-from semel.asgi.status import RouteStatus, StatusExchange
+from semel.asgi.route import NO_STATUS_ROUTE, PerRoute, RoutePorts
+from semel.asgi.status import RouteStatus, StatusPorts
 from semel.asgi.stored import scope_of, surroundings_of
 from semel.core.commands import Again, Look, Park, ReadRequest
 from semel.core.message import Request, one_line, request_of
 from semel.core.policy import NEVER_GUARDED, Policy
 from semel.core.record import Stuck
 from semel.core.status import STATUS_PATH, checked_path, name_below
-from semel.door import Gate, Paths, RequestView, Routes, checked_scope, status_path_for
 from semel.errors import ConfigurationError, StoreUnavailable
+from semel.guard.request import Paths, RequestView, Routes, checked_scope, status_path_for
+from semel.guard.shutdown import Gate
 from semel.operation import enter, is_left_over
 from semel.room import AsyncRoom
 from semel.stores import AsyncStore, async_store
@@ -88,7 +89,7 @@ class IdempotencyMiddleware:
             status_path=status_path,
             app=app,
             scope=checked_scope(scope),
-            hurry=self.desk.hurry,
+            wake=self.desk.hurry,
         )
         self.workers = AsyncWorkers(services(self, concurrency)) if work else None
         self._is_per_route = isinstance(scope, PerRoute)
@@ -114,7 +115,7 @@ class IdempotencyMiddleware:
             await self.store.perform(Park(hold, if_silent=True, reason="not guarded any more"))
             return None
         try:
-            if not await Exchange(self.guard, policy).finish(stuck, request, scope):
+            if not await StoredPorts(self.guard, policy, stuck, request).finish_it(scope):
                 return Again.AGAIN
         except BaseException:
             # The app's own, unless it is us who are stopped. There is no server to report it to.
@@ -150,26 +151,26 @@ class IdempotencyMiddleware:
             # Not every server speaks of its start.
             self._surroundings = surroundings_of(scope)
             self.workers.start()
-        exchange = self._exchange(scope)
-        if exchange is None:
+        ports = self._ports(scope)
+        if ports is None:
             await self.app(scope, receive, send)
         else:
-            await exchange.serve(scope, receive, send)
+            await ports.serve(scope, receive, send)
 
-    def _exchange(self, scope: ASGIScope) -> Exchange | None:
+    def _ports(self, scope: ASGIScope) -> RequestPorts | None:
         method, path = method_of(scope), full_path(scope)
         if self.guard.status_path is not None and method in {"GET", "HEAD"}:
             name = name_below(mount_of(scope) + self.guard.status_path, path)
             if name is not None:
-                kind = RouteStatus if self._is_per_route else StatusExchange
+                kind = RouteStatus if self._is_per_route else StatusPorts
                 return kind(self.guard, self.routes.accepting or self.routes.policy, name)
         if not self._is_per_route:
             policy = self.routes.policy_for(method, path)
-            return Exchange(self.guard, policy) if policy is not None else None
+            return RequestPorts(self.guard, policy) if policy is not None else None
         # Claimed around the whole app already, and the route that claims it again is to be told so.
         is_taken = scope.get(EXCHANGE) == WHOLE_APP
         policy = None if is_taken or method in NEVER_GUARDED else self.routes.policy_at(path)
-        return RouteExchange(self.guard, policy) if policy is not None else None
+        return RoutePorts(self.guard, policy) if policy is not None else None
 
 
 class _Lifespan:

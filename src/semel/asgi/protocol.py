@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 from semel.core.message import Answer, Head, Headers
 from semel.core.replay import FIRST_SERVER_ERROR
-from semel.door import ROUTERS_STATUSES, framed
+from semel.guard.body import framed
+from semel.guard.endings import ROUTERS_STATUSES
 
 ASGIScope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -5,13 +5,13 @@ the way there. Until then everything passes, in both directions.
 from __future__ import annotations
 
 import asyncio
-import os
-from typing import Any, ClassVar
+import inspect
+from http import HTTPStatus
+from typing import Any
 
-from semel.asgi import watching
-from semel.asgi.exchange import AppGuard, Exchange
-from semel.asgi.handling import Handling, Job
+from semel.asgi.app_run import AppRun
 from semel.asgi.line import Line
+from semel.asgi.ports import AppGuard, RequestPorts
 from semel.asgi.protocol import (
     EXCHANGE,
     OPERATION,
@@ -25,18 +25,18 @@ from semel.asgi.protocol import (
     method_of,
 )
 from semel.asgi.watching import Watch
-from semel.core.commands import NameScope, ReadBody, RunHandler, RunUnguarded
 from semel.core.fingerprint import Buffer
+from semel.core.handler import Ending, RunHandler
 from semel.core.message import Answer
 from semel.core.policy import NEVER_GUARDED, Policy
 from semel.core.problem import refused
-from semel.door import NOWHERE_TO_ASK, PRINCIPAL, Body, switched
-from semel.drivers import arun
 from semel.errors import BodyIncomplete, ConfigurationError, Interrupted
-from semel.exchange import Performs
-from semel.flows.reply import PassOn, Send
-from semel.flows.serve import serve
+from semel.flows.reply import PassOn, Reply, Reraise, Send
+from semel.guard.body import Body
+from semel.guard.request import NOWHERE_TO_ASK, PRINCIPAL, switched
+from semel.guard.running import Running
 from semel.operation import Operation, around, begin, current
+from semel.stores.step import Step
 
 _NOT_INSTALLED = (
     "This route is guarded by itself, and nothing around the app can hold its answer back. "
@@ -95,8 +95,8 @@ async def claim(scope: ASGIScope, principal: object, policy: Policy | None = Non
             await scope[STORED](policy)
         return current()
     exchange = scope.get(EXCHANGE)
-    if isinstance(exchange, RouteExchange):
-        operation = await exchange.claim(principal, policy)
+    if isinstance(exchange, RoutePorts):
+        operation = await exchange.begin_guarding(principal, policy)
         if operation is not None:
             scope[OPERATION] = operation
         return operation
@@ -105,13 +105,20 @@ async def claim(scope: ASGIScope, principal: object, policy: Policy | None = Non
     raise ConfigurationError(_TWICE if exchange is not None else _NOT_INSTALLED)
 
 
-class RouteExchange(Exchange):
-    """One request, and its route's word on it."""
+#: Flows beside their app. A loop holds its tasks weakly, so they are held here.
+_under_way: set[asyncio.Task[None]] = set()
+
+
+class RoutePorts(RequestPorts):
+    """One request, guarded once its route has said so, in the app's own task."""
+
+    _app_run: AppRun
+    _running: Running[Reply]
+    _ending: Step[Ending] | None = None
 
     def __init__(self, guard: AppGuard, policy: Policy) -> None:
         """Remember of its body as much as *policy* lets a request have."""
         super().__init__(guard, policy)
-        self._handling = Handling(self.perform, guard)
         self._principal: object = None
 
     async def serve(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
@@ -119,13 +126,15 @@ class RouteExchange(Exchange):
         self._scope = scope
         self._head = head_of(scope)
         self._tape = Tape(self._body, receive, self._policy.max_request_body)
-        self._watch = Watch(send, self.perform, self.guard.keeper)
+        self._watch = Watch(send, self.guard.keeper)
+        self._app_run = AppRun(self._watch, self._killed)
         scope[EXCHANGE] = self
         hide_extensions(scope)
+        self._app_run.start(self.guard.app, scope, self._tape)
         try:
-            await self._handling.start(self.guard.app, scope, self._tape, self._watch)
+            await self._app_run.done
         except asyncio.CancelledError:
-            self._handling.desert()
+            self._app_run.detach()
             self._watch.give_up()
             raise
         except Exception:
@@ -139,74 +148,85 @@ class RouteExchange(Exchange):
             if self._line is not None:
                 self._line.close()
 
-    async def claim(self, principal: object, policy: Policy | None) -> Operation | None:
+    async def begin_guarding(self, principal: object, policy: Policy | None) -> Operation | None:
         """Guard the request from here on, by *policy*, for *principal*."""
         policy = self._policy if policy is None else switched(policy)
         self._check(policy)
         if self._head.method not in policy.methods:
             return None
         self._principal, self._policy = principal, policy
-        self.is_reporting = policy.enforcement == "report"
-        outside = around()
-        flow = serve(
-            self._head,
-            policy,
-            os.urandom(16),
-            notes_replays=self.guard.store.notes_replays,
-            status_path=self.status_path,
-            around=outside,
-        )
-        reached: Any
-        try:
-            if self.is_reporting:
-                reached = await arun(flow, self.perform, until=RunUnguarded)
-            else:
-                reached = await self.reach(flow)
-        except Interrupted:
-            if self.is_reporting:
-                return None  # The client went away before it had sent the whole request, as the route will see.
-            # Or while it was kept waiting. There is nobody to answer then, and nothing to do.
-            reached = Send(refused(BodyIncomplete(), policy))
-        if isinstance(reached, RunUnguarded):
-            self._watch.begin(watching.Job(flow, reached))
+        if policy.enforcement == "report":
+            self.be_quick()
+            self._watch.begin(Running(self._flow(), self))
+            await self._watch.is_reached()
             return None
-        if isinstance(reached, RunHandler):
-            operation = self.operation(reached)
-            self._handling.hold_back(Job(flow, reached, operation))
-            begin(operation)
-            return operation
-        if isinstance(reached, Send):
-            self.call_worker(reached.answer)
-            await self._handling.overrule(reached.answer)
-            raise Settled(reached.answer)
-        if isinstance(reached, PassOn) and reached.unrecorded is not None:
-            operation = self.unrecorded(reached.unrecorded)
+        outside = around()
+        self._running = Running(self._flow(), self)
+        try:
+            reply = await self._running
+        except Interrupted:
+            # The client went away before it had sent the whole request, or while it was kept waiting: there is no one
+            # to answer, and nothing to do.
+            reply = Send(refused(BodyIncomplete(), policy))
+        if self._running.is_left:
+            _under_way.add(task := asyncio.get_running_loop().create_task(self._conclude()))
+            task.add_done_callback(_under_way.discard)
+            return self._app_run.operation
+        self.let_go()
+        if isinstance(reply, Send):
+            if reply.answer.status == HTTPStatus.ACCEPTED:
+                self.guard.wake()
+            await self._app_run.overrule(reply.answer)
+            raise Settled(reply.answer)
+        if isinstance(reply, PassOn) and reply.unrecorded is not None:
+            operation = self.unrecorded(reply.unrecorded)
             begin(operation)
             return operation
         # It bears no key; or a guard further outside has claimed it, and the route is part of that operation.
         return None if outside is None else current()
 
-    def name_scope(self, _command: NameScope) -> object:
-        """Say whose request this is, as the route's login did."""
-        self.guard.gate.check()
-        return self._principal() if callable(self._principal) else self._principal
+    async def run_handler(self, run: RunHandler) -> Ending:
+        """Hold back the answer of the app, which is on its way to its handler, and goes on with this."""
+        refusal = await self.refuses(run)
+        if refusal is not None:
+            return refusal
+        self.is_interruptible = False
+        operation = self._operation(run)
+        ending = self._running.leaves_at = self._app_run.hold_back(operation, run)
+        if run.lease is not None:
+            self.guard.keeper.add(run.hold, run.lease, self._app_run.lose)
+        begin(operation)
+        return await ending
 
-    async def read_body(self, command: ReadBody) -> Buffer | None:
+    async def _conclude(self) -> None:
+        """Run the rest of the flow, beside the app, and let the client have the answer."""
+        try:
+            reply = await self._running.rest()
+        except Exception as error:  # noqa: BLE001 - it goes on to the server, out of the app
+            reply = Reraise(error, None)
+        finally:
+            self.let_go()
+        await self._app_run.give(reply)
+
+    async def principal(self) -> object:
+        """Name the user of this request, as the route's login did."""
+        self.guard.gate.check()
+        named: Any = self._principal() if callable(self._principal) else self._principal
+        return await named if inspect.isawaitable(named) else named
+
+    async def read_body(self, limit: int) -> Buffer | None:
         """Read what the app has not read yet, while it is within the limit."""
-        return self._body.buffer() if await self._tape.read(command.limit) else None
+        try:
+            return self._body.buffer() if await self._tape.read(limit) else None
+        except asyncio.CancelledError as cancelled:
+            raise Interrupted from cancelled
 
     def open_line(self) -> Line:
         """Have a line to the client."""
         return self._tape.open_line()
 
-    performs: ClassVar[Performs] = {
-        **Exchange.performs,
-        NameScope: name_scope,
-        ReadBody: read_body,
-    }
-
     def _check(self, policy: Policy) -> None:
-        if self._handling.has_begun or not self._handling.is_flowing:
+        if self._app_run.has_begun or not self._app_run.is_flowing:
             raise ConfigurationError("A route is guarded once, before it has begun to answer.")
         if policy.may_accept and self.guard.status_path is None:
             raise ConfigurationError(NO_STATUS_ROUTE)
@@ -230,11 +250,11 @@ class Tape:
         #: The app knows that it has the whole body. We may have read the end of it before, and it may be empty.
         self._is_given = False
         self._is_too_long = False
-        self._handling: Handling | None = None
+        self._app_run: AppRun | None = None
 
-    def to(self, handling: Handling) -> Receive:
+    def to(self, run: AppRun) -> Receive:
         """Return the app's ``receive``."""
-        self._handling = handling
+        self._app_run = run
         return self
 
     async def __call__(self) -> Message:
@@ -247,10 +267,10 @@ class Tape:
         message = await self._next()
         self._given = self.body.size
         self._is_given = self._is_whole
-        handling = self._handling
-        if message["type"] == "http.disconnect" and handling is not None and not handling.is_flowing:
+        run = self._app_run
+        if message["type"] == "http.disconnect" and run is not None and not run.is_flowing:
             # A client that hangs up does not end a guarded request: the app would stop half-way.
-            await handling.is_sent()
+            await run.is_sent()
         return message
 
     async def read(self, limit: int) -> bool:

@@ -1,4 +1,4 @@
-"""Somebody who asks an ASGI app what became of an operation. What he is told, ``flows/status`` says; no handler is run.
+"""A client that asks an ASGI app for the state of an operation. ``flows/status`` says what it is told; nothing is run.
 
 Where a middleware guards the whole app it answers by itself. Where the routes say whose request it is, one of them has
 to say so here, too: it calls ``tell``.
@@ -6,20 +6,20 @@ to say so here, too: it calls ``tell``.
 
 from __future__ import annotations
 
+import inspect
 from http import HTTPStatus
-from typing import Any, ClassVar
+from typing import Any
 
-from semel.asgi.exchange import AppGuard, Exchange
+from semel.asgi.ports import AppGuard, RequestPorts
 from semel.asgi.protocol import ASGIScope, ASGISend, Receive, full_path, head_of, send_answer
-from semel.core.commands import NameScope
 from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.status import mounted_path
-from semel.door import RequestView, bodiless
-from semel.drivers import arun
 from semel.errors import ConfigurationError, Interrupted
-from semel.exchange import Performs
 from semel.flows.status import status
+from semel.guard.body import bodiless
+from semel.guard.request import RequestView
+from semel.guard.running import arun
 
 #: Where a route finds who answers, in the ASGI scope.
 STATUS = "semel.status"
@@ -32,10 +32,10 @@ async def tell(scope: ASGIScope, name: str, principal: object) -> Answer:
         raise ConfigurationError(
             "Nothing around this app knows of operations: call semel.fastapi.install(app, store=…, status_scope=…)."
         )
-    return await exchange.tell(name, principal)
+    return await exchange.state_of(name, principal)
 
 
-class StatusExchange(Exchange):
+class StatusPorts(RequestPorts):
     """One request for the state of an operation, and the answer to it."""
 
     def __init__(self, guard: AppGuard, policy: Policy, name: str) -> None:
@@ -54,9 +54,10 @@ class StatusExchange(Exchange):
         finally:
             self._end()
 
-    def name_scope(self, _command: NameScope) -> Any:
-        """Ask the application whose request this is. A server that is about to stop still knows what it did."""
-        return self.guard.scope(RequestView.of(self._head, full_path(self._scope), self._scope))
+    async def principal(self) -> object:
+        """Ask the application for the user of this request. A server that is about to stop still knows what it did."""
+        named = self.guard.scope(RequestView.of(self._head, full_path(self._scope), self._scope))
+        return await named if inspect.isawaitable(named) else named
 
     def _begin(self, scope: ASGIScope, receive: Receive) -> None:
         self._scope = scope
@@ -70,13 +71,11 @@ class StatusExchange(Exchange):
 
     async def _told(self, name: str) -> Answer:
         path = mounted_path(self._head.mount, self.guard.status_path) or ""
-        reply = await arun(status(self._head, name, self._policy, path), self.perform)
+        reply = await arun(status, self, self._head, name, self._policy, path)
         return reply.answer
 
-    performs: ClassVar[Performs] = {**Exchange.performs, NameScope: name_scope}
 
-
-class RouteStatus(StatusExchange):
+class RouteStatus(StatusPorts):
     """The same, where a route of the app's own says whose request it is."""
 
     async def serve(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
@@ -90,7 +89,7 @@ class RouteStatus(StatusExchange):
             scope.pop(STATUS, None)
             self._end()
 
-    async def tell(self, name: str, principal: object) -> Answer:
+    async def state_of(self, name: str, principal: object) -> Answer:
         """Return what *principal* is told of the operation *name*."""
         self._principal = principal
         try:
@@ -98,8 +97,7 @@ class RouteStatus(StatusExchange):
         except Interrupted:
             return Answer(HTTPStatus.NO_CONTENT)  # The client went away while it was kept waiting: nobody reads it.
 
-    def name_scope(self, _command: NameScope) -> Any:
-        """Say whose request this is, as the route's login did."""
-        return self._principal() if callable(self._principal) else self._principal
-
-    performs: ClassVar[Performs] = {**StatusExchange.performs, NameScope: name_scope}
+    async def principal(self) -> object:
+        """Name the user of this request, as the route's login did."""
+        named: Any = self._principal() if callable(self._principal) else self._principal
+        return await named if inspect.isawaitable(named) else named

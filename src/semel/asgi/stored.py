@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from semel.asgi.protocol import ASGIScope, Message
 from semel.core.message import Request
-from semel.door import PRINCIPAL
+from semel.guard.request import PRINCIPAL
 
 
 def surroundings_of(scope: ASGIScope) -> dict[str, Any]:

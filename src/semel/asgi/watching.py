@@ -2,43 +2,61 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import timedelta
+
 from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Message, Receive
-from semel.core.commands import Flow, RunUnguarded
-from semel.core.value import value
-from semel.door import Body
-from semel.drivers import AsyncPerform, aresume
+from semel.core.record import Hold
 from semel.flows.reply import Reply
+from semel.guard.body import Body
+from semel.guard.running import Running
 from semel.stores.keeper import AsyncKeeper
-
-
-@value
-class Job:
-    """What waits for the end of an answer."""
-
-    flow: Flow[Reply]
-    command: RunUnguarded
+from semel.stores.step import Step
 
 
 class Watch:
-    """The app's ``send``. Without a job it watches for nobody; a route may give it one, before it has answered."""
+    """The app's ``send``, beside a flow that has a task of its own: the app's task stays the server's.
 
-    def __init__(self, send: ASGISend, perform: AsyncPerform, keeper: AsyncKeeper) -> None:
-        """Pass everything on to *send*; carry out by *perform* what a flow asks for."""
+    The flow says when the app may begin, and is told when it has answered. A route may begin one after the app has
+    begun, and before it has answered.
+    """
+
+    _flow: asyncio.Task[Reply] | None = None
+    _hold: Hold | None = None
+    _reached: Step[None]
+    _answered: Step[int | None]
+
+    def __init__(self, send: ASGISend, keeper: AsyncKeeper) -> None:
+        """Pass everything on to *send*; keep the flow's lease by *keeper*."""
         self._send = send
-        self._perform = perform
         self._keeper = keeper
-        self._job: Job | None = None
         self._status: int | None = None
 
-    def begin(self, job: Job) -> None:
-        """End the flow of *job* when the answer has left."""
-        self._job = job
-        hold, lease = job.command.hold, job.command.lease
+    def begin(self, flow: Running[Reply]) -> None:
+        """Run *flow*, up to the point where the app is to answer."""
+        loop = asyncio.get_running_loop()
+        self._reached, self._answered = Step(loop=loop), Step(loop=loop)
+        self._flow = loop.create_task(_awaited(flow))
+        self._flow.add_done_callback(self._ended)
+
+    async def is_reached(self) -> None:
+        """Wait until the app may answer."""
+        try:
+            await self._reached
+        except asyncio.CancelledError:
+            self.give_up()
+            raise
+
+    def reached(self, hold: Hold | None, lease: timedelta | None) -> Step[int | None]:
+        """Let the app answer; return what is settled with its status when it has. *lease* is kept meanwhile."""
         if hold is not None and lease is not None:
+            self._hold = hold
             self._keeper.add(hold, lease)
+        self._reached.settle(None)
+        return self._answered
 
     async def run(self, app: ASGIApp, scope: ASGIScope, receive: Receive) -> None:
-        """Let *app* answer, in this very task, as if nobody watched."""
+        """Let *app* answer, in this very task, as if it were not watched."""
         try:
             await app(scope, receive, self)
         except Exception:
@@ -60,23 +78,30 @@ class Watch:
             await self.conclude()
 
     async def conclude(self) -> None:
-        """End the flow, once."""
-        job, self._job = self._job, None
-        if job is not None:
-            try:
-                await aresume(job.flow, self._status, self._perform)
-            finally:
-                self._discard(job)
+        """Let the flow end, once."""
+        flow, self._flow = self._flow, None
+        if flow is not None:
+            self._answered.settle(self._status)
+            await asyncio.wait([flow])
 
     def give_up(self) -> None:
         """Leave the flow where it is: its lease ends it."""
-        job, self._job = self._job, None
-        if job is not None:
-            self._discard(job)
+        flow, self._flow = self._flow, None
+        if flow is not None and self._reached.done():
+            self._answered.abandon()
+        elif flow is not None:
+            flow.cancel()
 
-    def _discard(self, job: Job) -> None:
-        if job.command.hold is not None:
-            self._keeper.discard(job.command.hold)
+    def _ended(self, flow: asyncio.Task[Reply]) -> None:
+        if self._hold is not None:
+            self._keeper.discard(self._hold)
+        if not flow.cancelled():
+            flow.exception()  # Seen: the client went away before it had sent the whole request, as the app will see.
+        self._reached.settle(None)
+
+
+async def _awaited(flow: Running[Reply]) -> Reply:
+    return await flow
 
 
 class Rejoined:

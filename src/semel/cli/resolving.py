@@ -9,7 +9,8 @@ import getpass
 import json
 import os
 import socket
-from typing import Annotated, Any
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
@@ -17,15 +18,18 @@ from semel.cli.address import StoreOption, opened
 from semel.cli.finding import KeyArgument, ScopeOption, find_required
 from semel.cli.output import brief, put, safe
 from semel.cli.showing import record_lines, sheet_of
-from semel.core.commands import Flow, Verdict
+from semel.core.commands import Verdict
 from semel.core.record import Record
 from semel.core.recovery import as_json, read_back
 from semel.core.state import TERMINAL, State
-from semel.drivers import run
 from semel.errors import ConfigurationError, ResultNotJSON, SemelError
 from semel.flows import upkeep
+from semel.flows.ports import Ports
+from semel.guard.running import run
 from semel.stores import Store
+from semel.work.service import ServicePorts
 
+P = ParamSpec("P")
 YesOption = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
 
 
@@ -57,7 +61,7 @@ def release(
             )
         put(sheet_of(record_lines(record)))
         _agree([*_release_means(record)], "Free this key?", yes=yes)
-        _carry_out(keys, upkeep.release(upkeep.hold_of(record)))
+        _carry_out(keys, upkeep.release, upkeep.hold_of(record))
     print("Freed.")
 
 
@@ -85,8 +89,10 @@ def resolve(
         if applied is not None:
             means.append(f"Result: {safe(json.dumps(result, ensure_ascii=False))}")
         _agree(means, "Is that right?", yes=yes)
-        flow = upkeep.resolve_not_applied(record) if applied is None else upkeep.resolve_applied(record, result)
-        _carry_out(keys, flow)
+        if applied is None:
+            _carry_out(keys, upkeep.resolve_not_applied, record)
+        else:
+            _carry_out(keys, upkeep.resolve_applied, record, result)
     print("Resolved.")
 
 
@@ -160,7 +166,13 @@ def _agree(means: list[str], question: str, *, yes: bool) -> None:
         typer.confirm(question, abort=True)
 
 
-def _carry_out(keys: Store, flow: Flow[Verdict]) -> None:
+def _carry_out(
+    keys: Store,
+    flow: Callable[Concatenate[Ports, P], Coroutine[Any, Any, Verdict]],
+    /,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> None:
     keys.actor = operator()
-    if run(flow, keys.perform) is Verdict.FENCED:
+    if run(flow, ServicePorts(keys), *args, **kwargs) is Verdict.FENCED:
         raise RecordChanged

@@ -6,7 +6,7 @@ import json
 from http import HTTPStatus
 from typing import assert_never
 
-from semel.core.commands import Answered, Raised, Streaming
+from semel.core.handler import Answered, Raised, Streaming
 from semel.core.message import Answer, Headers
 from semel.core.policy import Policy
 from semel.core.problem import SHOULD_RETRY, refused

@@ -28,8 +28,8 @@ from django.db.models import Model
 from django.utils.module_loading import import_string
 
 from semel.core.policy import Policy
-from semel.door import Paths, Routes, switch
 from semel.errors import ConfigurationError
+from semel.guard.request import Paths, Routes, switch
 from semel.stores import AsyncStore, Store
 from semel.stores import async_store as open_async_store
 from semel.stores import store as open_store

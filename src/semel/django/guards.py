@@ -10,14 +10,15 @@ import asyncio
 import threading
 from typing import Any, cast
 
-from semel.core.commands import Flow
+from semel.calls import Call
 from semel.core.policy import Policy
 from semel.django import conf
-from semel.door import Gate, Routes
 from semel.errors import ConfigurationError
-from semel.exchange import AsyncGuard, Guard
+from semel.guard.ports import AsyncGuard, Guard
+from semel.guard.request import Routes
+from semel.guard.shutdown import Gate
+from semel.guard.steps import AsyncStepPorts, AsyncSteps, StepFlow, ThreadSteps
 from semel.room import AsyncRoom, Room
-from semel.stage import AsyncStage, Call, Stage
 from semel.stores.keeper import AsyncKeeper
 from semel.stores.unrecorded import Unrecorded
 from semel.telemetry.tally import Tally
@@ -87,10 +88,10 @@ def checked(policy: Policy) -> Policy:
     return policy
 
 
-class Anywhere(AsyncStage):
+class DjangoSteps(AsyncSteps):
     """Steps of a view that may be in a thread, on a loop, or first in one and then on the other.
 
-    In the ORM's own thread nobody may wait for a loop that waits for that thread.
+    In the ORM's own thread nothing may wait for a loop that waits for that thread.
     """
 
     def __init__(self, *, is_recorded: bool = True) -> None:
@@ -98,13 +99,13 @@ class Anywhere(AsyncStage):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_recorded = is_recorded
 
-    def take(self, step: Flow[Any], call: Call) -> Any:
+    def take(self, call: Call, flow: StepFlow, /, *args: Any) -> Any:
         """Take one step here and now; on an event loop, return what is to be awaited."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             store = conf.store()
-            return Stage(store if self._is_recorded else Unrecorded(store)).take(step, call)
+            return ThreadSteps(store if self._is_recorded else Unrecorded(store)).take(call, flow, *args)
         async_store = conf.async_store()
-        self._store = async_store if self._is_recorded else Unrecorded(async_store)
-        return self._take(step, call)
+        ports = AsyncStepPorts(async_store if self._is_recorded else Unrecorded(async_store), call)
+        return self._take(ports, flow, *args)

@@ -12,28 +12,35 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from datetime import timedelta
+from functools import partial
+from typing import Any, cast
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.http import HttpResponse
 
-from semel.core.commands import Ending, Lost, NotStarted, RunHandler, RunUnguarded, Undo
+from semel.core.commands import Undo
+from semel.core.handler import Ending, Lost, NotStarted, RunHandler
 from semel.core.policy import Policy
+from semel.core.record import Hold
 from semel.core.replay import FIRST_SERVER_ERROR
 from semel.django import atomicity, guards
 from semel.django.request import Request, Response, claim
 from semel.django.views import Choice, DjangoView, choice_of
 from semel.django.waiting import to_the_end
-from semel.door import raised
-from semel.drivers import resume, run_until
 from semel.errors import InProgress, NoEffect, StoreError
+from semel.flows.ports import GuardPorts
 from semel.flows.reply import PassOn, Reraise, Send
 from semel.flows.serve import serve
-from semel.operation import Operation, around, enter, leave
-from semel.views import ViewExchange
+from semel.guard.endings import raised
+from semel.guard.ports import lose
+from semel.guard.running import Handover, Split
+from semel.guard.views import ViewPorts
+from semel.operation import Operation, Steps, around, enter, leave
+from semel.stores.unrecorded import Unrecorded
 
-#: Where a request has its exchange, between the claim and the end.
-_EXCHANGE = "_semel_exchange"
+#: Where a request has its ports, between the claim and the end.
+_PORTS = "_semel_ports"
 #: Where it has the answer that it got in its view's place, on the way back to us: what is between may change it.
 _ANSWER = "_semel_answer"
 
@@ -61,7 +68,7 @@ class IdempotencyMiddleware:
     def __call__(self, request: Request) -> Any:
         """Serve one request."""
         if self._is_async:
-            return to_the_end(self._through(request), if_=lambda: hasattr(request, _EXCHANGE))
+            return to_the_end(self._through(request), if_=lambda: hasattr(request, _PORTS))
         try:
             response = self.get_response(request)
         except BaseException as error:
@@ -74,17 +81,17 @@ class IdempotencyMiddleware:
         policy = None if choice_of(view) is not None else self.policy_for(request)
         if policy is None or not claim(request):
             return None
-        return _start(request, MiddlewareExchange(guards.checked(policy), request))
+        return _start(request, MiddlewarePorts(guards.checked(policy), request))
 
     async def _process_view(self, request: Request, view: Any, _args: Any, _kwargs: Any) -> Response | None:
         policy = None if choice_of(view) is not None else self.policy_for(request)
         if policy is None or not claim(request):
             return None
-        exchange = MiddlewareExchange(guards.checked(policy), request)
+        ports = MiddlewarePorts(guards.checked(policy), request)
         try:
-            response: Response | None = await sync_to_async(_start)(request, exchange)
+            response: Response | None = await sync_to_async(_start)(request, ports)
         except asyncio.CancelledError:
-            exchange.leave()
+            ports.leave()
             # In the request's own thread, behind a claim that may still be under way there.
             await sync_to_async(_take_back)(request)
             raise
@@ -92,13 +99,13 @@ class IdempotencyMiddleware:
 
     def process_exception(self, request: Request, error: Exception) -> Response | None:
         """Note what the view raised, before Django makes an answer of it, and tells everybody that the view failed."""
-        exchange: MiddlewareExchange | None = getattr(request, _EXCHANGE, None)
-        if exchange is None:
+        ports: MiddlewarePorts | None = getattr(request, _PORTS, None)
+        if ports is None:
             return None
-        exchange.error = error
+        ports.error = error
         # These are answered by us. What stands in for that answer goes no further than the way back to us.
-        exchange.is_told = exchange.operation is None or not isinstance(error, NoEffect | StoreError | InProgress)
-        return None if exchange.is_told else HttpResponse(status=FIRST_SERVER_ERROR)
+        ports.is_told = ports.operation is None or not isinstance(error, NoEffect | StoreError | InProgress)
+        return None if ports.is_told else HttpResponse(status=FIRST_SERVER_ERROR)
 
     async def _through(self, request: Request) -> Response:
         try:
@@ -106,90 +113,97 @@ class IdempotencyMiddleware:
         except BaseException as error:
             await sync_to_async(_abandon)(request, error)
             raise
-        exchange = getattr(request, _EXCHANGE, None)
-        if exchange is None:
+        ports = getattr(request, _PORTS, None)
+        if ports is None:
             return _answer(request, response)
-        if exchange.operation is not None and exchange.operation.loose_ends:
-            await exchange.operation.tie_up()
+        if ports.operation is not None and ports.operation.loose_ends:
+            await ports.operation.tie_up()
         return await sync_to_async(_end)(request, response)
 
 
-class MiddlewareExchange(ViewExchange[Response]):
+class MiddlewarePorts(ViewPorts[Response]):
     """One request, claimed before its view and ended after it. Django calls the view."""
 
     def __init__(self, policy: Policy, request: Request) -> None:
         """Nothing is begun yet."""
-        view = DjangoView(request, _nobody_calls_it, Choice())
+        view = DjangoView(request, _django_calls_it, Choice())
         super().__init__(guards.guard(), policy, view)
         #: What the view raised.
         self.error: Exception | None = None
         #: Whether Django has told of it.
         self.is_told = True
         self.operation: Operation | None = None
-        self._reached: RunHandler | RunUnguarded | PassOn | None = None
+        self._limit = 0
+        #: Whether the view is to be called now, and its answer to be brought here.
+        self.is_under_way = False
+        self._is_unrecorded = False
         #: The current operation, and in atomic mode a transaction in the transaction.
         self._open = ExitStack()
-        notes_replays = self.guard.store.notes_replays
-        self._flow = serve(view.head, policy, os.urandom(16), notes_replays=notes_replays, around=around())
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether the view is to be called now, and its answer to be brought here."""
-        return self._reached is not None
+        notes, token = self.guard.store.notes_replays, os.urandom(16)
+        self._flow = Split(
+            serve, cast("GuardPorts", self), view.head, policy, token, notes_replays=notes, around=around()
+        )
 
     def start(self) -> Response | None:
         """Claim the key; return what is to be answered in the view's place."""
-        until: Any = (RunHandler, RunUnguarded)
         try:
-            reached: Any = run_until(self._flow, self.perform, until)
-            if isinstance(reached, RunHandler) and self.guard.gate.is_closed:
-                reached = resume(self._flow, NotStarted(), self.perform)
-            if isinstance(reached, RunHandler) and not self.is_held(reached):
-                reached = resume(self._flow, Lost(), self.perform)
-            if isinstance(reached, RunHandler):
-                self._enter(self.take_on(reached))
-            elif isinstance(reached, RunUnguarded) and reached.hold is not None and reached.lease is not None:
-                self._hold = reached.hold
-                self.guard.keeper.add(reached.hold, reached.lease)
+            reply = self._flow.start()
         except BaseException:
-            self.let_go()
+            self.abandon()
             raise
-        if isinstance(reached, Send):
-            return self._view.response_of(reached.answer)
-        if isinstance(reached, PassOn) and reached.unrecorded is not None:
+        if isinstance(reply, Send):
+            self.let_go()
+            return self._view.response_of(reply.answer)
+        if isinstance(reply, PassOn) and reply.unrecorded is not None:
             # Its guard is switched off: the view is run as an operation, and nothing is done about its answer.
-            self._open.enter_context(_current(self.unrecorded(reached.unrecorded)))
-            self._reached = reached
-        elif not isinstance(reached, PassOn):
-            self._reached = reached
+            self._open.enter_context(_current(self.unrecorded(reply.unrecorded)))
+            self._is_unrecorded = self.is_under_way = True
+        elif self._flow.is_left:
+            self.is_under_way = True
         return None
 
-    def stage(self) -> guards.Anywhere:
-        """Look where the view is at each step."""
-        return guards.Anywhere()
+    async def run_handler(self, run: RunHandler) -> Ending:
+        """Leave the flow, for Django to call the view."""
+        if self.guard.gate.is_closed:
+            return NotStarted()
+        if not self._is_held(run):
+            return Lost()
+        operation = self._operation(run)
+        if run.lease is not None:
+            self.keep_lease(run.hold, run.lease, partial(lose, operation))
+        self._has_run = True
+        self._limit = run.limit
+        self._enter(operation)
+        ending: Ending = await Handover()
+        return ending
 
-    def unrecorded_stage(self) -> guards.Anywhere:
-        """Look where the view is at each step, and record none."""
-        return guards.Anywhere(is_recorded=False)
+    async def run_unguarded(self, hold: Hold | None, lease: timedelta | None) -> Any:
+        """Leave the flow, for Django to call the view as if it were not guarded."""
+        if hold is not None and lease is not None:
+            self.keep_lease(hold, lease)
+        return await Handover()
+
+    def _steps(self, store: Any) -> Callable[[], Steps]:
+        return partial(guards.DjangoSteps, is_recorded=not isinstance(store, Unrecorded))
 
     def conclude(self, response: Response) -> Response:
         """Store what the view has answered; return what is to be sent."""
-        if isinstance(self._reached, PassOn):
+        if self._is_unrecorded:
             self._leave(self.error)
             return response
         try:
             if self.operation is None:
-                resume(self._flow, None if self.error else response.status_code, self.perform)
+                self._flow.resume(None if self.error else response.status_code)
                 return response
             self._leave(self.error)
             ending = self._ending(self.operation, response)
             answer = getattr(ending, "answer", None)
-            reply = resume(self._flow, ending, self.perform)
+            reply = self._flow.resume(ending)
         except BaseException:
-            self.let_go()
+            self.abandon()
             raise
         finally:
-            self._discard()
+            self.let_go()
         if isinstance(reply, Reraise) and not self.is_told:
             if reply.answer is None:
                 raise reply.error
@@ -202,18 +216,19 @@ class MiddlewareExchange(ViewExchange[Response]):
     def not_started(self) -> None:
         """Let go of the key: its view was never called."""
         self._leave(None)
-        if isinstance(self._reached, PassOn):
+        if self._is_unrecorded:
             return
         try:
-            resume(self._flow, NotStarted() if self.operation is not None else None, self.perform)
+            self._flow.resume(NotStarted() if self.operation is not None else None)
         finally:
-            self._discard()
+            self.let_go()
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         """Leave nothing open. What the view did is not known, and its lease decides."""
         self._leave(SystemExit())
-        self.end(Undo())
-        self._discard()
+        if self._transaction is not None:
+            self._transaction.perform(Undo())
+        self.let_go()
 
     def _ending(self, operation: Operation, response: Response) -> Ending:
         if self.error is not None and response.status_code >= FIRST_SERVER_ERROR:
@@ -224,10 +239,6 @@ class MiddlewareExchange(ViewExchange[Response]):
             self.is_told = False
             return raised(error, operation)
 
-    @property
-    def _limit(self) -> int:
-        return self._reached.limit if isinstance(self._reached, RunHandler) else 0
-
     def _enter(self, operation: Operation) -> None:
         self.operation = operation
         self._open.enter_context(_current(operation))
@@ -236,10 +247,6 @@ class MiddlewareExchange(ViewExchange[Response]):
 
     def _leave(self, error: BaseException | None) -> None:
         self._open.__exit__(type(error) if error else None, error, None)
-
-    def _discard(self) -> None:
-        if self._hold is not None:
-            self.guard.let_go(self._hold)
 
 
 @contextmanager
@@ -256,18 +263,18 @@ def _current(operation: Operation) -> Iterator[None]:
             leave()
 
 
-def _start(request: Request, exchange: MiddlewareExchange) -> Response | None:
-    response = exchange.start()
-    if exchange.is_under_way:
-        setattr(request, _EXCHANGE, exchange)
+def _start(request: Request, ports: MiddlewarePorts) -> Response | None:
+    response = ports.start()
+    if ports.is_under_way:
+        setattr(request, _PORTS, ports)
     elif response is not None:
         setattr(request, _ANSWER, response)
     return response
 
 
 def _end(request: Request, response: Response) -> Response:
-    exchange: MiddlewareExchange | None = request.__dict__.pop(_EXCHANGE, None)
-    return _answer(request, response) if exchange is None else exchange.conclude(response)
+    ports: MiddlewarePorts | None = request.__dict__.pop(_PORTS, None)
+    return _answer(request, response) if ports is None else ports.conclude(response)
 
 
 def _answer(request: Request, response: Response) -> Response:
@@ -277,23 +284,23 @@ def _answer(request: Request, response: Response) -> Response:
 
 def _take_back(request: Request) -> None:
     """Free the key of a request that was cancelled while it was being claimed."""
-    exchange: MiddlewareExchange | None = request.__dict__.pop(_EXCHANGE, None)
-    if exchange is not None:
-        exchange.not_started()
+    ports: MiddlewarePorts | None = request.__dict__.pop(_PORTS, None)
+    if ports is not None:
+        ports.not_started()
 
 
 def _abandon(request: Request, error: BaseException) -> None:
-    exchange: MiddlewareExchange | None = request.__dict__.pop(_EXCHANGE, None)
-    if exchange is None:
+    ports: MiddlewarePorts | None = request.__dict__.pop(_PORTS, None)
+    if ports is None:
         return
     if isinstance(error, Exception):
         # Under DEBUG_PROPAGATE_EXCEPTIONS. Django gives no answer to it, and goes on raising it.
-        exchange.error = error
-        exchange.conclude(HttpResponse(status=FIRST_SERVER_ERROR))
+        ports.error = error
+        ports.conclude(HttpResponse(status=FIRST_SERVER_ERROR))
     else:
         # A view that was cancelled, too: the loop has ended, or it awaited what was.
-        exchange.let_go()
+        ports.abandon()
 
 
-def _nobody_calls_it() -> Response:
-    raise AssertionError("Django calls the view.")  # pragma: no cover - nobody does
+def _django_calls_it() -> Response:
+    raise AssertionError("Django calls the view.")  # pragma: no cover - it is never called

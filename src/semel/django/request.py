@@ -20,9 +20,10 @@ from django.utils.log import log_response
 from semel.asgi.protocol import head_of as asgi_head_of
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer, Head, Headers, one_line
-from semel.door import CHUNK_BYTES, Body, declared_length, framed
 from semel.errors import BodyIncomplete, ConfigurationError
-from semel.views import Translation, written_form
+from semel.guard.body import CHUNK_BYTES, Body, framed
+from semel.guard.request import declared_length
+from semel.guard.views import Translation, written_form
 from semel.wsgi.environ import head_of as wsgi_head_of
 from semel.wsgi.environ import lowered
 

@@ -12,9 +12,9 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.http.response import HttpResponseBase
 
 from semel.django.request import Response, headers_of
-from semel.door import Limits, flows_at_once, inside
+from semel.guard.body import Limits, flows_at_once, inside
+from semel.guard.views import Taken, gathered
 from semel.operation import Operation, enter
-from semel.views import Taken, gathered
 
 
 def checked(response: Any, view: Any) -> Response:

@@ -28,8 +28,8 @@ from semel.django.request import Request, Response, claim, release
 from semel.django.response import checked
 from semel.django.views import MARK, Choice, DjangoView
 from semel.errors import ConfigurationError
+from semel.guard.views import ViewPorts
 from semel.operation import note_refusal
-from semel.views import ViewExchange
 
 try:
     from rest_framework.exceptions import ParseError, ValidationError
@@ -187,7 +187,7 @@ def serve(view: Any, handler: Callable[[], Response], request: Request, choice: 
         return checked(view.finalize_response(request, response, *view.args, **view.kwargs), view)
 
     try:
-        response = ViewExchange(guards.guard(), policy, _RestView(request, call, choice)).serve()
+        response = ViewPorts(guards.guard(), policy, _RestView(request, call, choice)).serve()
     except Exception:
         if raised:
             # The view's own way to treat it has been tried.

@@ -12,27 +12,31 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, ClassVar, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.handlers.asgi import ASGIRequest
 from django.core.handlers.exception import response_for_exception
 from django.http import StreamingHttpResponse
 
-from semel.core.commands import Wait
+from semel.core.commands import Again
 from semel.core.fingerprint import Buffer
+from semel.core.handler import NoRoom, Wait
 from semel.core.message import Answer
 from semel.core.policy import Policy
+from semel.core.record import Found
 from semel.django import atomicity, conf, guards
 from semel.django.request import STATUSES, DjangoRequest, Request, Response, claim, release
 from semel.django.response import async_taken, checked, is_unrendered, taken
 from semel.django.waiting import close_connections, to_the_end
-from semel.door import Limits, switched
 from semel.errors import ConfigurationError
-from semel.exchange import Performs
 from semel.flows.reply import Reply, Reraise
+from semel.guard.body import Limits
+from semel.guard.request import switched
+from semel.guard.views import AsyncView, AsyncViewPorts, Taken, View, ViewPorts
+from semel.operation import Steps
 from semel.room import MAX_THREADS
-from semel.views import AsyncView, AsyncViewExchange, Taken, View, ViewExchange
+from semel.stores.unrecorded import Unrecorded
 
 ANSWERED = tuple(kind for kinds, _ in STATUSES for kind in kinds)
 
@@ -148,28 +152,21 @@ class AsyncDjangoView(DjangoRequest, AsyncView[Response]):
         return await async_taken(response, limits)
 
 
-class AsyncDjangoExchange(AsyncViewExchange[Response]):
+class AsyncDjangoPorts(AsyncViewPorts[Response]):
     """One request to an async view. Its steps may be taken in plain functions, too."""
 
     _view: AsyncDjangoView
 
-    def stage(self) -> guards.Anywhere:
-        """Look where we are at each step."""
-        return guards.Anywhere()
+    def _steps(self, store: Any) -> Callable[[], Steps]:
+        return partial(guards.DjangoSteps, is_recorded=not isinstance(store, Unrecorded))
 
-    def unrecorded_stage(self) -> guards.Anywhere:
-        """Look where we are at each step, and record none."""
-        return guards.Anywhere(is_recorded=False)
-
-    async def wait(self, command: Wait) -> Any:
+    async def wait(self, wish: Wait) -> Found | Again | NoRoom:
         """Wait for another request to end, with no connection open meanwhile."""
         await close_connections()
-        if command.max_waiters is None and not isinstance(self._view.http, ASGIRequest):
+        if wish.max_waiters is None and not isinstance(self._view.http, ASGIRequest):
             # Under WSGI the loop is this request's own, and a thread waits with it.
-            command = dataclasses.replace(command, max_waiters=MAX_THREADS)
-        return await super().wait(command)
-
-    performs: ClassVar[Performs] = {**AsyncViewExchange.performs, Wait: wait}
+            wish = dataclasses.replace(wish, max_waiters=MAX_THREADS)
+        return await super().wait(wish)
 
     async def _give(self, reply: Reply) -> Response:
         if isinstance(reply, Reraise) and reply.answer is not None:
@@ -222,8 +219,8 @@ def _guarded(choice: Choice, view: Any) -> Any:
             if policy is None or not claim(request):
                 return await call()
             try:
-                exchange = AsyncDjangoExchange(guards.async_guard(), policy, AsyncDjangoView(request, call, choice))
-                return await to_the_end(exchange.serve(), hurry=exchange.leave)
+                ports = AsyncDjangoPorts(guards.async_guard(), policy, AsyncDjangoView(request, call, choice))
+                return await to_the_end(ports.serve(), wake=ports.leave)
             finally:
                 release(request)
 
@@ -242,7 +239,7 @@ def _guarded(choice: Choice, view: Any) -> Any:
             if policy is None or not claim(request):
                 return call()
             try:
-                return ViewExchange(guards.guard(), policy, DjangoView(request, call, choice)).serve()
+                return ViewPorts(guards.guard(), policy, DjangoView(request, call, choice)).serve()
             finally:
                 release(request)
 

@@ -25,12 +25,12 @@ def nothing() -> None:
 
 
 async def to_the_end(
-    doing: Coroutine[Any, Any, T], *, if_: Callable[[], bool] = always, hurry: Callable[[], None] = nothing
+    doing: Coroutine[Any, Any, T], *, if_: Callable[[], bool] = always, wake: Callable[[], None] = nothing
 ) -> T:
     """Wait for *doing* to its end, whoever cancels us meanwhile, *if* it must not be stopped; then be cancelled.
 
-    Not leaving it to itself: the thread of this request, with its transaction in it, ends with the request. It can be
-    told to *hurry*, and to wait for nobody else.
+    Not leaving it to itself: the thread of this request, with its transaction in it, ends with the request. *wake* ends
+    what it waits for, where that is another request.
     """
     context = contextvars.copy_context()
     task = asyncio.get_running_loop().create_task(doing, context=context)
@@ -42,7 +42,7 @@ async def to_the_end(
             if task.done():
                 break
             cancelled = error
-            hurry()
+            wake()
             if not if_():
                 task.cancel()
         except BaseException:  # noqa: BLE001 - it is the task's own, and given below

@@ -13,12 +13,12 @@ from fastapi.params import Depends as Dependency
 from starlette.requests import HTTPConnection
 
 from semel.asgi.protocol import EXCHANGE, full_path, head_of
-from semel.asgi.route import RouteExchange, Settled, claim
+from semel.asgi.route import RoutePorts, Settled, claim
 from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.scope import SingleTenant
-from semel.door import RequestView
 from semel.errors import ConfigurationError, NotGuarded
+from semel.guard.request import RequestView
 from semel.operation import Operation, current
 
 _NO_SCOPE = (
@@ -98,11 +98,11 @@ async def ask(asks: Callable[[RequestView], Any], connection: HTTPConnection) ->
 def _could_be(connection: HTTPConnection) -> bool:
     """Whether the guard of this request should have been put last."""
     # An override has FastAPI build every dependency anew, without what was settled. Tests have them, servers don't.
-    return isinstance(connection.scope.get(EXCHANGE), RouteExchange) and not connection.app.dependency_overrides
+    return isinstance(connection.scope.get(EXCHANGE), RoutePorts) and not connection.app.dependency_overrides
 
 
 def _handed_out(connection: HTTPConnection) -> Operation | None:
-    if isinstance(connection.scope.get(EXCHANGE), RouteExchange):
+    if isinstance(connection.scope.get(EXCHANGE), RoutePorts):
         raise ConfigurationError(f"Idempotent() is for an app that a middleware guards as a whole. {_NO_SCOPE}")
     try:
         return current()

@@ -11,12 +11,12 @@ from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Receive
 from semel.asgi.route import NO_STATUS_ROUTE, PerRoute
 from semel.core.policy import Policy
 from semel.core.status import STATUS_PATH, checked_path
-from semel.door import switch
 from semel.errors import ConfigurationError
 from semel.fastapi.documentation import document
 from semel.fastapi.order import Order
 from semel.fastapi.routes import Installed
 from semel.fastapi.status import add_status_route
+from semel.guard.request import switch
 from semel.stores import AsyncStore
 from semel.work.desk import CONCURRENCY
 

@@ -17,9 +17,9 @@ from starlette.responses import Response
 from semel.asgi.status import tell
 from semel.core.message import Answer
 from semel.core.policy import Policy
-from semel.door import bodiless, framed
 from semel.errors import ConfigurationError
 from semel.fastapi.dependency import ask, checked_principal, parameter, takes_a_view
+from semel.guard.body import bodiless, framed
 from semel.openapi import status_responses
 
 _NO_SCOPE = (

@@ -10,10 +10,10 @@ from inspect import signature
 from typing import Any, TypeVar, overload
 
 from semel.core.policy import Policy
-from semel.door import switched
 from semel.errors import ConfigurationError
 from semel.flask.view import FlaskView
-from semel.views import ViewExchange
+from semel.guard.request import switched
+from semel.guard.views import ViewPorts
 
 try:
     from flask import Flask, Request, current_app, request
@@ -107,7 +107,7 @@ def _serve(guarding: Guarding, view: Callable[[], Any]) -> Any:
         )
     request.environ[_RUNNING] = True
     try:
-        return ViewExchange(installed.guard, policy, FlaskView(view, scope, installed.undo)).serve()
+        return ViewPorts(installed.guard, policy, FlaskView(view, scope, installed.undo)).serve()
     finally:
         request.environ[_RUNNING] = False
 

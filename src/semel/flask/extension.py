@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import Any
 
 from semel.core.policy import Policy
-from semel.door import switch
 from semel.errors import ConfigurationError, UnknownField
-from semel.exchange import Guard
 from semel.flask.decorator import EXTENSION, GivenPolicy, Scope, asked, check_routes, policy_of
 from semel.flask.view import BODY
+from semel.guard.ports import Guard
+from semel.guard.request import switch
 from semel.stores import Store
 from semel.stores import store as open_store
 from semel.stores.tiered import Tiered

@@ -7,9 +7,10 @@ from typing import Any
 
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer
-from semel.door import Body, Limits, declared_length, flows_at_once, framed, inside
 from semel.errors import ConfigurationError, SemelError
-from semel.views import Taken, View, gathered, written_form
+from semel.guard.body import Body, Limits, flows_at_once, framed, inside
+from semel.guard.request import declared_length
+from semel.guard.views import Taken, View, gathered, written_form
 from semel.wsgi.environ import head_of, lowered, read_body
 from semel.wsgi.watching import give_back
 

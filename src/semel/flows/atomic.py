@@ -8,27 +8,11 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from semel.core.commands import (
-    Again,
-    Announce,
-    Begin,
-    Claim,
-    Ending,
-    Finish,
-    Flow,
-    Now,
-    Pause,
-    Raised,
-    RunHandler,
-    Settle,
-    Streaming,
-    Tell,
-    Undo,
-    Verdict,
-)
+from semel.core.commands import Again, Begin, Claim, Finish, Now, Settle, Verdict
 from semel.core.decision import Accepted, Busy, Refuse, Replay, Run, decide
 from semel.core.events import NotKept, NotStored, StoreFailed, TookOver
-from semel.core.fingerprint import Subject, is_same_request
+from semel.core.fingerprint import is_same_request
+from semel.core.handler import Ending, Raised, RunHandler, Streaming
 from semel.core.key import Key
 from semel.core.message import Answer, request_of
 from semel.core.policy import Policy
@@ -47,76 +31,73 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.flows.handle import COMPLETE_PAUSES, Ran, handler_ran, note, reply_to, tell_fenced
+from semel.flows.identify import Asked
+from semel.flows.ports import GuardPorts
 from semel.flows.reply import Reply, Send
 from semel.flows.waiting import applied, wait
 
 
-def run_atomically(
-    key: Key,
-    claim: Claim,
-    subject: Subject,
-    policy: Policy,
-    wishes: Preferences = NO_PREFERENCES,
-    *,
-    notes_replays: bool = False,
-) -> Flow[Reply]:
+async def run_atomically(
+    ports: GuardPorts, asked: Asked, claim: Claim, wishes: Preferences = NO_PREFERENCES, *, notes_replays: bool = False
+) -> Reply:
     """Guard one request in the application's own transaction."""
+    key, policy, subject = asked.key, asked.policy, asked.subject
     try:
-        seen, got = yield from _begin(claim, subject, policy, wishes)
+        seen, got = await _begin(ports, asked, claim, wishes)
         before = _hold_of(seen, claim)
         if isinstance(got, Answer):
             if notes_replays and before is not None:
-                yield from note(before, "replayed")
+                await note(ports, before, "replayed")
             return Send(got)
-        yield from _refuse_late(key, policy)
+        if policy.late == "refuse":
+            await _refuse_late(ports, key, policy)
         if got.attempt > 1:
-            yield from Tell(TookOver(key.short(), got.attempt))
+            ports.tell(TookOver(key.short(), got.attempt))
         request = request_of(subject.method, subject.path)
         limit, time = policy.max_response_body, policy.max_held
-        ending = yield from RunHandler(got, None, limit, request=request, max_response_time=time)
-        return (yield from _end(key, claim, got, ending, policy, before=before))
+        ending = await ports.run_handler(RunHandler(got, None, limit, request=request, max_response_time=time))
+        return await _end(ports, asked, claim, got, ending, before=before)
     except StoreError as error:
-        yield from Undo()
+        await ports.undo()
         if not isinstance(error, AnswerNotStored):  # Of that, people know already.
-            yield from Tell(StoreFailed(key.short(), str(error)))
+            ports.tell(StoreFailed(key.short(), str(error)))
         raise
     except Exception:
         # Whatever it was, nothing of this may be left open; where the transaction has ended this does nothing.
-        yield from Undo()
+        await ports.undo()
         raise
 
 
-def _begin(
-    claim: Claim, subject: Subject, policy: Policy, wishes: Preferences
-) -> Flow[tuple[Hold | Found, Hold | Answer]]:
+async def _begin(
+    ports: GuardPorts, asked: Asked, claim: Claim, wishes: Preferences
+) -> tuple[Hold | Found, Hold | Answer]:
     """Get the key's lock, with an open transaction, or the answer to give instead, with none."""
-    has_waited = False
+    policy, has_waited = asked.policy, False
     told: Found | Again = Again.AGAIN
     while True:
-        seen = (yield from Begin(claim)) if isinstance(told, Again) else told
+        seen = await ports.begin(Begin(claim)) if isinstance(told, Again) else told
         is_news = has_waited and isinstance(told, Again)
-        got = (yield from _judge(seen, claim, subject, policy, is_news=is_news)) if isinstance(seen, Found) else seen
+        got = _judge(ports, seen, asked, claim, is_news=is_news) if isinstance(seen, Found) else seen
         if isinstance(got, Hold) and isinstance(told, Again):
             return seen, got
-        yield from Undo()
+        await ports.undo()
         if isinstance(got, Answer):
             return seen, applied(got, policy, wishes) if has_waited else got
         if isinstance(got, Hold):
             # Another has seen that it may be taken over, in a transaction that was not ours.
             told = Again.AGAIN
             continue
-        told = yield from wait(claim.scope, claim.key, policy, wishes)
+        told = await wait(ports, claim.scope, claim.key, policy, wishes)
         has_waited = True
 
 
-def _judge(
-    found: Found, claim: Claim, subject: Subject, policy: Policy, *, is_news: bool
-) -> Flow[Hold | Answer | Busy]:
+def _judge(ports: GuardPorts, found: Found, asked: Asked, claim: Claim, *, is_news: bool) -> Hold | Answer | Busy:
     """Decide about a key that was there before this request; *is_news* to others who wait for it, if it has ended."""
-    is_same = is_same_request(policy.fingerprint, found.fingerprint, claim.fingerprint, subject)
+    policy = asked.policy
+    is_same = is_same_request(policy.fingerprint, found.fingerprint, claim.fingerprint, asked.subject)
     decision = decide(found, policy, is_same_request=is_same)
     if is_news and isinstance(decision, Replay | Refuse):
-        yield from Announce(claim.scope, claim.key, found)
+        ports.announce(claim.scope, claim.key, found)
     match decision:
         case Replay(answer):
             return replayed(answer, policy)
@@ -140,74 +121,77 @@ def _hold_of(seen: Hold | Found, claim: Claim) -> Hold | None:
     return Hold(claim.scope, claim.key, seen.attempt, seen.token) if isinstance(seen, Found) else None
 
 
-def _refuse_late(key: Key, policy: Policy) -> Flow[None]:
+async def _refuse_late(ports: GuardPorts, key: Key, policy: Policy) -> None:
     """Refuse a key that tells its own age and is past retention: its record may have been reaped, its effect not."""
-    if policy.late == "refuse" and key.made_at is not None and key.is_late((yield from Now()), policy.retention):
+    if key.made_at is not None and key.is_late(await ports.ask(Now()), policy.retention):
         raise KeyExpired
 
 
-def _end(key: Key, claim: Claim, hold: Hold, ending: Ending, policy: Policy, *, before: Hold | None) -> Flow[Reply]:
+async def _end(
+    ports: GuardPorts, asked: Asked, claim: Claim, hold: Hold, ending: Ending, *, before: Hold | None
+) -> Reply:
     """Commit what the handler wrote together with its answer, or undo it."""
+    key, policy = asked.key, asked.policy
     if not isinstance(ending, Ran):
         # First of all: whatever is written of it elsewhere would wait for this transaction.
-        yield from Undo()
-    ran = yield from handler_ran(key, hold, ending)
+        await ports.undo()
+    ran = await handler_ran(ports, key, hold, ending)
     verdict = judge(ran, policy)
     match verdict:
         case Free():
-            yield from Undo()
+            await ports.undo()
         case Keep(event, answer):
             if event is Event.FAIL:
                 # The policy keeps server errors; what the handler wrote before it failed is not kept with them.
-                yield from Undo()
-                yield from _begin_again(key, claim, hold, before)
+                await ports.undo()
+                await _begin_again(ports, key, claim, hold, before)
             if isinstance(ran, Streaming):
-                yield from Tell(NotKept(key.short(), ran.status))
+                ports.tell(NotKept(key.short(), ran.status))
             try:
-                yield from _finish(key, Finish(claim, hold, before, event, answer, policy.gives_hints))
+                await _finish(ports, key, Finish(claim, hold, before, event, answer, policy.gives_hints))
             except SemelError:
                 raise
             except Exception as error:  # noqa: BLE001 - the application's own: a constraint that is checked at COMMIT
-                yield from Undo()
+                await ports.undo()
                 return reply_to(Raised(error, no_effect=True), Free(), policy)
         case unheard:  # pragma: no cover - mypy proves that nothing is left
             assert_never(unheard)
     return reply_to(ran, verdict, policy)
 
 
-def _begin_again(key: Key, claim: Claim, hold: Hold, before: Hold | None) -> Flow[None]:
+async def _begin_again(ports: GuardPorts, key: Key, claim: Claim, hold: Hold, before: Hold | None) -> None:
     """Take the key's lock in another transaction, where the first was undone; refuse if a rival came in between."""
-    seen = yield from Begin(claim)
+    seen = await ports.begin(Begin(claim))
     is_running = isinstance(seen, Found) and not seen.lease_is_over
     if is_running or _hold_of(seen, claim) != before:
-        yield from Undo()
-        yield from tell_fenced(key, hold)
+        await ports.undo()
+        await tell_fenced(ports, key, hold)
 
 
-def _finish(key: Key, command: Finish) -> Flow[None]:
+async def _finish(ports: GuardPorts, key: Key, command: Finish) -> None:
     hold = command.hold
     try:
-        verdict = yield from command
+        verdict = await ports.ask(command)
     except CommitUnknown as error:
-        verdict = yield from _settled(key, hold, error)
+        verdict = await _settled(ports, key, hold, error)
     except AnswerNotStored as error:
         # Committed here, and perhaps not where it has to be to survive this server.
-        yield from Tell(NotStored(key.short(), hold.attempt, str(error)))
+        ports.tell(NotStored(key.short(), hold.attempt, str(error)))
         raise
     if verdict is Verdict.FENCED:
-        yield from tell_fenced(key, hold)
+        await tell_fenced(ports, key, hold)
 
 
-def _settled(key: Key, hold: Hold, unknown: CommitUnknown) -> Flow[Verdict]:
+async def _settled(ports: GuardPorts, key: Key, hold: Hold, unknown: CommitUnknown) -> Verdict:
     """Find out what became of a COMMIT whose reply was lost: the record bears this attempt's token, or it does not."""
     for pause in (*COMPLETE_PAUSES, None):
         try:
-            record = yield from Settle(hold)
+            record = await ports.ask(Settle(hold))
         except StoreError as error:
             if pause is None:
-                yield from Tell(NotStored(key.short(), hold.attempt, str(error)))
+                ports.tell(NotStored(key.short(), hold.attempt, str(error)))
                 raise AnswerNotStored from error
-            yield from Pause(pause)
+            await ports.pause(pause)
         else:
             if record is not None and record.token == hold.token and record.state in TERMINAL:
                 return Verdict.DONE

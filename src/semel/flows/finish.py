@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from semel.core.commands import Again, Claim, FindStuck, FinishOne, Flow, Park, TakeOver, Tell, Verdict
+from semel.core.commands import Again, Claim, FindStuck, Park, TakeOver, Verdict
 from semel.core.events import FinishedAbandoned, FinishedAccepted, GaveUpAbandoned, TookOver
+from semel.core.handler import RunHandler
 from semel.core.key import Key
 from semel.core.policy import Policy
 from semel.core.problem import refused
@@ -15,7 +16,8 @@ from semel.core.recovery import Progress
 from semel.core.upkeep import MAX_ATTEMPTS, ParkIt, Run, finishing
 from semel.core.value import value
 from semel.errors import Refusal, StoreError
-from semel.flows.handle import progress_of, run_handler
+from semel.flows.handle import end, progress_of
+from semel.flows.ports import CompleterPorts, Ports, StoredPorts
 from semel.flows.reply import Reply, Send
 
 #: That one look finds: far more than are run before the next.
@@ -49,22 +51,24 @@ class FinishReport:
         return not (self.finished or self.failed or self.parked or self.error)
 
 
-def finish_abandoned(*, limit: int = MAX_OPERATIONS, max_attempts: int = MAX_ATTEMPTS) -> Flow[FinishReport]:
+async def finish_abandoned(
+    ports: CompleterPorts, *, limit: int = MAX_OPERATIONS, max_attempts: int = MAX_ATTEMPTS
+) -> FinishReport:
     """Finish the operations that nobody works on, whose request was kept, and whose time has come: of each scope the
     oldest first, and scopes in turn.
     """
     finished = failed = parked = 0
     wanted = FindStuck(limit, with_request=True, with_nobodys=True, with_pending=True, only_due=True)
     try:
-        for stuck in (yield from wanted):
+        for stuck in await ports.find_stuck(wanted):
             match finishing(stuck, max_attempts):
                 case ParkIt(reason):
-                    parked += yield from _park(stuck, reason)
+                    parked += await _park(ports, stuck, reason)
                 case Run():
-                    status = yield from FinishOne(stuck)
+                    status = await ports.finish_one(stuck)
                     if isinstance(status, int):
                         finished += 1
-                        yield from Tell(_ended(stuck, status))
+                        ports.tell(_ended(stuck, status))
                     elif status is None:
                         failed += 1
                 case never:  # pragma: no cover - mypy proves that nothing is left
@@ -74,41 +78,46 @@ def finish_abandoned(*, limit: int = MAX_OPERATIONS, max_attempts: int = MAX_ATT
     return FinishReport(finished, failed, parked)
 
 
-def finish(stuck: Stuck, policy: Policy, token: bytes) -> Flow[Reply | None]:
+async def finish(ports: StoredPorts, stuck: Stuck, policy: Policy, token: bytes) -> Reply | None:
     """Take one abandoned operation over and run its handler; None: somebody else was quicker."""
     hold = stuck.hold
     claim = Claim(hold.scope, hold.key, token, b"", policy.lease, policy.retention)
     try:
-        got = yield from TakeOver(claim, hold, is_abandoned=True)
+        got = await ports.take_over(TakeOver(claim, hold, is_abandoned=True))
         if isinstance(got, Again):
             return None
         if got.attempt > 1:
-            yield from Tell(TookOver(_short(stuck), got.attempt))
-        progress = yield from progress_of(got)
+            ports.tell(TookOver(_short(stuck), got.attempt))
+        progress = await progress_of(ports, got)
     except Refusal as refusal:
         return Send(refused(refusal, policy))
-    return (yield from run_stored(stuck, got, progress, policy))
+    return await _run_stored(ports, stuck, got, progress, policy)
 
 
-def run_stored(stuck: Stuck, hold: Hold, progress: Progress, policy: Policy) -> Flow[Reply]:
-    """Run the handler of an operation that was taken over; its first command is ``RunHandler``.
+async def _run_stored(ports: StoredPorts, stuck: Stuck, hold: Hold, progress: Progress, policy: Policy) -> Reply:
+    """Run the handler of an operation that was taken over.
 
-    Where only the handler's own route knows its policy, it is begun by another, and this once more by that one.
+    However long the answer to one that was accepted takes, it is held back until it is whole: there is no client to
+    send it to as it comes, and the one that asks for it later is to get it.
     """
-    # The credentials were not stored, so a refusal for want of them says nothing of the operation. Of one that was
-    # accepted, any other refusal is its end: there is no client whose retry would bring another.
-    keep = FINAL_WITHOUT_CLIENT if stuck.is_accepted else frozenset(policy.keep)
-    policy = replace(policy, keep=keep - FOR_WANT_OF_CREDENTIALS)
+    time = None if stuck.is_accepted else policy.max_response_time
+    run = RunHandler(hold, policy.lease, policy.max_response_body, progress, max_response_time=time)
     try:
-        return (yield from run_handler(Key(hold.key), hold, progress, policy, is_accepted=stuck.is_accepted))
+        ending = await ports.run_handler(run)
+        policy = ports.route_policy() or policy
+        # The credentials were not stored, so a refusal for want of them says nothing of the operation. Of one that was
+        # accepted, any other refusal is its end: there is no client whose retry would bring another.
+        keep = FINAL_WITHOUT_CLIENT if stuck.is_accepted else frozenset(policy.keep)
+        policy = replace(policy, keep=keep - FOR_WANT_OF_CREDENTIALS)
+        return await end(ports, Key(hold.key), hold, ending, policy, is_accepted=stuck.is_accepted)
     except Refusal as refusal:
         return Send(refused(refusal, policy))
 
 
-def _park(stuck: Stuck, reason: str) -> Flow[int]:
-    if (yield from Park(stuck.hold, if_silent=True, reason=reason)) is Verdict.FENCED:
+async def _park(ports: Ports, stuck: Stuck, reason: str) -> int:
+    if (await ports.ask(Park(stuck.hold, if_silent=True, reason=reason))) is Verdict.FENCED:
         return 0
-    yield from Tell(GaveUpAbandoned(_short(stuck), stuck.hold.attempt))
+    ports.tell(GaveUpAbandoned(_short(stuck), stuck.hold.attempt))
     return 1
 
 

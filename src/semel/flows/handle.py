@@ -11,26 +11,10 @@ from datetime import timedelta
 from http import HTTPStatus
 from typing import assert_never
 
-from semel.core.commands import (
-    Answered,
-    Complete,
-    Ending,
-    Flow,
-    Look,
-    Lost,
-    Note,
-    NotStarted,
-    Parked,
-    Pause,
-    Raised,
-    Release,
-    RunHandler,
-    Streaming,
-    Tell,
-    Verdict,
-)
+from semel.core.commands import Complete, Look, Note, Release, Verdict
 from semel.core.decision import RETRY_AFTER_SECONDS
 from semel.core.events import Fenced, LostLease, NotKept, NotStored
+from semel.core.handler import Answered, Ending, Lost, NotStarted, Parked, Raised, RunHandler, Streaming
 from semel.core.key import Key
 from semel.core.message import Answer
 from semel.core.policy import Policy
@@ -50,6 +34,7 @@ from semel.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from semel.flows.ports import GuardPorts
 from semel.flows.reply import PassOn, Reply, Reraise, Send
 
 #: Smaller answers are not what a statement takes long for.
@@ -68,7 +53,7 @@ UNFINISHED_RETRY_AFTER_SECONDS = 2
 Ran = Answered | Streaming | Raised
 
 
-def progress_of(hold: Hold) -> Flow[Progress]:
+async def progress_of(ports: GuardPorts, hold: Hold) -> Progress:
     """Read how far the operation has come that was just taken over; a first attempt has nothing to go on from.
 
     What was seen before the take-over may be out of date: until then its last holder, who was only slow, could commit
@@ -76,49 +61,61 @@ def progress_of(hold: Hold) -> Flow[Progress]:
     """
     if hold.attempt == 1:
         return Progress()
-    record = yield from Look(hold.scope, hold.key)
+    record = await ports.ask(Look(hold.scope, hold.key))
     if record is None or (record.attempt, record.token) != (hold.attempt, hold.token):
         raise InProgress(retry_after=RETRY_AFTER_SECONDS)
     return read_back(record.steps)
 
 
-def run_handler(
-    key: Key, hold: Hold, progress: Progress, policy: Policy, *, is_accepted: bool = False, request: str = ""
-) -> Flow[Reply]:
-    """Run the handler, store its answer, and only then let the answer go.
+async def run_handler(
+    ports: GuardPorts,
+    key: Key,
+    hold: Hold,
+    progress: Progress,
+    policy: Policy,
+    *,
+    request: str = "",
+) -> Reply:
+    """Run the handler, store its answer, and only then let the answer go."""
+    limit, time = policy.max_response_body, policy.max_response_time
+    ending = await ports.run_handler(RunHandler(hold, policy.lease, limit, progress, request, time))
+    return await end(ports, key, hold, ending, policy)
 
-    What a router answers by itself (no such path) is the end of an operation that *is accepted*: nobody else will
-    answer it. However long such an answer takes, it is held back until it is whole: there is no client to send it to as
-    it comes, and the one that asks for it later is to get it.
+
+async def end(
+    ports: GuardPorts, key: Key, hold: Hold, ending: Ending, policy: Policy, *, is_accepted: bool = False
+) -> Reply:
+    """Store how the handler ended, or free its key; return what the client gets.
+
+    What a router answers by itself (no such path) is the end of an operation that *is accepted*: there is no client
+    whose retry would bring another answer.
     """
-    time = None if is_accepted else policy.max_response_time
-    ending = yield from RunHandler(hold, policy.lease, policy.max_response_body, progress, request, time)
     if isinstance(ending, NotStarted):
-        yield from release(hold, policy, "shutting down")
-    ended = yield from handler_ran(key, hold, ending)
+        await release(ports, hold, policy, "shutting down")
+    ended = await handler_ran(ports, key, hold, ending)
     if is_accepted and isinstance(ended, Answered):
         ended = replace(ended, reached_handler=True)
     ran, verdict = _weigh(ended, policy)
     match verdict:
         case Free():
-            yield from release(hold, policy, _reason(ran))
+            await release(ports, hold, policy, _reason(ran))
         case Keep(event, answer):
             if isinstance(ran, Streaming):
-                yield from Tell(NotKept(key.short(), ran.status))
-            if (yield from _complete(key, Complete(hold, event, answer, policy.gives_hints))) is Verdict.FENCED:
-                yield from tell_fenced(key, hold)
+                ports.tell(NotKept(key.short(), ran.status))
+            if (await _complete(ports, key, Complete(hold, event, answer, policy.gives_hints))) is Verdict.FENCED:
+                await tell_fenced(ports, key, hold)
         case unheard:  # pragma: no cover - mypy proves that nothing is left
             assert_never(unheard)
     return reply_to(ran, verdict, policy)
 
 
-def handler_ran(key: Key, hold: Hold, ending: Ending) -> Flow[Ran]:
+async def handler_ran(ports: GuardPorts, key: Key, hold: Hold, ending: Ending) -> Ran:
     """Return how the handler ended, where it ran to an end of its own; refuse otherwise."""
     match ending:
         case Lost():
             # Whoever took over runs the operation now, or has; a retry will get that answer.
-            yield from Tell(LostLease(key.short(), hold.attempt))
-            yield from note(hold, "stopped")
+            ports.tell(LostLease(key.short(), hold.attempt))
+            await note(ports, hold, "stopped")
             raise InProgress(retry_after=RETRY_AFTER_SECONDS)
         case Parked():
             raise OutcomeUnknown
@@ -171,17 +168,17 @@ def _is_bare(answer: Answer) -> bool:
     return answer.status == HTTPStatus.INTERNAL_SERVER_ERROR and not is_json
 
 
-def tell_fenced(key: Key, hold: Hold) -> Flow[None]:
+async def tell_fenced(ports: GuardPorts, key: Key, hold: Hold) -> None:
     """Say that this worker's ending was thrown away, and refuse: a retry will get the other's answer."""
-    yield from Tell(Fenced(key.short(), hold.attempt))
-    yield from note(hold, "fenced")
+    ports.tell(Fenced(key.short(), hold.attempt))
+    await note(ports, hold, "fenced")
     raise InProgress(retry_after=RETRY_AFTER_SECONDS)
 
 
-def release(hold: Hold, policy: Policy, reason: str | None = None) -> Flow[None]:
+async def release(ports: GuardPorts, hold: Hold, policy: Policy, reason: str | None = None) -> None:
     """Free the key if the store can be reached; otherwise its lease will."""
     with suppress(StoreError):
-        yield from Release(hold, wakes=policy.gives_hints, reason=reason)
+        await ports.ask(Release(hold, wakes=policy.gives_hints, reason=reason))
 
 
 def _reason(ran: Ran) -> str:
@@ -191,7 +188,7 @@ def _reason(ran: Ran) -> str:
     return f"answered {ran.answer.status if isinstance(ran, Answered) else ran.status}"
 
 
-def _complete(key: Key, command: Complete) -> Flow[Verdict]:
+async def _complete(ports: GuardPorts, key: Key, command: Complete) -> Verdict:
     """Store the answer, patiently: the handler has run. If it can't be done the key is kept, never freed.
 
     An answer that the store will not take, however often it is asked, is given up for a tombstone: the operation is
@@ -199,16 +196,16 @@ def _complete(key: Key, command: Complete) -> Flow[Verdict]:
     """
     for pause in (*COMPLETE_PAUSES, None):
         try:
-            return (yield from command)
+            return await ports.ask(command)
         except StoreError as error:
             if pause is None:
-                yield from Tell(NotStored(key.short(), command.hold.attempt, str(error)))
+                ports.tell(NotStored(key.short(), command.hold.attempt, str(error)))
                 raise AnswerNotStored from error
             if _is_hopeless(command, error):
-                yield from Tell(NotKept(key.short(), command.answer.status))
+                ports.tell(NotKept(key.short(), command.answer.status))
                 command = replace(command, answer=replace(command.answer, body=None))
             else:
-                yield from Pause(pause)
+                await ports.pause(pause)
             # Should it be the hint that the store objects to: the answer must not be lost for want of that.
             command = replace(command, wakes=False)
     raise AssertionError  # pragma: no cover - the last round returned or raised
@@ -222,7 +219,7 @@ def _is_hopeless(command: Complete, error: StoreError) -> bool:
     return isinstance(error, StoreRefused) and size > 0 and not command.wakes
 
 
-def note(hold: Hold, event: str) -> Flow[None]:
+async def note(ports: GuardPorts, hold: Hold, event: str) -> None:
     """Leave a line in the trail. It is for people: that it can't be written changes nothing for the client."""
     with suppress(StoreError):
-        yield from Note(hold, event)
+        await ports.ask(Note(hold, event))

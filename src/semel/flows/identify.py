@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from semel.core.body_hash import PREFIX, is_made
-from semel.core.commands import Flow, NameScope, ReadBody, Tell
 from semel.core.events import PersonalKey
 from semel.core.fingerprint import Subject
 from semel.core.key import Key, find
@@ -13,6 +12,7 @@ from semel.core.record import Hold
 from semel.core.scope import principal_of, scoped
 from semel.core.value import value
 from semel.errors import BodyTooLarge, Interrupted, KeyInvalid, KeyMissing, ShuttingDown
+from semel.flows.ports import GuardPorts
 
 
 @value
@@ -28,7 +28,7 @@ class Asked:
     policy: Policy
 
 
-def unrecorded(head: Head, policy: Policy, token: bytes) -> Flow[Hold | None]:
+async def unrecorded(ports: GuardPorts, head: Head, policy: Policy, token: bytes) -> Hold | None:
     """Return as which operation a request runs while its guard is switched off; None: as none.
 
     It has the key and the owner that it would have, so that what is derived of them is the same.
@@ -37,14 +37,14 @@ def unrecorded(head: Head, policy: Policy, token: bytes) -> Flow[Hold | None]:
         sent = find(head.headers, policy.header_names, strict=policy.strict, max_length=policy.max_key_length)
         if sent is None:
             return None
-        return Hold(scoped((yield from NameScope()), head, policy), sent.value, 1, token)
+        return Hold(scoped(principal_of(await ports.principal()), head, policy), sent.value, 1, token)
     except (Interrupted, ShuttingDown):
         raise
     except Exception:  # noqa: BLE001 - whatever it is, the application's included, the request runs
         return None
 
 
-def identify(head: Head, policy: Policy) -> Flow[Asked | None]:
+async def identify(ports: GuardPorts, head: Head, policy: Policy) -> Asked | None:
     """Find out what is asked; None: it bears no key, and need not. What can't be guarded is refused."""
     sent = find(head.headers, policy.header_names, strict=policy.strict, max_length=policy.max_key_length)
     source = sent or policy.key_from
@@ -57,10 +57,10 @@ def identify(head: Head, policy: Policy) -> Flow[Asked | None]:
             # It would be taken for a key of ours, which is compared with no fingerprint.
             raise KeyInvalid(f'An idempotency key must not start with "{PREFIX}" here. Send another, such as a UUID.')
         if sent.personal:
-            yield from Tell(PersonalKey(sent.short()))
-    principal = principal_of((yield from NameScope()))
+            ports.tell(PersonalKey(sent.short()))
+    principal = principal_of(await ports.principal())
     scope = scoped(principal, head, policy)
-    body = yield from ReadBody(policy.max_request_body)
+    body = await ports.read_body(policy.max_request_body)
     if body is None:
         raise BodyTooLarge(f"The request body is larger than {policy.max_request_body} bytes.")
     subject = Subject(head.method, head.path, head.query, head.headers, body, head.mount)

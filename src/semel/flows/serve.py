@@ -1,13 +1,12 @@
-"""One request, from its headers to its answer, for whatever door it comes in by.
+"""One request, from its headers to its answer, through any entry point. Between any two awaits the process may die.
 
-Read ``yield from X`` as: ask the world to do X, and here is its answer. Between any two of them the process may die.
 Which key a request bears is found in ``identify.py``. What comes after, with a key in hand, is in ``guard.py``: a
 request, a job and a plain function have that in common. A policy that only reports has a flow of its own.
 """
 
 from __future__ import annotations
 
-from semel.core.commands import Flow, Look
+from semel.core.commands import Look
 from semel.core.message import Head, request_of
 from semel.core.policy import Policy
 from semel.core.problem import refused
@@ -16,6 +15,7 @@ from semel.errors import ConfigurationError, Refusal, ShuttingDown, StoreError
 from semel.flows.guard import guard
 from semel.flows.handle import STORE_RETRY_AFTER_SECONDS
 from semel.flows.identify import Asked, identify, unrecorded
+from semel.flows.ports import GuardPorts
 from semel.flows.reply import PassOn, Reply, Send
 from semel.flows.report import report
 
@@ -42,15 +42,16 @@ class Around:
         same_key = (self.scope, self.key) == (asked.scope, asked.key.value)
         return same_key and self.request in {"", request_of(asked.subject.method, asked.subject.path)}
 
-    def is_here(self) -> Flow[bool]:
+    async def is_here(self, ports: GuardPorts) -> bool:
         """Look whether its record is in the store of this guard. In another, this guard has a record of its own."""
         if self.is_atomic:
             return True  # It has no record yet, and a look would not find out.
-        record = yield from Look(self.scope, self.key)
+        record = await ports.ask(Look(self.scope, self.key))
         return record is not None and record.token == self.token
 
 
-def serve(
+async def serve(
+    ports: GuardPorts,
     head: Head,
     policy: Policy,
     token: bytes,
@@ -58,7 +59,7 @@ def serve(
     notes_replays: bool = False,
     status_path: str | None = None,
     around: Around | None = None,
-) -> Flow[Reply]:
+) -> Reply:
     """Guard one request. *token* is random and names this attempt alone; *status_path* is as for ``guard``.
 
     Inside of another guard's operation (*around*) that has this very key, the handler is part of that operation: this
@@ -66,27 +67,16 @@ def serve(
     it guards was called by the handler, which may call it again.
     """
     if policy.enforcement != "enforce":
-        return (yield from _not_enforced(head, policy, token))
+        return await _not_enforced(ports, head, policy, token)
     try:
-        asked = yield from identify(head, policy)
+        asked = await identify(ports, head, policy)
         if asked is None:
             return PassOn()
-        if around is not None and around.holds(asked) and (yield from around.is_here()):
+        if around is not None and around.holds(asked) and (await around.is_here(ports)):
             if policy.mode == "atomic" and not around.is_atomic:
                 raise ConfigurationError(ATOMIC_INSIDE)
             return PassOn()
-        return (
-            yield from guard(
-                asked.key,
-                asked.scope,
-                asked.subject,
-                asked.policy,
-                token=token,
-                principal=asked.principal,
-                notes_replays=notes_replays,
-                status_path=status_path,
-            )
-        )
+        return await guard(ports, asked, token, notes_replays=notes_replays, status_path=status_path)
     except StoreError as error:
         error.retry_after = STORE_RETRY_AFTER_SECONDS
         return Send(refused(error, policy))
@@ -94,10 +84,10 @@ def serve(
         return Send(refused(refusal, policy))
 
 
-def _not_enforced(head: Head, policy: Policy, token: bytes) -> Flow[Reply]:
+async def _not_enforced(ports: GuardPorts, head: Head, policy: Policy, token: bytes) -> Reply:
     if policy.enforcement == "report":
-        return (yield from report(head, policy, token))
+        return await report(ports, head, policy, token)
     try:
-        return PassOn((yield from unrecorded(head, policy, token)))
+        return PassOn(await unrecorded(ports, head, policy, token))
     except ShuttingDown as refusal:
         return Send(refused(refusal, policy))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from semel.core.commands import Announce, Flow, Look, NameScope, NoRoom, Now, Wait
+from semel.core.commands import Look, Now
 from semel.core.decision import RETRY_AFTER_SECONDS
+from semel.core.handler import NoRoom, Wait
 from semel.core.message import Answer, Head
 from semel.core.policy import Policy
 from semel.core.preference import preferences_of
@@ -23,11 +24,12 @@ from semel.errors import (
     StoreError,
 )
 from semel.flows.handle import STORE_RETRY_AFTER_SECONDS
+from semel.flows.ports import StatusPorts
 from semel.flows.reply import Send
 from semel.flows.waiting import patience_of
 
 
-def status(head: Head, name: str, policy: Policy, path: str) -> Flow[Send]:
+async def status(ports: StatusPorts, head: Head, name: str, policy: Policy, path: str) -> Send:
     """Answer a request for the state of the operation *name*, below *path*: 202, or the answer itself.
 
     A client that says ``Prefer: wait=5`` is held back until the operation has ended, within bounds.
@@ -35,11 +37,11 @@ def status(head: Head, name: str, policy: Policy, path: str) -> Flow[Send]:
     try:
         asked = Name.read(name)
         try:
-            scope = asked.scope_of(principal_of((yield from NameScope())))
+            scope = asked.scope_of(principal_of(await ports.principal()))
         except ScopeMissing:
             # Nobody is not its owner either, and is told the same as any other.
             raise OperationNotFound from None
-        return Send((yield from _answer(head, asked, scope, policy, path)))
+        return Send(await _answer(ports, head, asked, scope, policy=policy, path=path))
     except StoreError as error:
         error.retry_after = STORE_RETRY_AFTER_SECONDS
         return Send(refused(error, policy))
@@ -47,29 +49,29 @@ def status(head: Head, name: str, policy: Policy, path: str) -> Flow[Send]:
         return Send(refused(refusal, policy))
 
 
-def _answer(head: Head, asked: Name, scope: str, policy: Policy, path: str) -> Flow[Answer]:
+async def _answer(ports: StatusPorts, head: Head, asked: Name, scope: str, *, policy: Policy, path: str) -> Answer:
     wishes = preferences_of(head.headers)
     patience = patience_of(policy, wishes) if wishes.wait is not None else None
     has_waited = False
     while True:
-        record = yield from Look(scope, asked.key)
+        record = await ports.ask(Look(scope, asked.key))
         if record is None or not asked.is_of(record):
             # Gone, or the key was used again since for another operation, which has an address of its own.
-            raise OperationExpired if asked.is_past((yield from Now())) else OperationNotFound
+            raise OperationExpired if asked.is_past(await ports.ask(Now())) else OperationNotFound
         if record.is_expired and record.state is not State.PROCESSING:
             raise OperationExpired
         if record.state is State.UNKNOWN:
             raise OutcomeUnknown
         if record.answer is not None:
             if has_waited:
-                yield from Announce(scope, asked.key, _found(record))
+                ports.announce(scope, asked.key, _found(record))
             return for_owner_only(retold(record.answer, policy))
         if record.is_stuck and not record.is_accepted:
             # It began as an ordinary request, whose process died. No worker has it: whoever sends it again goes on.
             raise InProgress(retry_after=RETRY_AFTER_SECONDS)
         if patience is None:
             return not_ended(record, path)
-        got = yield from Wait(scope, asked.key, patience, policy.max_waiters, policy.max_waiters_per_key)
+        got = await ports.wait(Wait(scope, asked.key, patience, policy.max_waiters, policy.max_waiters_per_key))
         has_waited = True
         if isinstance(got, NoRoom):
             patience = None

@@ -5,29 +5,15 @@ A phase is the one place, beside atomic mode, where a transaction is open across
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Literal
 
-from semel.core.commands import (
-    Applied,
-    AskOutside,
-    CallInside,
-    CallOutside,
-    Commit,
-    Doubt,
-    Flow,
-    Open,
-    Park,
-    Pause,
-    Save,
-    Settle,
-    Tell,
-    Undo,
-    Verdict,
-)
+from semel.core.commands import Commit, Mark, Park, Save, Settle, Verdict
 from semel.core.derive import derive
 from semel.core.events import ParkedUnknown
+from semel.core.handler import Applied, Doubt
 from semel.core.key import Key
-from semel.core.record import Hold
+from semel.core.record import Hold, Milestone
 from semel.core.recovery import Begun, Done, Kind, Progress, Step, as_json, check_end, next_step, read_back
 from semel.errors import (
     AnswerNotStored,
@@ -45,6 +31,7 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.flows.handle import COMPLETE_PAUSES
+from semel.flows.ports import Ports, StepPorts
 
 #: What to do about an effect that was begun, and whose outcome nobody knows.
 OnUnknown = Literal["retry", "verify", "park"]
@@ -111,60 +98,60 @@ class Story:
         self.in_doubt = None
 
 
-def phase(story: Story, name: str) -> Flow[Any]:
+async def phase(ports: StepPorts, story: Story, name: str) -> Any:
     """Run a function in a transaction that also stores its result and the recovery point; or return what is stored."""
     done = story.begin("phase", name)
     if not isinstance(done, Done):
         story.running = name
         try:
-            done = yield from _take_phase(story, name)
+            done = await _take_phase(ports, story, name)
         finally:
             story.running = None
     story.end(name)
     return done.result
 
 
-def effect(story: Story, name: str, on_unknown: OnUnknown) -> Flow[Any]:
+async def effect(ports: StepPorts, story: Story, name: str, on_unknown: OnUnknown) -> Any:
     """Call the outside world with a key of its own: the intent is stored before, the result after."""
     done = stored = story.begin("effect", name)
     if not isinstance(done, Done):
         story.running = name
         try:
-            done = yield from _call(story, name, on_unknown, stored)
-            yield from _save(story, story.progress.plus(done))
+            done = await _call(ports, story, name, on_unknown, stored)
+            await _save(ports, story, story.progress.plus(done))
         finally:
             story.running = None
     story.end(name)
     return done.result
 
 
-def _take_phase(story: Story, name: str) -> Flow[Done]:
+async def _take_phase(ports: StepPorts, story: Story, name: str) -> Done:
     if story.in_doubt == name:
         # This very run has tried to commit it, and does not know whether it did.
-        story.progress = yield from _settled(story)
+        story.progress = await _settled(ports, story)
         story.in_doubt = None
         stored = next_step(story.progress, story.taken, "phase", name)
         if isinstance(stored, Done):
             return stored
     try:
-        yield from Open()
-        done = Done("phase", name, as_json(name, (yield from CallInside())))
-        yield from _commit(story, done)
+        await ports.open()
+        done = Done("phase", name, as_json(name, (await ports.call_inside())))
+        await _commit(ports, story, done)
     except Exception:
         # Whatever it was, nothing of this may be left open; where the transaction has ended this does nothing.
-        yield from Undo()
+        await ports.undo()
         raise
     return done
 
 
-def _commit(story: Story, done: Done) -> Flow[None]:
+async def _commit(ports: StepPorts, story: Story, done: Done) -> None:
     """Commit a phase; where that fails, leave it in doubt unless it is known to be rolled back."""
     progress = story.progress.plus(done)
     story.in_doubt = done.name
     try:
-        _check_fence(story, (yield from Commit(story.hold, progress, story.progress)))
+        _check_fence(story, (await ports.commit(Commit(story.hold, progress, story.progress))))
     except CommitUnknown as unknown:
-        if (yield from _settled(story)) != progress:
+        if (await _settled(ports, story)) != progress:
             story.in_doubt = None
             raise StoreUnavailable(f"The phase was rolled back: {unknown}") from unknown
     except (AnswerNotStored, Interrupted):
@@ -176,16 +163,16 @@ def _commit(story: Story, done: Done) -> Flow[None]:
     story.progress = progress
 
 
-def _settled(story: Story) -> Flow[Progress]:
+async def _settled(ports: StepPorts, story: Story) -> Progress:
     """Wait until no COMMIT of this run is under way any more, and read how far the record says it has come."""
     hold = story.hold
     for pause in (*COMPLETE_PAUSES, None):
         try:
-            record = yield from Settle(hold)
+            record = await ports.ask(Settle(hold))
         except StoreError:
             if pause is None:
                 raise
-            yield from Pause(pause)
+            await ports.pause(pause)
         else:
             if record is not None and (record.attempt, record.token) == (hold.attempt, hold.token):
                 return read_back(record.steps)
@@ -194,52 +181,52 @@ def _settled(story: Story) -> Flow[Progress]:
     raise AssertionError  # pragma: no cover - the last round returned or raised
 
 
-def _call(story: Story, name: str, on_unknown: OnUnknown, stored: Step | None) -> Flow[Done]:
+async def _call(ports: StepPorts, story: Story, name: str, on_unknown: OnUnknown, stored: Step | None) -> Done:
     key = derive(story.hold.scope, story.hold.key, name)
     if stored is None:
-        yield from _save(story, story.progress.plus(Begun(name)))
+        await _save(ports, story, story.progress.plus(Begun(name)))
     story.in_doubt = name
     if stored is not None:
-        known = yield from _ask(story, name, on_unknown, key)
+        known = await _ask(ports, story, name, on_unknown, key)
         if known is not None:
             return Done("effect", name, as_json(name, known.result))
     story.check()
     try:
-        return Done("effect", name, as_json(name, (yield from CallOutside(key))))
+        return Done("effect", name, as_json(name, (await ports.call_outside(key))))
     except NoEffect:
         # This call did nothing. Unless an earlier one is still in doubt, there is nothing to be unsure of next time.
         if stored is None or on_unknown == "verify":
-            yield from _save(story, story.progress.without_unknown())
+            await _save(ports, story, story.progress.without_unknown())
             story.in_doubt = None
         raise
 
 
-def _ask(story: Story, name: str, on_unknown: OnUnknown, key: str) -> Flow[Applied | None]:
+async def _ask(ports: StepPorts, story: Story, name: str, on_unknown: OnUnknown, key: str) -> Applied | None:
     """Decide about an effect that was begun before; None: call it, with the same key as then."""
     if on_unknown == "retry":
         return None
-    found = (yield from AskOutside(key)) if on_unknown == "verify" else Doubt.CANT_TELL
+    found = (await ports.verify(key)) if on_unknown == "verify" else Doubt.CANT_TELL
     if found is Doubt.CANT_TELL:
-        yield from _park(story, name)
+        await _park(ports, story, name)
     return found if isinstance(found, Applied) else None
 
 
-def _park(story: Story, name: str) -> Flow[None]:
-    _check_fence(story, (yield from Park(story.hold, reason=f"effect {name} unknown")))
+async def _park(ports: StepPorts, story: Story, name: str) -> None:
+    _check_fence(story, (await ports.ask(Park(story.hold, reason=f"effect {name} unknown"))))
     story.is_parked = True
-    yield from Tell(ParkedUnknown(Key(story.hold.key).short(), story.hold.attempt, name))
+    ports.tell(ParkedUnknown(Key(story.hold.key).short(), story.hold.attempt, name))
     raise OutcomeUnknown
 
 
-def _save(story: Story, progress: Progress) -> Flow[None]:
+async def _save(ports: StepPorts, story: Story, progress: Progress) -> None:
     """Store how far it has come, patiently: an effect may have happened already."""
     for pause in (*COMPLETE_PAUSES, None):
         try:
-            verdict = yield from Save(story.hold, progress, story.progress)
+            verdict = await ports.ask(Save(story.hold, progress, story.progress))
         except StoreError:
             if pause is None:
                 raise
-            yield from Pause(pause)
+            await ports.pause(pause)
         else:
             _check_fence(story, verdict)
             story.progress = progress
@@ -251,3 +238,14 @@ def _check_fence(story: Story, verdict: Verdict) -> None:
     if verdict is Verdict.FENCED:
         story.is_lost = True
         raise LeaseLost
+
+
+async def mark(ports: Ports, story: Story, milestone: Milestone) -> None:
+    """Store how far the handler says that it is; raise ``LeaseLost`` where another worker has the operation.
+
+    Nothing is decided by it, and no retry sees it.
+    """
+    story.check()
+    # What can't be shown is no reason to stop the work that it is about.
+    with suppress(StoreError):
+        _check_fence(story, await ports.ask(Mark(story.hold, milestone)))

@@ -16,14 +16,12 @@ from semel.core.commands import (
     Decree,
     Discard,
     FindStuck,
-    Flow,
     Note,
     Park,
     Reap,
     Reaped,
     ReapTrail,
     Sweep,
-    Tell,
     Unpark,
     Verdict,
 )
@@ -37,6 +35,7 @@ from semel.core.recovery import Begun, Done, read_back
 from semel.core.upkeep import MAX_BATCH, Free, Hand, ParkIt, next_batch, sweeping
 from semel.core.value import value
 from semel.errors import Abandoned, StoreError
+from semel.flows.ports import Ports
 
 T = TypeVar("T", Reaped, int)
 
@@ -97,7 +96,7 @@ class ReapReport:
         return not (self.deleted or self.stripped or self.abandoned or self.audit_lines or self.error)
 
 
-def sweep(limit: int = MAX_BATCH, *, has_completer: bool = False) -> Flow[SweepReport]:
+async def sweep(ports: Ports, limit: int = MAX_BATCH, *, has_completer: bool = False) -> SweepReport:
     """Free the keys of dead workers, or park those that may not run again, *limit* at a time until none is left."""
     freed = parked = 0
     left: set[Hold] = set()
@@ -105,13 +104,13 @@ def sweep(limit: int = MAX_BATCH, *, has_completer: bool = False) -> Flow[SweepR
         for _ in range(MAX_ROUNDS):
             # Those that are left to the completer are found again, and must not hide the others.
             wanted = limit + len(left)
-            found = yield from FindStuck(wanted)
+            found = await ports.ask(FindStuck(wanted))
             for stuck in found:
                 match sweeping(stuck, has_completer=has_completer):
                     case Free():
-                        freed += yield from _free(stuck)
+                        freed += await _free(ports, stuck)
                     case ParkIt(reason):
-                        parked += yield from _park(stuck, reason)
+                        parked += await _park(ports, stuck, reason)
                     case Hand():
                         left.add(stuck.hold)
                     case never:  # pragma: no cover - mypy proves that nothing is left
@@ -123,14 +122,18 @@ def sweep(limit: int = MAX_BATCH, *, has_completer: bool = False) -> Flow[SweepR
     return SweepReport(freed, parked, len(left))
 
 
-def reap(
-    batch: int = MAX_BATCH, audit_retention: timedelta | None = AUDIT_RETENTION, *, largest: int = MAX_BATCH
-) -> Flow[ReapReport]:
+async def reap(
+    ports: Ports,
+    batch: int = MAX_BATCH,
+    audit_retention: timedelta | None = AUDIT_RETENTION,
+    *,
+    largest: int = MAX_BATCH,
+) -> ReapReport:
     """Clear away what is past retention, beginning with *batch* records at a time, then the old lines of the trail."""
-    keys = yield from _in_batches(lambda size: Reap(size, ABANDONED), batch, largest)
+    keys = await _in_batches(ports, lambda size: Reap(size, ABANDONED), batch, largest)
     lines: _Batches[int] = _Batches((), keys.size, keys.error)
     if audit_retention is not None and keys.error is None:
-        lines = yield from _in_batches(lambda size: ReapTrail(size, audit_retention), keys.size, largest)
+        lines = await _in_batches(ports, lambda size: ReapTrail(size, audit_retention), keys.size, largest)
     return ReapReport(
         deleted=sum(each.deleted for each in keys.outcomes),
         stripped=sum(each.stripped for each in keys.outcomes),
@@ -141,23 +144,23 @@ def reap(
     )
 
 
-def release(hold: Hold) -> Flow[Verdict]:
+async def release(ports: Ports, hold: Hold) -> Verdict:
     """Forget an operation that has not ended, whatever it did: a retry runs it again from its beginning."""
-    return (yield from Discard(hold))
+    return await ports.ask(Discard(hold))
 
 
-def resolve_applied(record: Record, result: Any) -> Flow[Verdict]:
+async def resolve_applied(ports: Ports, record: Record, result: Any) -> Verdict:
     """Let a parked operation go on after its unknown effect, which returned *result*; or end it with that result."""
     hold, progress = hold_of(record), read_back(record.steps)
     if progress.unknown is None:
-        verdict = yield from Decree(hold, _granted(result))
+        verdict = await ports.ask(Decree(hold, _granted(result)))
     else:
-        verdict = yield from Unpark(hold, progress.plus(Done("effect", progress.unknown.name, result)))
-    yield from _say(verdict, hold, "applied", progress.unknown)
+        verdict = await ports.ask(Unpark(hold, progress.plus(Done("effect", progress.unknown.name, result))))
+    await _say(ports, verdict, hold, "applied", progress.unknown)
     return verdict
 
 
-def resolve_not_applied(record: Record) -> Flow[Verdict]:
+async def resolve_not_applied(ports: Ports, record: Record) -> Verdict:
     """Let a parked operation go on as if its last effect had not been begun; forget one that has done nothing else.
 
     Steps that are done stay done. Without any, a record whose policy refuses a second run would be stuck for ever. But
@@ -165,8 +168,8 @@ def resolve_not_applied(record: Record) -> Flow[Verdict]:
     """
     hold, progress = hold_of(record), read_back(record.steps)
     rest = progress.without_unknown()
-    verdict = yield from Unpark(hold, rest) if rest.steps or record.is_accepted else Discard(hold)
-    yield from _say(verdict, hold, "not applied", progress.unknown)
+    verdict = await ports.ask(Unpark(hold, rest) if rest.steps or record.is_accepted else Discard(hold))
+    await _say(ports, verdict, hold, "not applied", progress.unknown)
     return verdict
 
 
@@ -175,24 +178,24 @@ def hold_of(record: Record) -> Hold:
     return Hold(record.scope, record.key, record.attempt, record.token)
 
 
-def _free(stuck: Stuck) -> Flow[bool]:
-    if (yield from Sweep(stuck.hold)) is Verdict.FENCED:
+async def _free(ports: Ports, stuck: Stuck) -> bool:
+    if (await ports.ask(Sweep(stuck.hold))) is Verdict.FENCED:
         return False
-    yield from Tell(Swept(_short(stuck.hold), stuck.hold.attempt, stuck.silent_for.total_seconds()))
+    ports.tell(Swept(_short(stuck.hold), stuck.hold.attempt, stuck.silent_for.total_seconds()))
     return True
 
 
-def _park(stuck: Stuck, reason: str) -> Flow[bool]:
-    if (yield from Park(stuck.hold, if_silent=True, reason=reason)) is Verdict.FENCED:
+async def _park(ports: Ports, stuck: Stuck, reason: str) -> bool:
+    if (await ports.ask(Park(stuck.hold, if_silent=True, reason=reason))) is Verdict.FENCED:
         return False
-    yield from Tell(SweptUnknown(_short(stuck.hold), stuck.hold.attempt))
+    ports.tell(SweptUnknown(_short(stuck.hold), stuck.hold.attempt))
     return True
 
 
-def _say(verdict: Verdict, hold: Hold, event: str, step: Begun | None) -> Flow[None]:
+async def _say(ports: Ports, verdict: Verdict, hold: Hold, event: str, step: Begun | None) -> None:
     """Add to the trail what the operator said; that something changed, and by whom, is in it already."""
     if verdict is Verdict.DONE:
-        yield from Note(hold, event, step.name if step else None)
+        await ports.ask(Note(hold, event, step.name if step else None))
 
 
 def _granted(result: Any) -> Answer:
@@ -217,13 +220,13 @@ class _Batches(Generic[T]):
     error: StoreError | None = None
 
 
-def _in_batches(command: Callable[[int], Command[T]], size: int, largest: int) -> Flow[_Batches[T]]:
+async def _in_batches(ports: Ports, command: Callable[[int], Command[T]], size: int, largest: int) -> _Batches[T]:
     """Repeat *command* until a batch is not full. One that is too much for the store is made smaller."""
     outcomes: list[T] = []
     for _ in range(MAX_ROUNDS):
         error = None
         try:
-            outcomes.append((yield from command(size)))
+            outcomes.append(await ports.ask(command(size)))
         except StoreError as objection:
             error = objection
         wanted, following = size, next_batch(size, error, largest)

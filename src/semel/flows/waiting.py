@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from semel.core.commands import Again, Flow, Look, NoRoom, Wait
+from semel.core.commands import Again, Look
 from semel.core.decision import RETRY_AFTER_SECONDS, retry_after
+from semel.core.handler import NoRoom, Wait
 from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.preference import Preferences
 from semel.core.record import Found
 from semel.errors import InProgress, Interrupted, StoreError
+from semel.flows.ports import WaitingPorts
 
 
 class LeftWaiting(Interrupted):
@@ -29,25 +31,25 @@ def patience_of(policy: Policy, wishes: Preferences) -> timedelta | None:
     return min(asked, policy.wait) if asked else None
 
 
-def wait(scope: str, key: str, policy: Policy, wishes: Preferences) -> Flow[Found | Again]:
+async def wait(ports: WaitingPorts, scope: str, key: str, policy: Policy, wishes: Preferences) -> Found | Again:
     """Wait until more may be known of a key in progress; refuse where there is no waiting, or no longer."""
     patience = patience_of(policy, wishes)
     if patience is not None:
         try:
-            got = yield from Wait(scope, key, patience, policy.max_waiters, policy.max_waiters_per_key)
+            got = await ports.wait(Wait(scope, key, patience, policy.max_waiters, policy.max_waiters_per_key))
         except Interrupted:
             raise LeftWaiting from None
         if not isinstance(got, NoRoom):
             return got
-    raise InProgress(retry_after=(yield from _when(scope, key, policy)))
+    raise InProgress(retry_after=(await _when(ports, scope, key, policy)))
 
 
-def _when(scope: str, key: str, policy: Policy) -> Flow[int]:
+async def _when(ports: WaitingPorts, scope: str, key: str, policy: Policy) -> int:
     """Find out when to come back: the worker may be dead, and its lease is waited for. It is no more than a hint."""
     if policy.mode == "atomic":
         return RETRY_AFTER_SECONDS  # There is no lease: a worker that dies leaves nothing behind.
     try:
-        record = yield from Look(scope, key)
+        record = await ports.ask(Look(scope, key))
     except StoreError:
         return RETRY_AFTER_SECONDS
     return retry_after(record.lease_left if record else None, policy.lease)

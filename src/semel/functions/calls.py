@@ -7,16 +7,19 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from semel.core.commands import Ending, Flow
+from semel.core.handler import Ending
 from semel.errors import ConfigurationError, Refusal
-from semel.exchange import AsyncExchange, AsyncGuard, Exchange, Guard
 from semel.flows.reply import PassOn, Reply
 from semel.functions.results import Outcome, Results
+from semel.guard.ports import AsyncCallPorts, AsyncGuard, Guard, ThreadPorts
 from semel.operation import Operation, enter
 from semel.telemetry.logs import logger
 
+#: A flow that has all but its ports.
+FunctionFlow = Callable[[Any], Coroutine[Any, Any, Reply]]
 
-class FunctionCall(Exchange):
+
+class FunctionCall(ThreadPorts):
     """One call of a plain function."""
 
     def __init__(self, guard: Guard, results: Results, call: Callable[[], Any]) -> None:
@@ -26,7 +29,7 @@ class FunctionCall(Exchange):
         self._name = results.name
         self._outcome = Outcome(results)
 
-    def run(self, flow: Flow[Reply]) -> Any:
+    def run(self, flow: FunctionFlow) -> Any:
         """Call the function, or return what an earlier call returned."""
         try:
             reply = self.conduct(flow)
@@ -51,7 +54,7 @@ class FunctionCall(Exchange):
         return self._outcome.returned(result, operation, limit)
 
 
-class AsyncFunctionCall(AsyncExchange):
+class AsyncFunctionCall(AsyncCallPorts):
     """One call of an async function. It goes on to its end even if its caller is cancelled."""
 
     def __init__(self, guard: AsyncGuard, results: Results, call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
@@ -62,7 +65,7 @@ class AsyncFunctionCall(AsyncExchange):
         self._outcome = Outcome(results)
         self._caller_has_gone = False
 
-    async def run(self, flow: Flow[Reply]) -> Any:
+    async def run(self, flow: FunctionFlow) -> Any:
         """Call the function, or return what an earlier call returned."""
         try:
             reply = await self.conduct(flow)

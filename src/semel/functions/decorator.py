@@ -11,13 +11,13 @@ from typing import Any, ParamSpec, TypeVar, cast
 from semel.core.policy import FINAL_STATUSES, Policy
 from semel.core.record import OnCrash
 from semel.core.scope import SINGLE_TENANT
-from semel.door import switch
 from semel.errors import ConfigurationError
 from semel.functions.calls import AsyncFunctionCall, FunctionCall
 from semel.functions.guards import async_guard_at, guard_at
 from semel.functions.job import Compare, Job, Whose
 from semel.functions.names import Function, is_async, name_of, signature_of
 from semel.functions.results import Codec, Results
+from semel.guard.request import switch
 
 P = ParamSpec("P")
 R = TypeVar("R")

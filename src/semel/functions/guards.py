@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Hashable
 from typing import Any
 
 from semel.errors import ConfigurationError
-from semel.exchange import AsyncGuard, Guard
+from semel.guard.ports import AsyncGuard, Guard
 from semel.stores import AsyncStore, Store, async_store, store
 from semel.stores.tiered import Tiered
 

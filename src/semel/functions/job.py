@@ -6,23 +6,26 @@ import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 from uuid import UUID
 
-from semel.core.commands import Flow
 from semel.core.fingerprint import Subject
 from semel.core.key import Key
 from semel.core.message import Head
 from semel.core.policy import Policy
 from semel.core.record import Hold
 from semel.core.scope import SingleTenant, principal_of, scoped
-from semel.door import switch
 from semel.errors import ConfigurationError, KeyInvalid, KeyMissing, ScopeMissing
 from semel.flows.guard import guard
+from semel.flows.identify import Asked
+from semel.flows.ports import GuardPorts
 from semel.flows.reply import PassOn, Reply
 from semel.functions.arguments import CantBeWritten, form_of, written
+from semel.functions.calls import FunctionFlow
 from semel.functions.names import Function
 from semel.functions.results import Results
+from semel.guard.request import switch
 
 #: What must be the same on a retry: every argument, what a function chooses, or nothing but the key.
 Compare = Function | Literal["arguments"] | None
@@ -69,7 +72,7 @@ class Job:
             if inspect.iscoroutinefunction(getattr(self, setting)):
                 raise ConfigurationError(f"{setting} must be a plain function: it is asked before anything is awaited.")
 
-    def flow(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, notes_replays: bool) -> Flow[Reply]:
+    def flow(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, notes_replays: bool) -> FunctionFlow:
         """Return the flow of one call. What can't be guarded is refused here, before anything is asked of a store."""
         # First of all, so that a call that Python would refuse is refused in Python's own words.
         bound = self.signature.bind(*args, **kwargs)
@@ -77,17 +80,10 @@ class Job:
         principal = self._principal(args, kwargs)
         scope = scoped(principal, Head(METHOD, self.name, b"", ()), self.policy)
         if switch() == "off" and self.policy.mode != "atomic":
-            return _pass_on(Hold(scope, key.value, 1, os.urandom(16)))
+            return partial(_pass_on, hold=Hold(scope, key.value, 1, os.urandom(16)))
         subject = Subject(METHOD, self.name, b"", _JSON, self._likeness(bound, args, kwargs))
-        return guard(
-            key,
-            scope,
-            subject,
-            self.policy,
-            token=os.urandom(16),
-            principal=principal,
-            notes_replays=notes_replays,
-        )
+        asked = Asked(key, scope, principal, subject, self.policy)
+        return partial(_guard, asked=asked, notes_replays=notes_replays)
 
     def _key(self, bound: inspect.BoundArguments, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Key:
         if isinstance(self.key, str):
@@ -153,7 +149,10 @@ class Job:
             ) from None
 
 
-def _pass_on(hold: Hold) -> Flow[Reply]:
+async def _guard(ports: GuardPorts, *, asked: Asked, notes_replays: bool) -> Reply:
+    return await guard(ports, asked, os.urandom(16), notes_replays=notes_replays)
+
+
+async def _pass_on(_ports: GuardPorts, *, hold: Hold) -> Reply:
     """Call the function: its guard is switched off."""
     return PassOn(hold)
-    yield  # type: ignore[unreachable]  # a flow that asks for nothing

@@ -6,10 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from semel.core.commands import Ending
+from semel.core.handler import Ending
 from semel.core.message import Answer, Headers
 from semel.core.recovery import as_json
-from semel.door import answered, streaming
 from semel.errors import (
     Abandoned,
     ConfigurationError,
@@ -25,6 +24,7 @@ from semel.errors import (
 from semel.flows.handle import STORE_RETRY_AFTER_SECONDS
 from semel.flows.reply import Reply, Reraise, Send
 from semel.functions.names import module_of
+from semel.guard.endings import answered, streaming
 from semel.operation import Operation
 
 RETURNED = 200

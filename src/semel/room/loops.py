@@ -8,8 +8,10 @@ from contextlib import suppress
 from datetime import timedelta
 from weakref import WeakKeyDictionary
 
-from semel.core.commands import Again, Announce, NoRoom, Wait
+from semel.core.commands import Again
+from semel.core.handler import NoRoom, Wait
 from semel.core.hint import hint_of
+from semel.core.record import Found
 from semel.errors import Interrupted
 from semel.room.seats import POLL_INTERVAL, Gone, Listen, Lookers, Seat, Seats, Told, Visit, most
 from semel.stores.forks import start_afresh_in_children
@@ -134,12 +136,12 @@ class AsyncRoom:
             with self._mutex:
                 self._lookers.discard(visit)
 
-    def announce(self, command: Announce) -> None:
+    def announce(self, scope: str, key: str, found: Found) -> None:
         """Tell all who wait for a key on this loop what was found of it. Those on others have had the same hint."""
         bench = self._benches.get(asyncio.get_running_loop())
         if bench is not None and bench.seats.count:
-            for seat in bench.seats.all(hint_of(command.scope, command.key)):
-                seat.tell(command.found)
+            for seat in bench.seats.all(hint_of(scope, key)):
+                seat.tell(found)
 
     def hint(self, scope: str, key: str) -> None:
         """Say that an operation has ended here: whoever waits first may look."""

@@ -9,7 +9,8 @@ from datetime import timedelta
 from enum import Enum
 from weakref import WeakKeyDictionary
 
-from semel.core.commands import Again, NoRoom, Wait
+from semel.core.commands import Again
+from semel.core.handler import NoRoom, Wait
 from semel.core.record import Found
 
 #: How often the store is asked about a key: a person does not notice, and neither does the database.

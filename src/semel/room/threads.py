@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from semel.core.commands import Again, Announce, NoRoom, Wait
+from semel.core.commands import Again
+from semel.core.handler import NoRoom, Wait
 from semel.core.hint import hint_of
+from semel.core.record import Found
 from semel.errors import Interrupted
 from semel.room.seats import POLL_INTERVAL, Gone, Listen, Lookers, Seat, Seats, Told, Visit, most
 from semel.stores.forks import start_afresh_in_children
@@ -93,12 +95,12 @@ class Room:
             with self._mutex:
                 self._lookers.discard(visit)
 
-    def announce(self, command: Announce) -> None:
+    def announce(self, scope: str, key: str, found: Found) -> None:
         """Tell all who wait for a key what was found of it."""
         if self._seats.count:
             with self._mutex:
-                for seat in self._seats.all(hint_of(command.scope, command.key)):
-                    seat.tell(command.found)
+                for seat in self._seats.all(hint_of(scope, key)):
+                    seat.tell(found)
 
     def hint(self, scope: str, key: str) -> None:
         """Say that an operation has ended here: whoever waits first may look."""

@@ -8,6 +8,7 @@ only when its waiter is cancelled does the outcome go elsewhere.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,6 +19,13 @@ class Step(asyncio.Future[T]):
 
     #: Where the outcome goes once the waiter was cancelled.
     heir: asyncio.Future[T] | None = None
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait for the outcome. One who is resumed after the first waiter was cancelled gets it all the same."""
+        if not self.done():
+            self._asyncio_future_blocking = True
+            yield self
+        return self.result() if self.heir is None else self.heir.result()
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Let the waiter go, and keep the outcome for whoever takes its place."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from semel.core.commands import Command, Flow
+from semel.core.commands import Command
 from semel.drivers import Perform
 
 When = Literal["before", "after"]

@@ -15,29 +15,24 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
+from tests.commands import AskOutside, CallInside, CallOutside, NameScope, ReadBody, Tell
+
 from semel import drivers
 from semel.core.commands import (
-    AskOutside,
     Begin,
-    CallInside,
-    CallOutside,
     Claim,
     Command,
     Commit,
     Complete,
     Finish,
-    Flow,
-    NameScope,
     Open,
     Park,
-    ReadBody,
     Release,
-    RunHandler,
     Save,
     TakeOver,
-    Tell,
     Undo,
 )
+from semel.core.handler import RunHandler
 from semel.drivers import AsyncPerform, Perform
 
 #: What each command does, for people.

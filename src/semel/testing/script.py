@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from semel.core.commands import Command, Flow
+from semel.core.commands import Command
 
 T = TypeVar("T")
 

@@ -10,18 +10,17 @@ import logging
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
-from semel.core.commands import Again, Command, FindStuck, FinishOne
+from semel.core.commands import Again, FindStuck
 from semel.core.record import Stuck
 from semel.core.upkeep import MAX_ATTEMPTS
-from semel.drivers import arun, run
 from semel.errors import StoreError
 from semel.flows.finish import FinishReport, finish_abandoned
+from semel.guard.running import arun, run
 from semel.stores import AsyncStore, Store
 from semel.work.alarm import Alarm, AsyncAlarm
 from semel.work.desk import AsyncDesk, Desk
-from semel.work.service import async_performer, performer
+from semel.work.service import AsyncServicePorts, ServicePorts
 
 _logger = logging.getLogger("semel")
 
@@ -31,7 +30,7 @@ _COULD_NOT = "An operation could not be run, and is tried again with the next lo
 Finished = int | Again | None
 
 
-class Completer:
+class Completer(ServicePorts):
     """Finishes operations from a thread, one after the other."""
 
     name = "completer"
@@ -45,12 +44,12 @@ class Completer:
         max_attempts: int = MAX_ATTEMPTS,
     ) -> None:
         """Finish what is stuck in *store* through *finish*; park what was tried *max_attempts* times."""
+        super().__init__(store)
         self._finish = finish
         self._desk = desk or Desk()
         self._max_attempts = max_attempts
         #: How many it has run since it last looked.
         self._count = 0
-        self._others = performer(store)
 
     @property
     def interval(self) -> timedelta:
@@ -67,30 +66,29 @@ class Completer:
         the next run, which then comes at once: an operation that was accepted meanwhile must not wait for a backlog.
         """
         self._count = 0
-        return run(finish_abandoned(max_attempts=self._max_attempts), self._perform)
+        return run(finish_abandoned, self, max_attempts=self._max_attempts)
 
-    def _perform(self, command: Command[Any]) -> Any:
-        match command:
-            case FindStuck():
-                return self._desk.find(self, partial(self._others, command))
-            case FinishOne(stuck):
-                if (self._count and self._desk.is_stale) or not self._desk.take(stuck):
-                    return Again.AGAIN
-                self._count += 1
-                try:
-                    return self._finish(stuck)
-                except StoreError:
-                    raise
-                except Exception:  # whatever it was, others wait behind it
-                    _logger.exception(_COULD_NOT)
-                    return None
-                finally:
-                    self._desk.done(stuck)
-            case _:
-                return self._others(command)
+    async def find_stuck(self, command: FindStuck) -> tuple[Stuck, ...]:
+        """Find the operations to run, unless another completer has just looked."""
+        return self._desk.find(self, partial(self._store.perform, command))
+
+    async def finish_one(self, stuck: Stuck) -> Finished:
+        """Run one of them, unless another completer has it."""
+        if (self._count and self._desk.is_stale) or not self._desk.take(stuck):
+            return Again.AGAIN
+        self._count += 1
+        try:
+            return self._finish(stuck)
+        except StoreError:
+            raise
+        except Exception:  # whatever it was, others wait behind it
+            _logger.exception(_COULD_NOT)
+            return None
+        finally:
+            self._desk.done(stuck)
 
 
-class AsyncCompleter:
+class AsyncCompleter(AsyncServicePorts):
     """Finishes operations from an event loop, one after the other."""
 
     name = "completer"
@@ -104,12 +102,12 @@ class AsyncCompleter:
         max_attempts: int = MAX_ATTEMPTS,
     ) -> None:
         """Finish what is stuck in *store* through *finish*; park what was tried *max_attempts* times."""
+        super().__init__(store)
         self._finish = finish
         self._desk = desk or AsyncDesk()
         self._max_attempts = max_attempts
         #: How many it has run since it last looked.
         self._count = 0
-        self._others = async_performer(store)
 
     @property
     def interval(self) -> timedelta:
@@ -126,18 +124,14 @@ class AsyncCompleter:
         the next run, which then comes at once: an operation that was accepted meanwhile must not wait for a backlog.
         """
         self._count = 0
-        return await arun(finish_abandoned(max_attempts=self._max_attempts), self._perform)
+        return await arun(finish_abandoned, self, max_attempts=self._max_attempts)
 
-    def _perform(self, command: Command[Any]) -> Any:
-        match command:
-            case FindStuck():
-                return self._desk.find(self, partial(self._others, command))
-            case FinishOne(stuck):
-                return self._finish_one(stuck)
-            case _:
-                return self._others(command)
+    async def find_stuck(self, command: FindStuck) -> tuple[Stuck, ...]:
+        """Find the operations to run, unless another completer has just looked."""
+        return await self._desk.find(self, partial(self._store.perform, command))
 
-    async def _finish_one(self, stuck: Stuck) -> Finished:
+    async def finish_one(self, stuck: Stuck) -> Finished:
+        """Run one of them, unless another completer has it."""
         if (self._count and self._desk.is_stale) or not self._desk.take(stuck):
             return Again.AGAIN
         self._count += 1

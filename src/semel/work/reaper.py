@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from semel.core.upkeep import MAX_BATCH
-from semel.drivers import arun, run
 from semel.flows.upkeep import AUDIT_RETENTION, ReapReport, reap
+from semel.guard.running import arun, run
 from semel.stores import AsyncStore, Store
-from semel.work.service import async_performer, performer
+from semel.work.service import AsyncServicePorts, ServicePorts
 
 #: Often enough that a run finds a minute's worth of records, and not a day's.
 REAP_INTERVAL = timedelta(seconds=60)
@@ -29,13 +29,13 @@ class Reaper:
     ) -> None:
         """Reap *store*, at most *batch* records in one statement. *audit_retention* None keeps the trail for ever."""
         self.interval = interval
-        self._perform = performer(store)
+        self._ports = ServicePorts(store)
         self._audit_retention = audit_retention
         self._largest = self._batch = batch
 
     def run_once(self) -> ReapReport:
         """Reap all that is past retention now."""
-        report = run(reap(self._batch, self._audit_retention, largest=self._largest), self._perform)
+        report = run(reap, self._ports, self._batch, self._audit_retention, largest=self._largest)
         self._batch = report.batch
         return report
 
@@ -55,12 +55,12 @@ class AsyncReaper:
     ) -> None:
         """Reap *store*, at most *batch* records in one statement. *audit_retention* None keeps the trail for ever."""
         self.interval = interval
-        self._perform = async_performer(store)
+        self._ports = AsyncServicePorts(store)
         self._audit_retention = audit_retention
         self._largest = self._batch = batch
 
     async def run_once(self) -> ReapReport:
         """Reap all that is past retention now."""
-        report = await arun(reap(self._batch, self._audit_retention, largest=self._largest), self._perform)
+        report = await arun(reap, self._ports, self._batch, self._audit_retention, largest=self._largest)
         self._batch = report.batch
         return report

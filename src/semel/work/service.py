@@ -5,15 +5,18 @@ A service keeps nothing that matters between two runs. Any number of processes m
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from datetime import timedelta
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
-from semel.core.commands import Command, Tell
-from semel.drivers import AsyncPerform, Perform
+from semel.core.commands import Command
+from semel.core.events import Happening
 from semel.errors import SemelError
 from semel.stores import AsyncStore, Store
 from semel.telemetry.logs import log
 from semel.work.alarm import Alarm, AsyncAlarm
+
+T = TypeVar("T")
 
 
 class Report(Protocol):
@@ -76,19 +79,36 @@ class AsyncHurried(Protocol):
         """What ends its pause."""
 
 
-def performer(store: Store) -> Perform:
-    """Return what carries out the commands of a service's flow."""
+class ServicePorts:
+    """What a service's flow may ask for, in a thread."""
 
-    def perform(command: Command[Any]) -> Any:
-        return log(command.happening) if isinstance(command, Tell) else store.perform(command)
+    def __init__(self, store: Store) -> None:
+        """Ask *store*."""
+        self._store = store
 
-    return perform
+    async def ask(self, command: Command[T]) -> T:
+        """Ask the store."""
+        return self._store.perform(command)
+
+    def tell(self, happening: Happening) -> None:
+        """Log it."""
+        log(happening)
 
 
-def async_performer(store: AsyncStore) -> AsyncPerform:
-    """Return the same for an event loop."""
+class AsyncServicePorts:
+    """What a service's flow may ask for, on an event loop."""
 
-    def perform(command: Command[Any]) -> Any:
-        return log(command.happening) if isinstance(command, Tell) else store.perform(command)
+    #: A service that is stopped ends where it is: the next run goes on.
+    is_interruptible = True
 
-    return perform
+    def __init__(self, store: AsyncStore) -> None:
+        """Ask *store*."""
+        self._store = store
+
+    def ask(self, command: Command[T]) -> Awaitable[T]:
+        """Ask the store."""
+        return self._store.perform(command)
+
+    def tell(self, happening: Happening) -> None:
+        """Log it."""
+        log(happening)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from semel.core.upkeep import MAX_BATCH
-from semel.drivers import arun, run
 from semel.flows.upkeep import SweepReport, sweep
+from semel.guard.running import arun, run
 from semel.stores import AsyncStore, Store
-from semel.work.service import async_performer, performer
+from semel.work.service import AsyncServicePorts, ServicePorts
 
 #: A third of the usual lease: what is stuck is known soon after, at the price of one look at a small index.
 SWEEP_INTERVAL = timedelta(seconds=10)
@@ -26,12 +26,12 @@ class Sweeper:
     def __init__(self, store: Store, *, interval: timedelta = SWEEP_INTERVAL, has_completer: bool = False) -> None:
         """Sweep *store*. With *has_completer*, operations whose request was kept are left to the completer."""
         self.interval = interval
-        self._perform = performer(store)
+        self._ports = ServicePorts(store)
         self._has_completer = has_completer
 
     def run_once(self) -> SweepReport:
         """Sweep all that is stuck now."""
-        return run(sweep(MAX_BATCH, has_completer=self._has_completer), self._perform)
+        return run(sweep, self._ports, MAX_BATCH, has_completer=self._has_completer)
 
 
 class AsyncSweeper:
@@ -42,9 +42,9 @@ class AsyncSweeper:
     def __init__(self, store: AsyncStore, *, interval: timedelta = SWEEP_INTERVAL, has_completer: bool = False) -> None:
         """Sweep *store*. With *has_completer*, operations whose request was kept are left to the completer."""
         self.interval = interval
-        self._perform = async_performer(store)
+        self._ports = AsyncServicePorts(store)
         self._has_completer = has_completer
 
     async def run_once(self) -> SweepReport:
         """Sweep all that is stuck now."""
-        return await arun(sweep(MAX_BATCH, has_completer=self._has_completer), self._perform)
+        return await arun(sweep, self._ports, MAX_BATCH, has_completer=self._has_completer)

@@ -7,8 +7,10 @@ from urllib.parse import quote, urlsplit
 from wsgiref.types import WSGIEnvironment
 
 from semel.core.message import Head, Headers
-from semel.door import CHUNK_BYTES, ROUTERS_STATUSES, Body, declared_length
 from semel.errors import BodyIncomplete
+from semel.guard.body import CHUNK_BYTES, Body
+from semel.guard.endings import ROUTERS_STATUSES
+from semel.guard.request import declared_length
 
 _PREFIX = "HTTP_"
 

@@ -1,4 +1,4 @@
-"""The middleware, and what runs beside it. What happens to one request is in ``exchange.py``."""
+"""The middleware, and what runs beside it. What happens to one request is in ``ports.py``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from semel.core.message import Request, one_line, request_of
 from semel.core.policy import Policy
 from semel.core.record import Stuck
 from semel.core.status import STATUS_PATH, name_below
-from semel.door import Gate, Paths, RequestView, Routes, checked_scope, status_path_for
 from semel.errors import ConfigurationError
+from semel.guard.request import Paths, RequestView, Routes, checked_scope, status_path_for
+from semel.guard.shutdown import Gate
 from semel.room import Room
 from semel.stores import Store
 from semel.stores import store as open_store
@@ -24,8 +25,8 @@ from semel.work import Completer, Desk, Reaper, Service, Sweeper, Workers
 from semel.work.completer import Finished
 from semel.work.desk import CONCURRENCY, checked_concurrency, looks_every
 from semel.wsgi.environ import method_of, mount_of, path_of
-from semel.wsgi.exchange import AppGuard, Exchange
-from semel.wsgi.status import StatusExchange
+from semel.wsgi.ports import AppGuard, RequestPorts
+from semel.wsgi.status import StatusPorts
 from semel.wsgi.stored import environ_of, nowhere
 
 WhoseRequest = Callable[[RequestView], str | None]
@@ -74,7 +75,7 @@ class IdempotencyMiddleware:
             status_path=status_path,
             app=app,
             scope=checked_scope(scope),
-            hurry=self.desk.hurry,
+            wake=self.desk.hurry,
         )
         # Here and not at the first request, which may come in a thread that may not touch signals.
         self.guard.gate.close_on_sigterm()
@@ -98,7 +99,7 @@ class IdempotencyMiddleware:
             self.store.perform(Park(hold, if_silent=True, reason="not guarded any more"))
             return None
         try:
-            if not Exchange(self.guard, policy, environ, nowhere).finish(stuck, request):
+            if not RequestPorts(self.guard, policy, environ, nowhere).finish_it(stuck, request):
                 return Again.AGAIN
         except BaseException:  # noqa: BLE001 - the app's own, in a thread of ours: there is no server to report it to
             logger.exception("%s failed, run without its client.", _shown(request))
@@ -118,11 +119,11 @@ class IdempotencyMiddleware:
             name = name_below(mount_of(environ) + self.guard.status_path, path)
             if name is not None:
                 manner = self.routes.accepting or self.routes.policy
-                return StatusExchange(self.guard, manner, environ, start_response).tell(name)
+                return StatusPorts(self.guard, manner, environ, start_response).state_of(name)
         policy = self.routes.policy_for(method, path)
         if policy is None:
             return self.app(environ, start_response)
-        return Exchange(self.guard, policy, environ, start_response).serve()
+        return RequestPorts(self.guard, policy, environ, start_response).serve()
 
 
 def _shown(request: Request) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from semel.core.commands import Ending
+from semel.core.handler import Ending
 from semel.core.message import Answer
-from semel.door import Body, Limits, answered, flows_at_once, inside, raised, streaming
+from semel.guard.body import Body, Limits, flows_at_once, inside
+from semel.guard.endings import answered, raised, streaming
 from semel.operation import enter
 from semel.wsgi.environ import lowered, reached_handler
 

@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 from wsgiref.types import WSGIEnvironment
 
 from semel.core.message import Request
-from semel.door import PRINCIPAL
+from semel.guard.request import PRINCIPAL
 
 
 def environ_of(request: Request) -> WSGIEnvironment:

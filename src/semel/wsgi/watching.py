@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from semel.door import Body
+from semel.guard.body import Body
 
 #: Called once, with the status, when the answer is complete.
 Conclude = Callable[[int | None], None]

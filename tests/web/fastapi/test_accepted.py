@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from semel import SINGLE_TENANT, Operation, Policy
 from semel.asgi import PER_ROUTE, IdempotencyMiddleware, claim
 from semel.cli.application import middleware_of
-from semel.door import PRINCIPAL, RequestView
+from semel.guard.request import PRINCIPAL, RequestView
 from semel.errors import ConfigurationError
 from semel.fastapi import Idempotent, install
 from semel.flows.finish import FinishReport

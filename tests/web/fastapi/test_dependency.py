@@ -13,7 +13,7 @@ import semel
 from semel import SINGLE_TENANT, Operation, Policy
 from semel.asgi import PER_ROUTE, IdempotencyMiddleware
 from semel.core.commands import Browse
-from semel.door import RequestView
+from semel.guard.request import RequestView
 from semel.errors import ConfigurationError
 from semel.fastapi import AlreadyAnswered, Idempotent, install
 from semel.stores.memory import AsyncMemoryStore, MemoryStore

@@ -1,29 +1,9 @@
-"""Everything a flow may ask the world to do, and what the world may answer. Nothing here does any of it.
+"""Everything that a store may be asked to do, and what it may answer. Nothing here does any of it.
 
-Read ``answer = yield from Command(...)`` in a flow as: ask the world to do this, and here is its answer. One command is
-one round trip, or one transaction that the store owns.
+One command is one round trip, or one transaction that the store owns.
 """
 
-from semel.core.commands.base import Again, Command, Flow, Verdict
-from semel.core.commands.handler import (
-    Announce,
-    Answered,
-    Ending,
-    FinishOne,
-    Lost,
-    NameScope,
-    NoRoom,
-    NotStarted,
-    Parked,
-    Pause,
-    Raised,
-    ReadBody,
-    RunHandler,
-    RunUnguarded,
-    Streaming,
-    Tell,
-    Wait,
-)
+from semel.core.commands.base import Again, Command, Verdict
 from semel.core.commands.keys import (
     Browse,
     Claim,
@@ -39,14 +19,9 @@ from semel.core.commands.keys import (
     TakeOver,
 )
 from semel.core.commands.steps import (
-    Applied,
-    AskOutside,
     Begin,
-    CallInside,
-    CallOutside,
     Commit,
     CommitAlone,
-    Doubt,
     Finish,
     Open,
     Undo,
@@ -67,14 +42,8 @@ from semel.core.commands.upkeep import (
 
 __all__ = [
     "Again",
-    "Announce",
-    "Answered",
-    "Applied",
-    "AskOutside",
     "Begin",
     "Browse",
-    "CallInside",
-    "CallOutside",
     "Claim",
     "Command",
     "Commit",
@@ -82,26 +51,14 @@ __all__ = [
     "Complete",
     "Decree",
     "Discard",
-    "Doubt",
-    "Ending",
     "FindStuck",
     "Finish",
-    "FinishOne",
-    "Flow",
     "Look",
-    "Lost",
     "Mark",
-    "NameScope",
-    "NoRoom",
-    "NotStarted",
     "Note",
     "Now",
     "Open",
     "Park",
-    "Parked",
-    "Pause",
-    "Raised",
-    "ReadBody",
     "ReadRequest",
     "ReadTrail",
     "Reap",
@@ -109,16 +66,11 @@ __all__ = [
     "Reaped",
     "Release",
     "Renew",
-    "RunHandler",
-    "RunUnguarded",
     "Save",
     "Settle",
-    "Streaming",
     "Sweep",
     "TakeOver",
-    "Tell",
     "Undo",
     "Unpark",
     "Verdict",
-    "Wait",
 ]

@@ -20,8 +20,6 @@ class Claim(Command[Hold | Found | Again]):
     The token is made by the caller: a record that bears it is this claim's, even if the reply was lost.
     """
 
-    interruptible = True
-
     scope: str
     key: str
     token: bytes
@@ -48,8 +46,6 @@ class TakeOver(Command[Hold | Again]):
     is taken over is counted as a try. Only so is a pending one begun, which is its first attempt still. A *claim* that
     is accepted only makes a pending record again of one that expired.
     """
-
-    interruptible = True
 
     claim: Claim
     seen: Hold
@@ -98,8 +94,6 @@ class Save(Command[Verdict]):
     arrives when the operation has gone on, must not set it back.
     """
 
-    interruptible = True
-
     hold: Hold
     progress: Progress
     before: Progress = field(default_factory=Progress)
@@ -108,8 +102,6 @@ class Save(Command[Verdict]):
 @value
 class Mark(Command[Verdict]):
     """Store how far the handler says it is, for whoever asks meanwhile. Nothing else depends on it."""
-
-    interruptible = True
 
     hold: Hold
     milestone: Milestone
@@ -121,8 +113,6 @@ class Park(Command[Verdict]):
 
     Its worker may ask twice. Of several others that ask at once, one is told ``DONE``.
     """
-
-    interruptible = True
 
     hold: Hold
     if_silent: bool = False
@@ -137,16 +127,12 @@ class Settle(Command[Record | None]):
     For a COMMIT whose reply was lost: the record bears this hold's token, and its steps or its answer, or it does not.
     """
 
-    interruptible = True
-
     hold: Hold
 
 
 @value
 class Look(Command[Record | None]):
     """Read one record: for people, and for whoever has just taken it over and has to know how far it has come."""
-
-    interruptible = True
 
     scope: str
     key: str
@@ -170,5 +156,3 @@ class Browse(Command[tuple[Record, ...]]):
 @value
 class Now(Command[datetime]):
     """Read the store's clock, the only one that decides."""
-
-    interruptible = True

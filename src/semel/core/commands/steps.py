@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import field
-from enum import Enum
-from typing import Any
 
 from semel.core.commands.base import Command, Verdict
 from semel.core.commands.keys import Claim
@@ -23,8 +21,6 @@ class Begin(Command[Hold | Found]):
     Whatever the answer, the transaction is open until ``Finish`` or ``Undo``.
     """
 
-    interruptible = True
-
     claim: Claim
 
 
@@ -35,8 +31,6 @@ class Finish(Command[Verdict]):
     *seen* is the record that it takes the place of, where there was one: expired, or left behind by a dead worker.
     ``FENCED``: somebody else has written the record, and everything was rolled back.
     """
-
-    interruptible = True
 
     claim: Claim
     hold: Hold
@@ -51,21 +45,10 @@ class Finish(Command[Verdict]):
 class Open(Command[None]):
     """Open the transaction of a phase."""
 
-    interruptible = True
-
-
-@value
-class CallInside(Command[Any]):
-    """Call the function of a phase, with the open connection."""
-
-    interruptible = True
-
 
 @value
 class Commit(Command[Verdict]):
     """Write how far the operation has come into the phase's transaction, and commit. ``FENCED``: rolled back."""
-
-    interruptible = True
 
     hold: Hold
     progress: Progress
@@ -81,35 +64,3 @@ class CommitAlone(Command[None]):
 @value
 class Undo(Command[None]):
     """Roll the open transaction back. Nothing happens where there is none."""
-
-
-@value
-class CallOutside(Command[Any]):
-    """Call the function of an effect, with the key derived for it. No transaction is open meanwhile."""
-
-    interruptible = True
-
-    key: str
-
-
-@value
-class Applied:
-    """Said by ``verify`` of an effect: it happened, and this is its result."""
-
-    result: Any
-
-
-class Doubt(Enum):
-    """What else can be known of an effect that was begun."""
-
-    NOT_APPLIED = "not applied"
-    CANT_TELL = "can't tell"
-
-
-@value
-class AskOutside(Command[Applied | Doubt]):
-    """Ask whoever an effect was meant for whether it happened."""
-
-    interruptible = True
-
-    key: str

@@ -6,20 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from semel.core.commands import (
-    Again,
-    Browse,
-    Look,
-    Mark,
-    Now,
-    Park,
-    Release,
-    Renew,
-    Save,
-    Settle,
-    TakeOver,
-    Verdict,
-)
+from semel.core.commands import Again, Browse, Look, Mark, Now, Park, Release, Renew, Save, Settle, TakeOver, Verdict
 from semel.core.key import digest_of
 from semel.core.record import Found, Hold, Record
 from semel.core.recovery import change, written

@@ -8,12 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from semel.core.commands import (
-    Browse,
-    Complete,
-    Mark,
-    Verdict,
-)
+from semel.core.commands import Browse, Complete, Mark, Verdict
 from semel.core.record import Milestone
 from semel.core.state import Event
 from semel.testing.conformance.base import (

@@ -1,4 +1,4 @@
-"""One guarded request of a WSGI app and its response. ``flows/serve`` says in what order."""
+"""The ports of one guarded request of a WSGI app, and its response. ``flows/serve`` says in what order."""
 
 from __future__ import annotations
 
@@ -9,26 +9,36 @@ from datetime import timedelta
 from functools import partial
 from http import HTTPStatus
 from http.client import responses
-from typing import Any, ClassVar
+from typing import Any, cast
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from semel import exchange
-from semel.core.commands import Ending, Flow, NameScope, ReadBody, RunUnguarded
 from semel.core.fingerprint import Buffer
+from semel.core.handler import Ending
 from semel.core.message import Answer, Request
 from semel.core.policy import Policy
-from semel.core.record import Stuck
+from semel.core.record import Hold, Stuck
 from semel.core.status import mounted_path
-from semel.door import Body, Limits, RequestView, framed, inside, nobody
-from semel.drivers import resume, run_until
-from semel.exchange import Guard, Performs
 from semel.flows.finish import finish
+from semel.flows.ports import GuardPorts
 from semel.flows.reply import PassOn, Reply, Reraise, Send
+from semel.flows.report import report
 from semel.flows.serve import serve
+from semel.guard.body import Body, Limits, framed, inside
+from semel.guard.ports import Guard, ThreadPorts
+from semel.guard.request import RequestView
+from semel.guard.running import Handover, Split, interrupted_by_death
 from semel.operation import Operation, around, enter
 from semel.wsgi.environ import head_of, path_of, put_body, read_body
 from semel.wsgi.response import Leaving, Response, then_raise
 from semel.wsgi.watching import give_back, watched
+
+
+def _no_workers() -> None:
+    """Wake no worker: there is none in this process."""
+
+
+def _no_close() -> None:
+    """Close nothing: what an app returned need not have a ``close``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +46,13 @@ class AppGuard(Guard):
     """What the requests of one app share."""
 
     app: WSGIApplication
-    #: Says whose request it is.
+    #: Names the user of a request.
     scope: Callable[[RequestView], Any]
     #: Has the workers of this process look for what was accepted, where it has any.
-    hurry: Callable[[], None] = nobody
+    wake: Callable[[], None] = _no_workers
 
 
-class Exchange(exchange.Exchange):
+class RequestPorts(ThreadPorts):
     """One guarded request and its response."""
 
     guard: AppGuard
@@ -51,8 +61,7 @@ class Exchange(exchange.Exchange):
         self, guard: AppGuard, policy: Policy, environ: WSGIEnvironment, start_response: StartResponse
     ) -> None:
         """Guard one request to an app by *policy*."""
-        super().__init__(guard)
-        self.is_reporting = policy.enforcement == "report"
+        super().__init__(guard, policy)
         self._policy = policy
         self._environ = environ
         self._start_response = start_response
@@ -65,29 +74,29 @@ class Exchange(exchange.Exchange):
 
     def serve(self) -> Iterable[bytes]:
         """Take the request from its headers to its answer."""
-        notes_replays = self.guard.store.notes_replays
         status_path = mounted_path(self._head.mount, self.guard.status_path)
-        flow = serve(
-            self._head,
-            self._policy,
-            os.urandom(16),
-            notes_replays=notes_replays,
-            status_path=status_path,
-            around=around(),
-        )
-        if self.is_reporting:
-            return self._watch(flow)
+        notes, token = self.guard.store.notes_replays, os.urandom(16)
+        if self._policy.enforcement == "report":
+            return self._watch(Split(report, cast("GuardPorts", self), self._head, self._policy, token))
         try:
-            reply = self.conduct(flow)
+            reply = self.conduct(
+                serve,
+                self._head,
+                self._policy,
+                token,
+                notes_replays=notes,
+                status_path=status_path,
+                around=around(),
+            )
             if isinstance(reply, Send) and reply.answer.status == HTTPStatus.ACCEPTED:
-                self.guard.hurry()
+                self.guard.wake()
             return self._give(reply)
         except BaseException:
             # The server gets no iterable to close, so it is for us to do.
             self._close()
             raise
 
-    def finish(self, stuck: Stuck, request: Request) -> bool:
+    def finish_it(self, stuck: Stuck, request: Request) -> bool:
         """Run a stored *request* again, on from where it is stuck; False: somebody else was quicker.
 
         Nobody waits for the answer: it is stored.
@@ -96,7 +105,7 @@ class Exchange(exchange.Exchange):
         if stuck.is_accepted:
             self._max_time = None
         try:
-            reply = self.conduct(finish(stuck, self._policy, os.urandom(16)))
+            reply = self.conduct(finish, stuck, self._policy, os.urandom(16))
             if reply is not None:
                 for _ in self._give(reply):
                     pass
@@ -110,22 +119,31 @@ class Exchange(exchange.Exchange):
         self._response = Response(self._environ, Limits(limit, self._max_time, operation))
         return self._response.take(self.guard.app)
 
-    def name_scope(self, _command: NameScope) -> object:
-        """Ask the application whose request this is."""
+    async def principal(self) -> object:
+        """Ask the application for the user of this request."""
         self.guard.gate.check()
+        with interrupted_by_death():
+            return self._named()
+
+    def _named(self) -> object:
         return self.guard.scope(RequestView.of(self._head, path_of(self._environ), self._environ))
 
-    def read_body(self, command: ReadBody) -> Buffer | None:
+    async def read_body(self, limit: int) -> Buffer | None:
         """Read the whole body, while it is within the limit."""
-        self._body_is_whole = read_body(self._environ, self._head, self._body, command.limit)
+        with interrupted_by_death():
+            self._body_is_whole = read_body(self._environ, self._head, self._body, limit)
         return self._body.buffer() if self._body_is_whole else None
 
-    def _watch(self, flow: Flow[Reply]) -> Iterable[bytes]:
+    async def run_unguarded(self, hold: Hold | None, lease: timedelta | None) -> Any:
+        """Leave the flow, for the application to answer: the server has to iterate over that first."""
+        if hold is not None and lease is not None:
+            self.keep_lease(hold, lease)
+        return await Handover()
+
+    def _watch(self, flow: Split[Reply]) -> Iterable[bytes]:
         """Let the application answer as if we were not here."""
         try:
-            command = run_until(flow, self.perform, RunUnguarded)
-            if isinstance(command, RunUnguarded) and command.hold is not None and command.lease is not None:
-                self.keep_lease(command.hold, command.lease)
+            flow.start()
             if self._body_is_whole or self._body.size:
                 give_back(self._environ, self._body, is_whole=self._body_is_whole)
             return watched(self.guard.app, self._environ, self._start_response, partial(self._conclude, flow))
@@ -133,9 +151,10 @@ class Exchange(exchange.Exchange):
             self._stop_watching()
             raise
 
-    def _conclude(self, flow: Flow[Reply], status: int | None) -> None:
+    def _conclude(self, flow: Split[Reply], status: int | None) -> None:
         try:
-            resume(flow, status, self.perform)
+            if flow.is_left:
+                flow.resume(status)
         finally:
             self._stop_watching()
 
@@ -172,7 +191,7 @@ class Exchange(exchange.Exchange):
 
         def close() -> None:
             with enter(operation):
-                getattr(answer, "close", nobody)()
+                getattr(answer, "close", _no_close)()
 
         return Leaving(inside(operation, answer), close)
 
@@ -185,7 +204,7 @@ class Exchange(exchange.Exchange):
 
         def close() -> None:
             try:
-                getattr(answer, "close", nobody)()
+                getattr(answer, "close", _no_close)()
             finally:
                 self._body.close()
 
@@ -201,5 +220,3 @@ class Exchange(exchange.Exchange):
                 self._response.close()
         finally:
             self._body.close()
-
-    performs: ClassVar[Performs] = {**exchange.Exchange.performs, NameScope: name_scope, ReadBody: read_body}

@@ -1,35 +1,17 @@
-"""What the application is asked, and how a handler can end."""
+"""A handler's run: what it is run with, how it can end, and what is known of its effects. Nothing here runs it."""
 
 from __future__ import annotations
 
 from dataclasses import field
 from datetime import timedelta
 from enum import Enum
+from typing import Any
 
-from semel.core.commands.base import Again, Command
-from semel.core.events import Happening
-from semel.core.fingerprint import Buffer
 from semel.core.message import Answer, Headers
-from semel.core.record import Found, Hold, Stuck
+from semel.core.record import Hold
 from semel.core.recovery import Progress
 from semel.core.value import value
 from semel.errors import StepError
-
-
-@value
-class NameScope(Command[str | None]):
-    """Ask the application whose request this is."""
-
-    interruptible = True
-
-
-@value
-class ReadBody(Command[Buffer | None]):
-    """Read the whole request body, or None when it is larger than *limit*."""
-
-    interruptible = True
-
-    limit: int
 
 
 @value
@@ -87,8 +69,8 @@ Ending = Answered | Streaming | Raised | Lost | Parked | NotStarted
 
 
 @value
-class RunHandler(Command[Ending]):
-    """Let the application handle the request, under this hold."""
+class RunHandler:
+    """What a handler is run with."""
 
     hold: Hold
     #: None in atomic mode, where the transaction itself is the lease.
@@ -103,42 +85,6 @@ class RunHandler(Command[Ending]):
     max_response_time: timedelta | None = None
 
 
-@value
-class RunUnguarded(Command[int | None]):
-    """Let the application handle and answer the request as if nobody watched, and say how that went (report mode).
-
-    Whoever carries this out
-
-    - gives the handler the request as it came: what was read of its body, and then the rest of it;
-    - lets the answer through as it comes, streams included, with every header, and holds nothing of it back;
-    - leaves ``current()`` as it would be without a guard, and steps to nobody;
-    - renews *lease* meanwhile, where there is a *hold*. A lease that is lost ends nothing;
-    - answers when the answer has left (or, for a door inside a framework, when the handler has returned it), or when
-      the handler has raised: with the status that the answer began with, None where it never began one;
-    - keeps what the handler raised to itself until the flow has ended, and raises it then, unchanged.
-
-    The flow ends with the reply ``Done``. Nothing that happens to it after this command is of account to the client: a
-    handler that is cancelled or killed ends it, and the lease does the rest.
-    """
-
-    interruptible = True
-
-    #: None where the store knows nothing of this run: a duplicate, no key, or no store.
-    hold: Hold | None = None
-    lease: timedelta | None = None
-
-
-@value
-class FinishOne(Command[int | Again | None]):
-    """Run a stuck operation's stored request through the application, on from its recovery point.
-
-    The answer is the status that it ended with, or None when it did not end. ``AGAIN``: it was not run, since somebody
-    else has it, or this process is about to end.
-    """
-
-    stuck: Stuck
-
-
 class NoRoom(Enum):
     """There is no waiting for this key any longer: the time is over, or too many wait already."""
 
@@ -146,15 +92,13 @@ class NoRoom(Enum):
 
 
 @value
-class Wait(Command[Found | Again | NoRoom]):
+class Wait:
     """Wait, with nothing held, until somebody may know more of a key whose operation is in progress.
 
     ``AGAIN`` is to look for oneself: it is this one's turn to ask the store, or somebody has said that the operation
     ended. ``Found`` is what another of those who wait has come upon. The time is counted from the first of these
     commands that one request asks for.
     """
-
-    interruptible = True
 
     scope: str
     key: str
@@ -166,23 +110,14 @@ class Wait(Command[Found | Again | NoRoom]):
 
 
 @value
-class Announce(Command[None]):
-    """Tell the others in this process who wait for a key what was found of it: it has ended."""
+class Applied:
+    """Said by ``verify`` of an effect: it happened, and this is its result."""
 
-    scope: str
-    key: str
-    found: Found
+    result: Any
 
 
-@value
-class Pause(Command[None]):
-    """Wait."""
+class Doubt(Enum):
+    """What else can be known of an effect that was begun."""
 
-    duration: timedelta
-
-
-@value
-class Tell(Command[None]):
-    """Let people know."""
-
-    happening: Happening
+    NOT_APPLIED = "not applied"
+    CANT_TELL = "can't tell"
