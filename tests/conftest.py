@@ -37,7 +37,7 @@ def plain_logging() -> None:
 @pytest.fixture(autouse=True)
 def patient_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report mode waits for the store, however busy the machine is that the tests run on."""
-    monkeypatch.setattr("semel.exchange.lookups.PATIENCE_SECONDS", 30.0)
+    monkeypatch.setattr("semel.guard.lookups.PATIENCE_SECONDS", 30.0)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.commands import Flow, NameScope, ReadBody
+from semel.drivers import aresume, arun, resume, run, run_until
 
 from semel import drivers
 from semel.core.commands import Command, Release, Verdict
@@ -13,11 +13,11 @@ from semel.core.handler import Answered, RunHandler
 from semel.core.message import Answer, Head
 from semel.core.policy import Policy
 from semel.core.record import Hold
-from semel.drivers import aresume, arun, resume, run, run_until
 from semel.errors import StoreUnavailable
 from semel.flows.reply import Reply, Send
 from semel.flows.serve import serve
 from semel.stores.step import Step
+from tests.kit.ports import Flow, NameScope, ReadBody
 
 TOKEN = b"t" * 16
 HOLD = Hold("alice", "key", 1, TOKEN)

@@ -67,6 +67,8 @@ class Effect4(Protocol[A_contra, B_contra, C_contra, D_contra, R_co]):
 class Call:
     """What the handler wants called in one step."""
 
+    #: Of the step.
+    name: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
     named: dict[str, Any] = field(default_factory=dict)

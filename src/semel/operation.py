@@ -120,7 +120,7 @@ class Operation:
         # The connection is not there yet, and any will do to see whether one is taken.
         self._check(f"phase {name!r}", function, (None, *args), kwargs, "with a connection first, then with these")
         self.story.promised.append(name)
-        return steps.take(Call(function, args, kwargs), phase, self.story, name)  # type: ignore[no-any-return]  # what it returns, or what is awaited for it
+        return steps.take(Call(name, function, args, kwargs), phase, self.story, name)  # type: ignore[no-any-return]  # what it returns, or what is awaited for it
 
     @overload
     def effect(
@@ -232,7 +232,7 @@ class Operation:
         if verify is not None:
             self._check(f"effect {name!r}, verify", verify, args, named, "as the effect is")
         self.story.promised.append(name)
-        return steps.take(Call(function, args, kwargs, verify), effect, self.story, name, choice)
+        return steps.take(Call(name, function, args, kwargs, verify), effect, self.story, name, choice)
 
     def progress(self, fraction: float, note: str | None = None) -> Any:
         """Say how far it is, between 0 and 1, and perhaps in words: whoever asks for its state is told.

@@ -3,11 +3,11 @@
 from datetime import timedelta
 
 import pytest
-from tests.commands import Flow, NameScope, Pause
 
 from semel.core import commands
 from semel.core.commands import Command
-from semel.testing.script import play
+from tests.kit.ports import Flow, NameScope, Pause
+from tests.kit.script import play
 
 KINDS = [kind for kind in vars(commands).values() if isinstance(kind, type) and Command in kind.__bases__]
 

@@ -13,8 +13,8 @@ import semel
 from semel import Policy
 from semel.django import conf, idempotent
 from semel.django.rest import IdempotentMixin
-from semel.guard.request import switch
 from semel.errors import ConfigurationError
+from semel.guard.request import switch
 from tests.django import project
 from tests.django.door import ASGI, WSGI, Visitor, amounts, apay, everybody, is_replay, pay, records
 from tests.django.shop.models import Payment

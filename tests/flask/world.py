@@ -10,8 +10,8 @@ import flask
 
 from semel import Policy
 from semel.core.commands import Command
-from semel.guard.request import Paths, RequestView
 from semel.flask import Semel, idempotent
+from semel.guard.request import Paths, RequestView
 from semel.stores.base import Store
 from tests.web.harness import METHODS, Request, Response, Send, Shop, call_wsgi
 

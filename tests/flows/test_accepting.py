@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from tests.commands import Tell
 
 from semel.core.commands import Again, Claim, Command, Complete, Look, Now, Release, TakeOver, Verdict
 from semel.core.handler import Answered, RunHandler
@@ -14,7 +13,6 @@ from semel.core.state import State
 from semel.flows.finish import finish
 from semel.flows.reply import Reply, Send
 from semel.flows.serve import serve
-from semel.testing.script import Line, Played, play
 from tests.flows.test_serve import (
     BEGIN,
     CREATED,
@@ -33,6 +31,8 @@ from tests.flows.test_serve import (
     refusal,
     sent,
 )
+from tests.kit.ports import PORTS, Tell
+from tests.kit.script import Line, Played, play
 
 ACCEPT = Policy(in_progress="accept")
 MAY = Policy(preferences={"respond-async"})
@@ -52,7 +52,7 @@ def ask(
 ) -> Played[Reply]:
     headers = head().headers if prefer is None else (*head().headers, (b"prefer", prefer))
     asked = Head("POST", "/charges", b"", headers, "/api")
-    return play(serve(asked, policy, TOKEN, status_path=path), [*BEGIN, *script])
+    return play(serve(PORTS, asked, policy, TOKEN, status_path=path), [*BEGIN, *script])
 
 
 def claim_of(commands: tuple[Command[object], ...]) -> Claim:
@@ -111,7 +111,7 @@ def test_too_late() -> None:
     key = "01890a5d-ac96-774b-bcce-b302099a8057"
     hold = replace(HOLD, key=key)
     late = Policy(in_progress="accept", late="refuse")
-    flow = serve(head(key), late, TOKEN, status_path=PATH)
+    flow = serve(PORTS, head(key), late, TOKEN, status_path=PATH)
     reply = play(flow, [*BEGIN, (Claim, hold), (Now, NOW), (Release, Verdict.DONE)]).result
     assert refusal(reply)[1] == "idempotency-key-expired"
 
@@ -179,7 +179,7 @@ def worked(answer: Answer, *, reached_handler: bool = True) -> Played[Reply | No
     is_kept = answer.status not in {401, 403, 407, 408, 421, 425, 429}
     ended: Line = (Complete if is_kept else Release, Verdict.DONE)
     script: list[Line] = [(TakeOver, HOLD), (RunHandler, Answered(answer, reached_handler)), ended]
-    return play(finish(stuck, ACCEPT, TOKEN), script)
+    return play(finish(PORTS, stuck, ACCEPT, TOKEN), script)
 
 
 @pytest.mark.parametrize("status", [200, 206, 304, 400, 404, 405, 413, 415, 416, 429, 401, 403, 407, 408, 421, 425])
@@ -201,6 +201,6 @@ def test_a_worker_that_comes_second_attempts_no_first() -> None:
     """What is taken over from a dead worker is another attempt, which is told."""
     stuck = Stuck(SEEN, "rerun", None, has_request=True, silent_for=NOW - NOW, tries=1, is_accepted=True)
     script: list[Line] = [*TAKE_OVER, (RunHandler, Answered(CREATED)), (Complete, Verdict.DONE)]
-    played = play(finish(stuck, ACCEPT, TOKEN), script)
+    played = play(finish(PORTS, stuck, ACCEPT, TOKEN), script)
     assert isinstance(played.commands[0], TakeOver)
     assert (played.commands[0].is_abandoned, HEIR.key) == (True, KEY)

@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.commands import NameScope, Pause, ReadBody, Tell
 
 from semel.core.commands import Begin, Claim, Finish, Note, Now, Settle, Undo, Verdict
 from semel.core.decision import RETRY_AFTER_SECONDS
@@ -30,7 +29,8 @@ from semel.errors import (
 from semel.flows.handle import COMPLETE_PAUSES
 from semel.flows.reply import PassOn, Reply, Reraise, Send
 from semel.flows.serve import serve
-from semel.testing.script import Line, Played, play
+from tests.kit.ports import PORTS, NameScope, Pause, ReadBody, Tell
+from tests.kit.script import Line, Played, play
 
 ATOMIC = Policy(mode="atomic")
 KEEPS = Policy(mode="atomic", server_errors="keep")
@@ -108,7 +108,7 @@ def record(state: State, token: bytes = TOKEN) -> Record:
 
 
 def played(script: list[Line], policy: Policy = ATOMIC, key: str = KEY) -> Played[Reply]:
-    return play(serve(head(key), policy, TOKEN), script)
+    return play(serve(PORTS, head(key), policy, TOKEN), script)
 
 
 def sent(reply: Reply) -> Answer:
@@ -244,7 +244,7 @@ def test_replay(state: State) -> None:
 
 def test_replay_is_noted_on_request() -> None:
     """A replay's line in the trail is written when the transaction is over: it would wait for it otherwise."""
-    flow = serve(head(), ATOMIC, TOKEN, notes_replays=True)
+    flow = serve(PORTS, head(), ATOMIC, TOKEN, notes_replays=True)
     result = play(flow, [*ASK, (Begin, found(State.COMPLETE)), UNDO, (Note, None)])
     assert result.commands[-1] == Note(SEEN, "replayed")
     assert sent(result.result).status == 201

@@ -5,7 +5,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from tests.commands import Flow, NameScope, ReadBody, Tell
 
 from semel.core.commands import Command, Complete, Note, ReadTrail
 from semel.core.handler import Answered, RunHandler, Streaming
@@ -13,11 +12,12 @@ from semel.core.message import Answer, Head
 from semel.core.policy import Policy
 from semel.core.record import OnCrash
 from semel.core.replay import MARKER
-from semel.drivers import run
 from semel.flows.reply import PassOn, Reply, Send
 from semel.flows.serve import serve
-from semel.testing.crash import Crash, every_crash, stop
 from tests.flows.shops import Shop
+from tests.kit.crash import Crash, every_crash, stop
+from tests.kit.ports import PORTS, Flow, NameScope, ReadBody, Tell
+from tests.kit.ports import drive as run
 
 LEASE = timedelta(seconds=30)
 RETENTION = timedelta(hours=24)
@@ -40,7 +40,7 @@ class World:
     def flow(self) -> Flow[Reply]:
         """A request of the client's, in a process that knows nothing of those before."""
         head = Head("POST", "/charges", b"", ((b"idempotency-key", self.key.encode()),))
-        return serve(head, self.policy, uuid4().bytes)
+        return serve(PORTS, head, self.policy, uuid4().bytes)
 
     def age(self, duration: timedelta) -> None:
         """Let time pass."""

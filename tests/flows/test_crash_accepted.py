@@ -6,7 +6,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from tests.commands import FinishOne, Tell
 
 from semel.core.commands import Again, Command, FindStuck, Look, ReadRequest
 from semel.core.message import Answer, Head
@@ -15,15 +14,16 @@ from semel.core.record import Stuck
 from semel.core.replay import MARKER
 from semel.core.state import TERMINAL, State
 from semel.core.status import name_below
-from semel.drivers import run
 from semel.flows.finish import finish, finish_abandoned
 from semel.flows.reply import Reply, Send
 from semel.flows.serve import serve
 from semel.flows.status import status
 from semel.operation import Operation
-from semel.testing.crash import Death, Process, die, every_death
 from tests.flows.shops import Shop
 from tests.flows.world import LEASE, Door, World, created
+from tests.kit.crash import Death, Process, die, every_death
+from tests.kit.ports import PORTS, FinishOne, Tell
+from tests.kit.ports import drive as run
 
 POLICY = Policy(lease=LEASE, in_progress="accept")
 PATH = "/operations"
@@ -55,7 +55,7 @@ class Accepting(World):
     def live(self, process: Process) -> Reply:
         """One request, in a process that knows nothing of those before."""
         head = Head("POST", "/orders", b"", ((b"idempotency-key", self.key.encode()),))
-        flow = serve(head, self.policy, uuid4().bytes, status_path=PATH)
+        flow = serve(PORTS, head, self.policy, uuid4().bytes, status_path=PATH)
         return run(flow, process.performing(Door(self, process).perform))
 
     def work(self, process: Process) -> None:
@@ -64,7 +64,9 @@ class Accepting(World):
         def finish_one(stuck: Stuck) -> int | Again | None:
             if self.shop.store.perform(ReadRequest(stuck.hold)) is None:
                 return Again.AGAIN
-            reply = run(finish(stuck, self.policy, uuid4().bytes), process.performing(Door(self, process).perform))
+            reply = run(
+                finish(PORTS, stuck, self.policy, uuid4().bytes), process.performing(Door(self, process).perform)
+            )
             return reply.answer.status if isinstance(reply, Send) else Again.AGAIN
 
         def perform(command: Command[Any]) -> Any:
@@ -79,13 +81,13 @@ class Accepting(World):
                 case _:
                     return self.shop.store.perform(command)
 
-        run(finish_abandoned(), process.performing(perform))
+        run(finish_abandoned(PORTS), process.performing(perform))
 
     def state(self, where: str) -> Answer:
         """What the client gets at the address that it was given."""
         name = name_below(PATH, where)
         assert name is not None
-        flow = status(Head("GET", where, b"", ()), name, self.policy, PATH)
+        flow = status(PORTS, Head("GET", where, b"", ()), name, self.policy, PATH)
         return run(flow, Door(self, Process()).perform).answer
 
 

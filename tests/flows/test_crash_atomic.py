@@ -10,9 +10,9 @@ from semel.core.policy import Policy
 from semel.core.record import Record
 from semel.core.state import TERMINAL
 from semel.operation import Operation
-from semel.testing.crash import die, every_death
 from tests.flows.shops import Shop
 from tests.flows.world import World, created
+from tests.kit.crash import die, every_death
 
 ATOMIC = Policy(mode="atomic")
 KEEPS = Policy(mode="atomic", server_errors="keep")

@@ -19,9 +19,9 @@ from semel.flows.reply import Reraise, Send
 from semel.flows.steps import OnUnknown
 from semel.operation import Operation
 from semel.stores.sqlite import SQLiteStore
-from semel.testing.crash import Death, Process, When, die, every_death
 from tests.flows.shops import Shop
 from tests.flows.world import LEASE, Handler, Provider, World, created
+from tests.kit.crash import Death, Process, When, die, every_death
 
 POLICY = Policy(lease=LEASE)
 #: What is known of the steps is enough to go on, whatever the policy says of crashes; before the first, nothing is.

@@ -5,20 +5,20 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from tests.commands import Announce
 
 from semel.core.commands import Again, Command, Complete
 from semel.core.handler import Wait
 from semel.core.message import Answer, Head
 from semel.core.policy import Policy
 from semel.core.replay import MARKER
-from semel.drivers import run
 from semel.flows.reply import Reply, Send
 from semel.flows.serve import serve
 from semel.operation import Operation
-from semel.testing.crash import Process, every_death
 from tests.flows.shops import Shop
 from tests.flows.world import LEASE, Door, World, created
+from tests.kit.crash import Process, every_death
+from tests.kit.ports import PORTS, Announce
+from tests.kit.ports import drive as run
 
 POLICY = Policy(lease=LEASE, in_progress="wait")
 
@@ -39,8 +39,8 @@ class Waiting(World):
         self._first_dies = first_dies
         head = Head("POST", "/orders", b"", ((b"idempotency-key", self.key.encode()),))
         self._door = Door(self, Process())
-        self._first = serve(head, self.policy, uuid4().bytes)
-        command = next(self._first)
+        self._first = serve(PORTS, head, self.policy, uuid4().bytes)
+        command = self._first.send(None)
         while not isinstance(command, Complete):
             command = self._first.send(self._door.perform(command))
         self._storing: Complete | None = command
@@ -48,7 +48,9 @@ class Waiting(World):
     def live(self, process: Process) -> Reply:
         """Another request, in a process that knows nothing of those before."""
         head = Head("POST", "/orders", b"", ((b"idempotency-key", self.key.encode()),))
-        return run(serve(head, self.policy, uuid4().bytes), process.performing(self._patient(Door(self, process))))
+        return run(
+            serve(PORTS, head, self.policy, uuid4().bytes), process.performing(self._patient(Door(self, process)))
+        )
 
     def _patient(self, door: Door) -> Any:
         def perform(command: Command[Any]) -> Any:

@@ -5,7 +5,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.commands import FinishOne, Tell
 
 from semel.core.commands import Again, Complete, FindStuck, Look, Note, Park, Release, TakeOver, Verdict
 from semel.core.events import FinishedAbandoned, FinishedAccepted, GaveUpAbandoned, TookOver
@@ -18,8 +17,9 @@ from semel.core.upkeep import MAX_ATTEMPTS
 from semel.errors import InProgress, StoreUnavailable
 from semel.flows.finish import MAX_OPERATIONS, FinishReport, finish, finish_abandoned
 from semel.flows.reply import Send
-from semel.testing.script import Line, play
 from tests.core.test_record import PROCESSING
+from tests.kit.ports import PORTS, FinishOne, Tell
+from tests.kit.script import Line, play
 
 LONG = timedelta(hours=1)
 PROGRESS = Progress((Done("phase", "ride_created", {"id": 7}),))
@@ -45,7 +45,9 @@ def record(hold: Hold) -> Record:
 
 def test_finished() -> None:
     """What is stuck and whose time has come is run, told of, and counted by whether it ended."""
-    played = play(finish_abandoned(), [found(stuck(), stuck(2)), (FinishOne, 201), (Tell, None), (FinishOne, None)])
+    played = play(
+        finish_abandoned(PORTS), [found(stuck(), stuck(2)), (FinishOne, 201), (Tell, None), (FinishOne, None)]
+    )
     assert played.commands[0] == FindStuck(
         MAX_OPERATIONS, with_request=True, with_nobodys=True, with_pending=True, only_due=True
     )
@@ -64,7 +66,7 @@ def test_accepted() -> None:
     """
     pending, taken_over = accepted(stuck(1)), accepted(stuck(2, tries=1))
     ends: list[Line] = [(FinishOne, 201), (Tell, None), (FinishOne, 500), (Tell, None), (FinishOne, Again.AGAIN)]
-    played = play(finish_abandoned(), [found(pending, taken_over, pending), *ends])
+    played = play(finish_abandoned(PORTS), [found(pending, taken_over, pending), *ends])
     told = [each.happening for each in played.commands if isinstance(each, Tell)]
     assert [type(each) for each in told] == [FinishedAccepted, FinishedAccepted]
     assert [(each.attempt, each.status) for each in told if isinstance(each, FinishedAccepted)] == [(1, 201), (3, 500)]
@@ -77,7 +79,7 @@ def accepted(each: Stuck) -> Stuck:
 
 def test_nothing_is_due() -> None:
     """Where no operation's time has come, nothing is done."""
-    report = play(finish_abandoned(), [found()]).result
+    report = play(finish_abandoned(PORTS), [found()]).result
     assert report == FinishReport()
     assert report.is_idle
 
@@ -85,7 +87,9 @@ def test_nothing_is_due() -> None:
 def test_parked_after_so_many_attempts() -> None:
     """An operation that was tried too often is parked and told of; one that a rival parked is not counted twice."""
     tired = stuck(tries=MAX_ATTEMPTS)
-    played = play(finish_abandoned(), [found(tired, tired), (Park, Verdict.DONE), (Tell, None), (Park, Verdict.FENCED)])
+    played = play(
+        finish_abandoned(PORTS), [found(tired, tired), (Park, Verdict.DONE), (Tell, None), (Park, Verdict.FENCED)]
+    )
     assert played.commands[1] == Park(tired.hold, if_silent=True)
     tell = played.commands[2]
     assert isinstance(tell, Tell)
@@ -96,7 +100,7 @@ def test_parked_after_so_many_attempts() -> None:
 def test_store_in_trouble_ends_the_run() -> None:
     """Where the store can't be reached the run ends, and says how far it came."""
     error = StoreUnavailable("It is away.")
-    report = play(finish_abandoned(), [found(stuck(), stuck()), (FinishOne, None), (FinishOne, error)]).result
+    report = play(finish_abandoned(PORTS), [found(stuck(), stuck()), (FinishOne, None), (FinishOne, error)]).result
     assert report == FinishReport(failed=1, error=error)
     assert str(report).endswith("ended early: It is away.")
 
@@ -106,7 +110,7 @@ def test_one_is_taken_over_and_run() -> None:
     hold = taken()
     answer = Answer(201)
     played = play(
-        finish(stuck(), Policy(), b"t" * 16),
+        finish(PORTS, stuck(), Policy(), b"t" * 16),
         [
             (TakeOver, hold),
             (Tell, None),
@@ -127,7 +131,7 @@ def test_one_is_taken_over_and_run() -> None:
 
 def test_a_rival_was_quicker() -> None:
     """Whoever comes second runs nothing."""
-    assert play(finish(stuck(), Policy(), b"t" * 16), [(TakeOver, Again.AGAIN)]).result is None
+    assert play(finish(PORTS, stuck(), Policy(), b"t" * 16), [(TakeOver, Again.AGAIN)]).result is None
 
 
 @pytest.mark.parametrize("status", [401, 403, 407])
@@ -135,14 +139,14 @@ def test_refused_for_want_of_credentials(status: int) -> None:
     """Credentials are not stored, so such a refusal ends nothing: the client, who has them, may still come back."""
     hold = taken()
     script = [(TakeOver, hold), (Tell, None), (Look, record(hold)), (RunHandler, Answered(Answer(status)))]
-    played = play(finish(stuck(), Policy(), b"t" * 16), [*script, (Release, Verdict.DONE)])
+    played = play(finish(PORTS, stuck(), Policy(), b"t" * 16), [*script, (Release, Verdict.DONE)])
     assert played.commands[-1] == Release(hold)
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("It is away."), InProgress()])
 def test_refused(error: Exception) -> None:
     """What would be refused to a client is only counted here."""
-    reply = play(finish(stuck(), Policy(), b"t" * 16), [(TakeOver, error)]).result
+    reply = play(finish(PORTS, stuck(), Policy(), b"t" * 16), [(TakeOver, error)]).result
     assert isinstance(reply, Send)
     assert reply.answer.status in {409, 503}
 
@@ -151,6 +155,6 @@ def test_lost_while_it_ran() -> None:
     """An operation that another worker has taken over meanwhile is that one's to end, and is only counted here."""
     hold = taken()
     script = [(TakeOver, hold), (Tell, None), (Look, record(hold)), (RunHandler, Lost()), (Tell, None), (Note, None)]
-    reply = play(finish(stuck(), Policy(), b"t" * 16), script).result
+    reply = play(finish(PORTS, stuck(), Policy(), b"t" * 16), script).result
     assert isinstance(reply, Send)
     assert reply.answer.status == 409

@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.commands import NameScope, ReadBody, RunUnguarded, Tell
 
 from semel.core.body_hash import BodyHash
 from semel.core.commands import Again, Claim, Complete, Now, Release, TakeOver, Verdict
@@ -22,7 +21,8 @@ from semel.errors import BodyIncomplete, Interrupted, ShuttingDown, StoreNotRead
 from semel.flows.guard import CLAIM_TRIES
 from semel.flows.reply import Done, Reply
 from semel.flows.serve import serve
-from semel.testing.script import Line, Played, play
+from tests.kit.ports import PORTS, NameScope, ReadBody, RunUnguarded, Tell
+from tests.kit.script import Line, Played, play
 
 POLICY = Policy(enforcement="report")
 NOW = datetime(2025, 1, 1, tzinfo=UTC)
@@ -58,7 +58,7 @@ def found(state: State = State.PROCESSING, *, body: bytes = BODY, token: bytes =
 
 
 def played(script: list[Line], policy: Policy = POLICY, key: str | None = KEY) -> Played[Reply]:
-    return play(serve(head(key), policy, TOKEN), script)
+    return play(serve(PORTS, head(key), policy, TOKEN), script)
 
 
 def told(result: Played[Reply]) -> list[Any]:
@@ -214,7 +214,7 @@ def test_keys_of_bodies() -> None:
     asked = head(None, (b"content-type", b"application/json"))
     made = recipe.key("alice", Subject("POST", "/orders/17", b"", asked.headers, BODY))
     hold = Hold(SCOPE, made.value, 1, TOKEN)
-    result = play(serve(asked, policy, TOKEN), [*BEGIN, (Claim, hold), *RUN, (Complete, Verdict.DONE)])
+    result = play(serve(PORTS, asked, policy, TOKEN), [*BEGIN, (Claim, hold), *RUN, (Complete, Verdict.DONE)])
     assert_ran(result, "new", made.short(), hold=hold)
     claim = result.commands[2]
     assert isinstance(claim, Claim)
@@ -222,7 +222,7 @@ def test_keys_of_bodies() -> None:
     assert (claim.key, claim.fingerprint, claim.retention) == (made.value, place, recipe.window)
     assert_ran(played([*BEGIN, *RUN], policy, None), "missing", None)
     there = Found(State.COMPLETE, 1, OTHER_TOKEN, place, TOMBSTONE, lease_is_over=True, is_expired=False)
-    assert_ran(play(serve(asked, policy, TOKEN), [*BEGIN, (Claim, there), *RUN]), "replay", made.short())
+    assert_ran(play(serve(PORTS, asked, policy, TOKEN), [*BEGIN, (Claim, there), *RUN]), "replay", made.short())
 
 
 # What fails
@@ -281,6 +281,6 @@ def test_interrupted_while_the_handler_runs() -> None:
 @pytest.mark.parametrize("answer", [Verdict.DONE, UNREACHABLE], ids=["done", "failed"])
 def test_interrupted_while_claiming(answer: object) -> None:
     """A caller that goes while the key is claimed has it freed behind, and nothing run."""
-    flow = serve(head(), POLICY, TOKEN)
+    flow = serve(PORTS, head(), POLICY, TOKEN)
     with pytest.raises(Interrupted):
         play(flow, [*BEGIN, (Claim, Interrupted()), (Release, answer)])

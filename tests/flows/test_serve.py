@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.commands import NameScope, Pause, ReadBody, Tell
 
 from semel.core.body_hash import BodyHash
 from semel.core.commands import Again, Claim, Complete, Look, Note, Now, Release, TakeOver, Verdict
@@ -38,7 +37,8 @@ from semel.flows.guard import CLAIM_TRIES
 from semel.flows.handle import COMPLETE_PAUSES, LARGE_ANSWER, SHUTDOWN_RETRY_AFTER_SECONDS, STORE_RETRY_AFTER_SECONDS
 from semel.flows.reply import PassOn, Reply, Reraise, Send
 from semel.flows.serve import Around, serve
-from semel.testing.script import Line, Played, play
+from tests.kit.ports import PORTS, NameScope, Pause, ReadBody, Tell
+from tests.kit.script import Line, Played, play
 
 POLICY = Policy()
 NOW = datetime(2025, 1, 1, tzinfo=UTC)
@@ -107,7 +107,7 @@ def record(hold: Hold, steps: Progress = Progress()) -> Record:  # noqa: B008 - 
 
 
 def played(script: list[Line], policy: Policy = POLICY, key: str | None = KEY) -> Played[Reply]:
-    return play(serve(head(key), policy, TOKEN), script)
+    return play(serve(PORTS, head(key), policy, TOKEN), script)
 
 
 TAKE_OVER: list[Line] = [(TakeOver, HEIR), (Tell, None), (Look, record(HEIR))]
@@ -151,13 +151,13 @@ PLACE = fingerprint_of(None, Subject("POST", "/charges", b"", (), b""))
 def test_key_is_made_of_the_body() -> None:
     """A request without a key gets one of its body: for the window, and without a fingerprint to compare."""
     asked = Head("POST", "/charges", b"", (JSON,))
-    result = play(serve(asked, BY_BODY, TOKEN), [*BEGIN, (Claim, UNREACHABLE), (Tell, None)])
+    result = play(serve(PORTS, asked, BY_BODY, TOKEN), [*BEGIN, (Claim, UNREACHABLE), (Tell, None)])
     claim = result.commands[2]
     assert isinstance(claim, Claim)
     assert claim.key.startswith("body:")
     assert (claim.fingerprint, claim.retention) == (PLACE, timedelta(minutes=10))
     there = replace(found(State.COMPLETE, answer=KEPT, lease_is_over=True), fingerprint=PLACE)
-    assert sent(play(serve(asked, BY_BODY, TOKEN), [*BEGIN, (Claim, there)]).result).status == 201
+    assert sent(play(serve(PORTS, asked, BY_BODY, TOKEN), [*BEGIN, (Claim, there)]).result).status == 201
 
 
 def test_key_that_is_sent_wins() -> None:
@@ -638,7 +638,7 @@ def test_trail_that_can_not_be_written() -> None:
 def test_replays_are_noted_on_request(answer: object) -> None:
     """Where the trail is to have replays, it gets a line, if that can be done; elsewhere a replay writes nothing."""
     there = found(State.COMPLETE, answer=KEPT, lease_is_over=True)
-    result = play(serve(head(), POLICY, TOKEN, notes_replays=True), [*BEGIN, (Claim, there), (Note, answer)])
+    result = play(serve(PORTS, head(), POLICY, TOKEN, notes_replays=True), [*BEGIN, (Claim, there), (Note, answer)])
     assert result.commands[-1] == Note(SEEN, "replayed")
     assert sent(result.result).status == 201
 
@@ -709,7 +709,7 @@ def test_switched_off_without_an_owner(answer: object) -> None:
 @pytest.mark.parametrize("key", [None, '"half'])
 def test_switched_off_without_a_key(key: str | None) -> None:
     """Where it has no key, or one that can't be read, the application is not even asked."""
-    assert play(serve(head(key), OFF, TOKEN), []).result == PassOn()
+    assert play(serve(PORTS, head(key), OFF, TOKEN), []).result == PassOn()
 
 
 def test_switched_off_and_shutting_down() -> None:
@@ -730,15 +730,15 @@ def test_guard_inside_of_another() -> None:
     hold = Hold("alice", "key-1", 1, OTHER_TOKEN)
     outside = Around("alice", "key-1", OTHER_TOKEN, "POST /charges", is_atomic=False)
     script: list[Line] = [*BEGIN, (Look, record(hold))]
-    assert play(serve(head(), POLICY, TOKEN, around=outside), script).result == PassOn()
+    assert play(serve(PORTS, head(), POLICY, TOKEN, around=outside), script).result == PassOn()
     with pytest.raises(ConfigurationError, match="atomic"):
-        play(serve(head(), Policy.ietf(mode="atomic"), TOKEN, around=outside), script)
+        play(serve(PORTS, head(), Policy.ietf(mode="atomic"), TOKEN, around=outside), script)
 
 
 def test_guard_inside_of_an_atomic_one() -> None:
     """Inside of an atomic guard, which has no record yet, nothing is asked of the store."""
     outside = Around("alice", "key-1", OTHER_TOKEN, "POST /charges", is_atomic=True)
-    assert play(serve(head(), POLICY, TOKEN, around=outside), BEGIN).result == PassOn()
+    assert play(serve(PORTS, head(), POLICY, TOKEN, around=outside), BEGIN).result == PassOn()
 
 
 @pytest.mark.parametrize("token", [None, TOKEN])
@@ -750,7 +750,7 @@ def test_guard_inside_of_one_with_another_store(token: bytes | None) -> None:
         (Look, None if token is None else record(Hold("alice", "key-1", 1, token))),
         (Claim, found(State.COMPLETE, answer=CREATED, lease_is_over=True)),
     ]
-    assert isinstance(play(serve(head(), POLICY, TOKEN, around=outside), script).result, Send)
+    assert isinstance(play(serve(PORTS, head(), POLICY, TOKEN, around=outside), script).result, Send)
 
 
 @pytest.mark.parametrize("outside", [("bob", "key-1", ""), ("alice", "key-2", ""), ("alice", "key-1", "POST /refunds")])
@@ -759,7 +759,7 @@ def test_guard_inside_of_another_operation(outside: tuple[str, str, str]) -> Non
     scope, key, request = outside
     around = Around(scope, key, OTHER_TOKEN, request, is_atomic=False)
     script: list[Line] = [*BEGIN, (Claim, found(State.COMPLETE, answer=CREATED, lease_is_over=True))]
-    assert isinstance(play(serve(head(), POLICY, TOKEN, around=around), script).result, Send)
+    assert isinstance(play(serve(PORTS, head(), POLICY, TOKEN, around=around), script).result, Send)
 
 
 SKIPPED = RecoveryPointLost(("ride_created", "charge_created"), ("ride_created",))

@@ -3,8 +3,6 @@
 from dataclasses import replace
 from datetime import timedelta
 
-from tests.commands import Announce, NameScope
-
 from semel.core.commands import Again, Look, Now
 from semel.core.handler import NoRoom, Wait
 from semel.core.message import Answer, Head
@@ -15,9 +13,10 @@ from semel.core.status import Name
 from semel.errors import StoreUnavailable
 from semel.flows.reply import Send
 from semel.flows.status import status
-from semel.testing.script import Line, Played, play
 from tests.core.test_record import COMPLETE, NOW, PROCESSING
 from tests.flows.test_serve import refusal
+from tests.kit.ports import PORTS, Announce, NameScope
+from tests.kit.script import Line, Played, play
 
 PENDING = replace(PROCESSING, state=State.PENDING, lease_expires_at=None, lease_left=None, is_accepted=True)
 UNKNOWN = replace(PENDING, state=State.UNKNOWN)
@@ -29,7 +28,7 @@ WAIT = Wait("alice", "key", timedelta(seconds=5), 7, 3)
 
 def ask(script: list[Line], record: Record = PENDING, prefer: bytes | None = None) -> Played[Send]:
     headers = () if prefer is None else ((b"prefer", prefer),)
-    return play(status(Head("GET", "/jobs/x", b"", headers), str(Name.of(record)), POLICY, "/jobs"), script)
+    return play(status(PORTS, Head("GET", "/jobs/x", b"", headers), str(Name.of(record)), POLICY, "/jobs"), script)
 
 
 def expired(record: Record) -> Record:
@@ -67,7 +66,7 @@ def test_nobody() -> None:
 
 def test_a_name_that_is_none() -> None:
     """A name that can't be read is not looked for."""
-    reply = play(status(Head("GET", "/jobs/x", b"", ()), "x", POLICY, "/jobs"), []).result
+    reply = play(status(PORTS, Head("GET", "/jobs/x", b"", ()), "x", POLICY, "/jobs"), []).result
     assert refusal(reply)[:2] == (404, "operation-not-found")
 
 

@@ -4,7 +4,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.commands import AskOutside, CallInside, CallOutside, Pause, Tell
 
 from semel.core.commands import Commit, Open, Park, Save, Settle, Undo, Verdict
 from semel.core.derive import derive
@@ -32,7 +31,8 @@ from semel.errors import (
 )
 from semel.flows.handle import COMPLETE_PAUSES
 from semel.flows.steps import OnUnknown, Story, effect, phase
-from semel.testing.script import Line, Played, play
+from tests.kit.ports import PORTS, AskOutside, CallInside, CallOutside, Pause, Tell
+from tests.kit.script import Line, Played, play
 
 HOLD = Hold("alice", "key-1", 2, b"t" * 16)
 NOW = datetime(2025, 1, 1, tzinfo=UTC)
@@ -62,19 +62,19 @@ def patiently(kind: Any) -> list[Line]:
 def rode() -> Story:
     """An operation whose ride is created, by this run."""
     story = Story(HOLD, Progress())
-    play(phase(story, "ride"), COMMITTED)
+    play(phase(PORTS, story, "ride"), COMMITTED)
     return story
 
 
 def resumed(progress: Progress) -> Story:
     """An operation that an earlier attempt has brought so far, after its ride."""
     story = Story(HOLD, progress)
-    assert play(phase(story, "ride"), []).result == {"id": 7}
+    assert play(phase(PORTS, story, "ride"), []).result == {"id": 7}
     return story
 
 
 def charge(story: Story, script: list[Line], on_unknown: OnUnknown = "retry") -> Played[Any]:
-    return play(effect(story, "charge", on_unknown), script)
+    return play(effect(PORTS, story, "charge", on_unknown), script)
 
 
 def record(progress: Progress, hold: Hold = HOLD) -> Record:
@@ -102,15 +102,15 @@ def test_no_step_after_the_end() -> None:
     story = Story(HOLD, Progress())
     story.promised.append("ride")
     assert "'ride'" in str(story.skipped)
-    taking = phase(story, "ride")
-    next(taking)
+    taking = phase(PORTS, story, "ride")
+    taking.send(None)
     assert (story.promised, story.running) == ([], "ride")
     assert "'ride'" in str(story.skipped)
     taking.close()
     assert story.skipped is None
     story.is_over = True
     with pytest.raises(HandlerIsOver):
-        play(phase(story, "ride"), [])
+        play(phase(PORTS, story, "ride"), [])
 
 
 # A phase
@@ -119,7 +119,7 @@ def test_no_step_after_the_end() -> None:
 def test_phase_commits_with_its_recovery_point() -> None:
     """A phase's function runs in a transaction that also stores its result, and where a retry goes on."""
     story = Story(HOLD, Progress())
-    played = play(phase(story, "ride"), COMMITTED)
+    played = play(phase(PORTS, story, "ride"), COMMITTED)
     assert played == Played((Open(), CallInside(), Commit(HOLD, RODE)), {"id": 7})
     assert (story.progress, story.taken, story.skipped, story.is_used) == (RODE, ("ride",), None, True)
 
@@ -127,13 +127,15 @@ def test_phase_commits_with_its_recovery_point() -> None:
 def test_phase_that_is_done_is_not_run() -> None:
     """A retry gets the stored result, and asks for nothing."""
     story = Story(HOLD, RODE)
-    assert play(phase(story, "ride"), []) == Played((), {"id": 7})
+    assert play(phase(PORTS, story, "ride"), []) == Played((), {"id": 7})
     assert (story.progress, story.taken) == (RODE, ("ride",))
 
 
 def test_phase_returns_what_a_retry_will_get() -> None:
     """What a phase returns is what JSON makes of it, the first time too."""
-    played = play(phase(Story(HOLD, Progress()), "ride"), [(Open, None), (CallInside, (1, 2)), (Commit, Verdict.DONE)])
+    played = play(
+        phase(PORTS, Story(HOLD, Progress()), "ride"), [(Open, None), (CallInside, (1, 2)), (Commit, Verdict.DONE)]
+    )
     assert played.result == [1, 2]
 
 
@@ -143,16 +145,16 @@ def test_phase_that_fails_is_undone(error: Exception, at: int) -> None:
     """Whatever goes wrong, nothing is left open; the phase may be tried again, or another follow."""
     story = Story(HOLD, Progress())
     with pytest.raises(type(error)):
-        play(phase(story, "ride"), [*INSIDE[:at], (INSIDE[at][0], error), UNDO])
+        play(phase(PORTS, story, "ride"), [*INSIDE[:at], (INSIDE[at][0], error), UNDO])
     assert (story.progress, story.taken, story.running, story.skipped) == (Progress(), (), None, None)
-    assert play(phase(story, "another"), COMMITTED).result == {"id": 7}
+    assert play(phase(PORTS, story, "another"), COMMITTED).result == {"id": 7}
 
 
 def test_phase_whose_result_is_no_json() -> None:
     """A result that can't be stored undoes what the phase wrote."""
     story = Story(HOLD, Progress())
     with pytest.raises(ResultNotJSON, match="'ride' returned set"):
-        play(phase(story, "ride"), [(Open, None), (CallInside, {1}), UNDO])
+        play(phase(PORTS, story, "ride"), [(Open, None), (CallInside, {1}), UNDO])
 
 
 @pytest.mark.parametrize("error", [ValueError("duplicate"), UNREACHABLE], ids=["deferred constraint", "store"])
@@ -160,19 +162,19 @@ def test_phase_that_is_not_committed(error: Exception) -> None:
     """A COMMIT that was refused, or never sent, has done nothing: the phase may be tried again."""
     story = Story(HOLD, Progress())
     with pytest.raises(type(error)):
-        play(phase(story, "ride"), [*INSIDE, (Commit, error), UNDO])
+        play(phase(PORTS, story, "ride"), [*INSIDE, (Commit, error), UNDO])
     assert story.skipped is None
-    assert play(phase(story, "ride"), COMMITTED).result == {"id": 7}
+    assert play(phase(PORTS, story, "ride"), COMMITTED).result == {"id": 7}
 
 
 def test_phase_is_fenced() -> None:
     """A worker that lost its lease commits no phase, and takes no further step."""
     story = Story(HOLD, Progress())
     with pytest.raises(LeaseLost):
-        play(phase(story, "ride"), [*INSIDE, (Commit, Verdict.FENCED), UNDO])
+        play(phase(PORTS, story, "ride"), [*INSIDE, (Commit, Verdict.FENCED), UNDO])
     assert story.is_lost
     with pytest.raises(LeaseLost):
-        play(phase(story, "ride"), [])
+        play(phase(PORTS, story, "ride"), [])
 
 
 # A phase's COMMIT without a reply
@@ -181,7 +183,7 @@ def test_phase_is_fenced() -> None:
 def test_lost_reply_and_the_phase_is_committed() -> None:
     """The record holds this step, so the phase is done."""
     story = Story(HOLD, Progress())
-    played = play(phase(story, "ride"), [*INSIDE, (Commit, NO_REPLY), (Settle, record(RODE))])
+    played = play(phase(PORTS, story, "ride"), [*INSIDE, (Commit, NO_REPLY), (Settle, record(RODE))])
     assert played.commands[-1] == Settle(HOLD)
     assert (played.result, story.progress, story.skipped) == ({"id": 7}, RODE, None)
 
@@ -190,8 +192,8 @@ def test_lost_reply_and_the_phase_is_rolled_back() -> None:
     """The record does not hold this step, so nothing has happened: it may be tried again."""
     story = Story(HOLD, Progress())
     with pytest.raises(StoreUnavailable, match="The phase was rolled back: reset"):
-        play(phase(story, "ride"), [*INSIDE, (Commit, NO_REPLY), (Settle, record(Progress())), UNDO])
-    assert play(phase(story, "ride"), COMMITTED).result == {"id": 7}
+        play(phase(PORTS, story, "ride"), [*INSIDE, (Commit, NO_REPLY), (Settle, record(Progress())), UNDO])
+    assert play(phase(PORTS, story, "ride"), COMMITTED).result == {"id": 7}
 
 
 @pytest.mark.parametrize(
@@ -203,14 +205,14 @@ def test_lost_reply_and_the_lease_is_lost(there: Record | None) -> None:
     """The record is somebody else's by now: nothing more may be done."""
     story = Story(HOLD, Progress())
     with pytest.raises(LeaseLost):
-        play(phase(story, "ride"), [*INSIDE, (Commit, NO_REPLY), (Settle, there), UNDO])
+        play(phase(PORTS, story, "ride"), [*INSIDE, (Commit, NO_REPLY), (Settle, there), UNDO])
     assert story.is_lost
 
 
 def test_lost_reply_is_resolved_patiently() -> None:
     """The record is asked for again, with pauses."""
     tries: list[Line] = [(Settle, UNREACHABLE), (Pause, None), (Settle, record(RODE))]
-    played = play(phase(Story(HOLD, Progress()), "ride"), [*INSIDE, (Commit, NO_REPLY), *tries])
+    played = play(phase(PORTS, Story(HOLD, Progress()), "ride"), [*INSIDE, (Commit, NO_REPLY), *tries])
     assert played.commands[-2] == Pause(COMPLETE_PAUSES[0])
     assert played.result == {"id": 7}
 
@@ -229,7 +231,7 @@ def doubtful(ending: list[Line]) -> Story:
     """An operation whose first phase ended so."""
     story = Story(HOLD, Progress())
     with pytest.raises((StoreUnavailable, AnswerNotStored, Interrupted)):
-        play(phase(story, "ride"), [*INSIDE, *ending])
+        play(phase(PORTS, story, "ride"), [*INSIDE, *ending])
     assert (story.progress, story.taken, story.in_doubt) == (Progress(), (), "ride")
     return story
 
@@ -238,7 +240,7 @@ def doubtful(ending: list[Line]) -> Story:
 def test_phase_in_doubt_that_was_committed(ending: list[Line]) -> None:
     """A handler that tries again asks the record first: what was committed after all is not written twice."""
     story = doubtful(ending)
-    assert play(phase(story, "ride"), [(Settle, record(RODE))]) == Played((Settle(HOLD),), {"id": 7})
+    assert play(phase(PORTS, story, "ride"), [(Settle, record(RODE))]) == Played((Settle(HOLD),), {"id": 7})
     assert (story.progress, story.skipped) == (RODE, None)
 
 
@@ -246,7 +248,7 @@ def test_phase_in_doubt_that_was_committed(ending: list[Line]) -> None:
 def test_phase_in_doubt_that_was_rolled_back(ending: list[Line]) -> None:
     """What was rolled back is run again."""
     story = doubtful(ending)
-    assert play(phase(story, "ride"), [(Settle, record(Progress())), *COMMITTED]).result == {"id": 7}
+    assert play(phase(PORTS, story, "ride"), [(Settle, record(Progress())), *COMMITTED]).result == {"id": 7}
     assert story.progress == RODE
 
 
@@ -254,7 +256,7 @@ def test_phase_in_doubt_and_the_store_stays_away() -> None:
     """While nobody can be asked, the phase is not run again."""
     story = doubtful(IN_DOUBT[0])
     with pytest.raises(StoreUnavailable):
-        play(phase(story, "ride"), patiently(Settle))
+        play(phase(PORTS, story, "ride"), patiently(Settle))
     assert (story.in_doubt, story.running) == ("ride", None)
 
 
@@ -262,7 +264,7 @@ def test_nothing_follows_a_phase_in_doubt() -> None:
     """Another step would overwrite one that may be stored; and an answer would be one without it."""
     story = doubtful(IN_DOUBT[0])
     with pytest.raises(StepUnfinished, match="'ride'"):
-        play(phase(story, "another"), [])
+        play(phase(PORTS, story, "another"), [])
     with pytest.raises(StepUnfinished, match="'ride'"):
         charge(story, [])
     assert isinstance(story.skipped, StepUnfinished)
@@ -321,8 +323,8 @@ def test_verify_finds_that_it_did_not_happen() -> None:
 def test_park(on_unknown: OnUnknown, script: list[Line]) -> None:
     """What nobody knows is parked, people are told, and the effect is not called; nor is any other step taken."""
     story = resumed(HALF)
-    flow = effect(story, "charge", on_unknown)
-    command = next(flow)
+    flow = effect(PORTS, story, "charge", on_unknown)
+    command = flow.send(None)
     for kind, answer in script:
         assert isinstance(command, kind)
         command = flow.send(answer)
@@ -334,7 +336,7 @@ def test_park(on_unknown: OnUnknown, script: list[Line]) -> None:
     with pytest.raises(OutcomeUnknown):
         charge(story, [], on_unknown)
     with pytest.raises(OutcomeUnknown):
-        play(phase(story, "receipt"), [])
+        play(phase(PORTS, story, "receipt"), [])
 
 
 def test_park_that_fails_calls_nothing() -> None:
@@ -377,8 +379,8 @@ def test_no_effect_forgets_that_it_was_begun() -> None:
 
 def test_no_effect_is_stored() -> None:
     """That it did nothing is stored: what is saved is the progress without it."""
-    flow = effect(rode(), "charge", "retry")
-    assert next(flow) == Save(HOLD, HALF, RODE)
+    flow = effect(PORTS, rode(), "charge", "retry")
+    assert flow.send(None) == Save(HOLD, HALF, RODE)
     assert flow.send(Verdict.DONE) == CallOutside(KEY)
     assert flow.throw(NoEffect()) == Save(HOLD, RODE, HALF)
 
@@ -420,7 +422,7 @@ def test_nothing_follows_an_effect_in_doubt(begin: Any, error: Exception) -> Non
         charge(story, [*saved, (CallOutside, error)])
     assert (story.progress, story.running, story.in_doubt) == (HALF, None, "charge")
     with pytest.raises(StepUnfinished, match="'charge'"):
-        play(phase(story, "receipt"), [])
+        play(phase(PORTS, story, "receipt"), [])
     assert isinstance(story.skipped, StepUnfinished)
 
 
@@ -440,7 +442,9 @@ def test_effect_in_doubt_may_be_tried_again(on_unknown: OnUnknown, script: list[
         charge(story, [SAVED, (CallOutside, OSError("reset"))], on_unknown)
     assert charge(story, script, on_unknown).result == "ch_1"
     assert (story.progress, story.skipped) == (CHARGED, None)
-    assert play(phase(story, "receipt"), [(Open, None), (CallInside, None), (Commit, Verdict.DONE)]).result is None
+    assert (
+        play(phase(PORTS, story, "receipt"), [(Open, None), (CallInside, None), (Commit, Verdict.DONE)]).result is None
+    )
 
 
 # The store fails
@@ -496,20 +500,22 @@ def test_effect_is_fenced(progress: Progress, script: list[Line], on_unknown: On
         charge(story, script, on_unknown)
     assert (story.is_lost, story.is_parked) == (True, False)
     with pytest.raises(LeaseLost):
-        play(phase(story, "receipt"), [])
+        play(phase(PORTS, story, "receipt"), [])
 
 
 def test_lease_is_lost_between_intent_and_call() -> None:
     """A worker that is told of its loss after it stored the intent does not call."""
     story = rode()
-    flow = effect(story, "charge", "retry")
-    assert next(flow) == Save(HOLD, HALF, RODE)
+    flow = effect(PORTS, story, "charge", "retry")
+    assert flow.send(None) == Save(HOLD, HALF, RODE)
     story.is_lost = True
     with pytest.raises(LeaseLost):
         flow.send(Verdict.DONE)
 
 
-@pytest.mark.parametrize("begin", [lambda story: phase(story, "ride"), lambda story: effect(story, "charge", "retry")])
+@pytest.mark.parametrize(
+    "begin", [lambda story: phase(PORTS, story, "ride"), lambda story: effect(PORTS, story, "charge", "retry")]
+)
 def test_lost_lease_stops_every_step(begin: Any) -> None:
     """A worker that was told of its loss begins no step, and is given no stored result."""
     story = Story(HOLD, CHARGED)
@@ -524,12 +530,12 @@ def test_lost_lease_stops_every_step(begin: Any) -> None:
 def test_step_inside_a_step() -> None:
     """A step that is begun before the one around it has ended is refused, and does the outer one no harm."""
     story = Story(HOLD, Progress())
-    outer = phase(story, "ride")
-    next(outer)
+    outer = phase(PORTS, story, "ride")
+    outer.send(None)
     with pytest.raises(StepInsideStep, match="'charge' was begun inside 'ride'"):
         charge(story, [])
     with pytest.raises(StepInsideStep, match="'ride' was begun inside 'ride'"):
-        play(phase(story, "ride"), [])
+        play(phase(PORTS, story, "ride"), [])
     assert outer.send(None) == CallInside()
     outer.send({"id": 7})
     with pytest.raises(StopIteration):
@@ -540,27 +546,27 @@ def test_step_inside_a_step() -> None:
 def test_step_inside_an_effect() -> None:
     """The same inside an effect."""
     story = rode()
-    outer = effect(story, "charge", "retry")
-    next(outer)
+    outer = effect(PORTS, story, "charge", "retry")
+    outer.send(None)
     with pytest.raises(StepInsideStep, match="'receipt' was begun inside 'charge'"):
-        play(phase(story, "receipt"), [])
+        play(phase(PORTS, story, "receipt"), [])
 
 
 def test_repeated_and_bad_names() -> None:
     """One name is one step, and a bad name is none: nothing is asked for."""
     story = rode()
     with pytest.raises(StepRepeated):
-        play(phase(story, "ride"), [])
+        play(phase(PORTS, story, "ride"), [])
     with pytest.raises(StepNameInvalid):
-        play(phase(story, "a ride"), [])
+        play(phase(PORTS, story, "a ride"), [])
 
 
 def test_code_that_goes_another_way() -> None:
     """Steps that are stored and that the code does not take are a loud error, and nothing is run."""
     with pytest.raises(RecoveryPointLost):
-        play(phase(Story(HOLD, CHARGED), "order"), [])
+        play(phase(PORTS, Story(HOLD, CHARGED), "order"), [])
     with pytest.raises(RecoveryPointLost):
-        play(phase(resumed(HALF), "receipt"), [])
+        play(phase(PORTS, resumed(HALF), "receipt"), [])
 
 
 def test_code_that_ends_early() -> None:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from tests.commands import Tell
 
 from semel.core.commands import Decree, Discard, FindStuck, Note, Park, Reap, Reaped, ReapTrail, Sweep, Unpark, Verdict
 from semel.core.events import Swept, SweptUnknown
@@ -28,7 +27,8 @@ from semel.flows.upkeep import (
     resolve_not_applied,
     sweep,
 )
-from semel.testing.script import Line, play
+from tests.kit.ports import PORTS, Tell
+from tests.kit.script import Line, play
 
 SHORT = Key("key-1").short()
 TOKEN = b"t" * 16
@@ -73,7 +73,7 @@ def parked(*steps: Done | Begun) -> Record:
 
 def test_nothing_to_sweep() -> None:
     """Where nothing is stuck, one look is all."""
-    played = play(sweep(5), [(FindStuck, ())])
+    played = play(sweep(PORTS, 5), [(FindStuck, ())])
     assert played.commands == (FindStuck(5),)
     assert played.result == SweepReport()
     assert played.result.is_idle
@@ -82,7 +82,7 @@ def test_nothing_to_sweep() -> None:
 def test_sweeping_frees_and_tells() -> None:
     """A dead worker's key is freed if it is still dead, and people are told, without the key itself."""
     script: list[Line] = [(FindStuck, (stuck(),)), (Sweep, Verdict.DONE), (Tell, None)]
-    played = play(sweep(5), script)
+    played = play(sweep(PORTS, 5), script)
     assert played.commands[1:] == (Sweep(HOLD), Tell(Swept(SHORT, 3, 40.0)))
     assert played.result == SweepReport(freed=1)
     assert not played.result.is_idle
@@ -91,7 +91,7 @@ def test_sweeping_frees_and_tells() -> None:
 def test_sweeping_parks_and_tells() -> None:
     """What may not run again is parked, if its worker is still silent, and people are told."""
     script: list[Line] = [(FindStuck, (stuck(on_crash="refuse"),)), (Park, Verdict.DONE), (Tell, None)]
-    played = play(sweep(5), script)
+    played = play(sweep(PORTS, 5), script)
     assert played.commands[1:] == (Park(HOLD, if_silent=True), Tell(SweptUnknown(SHORT, 3)))
     assert played.result == SweepReport(parked=1)
 
@@ -99,16 +99,16 @@ def test_sweeping_parks_and_tells() -> None:
 @pytest.mark.parametrize("on_crash, command", [("rerun", Sweep), ("refuse", Park)])
 def test_sweeping_second(on_crash: OnCrash, command: type) -> None:
     """Whoever finds that another was quicker tells nobody and counts nothing."""
-    played = play(sweep(5), [(FindStuck, (stuck(on_crash=on_crash),)), (command, Verdict.FENCED)])
+    played = play(sweep(PORTS, 5), [(FindStuck, (stuck(on_crash=on_crash),)), (command, Verdict.FENCED)])
     assert played.result == SweepReport()
 
 
 def test_sweeping_leaves_requests_to_the_completer() -> None:
     """With a completer at work, what it can finish is left to it; without one, it is freed."""
     found = (stuck(has_request=True),)
-    assert play(sweep(5, has_completer=True), [(FindStuck, found)]).result == SweepReport(left=1)
+    assert play(sweep(PORTS, 5, has_completer=True), [(FindStuck, found)]).result == SweepReport(left=1)
     freeing: list[Line] = [(FindStuck, found), (Sweep, Verdict.DONE), (Tell, None)]
-    assert play(sweep(5), freeing).result == SweepReport(freed=1)
+    assert play(sweep(PORTS, 5), freeing).result == SweepReport(freed=1)
 
 
 def test_what_is_left_hides_nothing() -> None:
@@ -120,7 +120,7 @@ def test_what_is_left_hides_nothing() -> None:
         *[(Sweep, Verdict.DONE), (Tell, None)] * 2,
         (FindStuck, left),
     ]
-    played = play(sweep(2, has_completer=True), script)
+    played = play(sweep(PORTS, 2, has_completer=True), script)
     assert [each.limit for each in played.commands if isinstance(each, FindStuck)] == [2, 4, 4]
     assert played.result == SweepReport(freed=2, left=2)
 
@@ -128,13 +128,13 @@ def test_what_is_left_hides_nothing() -> None:
 def test_sweeping_ends() -> None:
     """A sweep ends, even where workers die as fast as it sweeps."""
     rounds: list[Line] = [(FindStuck, (stuck(),)), (Sweep, Verdict.DONE), (Tell, None)]
-    assert play(sweep(1), rounds * upkeep.MAX_ROUNDS).result == SweepReport(freed=upkeep.MAX_ROUNDS)
+    assert play(sweep(PORTS, 1), rounds * upkeep.MAX_ROUNDS).result == SweepReport(freed=upkeep.MAX_ROUNDS)
 
 
 def test_sweeping_an_odd_key() -> None:
     """A key that no header could have carried does not stop the sweeper."""
     script: list[Line] = [(FindStuck, (stuck("kéy\n"),)), (Sweep, Verdict.DONE), (Tell, None)]
-    assert play(sweep(5), script).result.freed == 1
+    assert play(sweep(PORTS, 5), script).result.freed == 1
 
 
 def test_sweeping_and_the_store_goes_away() -> None:
@@ -145,7 +145,7 @@ def test_sweeping_and_the_store_goes_away() -> None:
         (Tell, None),
         (Sweep, CUT_SHORT),
     ]
-    report = play(sweep(5), script).result
+    report = play(sweep(PORTS, 5), script).result
     assert report == SweepReport(freed=1, error=CUT_SHORT)
     assert str(report) == "swept: 1 freed, 0 parked, 0 left to the completer; then it ended: time-out"
 
@@ -167,7 +167,7 @@ def test_reaping_until_a_batch_is_not_full() -> None:
         (ReapTrail, 10),
         (ReapTrail, 0),
     ]
-    played = play(reap(10, RETENTION, largest=10), script)
+    played = play(reap(PORTS, 10, RETENTION, largest=10), script)
     assert played.commands == (Reap(10, ABANDONED),) * 2 + (ReapTrail(10, RETENTION),) * 2
     assert played.result == ReapReport(deleted=15, stripped=3, abandoned=1, audit_lines=10, batch=10)
     assert str(played.result) == "reaped: 15 deleted, 3 stripped, 1 abandoned, 10 audit lines deleted"
@@ -176,8 +176,8 @@ def test_reaping_until_a_batch_is_not_full() -> None:
 
 def test_nothing_to_reap() -> None:
     """Where nothing is past retention, two looks are all; and one, where the trail is kept for ever."""
-    assert play(reap(), [(Reap, Reaped()), (ReapTrail, 0)]).result == ReapReport()
-    kept = play(reap(audit_retention=None), [(Reap, Reaped())])
+    assert play(reap(PORTS), [(Reap, Reaped()), (ReapTrail, 0)]).result == ReapReport()
+    kept = play(reap(PORTS, audit_retention=None), [(Reap, Reaped())])
     assert kept.commands == (Reap(MAX_BATCH, ABANDONED),)
     assert kept.result.is_idle
 
@@ -193,7 +193,7 @@ def test_batch_is_halved_and_grows_again() -> None:
         (ReapTrail, CUT_SHORT),
         (ReapTrail, 0),
     ]
-    played = play(reap(100, RETENTION, largest=100), script)
+    played = play(reap(PORTS, 100, RETENTION, largest=100), script)
     assert [command.limit for command in played.commands if isinstance(command, Reap | ReapTrail)] == [
         100, 50, 25, 31, 38, 47, 23,
     ]  # fmt: skip
@@ -203,7 +203,7 @@ def test_batch_is_halved_and_grows_again() -> None:
 def test_reaper_gives_up() -> None:
     """When not even one record can be reaped, the run ends with what was done and why; the trail is left alone."""
     script: list[Line] = [(Reap, Reaped(deleted=2)), (Reap, CUT_SHORT), (Reap, CUT_SHORT)]
-    report = play(reap(2, RETENTION, largest=2), script).result
+    report = play(reap(PORTS, 2, RETENTION, largest=2), script).result
     assert report == ReapReport(deleted=2, batch=1, error=CUT_SHORT)
     assert str(report).endswith("; then it ended: time-out")
     assert not report.is_idle
@@ -212,13 +212,13 @@ def test_reaper_gives_up() -> None:
 def test_reaper_does_not_insist() -> None:
     """A store that can't be reached, or that is not ready, is not asked again for less."""
     for error in (StoreUnavailable("no route"), StoreNotReady()):
-        assert play(reap(8, RETENTION, largest=8), [(Reap, error)]).result == ReapReport(batch=8, error=error)
+        assert play(reap(PORTS, 8, RETENTION, largest=8), [(Reap, error)]).result == ReapReport(batch=8, error=error)
 
 
 def test_reaping_ends() -> None:
     """A run ends, even where records expire as fast as it reaps them."""
     script: list[Line] = [(Reap, Reaped(deleted=1))] * upkeep.MAX_ROUNDS
-    report = play(reap(1, None, largest=1), script).result
+    report = play(reap(PORTS, 1, None, largest=1), script).result
     assert report == ReapReport(deleted=upkeep.MAX_ROUNDS, batch=1)
 
 
@@ -228,7 +228,7 @@ def test_reaping_ends() -> None:
 @pytest.mark.parametrize("verdict", Verdict)
 def test_release(verdict: Verdict) -> None:
     """Freeing a key is one write, made only if the record is still the one that the operator saw."""
-    played = play(release(HOLD), [(Discard, verdict)])
+    played = play(release(PORTS, HOLD), [(Discard, verdict)])
     assert played.commands == (Discard(HOLD),)
     assert played.result is verdict
 
@@ -240,7 +240,7 @@ def test_hold_of_a_record() -> None:
 
 def test_effect_was_applied() -> None:
     """An effect that happened is stored with its result, and the operation may go on behind it."""
-    played = play(resolve_applied(parked(CREATED, CHARGING), {"id": 9}), [(Unpark, Verdict.DONE), (Note, None)])
+    played = play(resolve_applied(PORTS, parked(CREATED, CHARGING), {"id": 9}), [(Unpark, Verdict.DONE), (Note, None)])
     assert played.commands == (
         Unpark(HOLD, Progress((CREATED, Done("effect", "charge_created", {"id": 9})))),
         Note(HOLD, "applied", "charge_created"),
@@ -250,14 +250,14 @@ def test_effect_was_applied() -> None:
 
 def test_effect_was_not_applied() -> None:
     """An effect that did not happen is forgotten, and the operation may go on from the step before."""
-    played = play(resolve_not_applied(parked(CREATED, CHARGING)), [(Unpark, Verdict.DONE), (Note, None)])
+    played = play(resolve_not_applied(PORTS, parked(CREATED, CHARGING)), [(Unpark, Verdict.DONE), (Note, None)])
     assert played.commands == (Unpark(HOLD, Progress((CREATED,))), Note(HOLD, "not applied", "charge_created"))
 
 
 def test_operation_was_applied() -> None:
     """An operation without an unknown effect that took effect ends with the answer that the operator gives."""
     for record in (parked(), parked(CREATED)):
-        played = play(resolve_applied(record, {"id": "ü"}), [(Decree, Verdict.DONE), (Note, None)])
+        played = play(resolve_applied(PORTS, record, {"id": "ü"}), [(Decree, Verdict.DONE), (Note, None)])
         answer = Answer(200, ((b"content-type", b"application/json"),), '{"id": "ü"}'.encode())
         assert played.commands == (Decree(HOLD, answer), Note(HOLD, "applied"))
 
@@ -265,7 +265,7 @@ def test_operation_was_applied() -> None:
 @pytest.mark.parametrize("steps, step", [((), None), ((CHARGING,), "charge_created")])
 def test_operation_was_not_applied(steps: tuple[Begun, ...], step: str | None) -> None:
     """An operation that did nothing is forgotten: as a record, it would refuse a second run for ever."""
-    played = play(resolve_not_applied(parked(*steps)), [(Discard, Verdict.DONE), (Note, None)])
+    played = play(resolve_not_applied(PORTS, parked(*steps)), [(Discard, Verdict.DONE), (Note, None)])
     assert played.commands == (Discard(HOLD), Note(HOLD, "not applied", step))
 
 
@@ -273,17 +273,17 @@ def test_operation_was_not_applied(steps: tuple[Begun, ...], step: str | None) -
 def test_accepted_operation_was_not_applied(steps: tuple[Begun, ...], step: str | None) -> None:
     """One that was accepted is not forgotten, though it did nothing: it goes back to the workers."""
     record = replace(parked(*steps), is_accepted=True)
-    played = play(resolve_not_applied(record), [(Unpark, Verdict.DONE), (Note, None)])
+    played = play(resolve_not_applied(PORTS, record), [(Unpark, Verdict.DONE), (Note, None)])
     assert played.commands == (Unpark(HOLD, Progress()), Note(HOLD, "not applied", step))
 
 
 def test_done_steps_are_never_forgotten() -> None:
     """Steps that are done stay done: an operation that was parked between two of them goes on from there."""
-    played = play(resolve_not_applied(parked(CREATED)), [(Unpark, Verdict.DONE), (Note, None)])
+    played = play(resolve_not_applied(PORTS, parked(CREATED)), [(Unpark, Verdict.DONE), (Note, None)])
     assert played.commands[0] == Unpark(HOLD, Progress((CREATED,)))
 
 
 def test_resolving_second() -> None:
     """An operator who comes second changes nothing, and leaves no trace of having said anything."""
-    assert play(resolve_applied(parked(CHARGING), 1), [(Unpark, Verdict.FENCED)]).result is Verdict.FENCED
-    assert play(resolve_not_applied(parked()), [(Discard, Verdict.FENCED)]).result is Verdict.FENCED
+    assert play(resolve_applied(PORTS, parked(CHARGING), 1), [(Unpark, Verdict.FENCED)]).result is Verdict.FENCED
+    assert play(resolve_not_applied(PORTS, parked()), [(Discard, Verdict.FENCED)]).result is Verdict.FENCED

@@ -5,7 +5,6 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import pytest
-from tests.commands import Announce, Tell
 
 from semel.core.commands import Again, Begin, Claim, Command, Complete, Finish, Look, Note, Release, Undo, Verdict
 from semel.core.handler import Answered, NoRoom, RunHandler, Wait
@@ -17,8 +16,9 @@ from semel.errors import Interrupted
 from semel.flows.reply import Reply
 from semel.flows.serve import serve
 from semel.flows.waiting import LeftWaiting
-from semel.testing.script import Line, Played, play
 from tests.flows.test_serve import BEGIN, CREATED, CUT_OFF, HOLD, KEPT, KEY, TOKEN, found, head, refusal, sent
+from tests.kit.ports import PORTS, Announce, Tell
+from tests.kit.script import Line, Played, play
 
 WAITS = Policy(in_progress="wait", wait=timedelta(seconds=10), max_waiters=7, max_waiters_per_key=3)
 WAIT = Wait("alice", KEY, timedelta(seconds=10), 7, 3)
@@ -50,7 +50,7 @@ class Mode:
 
     def play(self, script: list[Line], *more: tuple[bytes, bytes], policy: Policy | None = None) -> Played[Reply]:
         asked = Head("POST", "/charges", b"", (*head().headers, *more))
-        return play(serve(asked, policy or self.policy, TOKEN), script)
+        return play(serve(PORTS, asked, policy or self.policy, TOKEN), script)
 
 
 @pytest.fixture(params=MODES)
@@ -148,7 +148,7 @@ def test_a_store_that_fails_meanwhile() -> None:
 def test_a_replay_is_noted_once_for_each(mode: Mode) -> None:
     """In a store that notes replays, each of those who wait is one."""
     script: list[Line] = [*mode.come(ENDED), *mode.let_go, (Note, None)]
-    result = play(serve(head(), mode.policy, TOKEN, notes_replays=True), script)
+    result = play(serve(PORTS, head(), mode.policy, TOKEN, notes_replays=True), script)
     assert isinstance(result.commands[-1], Note)
 
 

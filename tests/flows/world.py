@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from tests.commands import Flow, NameScope, ReadBody, Tell
-
+from semel.calls import Call
 from semel.core.commands import Begin, Command, Finish, Undo
 from semel.core.events import Happening
 from semel.core.handler import Applied, Doubt, Ending, RunHandler
@@ -16,15 +16,16 @@ from semel.core.message import Answer, Head
 from semel.core.policy import Policy
 from semel.core.record import Found, Hold
 from semel.core.replay import MARKER
-from semel.guard.endings import answered, raised
-from semel.drivers import run
 from semel.flows.reply import Reply, Send
 from semel.flows.serve import serve
+from semel.guard.endings import answered, raised
+from semel.guard.steps import ThreadStepPorts
 from semel.operation import Operation
-from semel.stage import AnyStage, Call, _Taking
 from semel.stores.transaction import Transaction
-from semel.testing.crash import Process
 from tests.flows.shops import Shop
+from tests.kit.crash import Process
+from tests.kit.ports import PORTS, NameScope, ReadBody, Tell, carry_out
+from tests.kit.ports import drive as run
 
 LEASE = timedelta(seconds=30)
 
@@ -45,7 +46,7 @@ class World:
     def live(self, process: Process) -> Reply:
         """One request, in a process that knows nothing of those before."""
         head = Head("POST", "/orders", b"", ((b"idempotency-key", self.key.encode()),))
-        return run(serve(head, self.policy, uuid4().bytes), process.performing(Door(self, process).perform))
+        return run(serve(PORTS, head, self.policy, uuid4().bytes), process.performing(Door(self, process).perform))
 
     def request(self) -> Answer:
         """The same in a process that does not die: what the client gets, without the mark of a replay."""
@@ -108,8 +109,8 @@ class Door:
         return self._transaction.perform(command)
 
     def _run(self, command: RunHandler) -> Ending:
-        stage = None if self._transaction else MortalStage(self._world, self._process)
-        operation = Operation(command.hold, command.progress, stage=stage, transaction=self._transaction)
+        steps = None if self._transaction else partial(MortalSteps, self._world, self._process)
+        operation = Operation(command.hold, command.progress, steps=steps, transaction=self._transaction)
         try:
             answer = self._world.handler(self._world, operation)
         except Exception as error:  # noqa: BLE001 - as doors do; a death is no Exception
@@ -117,22 +118,30 @@ class Door:
         return answered(answer, operation, reached_handler=True)
 
 
-class MortalStage(AnyStage):
-    """Where a process takes the steps of a handler: it may die at each of their boundaries, too."""
+class MortalSteps:
+    """Takes the steps of a handler in a process: it may die at each of their boundaries, too."""
 
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
         self._process = process
 
-    def take(self, step: Flow[Any], call: Call) -> Any:
-        taking = _Taking(self._world.shop.store, call)
+    def take(self, call: Call, flow: Any, /, *args: Any) -> Any:
+        ports = ThreadStepPorts(self._world.shop.store, call)
         # The database ends the transaction of a process that is gone.
-        self._process.owns(lambda: taking.perform(Undo()))
+        self._process.owns(lambda: carry_out(ports, Undo()))
 
-        def perform(command: Command[Any]) -> Any:
-            return self._world.told.append(command.happening) if isinstance(command, Tell) else taking.perform(command)
+        def perform(command: Any) -> Any:
+            if isinstance(command, Tell):
+                return self._world.told.append(command.happening)
+            return carry_out(ports, command)
 
-        return run(step, self._process.performing(perform))
+        return run(flow(PORTS, *args), self._process.performing(perform))
+
+    def note(self, flow: Any, /, *args: Any) -> Any:
+        return self.take(Call("", created), flow, *args)
+
+    async def stop(self) -> None:
+        """Have nothing under way."""
 
 
 @dataclass

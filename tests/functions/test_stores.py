@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from semel.drivers import run
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -17,7 +18,6 @@ import semel
 from semel import Fingerprinter, Policy, functions, stores
 from semel.core.commands import Look
 from semel.core.state import State
-from semel.drivers import run
 from semel.errors import AnswerNotStored, InProgress, KeyReused, OutcomeUnknown, StoreUnavailable
 from semel.flows.upkeep import resolve_applied
 from semel.functions import FailedBefore, idempotent

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from datetime import timedelta
 
-from tests.commands import Announce
-
 from semel.core.handler import Wait
 from semel.core.hint import hint_of
 from semel.core.message import Answer
 from semel.core.record import Found
 from semel.core.state import State
+from tests.kit.ports import Announce
 
 SCOPE = "alice"
 #: Nothing here takes a second; what takes this long hangs.

@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from tests.commands import Flow, NameScope
+from semel.drivers import run
 
 from semel.core.commands import Command, Look, Now, Release
 from semel.core.record import Hold
-from semel.drivers import run
-from semel.testing.crash import Died, Process, die, every_death
+from tests.kit.crash import Died, Process, die, every_death
+from tests.kit.ports import Flow, NameScope
 
 
 class World:

@@ -4,10 +4,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.commands import Flow, NameScope, Pause, ReadBody
 
 from semel.core.commands import Command
-from semel.testing.crash import every_crash, stop
+from tests.kit.crash import every_crash, stop
+from tests.kit.ports import Flow, NameScope, Pause, ReadBody
 
 
 class World:

@@ -1,9 +1,9 @@
 """A script holds a flow to its order."""
 
 import pytest
-from tests.commands import Flow, NameScope, ReadBody
 
-from semel.testing.script import OffScript, Played, play
+from tests.kit.ports import Flow, NameScope, ReadBody
+from tests.kit.script import OffScript, Played, play
 
 
 def talk() -> Flow[list[object]]:

@@ -10,8 +10,8 @@ import semel.wsgi
 from semel import Policy
 from semel.core.commands import Browse, Command
 from semel.core.record import Record
-from semel.guard.request import Paths, RequestView
 from semel.flows.finish import FinishReport
+from semel.guard.request import Paths, RequestView
 from semel.work import AsyncCompleter, Completer
 from tests.web.harness import (
     HANG_SECONDS,

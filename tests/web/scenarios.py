@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import httpx
+from semel.drivers import run
 
 import semel
 from semel import Fingerprinter, NoEffect, Policy
@@ -25,7 +26,6 @@ from semel.core.message import Answer
 from semel.core.policy import MAX_RESPONSE_BODY, Mode
 from semel.core.recovery import Begun, Done, Progress
 from semel.core.state import State
-from semel.drivers import run
 from semel.flows.upkeep import hold_of, release, resolve_applied, resolve_not_applied
 from semel.room.seats import Seats
 from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Call, Gate, Reply, Response, chunks, eventually, wait_until

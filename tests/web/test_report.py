@@ -20,8 +20,8 @@ from semel.core.commands import Browse, Command
 from semel.core.events import ReportFailed
 from semel.core.record import Record
 from semel.core.state import State
-from semel.guard.request import RequestView
 from semel.errors import StoreUnavailable
+from semel.guard.request import RequestView
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.step import Step
 from tests.web.harness import (

@@ -13,8 +13,8 @@ import semel
 from semel import Policy
 from semel.asgi import IdempotencyMiddleware as AsgiMiddleware
 from semel.core.commands import Command
-from semel.MISSING import lookups
 from semel.flask import Semel, idempotent
+from semel.guard import lookups
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.step import Step
 from semel.telemetry.tally import REST_SECONDS, Tally

@@ -23,10 +23,10 @@ import semel.flask
 import semel.wsgi
 from semel import Operation, Policy
 from semel.core.commands import Browse
-from semel.guard.request import switch
 from semel.errors import ConfigurationError, NotGuarded
 from semel.fastapi import Idempotent, install
 from semel.functions import idempotent
+from semel.guard.request import switch
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.web.harness import HANG_SECONDS, Request, Response, call_asgi, call_wsgi
 

@@ -15,8 +15,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from semel import Operation, Policy
 from semel.asgi import IdempotencyMiddleware
 from semel.asgi.protocol import ASGIApp, full_path, head_of
-from semel.guard.request import Paths, RequestView
 from semel.fastapi import Idempotent, install
+from semel.guard.request import Paths, RequestView
 from tests.web.harness import METHODS, AsgiWorld, Reply, Send, Shop, call_asgi
 
 Whose = Callable[[RequestView], str | None]

@@ -118,6 +118,10 @@ class AppRun:
             _detached.add(self._task)
             self._task.add_done_callback(_detached.discard)
 
+    def kill(self) -> None:
+        """End the app where it is: what runs the flow was killed."""
+        self._task.cancel()
+
     def lose(self) -> None:
         """Stop: another worker has the operation."""
         if self.operation is not None and not self.has_ended:

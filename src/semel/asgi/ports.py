@@ -118,6 +118,10 @@ class RequestPorts(AsyncPorts):
             if run is None:
                 raise
             reply = Reraise(error, None)
+        except BaseException as death:
+            if self._app_run is not None and not isinstance(death, asyncio.CancelledError | GeneratorExit):
+                self._app_run.kill()
+            raise
         finally:
             self.let_go()
         run = self._app_run

@@ -30,7 +30,7 @@ T = TypeVar("T")
 Function = Callable[..., Any]
 StepFlow = Callable[..., Coroutine[Any, Any, Any]]
 
-_NO_CALL = Call(lambda: None)
+_NO_CALL = Call("", lambda: None)
 
 #: Whether this code is a phase's function, or called by one.
 _in_phase: ContextVar[bool] = ContextVar("semel.in_phase", default=False)
@@ -81,7 +81,7 @@ class ThreadStepPorts:
     def __init__(self, store: Store | Unrecorded, call: Call) -> None:
         """Make *call*, and keep in *store* what is recorded."""
         self._store = store
-        self._call = call
+        self.call = call
 
     async def ask(self, command: Command[T]) -> T:
         """Ask the store."""
@@ -113,17 +113,17 @@ class ThreadStepPorts:
     async def call_inside(self) -> Any:
         """Call the function of the phase."""
         with interrupted_by_death(), _inside():
-            return _here(self._call.inside(self._transaction and self._transaction.connection))
+            return _here(self.call.inside(self._transaction and self._transaction.connection))
 
     async def call_outside(self, key: str) -> Any:
         """Call the function of the effect."""
         with interrupted_by_death():
-            return _here(self._call.outside(key))
+            return _here(self.call.outside(key))
 
     async def verify(self, key: str) -> Applied | Doubt:
         """Ask what became of the effect."""
         with interrupted_by_death():
-            return _verified(_here(self._call.question(key)))
+            return _verified(_here(self.call.question(key)))
 
     async def pause(self, duration: timedelta) -> None:
         """Wait."""
@@ -179,7 +179,7 @@ class AsyncStepPorts:
     def __init__(self, store: AsyncStore | Unrecorded, call: Call) -> None:
         """Make *call*, and keep in *store* what is recorded."""
         self._store = store
-        self._call = call
+        self.call = call
 
     def ask(self, command: Command[T]) -> Awaitable[T]:
         """Ask the store."""
@@ -209,7 +209,7 @@ class AsyncStepPorts:
     async def call_inside(self) -> Any:
         """Call the function of the phase."""
         connection = self._transaction and self._transaction.connection
-        call = _in_a_thread(self._call.inside(connection))
+        call = _in_a_thread(self.call.inside(connection))
         if _is_async(call):
             with _inside():
                 return await interruptible(call())
@@ -223,11 +223,11 @@ class AsyncStepPorts:
 
     async def call_outside(self, key: str) -> Any:
         """Call the function of the effect."""
-        return await self._called(self._call.outside(key))
+        return await self._called(self.call.outside(key))
 
     async def verify(self, key: str) -> Applied | Doubt:
         """Ask what became of the effect."""
-        return _verified(await self._called(self._call.question(key)))
+        return _verified(await self._called(self.call.question(key)))
 
     def pause(self, duration: timedelta) -> Awaitable[None]:
         """Wait."""

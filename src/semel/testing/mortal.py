@@ -1,7 +1,7 @@
 """A process that dies at one place: what it was doing is dropped there, and nothing that it would do next is done.
 
-Everything that Semel does for a request is asked for by a flow, one command after the other, so these are the places:
-before and after each command. What a database does when a client is gone is done here, too: it rolls back.
+Everything that Semel does for a request is asked for by a flow, one port call after the other, so these are the places:
+before and after each call. What a database does when a client is gone is done here, too: it rolls back.
 """
 
 from __future__ import annotations
@@ -9,55 +9,40 @@ from __future__ import annotations
 import gc
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
-from tests.commands import AskOutside, CallInside, CallOutside, NameScope, ReadBody, Tell
+from semel.core.commands import Claim, Complete, Park, Release, Save, TakeOver
+from semel.guard import running
 
-from semel import drivers
-from semel.core.commands import (
-    Begin,
-    Claim,
-    Command,
-    Commit,
-    Complete,
-    Finish,
-    Open,
-    Park,
-    Release,
-    Save,
-    TakeOver,
-    Undo,
-)
-from semel.core.handler import RunHandler
-from semel.drivers import AsyncPerform, Perform
-
-#: What each command does, for people.
-_WORDS: dict[type[Command[Any]], str] = {
-    AskOutside: "asking what became of the effect {step}",
-    Begin: "beginning the transaction and locking the key",
-    CallInside: "calling the function of the phase {step}",
-    CallOutside: "calling the effect {step}",
+#: What each call of a port does, for people; of those to the store, what their command does.
+_WORDS: dict[object, str] = {
+    "begin": "beginning the transaction and locking the key",
+    "call_inside": "calling the function of the phase {step}",
+    "call_outside": "calling the effect {step}",
+    "commit": "committing the phase {step}",
+    "finish": "committing the transaction with the answer",
+    "open": "opening the transaction of the phase {step}",
+    "pause": "pausing",
+    "principal": "asking for the user of the request",
+    "read_body": "reading the body",
+    "run_handler": "running the handler",
+    "run_unguarded": "running the handler",
+    "undo": "rolling back",
+    "verify": "asking what became of the effect {step}",
+    "wait": "waiting for another request",
     Claim: "claiming the key",
-    Commit: "committing the phase {step}",
     Complete: "storing the answer",
-    Finish: "committing the transaction with the answer",
-    NameScope: "asking whose request it is",
-    Open: "opening the transaction of the phase {step}",
     Park: "parking the operation",
-    ReadBody: "reading the body",
     Release: "freeing the key",
-    RunHandler: "running the handler",
     Save: "recording the effect {step}",
     TakeOver: "taking the key over",
-    Undo: "rolling back",
 }
-#: Told to people, and to no store: nothing changes by it.
-_NO_PLACES = (Tell,)
-_OPENS = (Begin, Open)
+_TO_THE_STORE = frozenset({"ask", "claim", "take_over"})
+_OPENS = frozenset({"begin", "open"})
 
 
 class Died(BaseException):
@@ -74,27 +59,11 @@ class Process:
         self.died_at: str | None = None
         #: The longest lease that it asked for.
         self.lease = timedelta(0)
-        #: The flows that have opened a transaction.
-        self._opened: list[Flow[Any]] = []
 
-    def note(self, command: Command[Any], flow: Flow[Any]) -> None:
-        """Note what *flow* has done."""
-        if isinstance(command, _OPENS):
-            self._opened.append(flow)
-
-    def has_opened(self, flow: Flow[Any]) -> bool:
-        """Whether *flow*, perhaps driven in several parts, has a transaction for the database to roll back."""
-        return any(each is flow for each in self._opened)
-
-    def reach(self, when: str, command: Command[Any], flow: Flow[Any]) -> None:
+    def reach(self, when: str, words: str) -> None:
         """Pass a place alive, or die there."""
-        if isinstance(command, _NO_PLACES):
-            return
-        lease = getattr(getattr(command, "claim", command), "lease", None)
-        if isinstance(lease, timedelta):
-            self.lease = max(self.lease, lease)
         if self.died_at is None and self._left == 0:
-            self.died_at = f"{when} {_in_words(command, flow)}"
+            self.died_at = f"{when} {words}"
         if self.died_at is not None:
             raise Died(self.died_at)
         if self._left is not None:
@@ -121,21 +90,7 @@ def mortal() -> Iterator[None]:
     """Let processes die inside the block."""
     if not _one_at_a_time.acquire(blocking=False):
         raise RuntimeError("Another crash_everywhere is under way in this process.")
-    here, on_a_loop = drivers._drive_here, drivers._drive  # noqa: SLF001 - the one place where a flow can be stopped
-
-    def drive_here(flow: Flow[Any], command: Command[Any], perform: Perform, until: Any) -> Any:
-        process = _process.get()
-        if process is None:
-            return here(flow, command, perform, until)
-        return _drive_here(process, flow, command, perform, until)
-
-    async def drive(flow: Flow[Any], command: Command[Any], perform: AsyncPerform, until: Any) -> Any:
-        process = _process.get()
-        if process is None:
-            return await on_a_loop(flow, command, perform, until)
-        return await _drive(process, flow, command, perform, until)
-
-    drivers._drive_here, drivers._drive = drive_here, drive  # noqa: SLF001 - as above
+    before, running.in_front = running.in_front, _in_front
     try:
         with warnings.catch_warnings():
             # What a dead process leaves open, the operating system closes.
@@ -143,61 +98,55 @@ def mortal() -> Iterator[None]:
             yield
             gc.collect()
     finally:
-        drivers._drive_here, drivers._drive = here, on_a_loop  # noqa: SLF001 - as above
+        running.in_front = before
         _one_at_a_time.release()
 
 
-def _drive_here(process: Process, flow: Flow[Any], command: Command[Any], perform: Perform, until: Any) -> Any:
-    try:
-        while not isinstance(command, until):
-            process.reach("before", command, flow)
+def _in_front(ports: Any) -> Any:
+    process = _process.get()
+    return ports if process is None else _MortalPorts(ports, process)
+
+
+class _MortalPorts:
+    """Ports of a process that may die before each call, and after it."""
+
+    def __init__(self, ports: Any, process: Process) -> None:
+        self._ports = ports
+        self._process = process
+        self._has_opened = False
+
+    def __getattr__(self, name: str) -> Any:
+        port = getattr(self._ports, name)
+        return self._mortal(name, port) if name in _TO_THE_STORE or name in _WORDS else port
+
+    def _mortal(self, name: str, port: Callable[..., Any]) -> Callable[..., Any]:
+        async def call(*args: Any) -> Any:
+            words = self._words(name, args)
             try:
-                answer = perform(command)
-            except Exception as error:  # noqa: BLE001 - it is the flow's to judge
-                process.reach("after", command, flow)
-                command = flow.throw(error)
-            else:
-                process.note(command, flow)
-                process.reach("after", command, flow)
-                command = flow.send(answer)
-        process.reach("before", command, flow)
-    except Died:
-        if process.has_opened(flow):
-            with suppress(Exception):
-                perform(Undo())
-        flow.close()
-        raise
-    return command
+                self._process.reach("before", words)
+                try:
+                    answer = await port(*args)
+                except Exception:
+                    self._process.reach("after", words)
+                    raise
+                self._has_opened = self._has_opened or name in _OPENS
+                self._process.reach("after", words)
+            except Died:
+                if self._has_opened:
+                    with suppress(Exception):
+                        await self._ports.undo()
+                raise
+            return answer
 
+        return call
 
-async def _drive(process: Process, flow: Flow[Any], command: Command[Any], perform: AsyncPerform, until: Any) -> Any:
-    try:
-        while not isinstance(command, until):
-            process.reach("before", command, flow)
-            try:
-                answer = perform(command)
-                if hasattr(answer, "__await__"):
-                    answer = await answer
-            except Exception as error:  # noqa: BLE001 - it is the flow's to judge
-                process.reach("after", command, flow)
-                command = flow.throw(error)
-            else:
-                process.note(command, flow)
-                process.reach("after", command, flow)
-                command = flow.send(answer)
-        process.reach("before", command, flow)
-    except StopIteration as end:
-        return end.value
-    except Died:
-        if process.has_opened(flow):
-            with suppress(Exception):
-                await perform(Undo())
-        flow.close()
-        raise
-    return command
-
-
-def _in_words(command: Command[Any], flow: Flow[Any]) -> str:
-    words = _WORDS.get(type(command), type(command).__name__)
-    frame = getattr(flow, "gi_frame", None)
-    return words.format(step=repr(frame.f_locals.get("name")) if frame is not None else "")
+    def _words(self, name: str, args: tuple[Any, ...]) -> str:
+        what: object = name
+        if name in _TO_THE_STORE:
+            what = type(args[0])
+        lease = getattr(getattr(args[0], "claim", args[0]), "lease", None) if args else None
+        if isinstance(lease, timedelta):
+            self._process.lease = max(self._process.lease, lease)
+        words = _WORDS.get(what) or getattr(what, "__name__", name)
+        call = getattr(self._ports, "call", None)
+        return words.format(step=repr(call.name) if call is not None else "")

@@ -13,10 +13,10 @@ from starlette.types import ASGIApp
 from semel import SINGLE_TENANT, Operation, Policy
 from semel.asgi import PER_ROUTE, IdempotencyMiddleware, claim
 from semel.cli.application import middleware_of
-from semel.guard.request import PRINCIPAL, RequestView
 from semel.errors import ConfigurationError
 from semel.fastapi import Idempotent, install
 from semel.flows.finish import FinishReport
+from semel.guard.request import PRINCIPAL, RequestView
 from semel.stores.memory import AsyncMemoryStore
 from semel.work import AsyncCompleter
 

@@ -13,9 +13,9 @@ import semel
 from semel import SINGLE_TENANT, Operation, Policy
 from semel.asgi import PER_ROUTE, IdempotencyMiddleware
 from semel.core.commands import Browse
-from semel.guard.request import RequestView
 from semel.errors import ConfigurationError
 from semel.fastapi import AlreadyAnswered, Idempotent, install
+from semel.guard.request import RequestView
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.work import AsyncCompleter
 from tests.test_import import bare

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from semel.core.commands import Command
-from semel.drivers import Perform
+from tests.kit.ports import PORTS, Flow, Perform, say
 
 When = Literal["before", "after"]
 
@@ -32,7 +31,7 @@ class World(Protocol):
     def flow(self) -> Flow[Any]:
         """Start the flow."""
 
-    def perform(self, command: Command[Any]) -> Any:
+    def perform(self, command: Any) -> Any:
         """Carry out one command of it."""
 
 
@@ -47,7 +46,7 @@ class Crash(Generic[W]):
     #: Counts from 0.
     step: int
     when: When
-    command: Command[Any]
+    command: Any
 
     def __str__(self) -> str:
         """Say where."""
@@ -65,11 +64,13 @@ def every_crash(make_world: Callable[[], W]) -> Iterator[Crash[W]]:
             yield Crash(world, step, when, command)
 
 
-def stop(flow: Flow[Any], perform: Perform, step: int, when: When) -> Command[Any] | None:
+def stop(flow: Flow[Any], perform: Perform, step: int, when: When) -> Any | None:
     """Run *flow* up to one boundary of its step number *step* and drop it there; None if it has ended before."""
+    PORTS.take_said()
     try:
-        command = next(flow)
+        command = flow.send(None)
         for _ in range(step):
+            say(perform)
             try:
                 answer = perform(command)
             except Exception as error:  # noqa: BLE001 - it is the flow's to judge
@@ -106,7 +107,7 @@ class Process:
     def performing(self, perform: Perform) -> Perform:
         """Return *perform* as this process does it: once before each command it may die, and once after."""
 
-        def perform_while_alive(command: Command[Any]) -> Any:
+        def perform_while_alive(command: Any) -> Any:
             self._pass("before", command)
             try:
                 answer = perform(command)
@@ -118,7 +119,7 @@ class Process:
 
         return perform_while_alive
 
-    def _pass(self, when: When, command: Command[Any]) -> None:
+    def _pass(self, when: When, command: Any) -> None:
         """Pass a boundary alive, or don't."""
         if self.place is None and self._left == 0:
             self.place = f"{when} {type(command).__name__}"

@@ -1,11 +1,4 @@
-"""Plays a flow against a script: what it asks for, in order, and what the world answers. Nothing is carried out.
-
->>> from semel.core.commands import Flow, NameScope
->>> def greet() -> Flow[str]:
-...     return f"Hello, {yield from NameScope()}"
->>> play(greet(), [(NameScope, "Ada")]).result
-'Hello, Ada'
-"""
+"""Plays a flow against a script: what it asks for, in order, and what the world answers. Nothing is carried out."""
 
 from __future__ import annotations
 
@@ -13,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from semel.core.commands import Command
+from tests.kit.ports import PORTS, Flow
 
 T = TypeVar("T")
 
 #: The kind of command that is expected, and its answer. An exception is thrown into the flow.
-Line = tuple[type[Command[Any]], object]
+Line = tuple[type[Any], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Played(Generic[T]):
     """A flow that ended: what it asked for, and what it returned."""
 
-    commands: tuple[Command[Any], ...]
+    commands: tuple[Any, ...]
     result: T
 
 
@@ -35,16 +28,29 @@ class OffScript(AssertionError):
 
 def play(flow: Flow[T], script: Sequence[Line]) -> Played[T]:
     """Run *flow* to its end. It has to ask for exactly what *script* says, in this order."""
-    asked: list[Command[Any]] = []
+    asked: list[Any] = []
+    lines = iter(script)
+
+    def expect(command: Any) -> object:
+        asked.append(command)
+        kind, answer = next(lines, (None, None))
+        if kind is None:
+            raise OffScript(f"The script is over, and the flow asks for {command}.")
+        if type(command) is not kind:
+            raise OffScript(f"Step {len(asked)} is {command}, and the script says {kind.__name__}.")
+        return answer
+
+    PORTS.take_said()
     try:
-        command = next(flow)
-        for kind, answer in script:
-            asked.append(command)
-            if type(command) is not kind:
-                raise OffScript(f"Step {len(asked)} is {command}, and the script says {kind.__name__}.")
+        command = flow.send(None)
+        while True:
+            for said in PORTS.take_said():
+                expect(said)
+            answer = expect(command)
             command = flow.throw(answer) if isinstance(answer, BaseException) else flow.send(answer)
     except StopIteration as end:
-        if len(asked) < len(script):
+        for said in PORTS.take_said():
+            expect(said)
+        if next(lines, None) is not None:
             raise OffScript(f"The flow ended after step {len(asked)}, and the script goes on.") from None
         return Played(tuple(asked), end.value)
-    raise OffScript(f"The script is over, and the flow asks for {command}.")
