@@ -16,7 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -51,43 +51,17 @@ HEADERS = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of request, and how many calls of ours it is to take."""
+Functions = Counter[CodeType]
+Counted = tuple[Calls, Functions]
 
-    name: str
-    work: Work = "nothing"
-    replays: bool = False
-    goal: int | None = None
-    then: int | None = None
-
-
-FIRST = Kind("first", goal=80, then=60)
-REPLAY = Kind("replay", replays=True, goal=50, then=35)
-GUARDED = (FIRST, REPLAY)
-#: Only PostgreSQL and its kin can join the handler's transaction over asyncpg.
-TRANSACTIONS = (
-    Kind("atomic, first", "atomic"),
-    Kind("atomic, replay", "atomic", replays=True),
-    Kind("three phases", "phases"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What one request made."""
-
-    #: Of functions with their source in the package, in all threads.
-    calls: float
-    files: float
-    #: Of the package's own classes.
-    objects: float
-    #: Coroutines and generators, which are among the calls as well.
-    coroutines: float
-    #: Of the loop, those of the driver included.
-    tasks: float
-    #: How often each function was called.
-    functions: dict[str, int]
+#: By what the handler does: the requests with one new key, in order, each with its goals for calls. Only PostgreSQL's
+#: store has transactions of the handler's.
+Goals = tuple[int | None, int | None]
+REQUESTS: dict[Work, dict[str, Goals]] = {
+    "nothing": {"first": (80, 60), "replay": (50, 35)},
+    "atomic": {"atomic, first": (None, None), "atomic, replay": (None, None)},
+    "phases": {"three phases": (None, None)},
+}
 
 
 class Trace:
@@ -95,7 +69,8 @@ class Trace:
 
     def __init__(self) -> None:
         self._is_on = False
-        self._functions: Counter[CodeType] = Counter()
+        #: How often each function of the package was called, in all threads.
+        self.functions: Functions = Counter()
         self._tasks = 0
         self._objects = 0
 
@@ -108,7 +83,7 @@ class Trace:
     @contextmanager
     def on(self) -> Iterator[None]:
         """Count, beginning at zero."""
-        self._functions.clear()
+        self.functions.clear()
         self._tasks = self._objects = 0
         self._is_on = True
         try:
@@ -116,17 +91,15 @@ class Trace:
         finally:
             self._is_on = False
 
-    def counts(self) -> Counts:
-        """Sum up what was counted last."""
-        functions = {_name(code): number for code, number in self._functions.most_common()}
-        return Counts(
-            calls=self._functions.total(),
-            files=len({code.co_filename for code in self._functions}),
-            objects=self._objects,
-            coroutines=sum(number for code, number in self._functions.items() if code.co_flags & SUSPENDED),
-            tasks=self._tasks,
-            functions=functions,
-        )
+    def counts(self) -> dict[str, int]:
+        """Sum up what was counted last, by the names that ``Calls`` has."""
+        return {
+            "calls": self.functions.total(),
+            "files": len({code.co_filename for code in self.functions}),
+            "objects": self._objects,
+            "coroutines": sum(number for code, number in self.functions.items() if code.co_flags & SUSPENDED),
+            "tasks": self._tasks,
+        }
 
     def watch_classes(self) -> None:
         """Have every class of the package count its objects. One that sets fields on a bare ``__new__`` is not seen."""
@@ -161,7 +134,7 @@ class Trace:
             return
         # A coroutine that goes on is reported as a call, too.
         if not code.co_flags & SUSPENDED or frame.f_lasti <= _beginning(code):
-            self._functions[code] += 1
+            self.functions[code] += 1
 
 
 def _name(code: CodeType) -> str:
@@ -251,76 +224,58 @@ def _scope(key: str) -> dict[str, Any]:
     }
 
 
-async def _count(trace: Trace, setup: Setup, kinds: Sequence[Kind]) -> dict[Kind, Counts]:
-    """Count requests to one app: a first and its replay, several times over."""
-    trace.install()
-    client = Client(app(setup))
-    seen: dict[Kind, list[Counts]] = {kind: [] for kind in kinds}
-    async with client.lifespan():
-        for _ in range(WARM_UP):
-            key = _new_key()
-            await client.post(key)
-            await client.post(key)
-        # Once everything is imported.
-        trace.watch_classes()
-        for _ in range(PASSES):
-            key = _new_key()
-            for kind in kinds:
-                await _pause()
-                with trace.on():
-                    await client.post(key)
-                    await _pause()
-                seen[kind].append(trace.counts())
-    return {kind: _median(passes) for kind, passes in seen.items()}
-
-
-async def _pause() -> None:
-    for _ in range(TURNS):
-        await asyncio.sleep(0)
-
-
-def _median(passes: list[Counts]) -> Counts:
-    return sorted(passes, key=lambda counts: counts.calls)[len(passes) // 2]
-
-
-def _new_key() -> str:
-    return secrets.token_hex(KEY_DIGITS // 2)
-
-
-def count(stores: Sequence[StoreKind]) -> list[tuple[Calls, dict[str, int]]]:
+def count(stores: Sequence[StoreKind]) -> list[Counted]:
     """Count every kind of request on these stores. It changes this process for good: let it be one of its own."""
     with databases(stores) as bases:
-        missing = [store for store in stores if not bases.has(store)]
-        if missing:
+        if missing := [store for store in stores if not bases.has(store)]:
             raise LoadFailed(f"No redis-server here, which {', '.join(missing)} needs. Install one, or leave it out.")
-        return [row for store in stores for row in _count_store(store, bases)]
+        return [each for store in stores for work in REQUESTS for each in _count(store, work, bases)]
 
 
-def _count_store(store: StoreKind, bases: Databases) -> Iterator[tuple[Calls, dict[str, int]]]:
-    kinds = GUARDED + (TRANSACTIONS if store == "PostgreSQL" else ())
-    seen: dict[Kind, Counts] = {}
-    for work in dict.fromkeys(kind.work for kind in kinds):
-        place = bases.new(store)
-        setup = Setup(place, work, None if work == "nothing" else place.url)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            seen |= runner.run(_count(Trace(), setup, [kind for kind in kinds if kind.work == work]))
-    for kind, counts in seen.items():
-        facts = asdict(counts)
-        functions = facts.pop("functions")
-        # The goals are for PostgreSQL.
-        goals = (kind.goal, kind.then) if store == "PostgreSQL" else (None, None)
-        yield Calls(store, kind.name, *goals, **facts), functions
+def _count(store: StoreKind, work: Work, bases: Databases) -> list[Counted]:
+    if work != "nothing" and store != "PostgreSQL":
+        return []
+    place = bases.new(store)
+    setup = Setup(place, work, None if work == "nothing" else place.url)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        seen = runner.run(_trace(setup, list(REQUESTS[work])))
+    goals = REQUESTS[work] if store == "PostgreSQL" else {}
+    return [
+        (Calls(store, name, *goals.get(name, (None, None)), **counts), functions)
+        for name, (counts, functions) in seen.items()
+    ]
 
 
-def listed(rows: list[tuple[Calls, dict[str, int]]], *, with_functions: bool) -> str:
+async def _trace(setup: Setup, requests: list[str]) -> dict[str, tuple[dict[str, int], Functions]]:
+    """Send keys to one app, each as many times as there are *requests*."""
+    trace = Trace()
+    trace.install()
+    client = Client(app(setup))
+    passes: dict[str, list[tuple[dict[str, int], Functions]]] = {name: [] for name in requests}
+    async with client.lifespan():
+        for number in range(WARM_UP + PASSES):
+            if number == WARM_UP:
+                # Once everything is imported.
+                trace.watch_classes()
+            key = secrets.token_hex(KEY_DIGITS // 2)
+            for name in requests:
+                with trace.on():
+                    await client.post(key)
+                    for _ in range(TURNS):
+                        await asyncio.sleep(0)
+                passes[name].append((trace.counts(), trace.functions.copy()))
+    return {name: sorted(each[WARM_UP:], key=lambda one: one[0]["calls"])[PASSES // 2] for name, each in passes.items()}
+
+
+def listed(rows: list[Counted], *, with_functions: bool) -> str:
     """Lay the counts out, and the functions below them if they are asked for."""
     lines = call_rows([each for each, _ in rows])
     for each, functions in rows if with_functions else ():
         lines += ["", f"{each.store}, {each.request}: calls of each function"]
-        lines += [f"{number:>4}  {name}" for name, number in functions.items()]
+        lines += [f"{number:>4}  {_name(code)}" for code, number in functions.most_common()]
     return "\n".join(lines)
 
 
-def as_json(rows: list[tuple[Calls, dict[str, int]]]) -> str:
+def as_json(rows: list[Counted]) -> str:
     """Spell the counts for programs."""
     return json.dumps([asdict(each) for each, _ in rows])

@@ -111,11 +111,11 @@ class Plan:
     rounds: int = 5
     #: Of each case, in each round: under load, and over one connection.
     seconds: float = 2.0
-    lone_seconds: float = 0.7
+    lone_seconds: float = 0.5
     #: Over how many keys replays go round.
     replayed_keys: int = 10_000
     #: How many new keys a server is given while its memory is watched.
-    growth_keys: int = 50_000
+    growth_keys: int = 30_000
     #: Before anything is counted: connections are opened, statements prepared, code is warm.
     warm_up_requests: int = 1_000
     #: How many lone requests their round trips and statements are counted over.

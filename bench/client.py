@@ -1,5 +1,5 @@
-"""Our own load generator: one thread, raw sockets, as little HTTP as will do, in a process of its own. It is no client for
-anything else.
+"""Our own load generator: one thread, raw sockets, as little HTTP as will do, in a process of its own. It is no client
+for anything else.
 
 It has to outrun the server, so it parses nothing but the status and the length of an answer.
 """

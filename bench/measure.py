@@ -129,7 +129,7 @@ def _stands(plan: Plan, bases: Databases) -> Iterator[list[Stand]]:
 
 def warm_up_requests(case: Case, plan: Plan) -> int:
     """How many requests come before any that count: what is in front of a store has every key by then."""
-    return max(plan.warm_up_requests, plan.replayed_keys if case.replays else 0)
+    return max(plan.warm_up_requests, plan.replayed_keys if case.store == "tiered" else 0)
 
 
 def fresh(case: Case, bases: Databases) -> Setup:

@@ -153,7 +153,7 @@ def _goal_rows(report: Report) -> Iterable[tuple[str, ...]]:
             goals = (f"<= {POSTGRES_US_GOAL:.0f}", f"{POSTGRES_US_THEN:.0f}")
             rows.append(("PG us per first", *goals, _spread(figures, ".0f")))
     rows += [
-        (f"calls, {each.request}", f"<= {each.goal}", str(each.then), f"{each.calls:.0f}")
+        (f"calls, {each.request}", f"<= {each.goal}", str(each.then), str(each.calls))
         for each in report.calls
         if each.goal
     ]
@@ -167,7 +167,7 @@ def call_rows(calls: Sequence[Calls]) -> list[str]:
         figures = (each.files, each.objects, each.coroutines, each.tasks)
         goals = (f"<= {each.goal}" if each.goal else "", str(each.then or ""))
         name = f"{each.store}, {each.request}"
-        rows.append((name, f"{each.calls:.0f}", *goals, *(f"{figure:.0f}" for figure in figures)))
+        rows.append((name, str(each.calls), *goals, *map(str, figures)))
     return aligned(rows)
 
 
@@ -222,7 +222,7 @@ def comparison(report: Report, file: Path) -> str:
             rows.append((name, *(_change(before, case, path, spelled) for _, path, spelled in COMPARED)))
     counted = {(each["store"], each["request"]): each["calls"] for each in earlier["calls"]}
     rows += [
-        (f"calls: {each['store']}, {each['request']}", f"{known:.0f} > {each['calls']:.0f}")
+        (f"calls: {each['store']}, {each['request']}", f"{known} > {each['calls']}")
         for each in now["calls"]
         if (known := counted.get((each["store"], each["request"]))) is not None
     ]
