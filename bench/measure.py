@@ -85,6 +85,8 @@ def measure(plan: Plan) -> Report:
     ):
         skipped = tuple(case for case in plan.cases if not bases.has(case.store))
         plan = dataclasses.replace(plan, cases=tuple(case for case in plan.cases if case not in skipped))
+        # Now: a source that is committed or edited while the run goes on is not what it began with.
+        machine = Machine.this(bases.versions, load_before, is_pinned=is_pinned)
         if skipped:
             _say(f"No redis-server here: {', '.join(case.name for case in skipped)} left out.")
         calls = _calls(plan)
@@ -96,7 +98,7 @@ def measure(plan: Plan) -> Report:
         return Report(
             plan=plan,
             skipped=skipped,
-            machine=Machine.this(bases.versions, load_before, is_pinned=is_pinned),
+            machine=machine,
             sender=version or "our own client",
             measured=tuple(
                 Measured(
