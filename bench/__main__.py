@@ -1,42 +1,69 @@
-"""The command line: ``python -m bench`` measures; ``python -m bench profile CASE`` shows where the time goes."""
+"""The command line: ``python -m bench`` measures, ``calls`` counts, ``profile`` shows where the time goes. What is
+typed is checked here; nothing is done here.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
 
-from bench.cases import CASES, EXTRAS, QUICK, Plan
+from bench import calls
+from bench.cases import CASES, EXTRAS, NAMES, QUICK, Plan, StoreKind
+from bench.load import LoadFailed
 from bench.measure import measure
 from bench.profiling import profile
-from bench.report import as_json, table
+from bench.report import as_json
+from bench.table import NoReport, comparison, read_facts, table
 
-NAMES = {case.name: case for case in CASES}
 ALL = (*NAMES, *EXTRAS)
+STORES: tuple[StoreKind, ...] = get_args(StoreKind)
+GIVEN = ("rounds", "seconds", "connections", "sender", "pins")
 
 
 def main() -> None:
     """Do what was typed."""
     asked = _parser().parse_args()
-    if asked.what == "profile":
-        print(profile(NAMES[asked.case], seconds=asked.seconds))
-        return
+    try:
+        asked.do(asked)
+    except (LoadFailed, NoReport) as error:
+        sys.exit(f"bench: {error}")
+
+
+def _measure(asked: argparse.Namespace) -> None:
+    if asked.compare:
+        read_facts(asked.compare)  # before minutes are spent
     report = measure(_plan(asked))
-    print(as_json(report) if asked.json else table(report))
+    if asked.json:
+        print(as_json(report))
+        return
+    print(table(report))
+    if asked.save:
+        asked.save.write_text(as_json(report))
+    if asked.compare:
+        print(comparison(report, asked.compare))
+
+
+def _calls(asked: argparse.Namespace) -> None:
+    rows = calls.count(asked.stores)
+    print(calls.as_json(rows) if asked.json else calls.listed(rows, with_functions=asked.functions))
+
+
+def _profile(asked: argparse.Namespace) -> None:
+    print(profile(NAMES[asked.case], seconds=asked.seconds))
 
 
 def _plan(asked: argparse.Namespace) -> Plan:
     plan = QUICK if asked.quick else Plan()
-    given = {name: getattr(asked, name) for name in ("rounds", "seconds", "sender") if getattr(asked, name) is not None}
-    return dataclasses.replace(_chosen(plan, asked.only), **given)
-
-
-def _chosen(plan: Plan, only: str | None) -> Plan:
-    """Choose the cases, and those they are compared with."""
-    if only is None:
+    given = {name: getattr(asked, name) for name in GIVEN if getattr(asked, name) is not None}
+    plan = dataclasses.replace(plan, **given)
+    if asked.only is None:
         return plan
-    wanted = set(only.split(","))
-    if strange := wanted - {*ALL}:
-        raise SystemExit(f"No such case: {', '.join(sorted(strange))}. There are: {', '.join(ALL)}.")
+    wanted = set(asked.only)
+    # With those that they are compared with.
     wanted |= {NAMES[name].baseline for name in wanted & NAMES.keys()}
     cases = tuple(case for case in CASES if case.name in wanted)
     return dataclasses.replace(plan, cases=cases, extras=tuple(extra for extra in EXTRAS if extra in wanted))
@@ -44,19 +71,51 @@ def _chosen(plan: Plan, only: str | None) -> Plan:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure what Semel costs, on this machine.")
-    parser.set_defaults(what="measure")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, for a first look")
-    parser.add_argument("--seconds", type=float, help="how long each case runs in each round")
-    parser.add_argument("--rounds", type=int, help="how often all cases are gone through")
-    parser.add_argument("--only", metavar="CASES", help=f"some of {','.join(ALL)}")
-    parser.add_argument("--load", dest="sender", choices=["auto", "wrk", "own"], help="who sends the requests")
+    parser.set_defaults(do=_measure)
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, in about two minutes")
+    parser.add_argument("--only", type=_some_of(ALL), metavar="CASES", help=f"some of {','.join(ALL)}")
+    parser.add_argument("--rounds", type=_at_least(int, 1), help="how often all cases are gone through")
+    parser.add_argument("--seconds", type=_at_least(float, 0.1), help="how long each case runs in each round")
+    parser.add_argument("--connections", type=_at_least(int, 1), help="how many send at the same time")
+    parser.add_argument("--load", dest="sender", choices=["auto", "wrk", "own"], help="what sends the requests")
+    parser.add_argument("--no-pin", dest="pins", action="store_false", default=None, help="let all use all cores")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON to a file, beside the table")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="set this run beside one that was saved")
     commands = parser.add_subparsers(title="instead of measuring")
+    counting = commands.add_parser("calls", help="count calls, files, objects and tasks of one request")
+    counting.set_defaults(do=_calls)
+    counting.add_argument("--stores", type=_some_of(STORES), default=["PostgreSQL"], help=f"some of {','.join(STORES)}")
+    counting.add_argument("--functions", action="store_true", help="list every function, too")
+    counting.add_argument("--json", action="store_true", help="print JSON in place of the table")
     profiling = commands.add_parser("profile", help="show in which functions a server spends its time")
-    profiling.set_defaults(what="profile")
+    profiling.set_defaults(do=_profile)
     profiling.add_argument("case", choices=NAMES)
-    profiling.add_argument("--seconds", type=float, default=10.0)
+    profiling.add_argument("--seconds", type=_at_least(float, 0.1), default=10.0)
     return parser
+
+
+def _some_of(names: tuple[str, ...]) -> Callable[[str], list[str]]:
+    def read(typed: str) -> list[str]:
+        wanted = typed.split(",")
+        if strange := [name for name in wanted if name not in names]:
+            raise argparse.ArgumentTypeError(f"no such thing: {', '.join(strange)}. There are: {', '.join(names)}.")
+        return wanted
+
+    return read
+
+
+def _at_least(kind: type[int | float], least: float) -> Callable[[str], float]:
+    def read(typed: str) -> float:
+        try:
+            number = kind(typed)
+        except ValueError:
+            number = None
+        if number is None or not number >= least:
+            raise argparse.ArgumentTypeError(f"{typed!r} is not a number of {least:g} or more.")
+        return number
+
+    return read
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The apps that are measured: one JSON handler, with and without a database of its own, with and without a guard.
+"""The apps that are measured: one JSON handler, with and without a database of its own, with and without a guard. How
+they are served is elsewhere.
 
 A second handler, ``/held``, does not answer before it is told to: others wait for it, or its process is killed in it.
 """
@@ -17,9 +18,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import semel
+from bench import control
 from bench.cases import Work
 from bench.setup import Setup
 from semel import SINGLE_TENANT, Policy
@@ -45,8 +47,12 @@ class Orders:
         self._holds = setup.holds
         self._release = asyncio.Event()
         self.pool: Any = None
-        #: Says how many duplicates wait.
-        self.waiting: Callable[[], int] = int
+        #: How many requests for ``/held`` there are, and how many of them its handler has.
+        self.asked_to_hold = 0
+        self._held = 0
+
+    async def control(self, request: Request) -> Response:
+        return await control.once(self.pool, request, self.create)
 
     async def create(self, request: Request) -> JSONResponse:
         order = await request.json()
@@ -59,7 +65,9 @@ class Orders:
         await request.body()
         self.ran += 1
         if self._holds:
+            self._held += 1
             await self._release.wait()
+            self._held -= 1
         return JSONResponse({"id": f"held_{self.ran}"}, status_code=201)
 
     async def release(self, _: Request) -> Response:
@@ -68,7 +76,7 @@ class Orders:
         return Response(status_code=204)
 
     async def facts(self, _: Request) -> JSONResponse:
-        facts = {"ran": self.ran, "cpu_seconds": time.process_time(), "waiting": self.waiting()}
+        facts = {"ran": self.ran, "cpu_seconds": time.process_time(), "waiting": self.asked_to_hold - self._held}
         return JSONResponse(facts)
 
     @asynccontextmanager
@@ -79,6 +87,7 @@ class Orders:
         # Without the query that a pool sends each time it is given a connection back: Semel's own sends none either.
         async with asyncpg.create_pool(self._database, min_size=POOL, max_size=POOL, reset=_no_reset) as self.pool:
             await self.pool.execute(TABLE)
+            await self.pool.execute(control.TABLE)
             yield
 
 
@@ -90,8 +99,8 @@ async def _nothing(_: Orders, __: dict[str, Any]) -> None:
     return
 
 
-async def _insert(orders: Orders, order: dict[str, Any]) -> None:
-    async with orders.pool.acquire() as connection:
+async def _transaction(orders: Orders, order: dict[str, Any]) -> None:
+    async with orders.pool.acquire() as connection, connection.transaction():
         await connection.execute(INSERT, order["amount"], order["currency"])
 
 
@@ -101,8 +110,7 @@ async def _atomic(_: Orders, order: dict[str, Any]) -> None:
 
 async def _commits(orders: Orders, order: dict[str, Any]) -> None:
     for _ in range(3):
-        async with orders.pool.acquire() as connection, connection.transaction():
-            await connection.execute(INSERT, order["amount"], order["currency"])
+        await _transaction(orders, order)
 
 
 async def _phases(_: Orders, order: dict[str, Any]) -> None:
@@ -117,7 +125,8 @@ async def _phase(connection: Any, order: dict[str, Any]) -> None:
 
 WORK: dict[Work, Callable[[Orders, dict[str, Any]], Awaitable[None]]] = {
     "nothing": _nothing,
-    "insert": _insert,
+    "control": _nothing,
+    "transaction": _transaction,
     "atomic": _atomic,
     "commits": _commits,
     "phases": _phases,
@@ -127,8 +136,9 @@ WORK: dict[Work, Callable[[Orders, dict[str, Any]], Awaitable[None]]] = {
 def app(setup: Setup) -> ASGIApp:
     """Build the app, bare or guarded."""
     orders = Orders(setup)
+    create = orders.control if setup.work == "control" else orders.create
     routes = [
-        Route("/orders", orders.create, methods=["POST"]),
+        Route("/orders", create, methods=["POST"]),
         Route("/held", orders.held, methods=["POST"]),
         Route("/release", orders.release, methods=["PUT"]),
         Route("/facts", orders.facts),
@@ -137,8 +147,21 @@ def app(setup: Setup) -> ASGIApp:
     if setup.place is None:
         return bare
     guarded = IdempotencyMiddleware(bare, store=setup.place.given(), scope=SINGLE_TENANT, policy=_policy(setup))
-    orders.waiting = lambda: guarded.guard.room.count
-    return guarded
+    return _counting(guarded, orders) if setup.holds else guarded
+
+
+def _counting(guarded: ASGIApp, orders: Orders) -> ASGIApp:
+    """Count the requests for ``/held`` on their way in: those that its handler does not have wait."""
+
+    async def count(scope: Scope, receive: Receive, send: Send) -> None:
+        is_held = scope.get("path") == "/held"
+        orders.asked_to_hold += is_held
+        try:
+            await guarded(scope, receive, send)
+        finally:
+            orders.asked_to_hold -= is_held
+
+    return count
 
 
 def _policy(setup: Setup) -> Policy:

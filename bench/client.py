@@ -1,4 +1,5 @@
-"""Our own load generator: one thread, raw sockets, as little HTTP as will do. It runs in a process of its own.
+"""Our own load generator: one thread, raw sockets, as little HTTP as will do, in a process of its own. It is no client
+for anything else.
 
 It has to outrun the server, so it parses nothing but the status and the length of an answer.
 """
@@ -107,7 +108,8 @@ def drive(load: Load) -> Outcome:
             if not connection.answered():
                 continue
             now = time.perf_counter_ns()
-            if deadline is None or now < deadline:
+            # One answer is counted however late it is, since a rate needs one.
+            if deadline is None or now < deadline or not took:
                 took.append(now - connection.sent_at)
                 faults += not connection.is_right
                 ended = now
@@ -117,7 +119,7 @@ def drive(load: Load) -> Outcome:
                 busy -= 1
     for connection in connections:
         connection.close()
-    return outcome(took, load.seconds if load.seconds is not None else (ended - started) / 1e9, faults)
+    return outcome(took, max(load.seconds or 0.0, (ended - started) / 1e9), faults)
 
 
 def outcome(took: list[int], seconds: float, faults: int) -> Outcome:

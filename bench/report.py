@@ -1,4 +1,4 @@
-"""What was measured, as values, as a table for people and as JSON for programs. Nothing here measures."""
+"""What was measured, as values, and as JSON for programs. Nothing here measures; how it looks is for ``table``."""
 
 from __future__ import annotations
 
@@ -6,25 +6,21 @@ import dataclasses
 import json
 import os
 import platform
+import shutil
 import sqlite3
 import statistics
+import subprocess
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Self
 
-from bench.cases import (
-    GROWTH_TARGET_MB,
-    RECOVERY_TARGET_SECONDS,
-    WAITING_TARGET_PER_SECOND,
-    WAITING_TARGET_RATIO,
-    WAL_TARGET_BYTES,
-    Case,
-    Plan,
-)
+from bench.cases import MATCHES, WAITING_GOAL_PER_SECOND, Case, Match, Plan
+from bench.load import ROOT
 
 PACKAGES = ("uvicorn", "uvloop", "httptools", "starlette", "asyncpg", "redis")
-BELOW = "  <-- MISSED"
+#: More of a core than this that others had, in the median slice, and the run is not quiet.
+QUIET_CORES = 0.10
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,43 +28,89 @@ class Machine:
     """Where and when it was measured: without that, a figure means nothing."""
 
     date: str
+    #: Of the source, where it is known.
+    commit: str
     cores: int
     system: str
     versions: dict[str, str]
-    #: How many processes wanted to run before we came. Near 0 is a quiet machine.
+    #: How many processes wanted to run before we came.
     load_before: float
+    #: Whether the server had a core of its own, and the rest the others.
+    is_pinned: bool
 
     @classmethod
-    def this(cls, servers: dict[str, str], load_before: float) -> Self:
+    def this(cls, servers: dict[str, str], load_before: float, *, is_pinned: bool) -> Self:
         """Describe this machine, with the database *servers* that were started for the run."""
         versions = {"Python": platform.python_version(), **servers, "SQLite": sqlite3.sqlite_version}
         versions |= {name: version(name) for name in PACKAGES}
-        return cls(time.strftime("%Y-%m-%d"), os.cpu_count() or 0, platform.platform(), versions, load_before)
+        now, cores = time.strftime("%Y-%m-%d %H:%M"), os.cpu_count() or 0
+        return cls(now, _commit(), cores, platform.platform(), versions, load_before, is_pinned)
+
+
+def _commit() -> str:
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    command = [git, "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 @dataclass(frozen=True, slots=True)
-class Throughput:
-    """Requests a second in each round, beside those of the app it is compared with in the same round."""
+class Slice:
+    """One case in one round. What is None was not measured: it does not apply, or this system can't tell."""
 
-    case: Case
-    rates: tuple[float, ...]
-    #: Seconds of the server's own CPU for each request. A neighbour on the machine disturbs it less than a rate.
-    cpu: tuple[float, ...]
-    baseline: tuple[float, ...]
-
-    @property
-    def ratios(self) -> tuple[float, ...]:
-        """What is left of the other's throughput, round by round: a slow round is slow for both."""
-        return tuple(rate / other for rate, other in zip(self.rates, self.baseline, strict=True))
+    per_second: float
+    p50_ms: float
+    #: Microseconds of processor time, and bytes, for each request.
+    server_us: float
+    #: Of the processes that serve connections, and of all others of PostgreSQL's.
+    postgres_us: float | None = None
+    writers_us: float | None = None
+    wal_bytes: float | None = None
+    #: How many cores processes that are not ours had meanwhile.
+    others_cores: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
-    """How long a lone request takes: the median of each round."""
+class Traffic:
+    """What one request sends to PostgreSQL, counted on the wire."""
+
+    #: Of a lone request.
+    trips: float
+    statements: float
+    #: With all connections, which share statements.
+    loaded_statements: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One case: in each round under load, in each round over one connection, and what was counted by itself."""
 
     case: Case
-    p50_ms: tuple[float, ...]
-    statements: float | None
+    loaded: tuple[Slice, ...]
+    alone: tuple[Slice, ...]
+    traffic: Traffic | None
+    #: The part of all updates in its database that was HOT.
+    hot_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What one request made inside Semel: the median of several, since a timer may fall into one."""
+
+    store: str
+    request: str
+    goal: int | None
+    then: int | None
+    #: Of functions with their source in the package, and how many files these are in.
+    calls: int
+    files: int
+    #: Of the package's own classes.
+    objects: int
+    #: Coroutines and generators, which are among the calls as well.
+    coroutines: int
+    #: Of the loop, those of the driver included.
+    tasks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +129,12 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What many who wait for one key cost, in each round."""
+    """What many that wait for one key cost, in each round."""
 
     waiters: int
     #: Statements of all of them together.
     per_second: tuple[float, ...]
-    #: How long requests with other keys take, 99 of 100: when nobody waits, while all wait, while all are answered.
+    #: How long requests with other keys take, 99 of 100: when none waits, while all wait, while all are answered.
     before_ms: tuple[float, ...]
     meanwhile_ms: tuple[float, ...]
     ending_ms: tuple[float, ...]
@@ -102,7 +144,7 @@ class Waiting:
     @property
     def is_busy(self) -> bool:
         """Whether they ask more often than they should. Times are looked at so often that a tenth can be seen."""
-        return round(statistics.median(self.per_second), 1) > WAITING_TARGET_PER_SECOND
+        return round(statistics.median(self.per_second), 1) > WAITING_GOAL_PER_SECOND
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -114,7 +156,7 @@ class Waiting:
 class Recovery:
     """From the death of a worker in mid-handler to the answer that a retry gets elsewhere, each time."""
 
-    #: Whether the store is asked who is alive; otherwise only the lease says so.
+    #: Whether the store is asked which worker is alive; otherwise only the lease says so.
     is_instant: bool
     lease_seconds: float
     seconds: tuple[float, ...]
@@ -129,139 +171,69 @@ class Report:
     skipped: tuple[Case, ...]
     machine: Machine
     sender: str
-    throughput: tuple[Throughput, ...]
-    latency: tuple[Latency, ...]
-    #: In each pass over all replayed keys.
-    wal_bytes_per_replay: tuple[float, ...]
-    #: For each request of a handler that writes, with whatever else the server logs meanwhile.
-    wal_bytes_per_write: tuple[tuple[Case, float], ...]
+    measured: tuple[Measured, ...]
+    calls: tuple[Calls, ...]
     growth: tuple[Growth, ...]
     waiting: Waiting | None
     recovery: tuple[Recovery, ...]
 
+    def ratios(self, each: Measured) -> tuple[float, ...]:
+        """What is left of the baseline's throughput, round by round: a slow round is slow for both."""
+        return _ratios(each.loaded, self._named(each.case.baseline).loaded)
 
-def table(report: Report) -> str:
-    """Lay the report out for people."""
-    plan = report.plan
-    parts = [_heading(report)]
-    if report.skipped:
-        parts.append(f"no Redis here, so not measured: {', '.join(case.name for case in report.skipped)}\n")
-    if report.throughput:
-        parts += [
-            f"{plan.connections} connections, {plan.rounds} rounds of {plan.seconds:g} s, median (least-most)",
-            *_throughput_rows(report.throughput),
-            "",
-            "1 connection",
-            *_latency_rows(report.latency),
-            "",
-        ]
-    return "\n".join(parts + _other_rows(report) + _waiting_rows(report) + _recovery_rows(report))
+    def matches(self) -> list[tuple[Match, tuple[float, ...], tuple[float, ...]]]:
+        """Our throughput as part of the control's: over one connection, and over all."""
+        names = {each.case.name for each in self.measured}
+        there = [match for match in MATCHES if {match.case, match.control} <= names]
+        pairs = [(match, self._named(match.case), self._named(match.control)) for match in there]
+        return [(match, _ratios(a.alone, b.alone), _ratios(a.loaded, b.loaded)) for match, a, b in pairs]
+
+    @property
+    def others_cores(self) -> tuple[float, ...]:
+        """How many cores others had, slice by slice. Empty where this system can't tell."""
+        slices = [one for each in self.measured for one in (*each.loaded, *each.alone)]
+        return tuple(one.others_cores for one in slices if one.others_cores is not None)
+
+    def _named(self, name: str) -> Measured:
+        return next(each for each in self.measured if each.case.name == name)
 
 
-def as_json(report: Report) -> str:
-    """Spell the report for programs."""
-    machine = report.machine
-    facts: dict[str, Any] = {
-        "date": machine.date,
-        "cores": machine.cores,
-        "system": machine.system,
-        "versions": machine.versions,
-        "load_before": machine.load_before,
+def _ratios(these: tuple[Slice, ...], those: tuple[Slice, ...]) -> tuple[float, ...]:
+    return tuple(one.per_second / other.per_second for one, other in zip(these, those, strict=True))
+
+
+def facts_of(report: Report) -> dict[str, Any]:
+    """Spell the report as plain values: this is what ``--json`` prints, and what runs are compared by."""
+    return {
+        **dataclasses.asdict(report.machine),
         "sender": report.sender,
         "connections": report.plan.connections,
-        "throughput": {
-            each.case.name: {"per_second": each.rates, "of_baseline": each.ratios, "cpu_seconds": each.cpu}
-            for each in report.throughput
+        "others_cores": report.others_cores,
+        "cases": {
+            each.case.name: {
+                "ratio": report.ratios(each),
+                "loaded": _columns(each.loaded),
+                "alone": _columns(each.alone),
+                "traffic": each.traffic and dataclasses.asdict(each.traffic),
+                "hot_share": each.hot_share,
+            }
+            for each in report.measured
         },
-        "latency": {each.case.name: {"p50_ms": each.p50_ms, "statements": each.statements} for each in report.latency},
-        "wal_bytes_per_replay": report.wal_bytes_per_replay,
-        "wal_bytes_per_write": {case.name: logged for case, logged in report.wal_bytes_per_write},
+        "of_control": {match.case: {"alone": alone, "loaded": loaded} for match, alone, loaded in report.matches()},
+        "calls": [dataclasses.asdict(each) for each in report.calls],
         "growth_mb": {each.case.name: each.grown_mb for each in report.growth},
         "growth_keys": report.plan.growth_keys,
         "waiting": report.waiting and dataclasses.asdict(report.waiting),
         "recovery": [dataclasses.asdict(each) for each in report.recovery],
         "skipped": [case.name for case in report.skipped],
     }
-    return json.dumps(facts, indent=2)
 
 
-def _heading(report: Report) -> str:
-    machine = report.machine
-    versions = ", ".join(f"{name} {number}" for name, number in machine.versions.items() if number)
-    return (
-        f"{machine.date}, {machine.cores} cores, {machine.system}\n{versions}\n"
-        f"load by {report.sender}; load average before the run {machine.load_before:.2f}\n"
-    )
+def as_json(report: Report) -> str:
+    """Spell the report for programs."""
+    return json.dumps(facts_of(report), indent=2)
 
 
-def _throughput_rows(measured: tuple[Throughput, ...]) -> list[str]:
-    rows = [f"{'':20}{'requests/s':>22}{'of baseline':>20}{'target':>9}{'server CPU':>13}"]
-    for each in measured:
-        if each.case.baseline == each.case.name:
-            rows.append("")
-        rate, ratio = _spread(each.rates, ".0f"), _spread(each.ratios, ".2f")
-        target = each.case.target
-        hoped = f">= {target:.2f}" if target else ""
-        cpu = f"{statistics.median(each.cpu) * 1e6:.0f} us"
-        missed = target is not None and statistics.median(each.ratios) < target
-        rows.append(f"{each.case.title:20}{rate:>22}{ratio:>20}{hoped:>9}{cpu:>13}{BELOW * missed}")
-    return rows
-
-
-def _latency_rows(measured: tuple[Latency, ...]) -> list[str]:
-    rows = [f"{'':20}{'p50 ms':>22}{'statements':>20}"]
-    for each in measured:
-        statements = "" if each.statements is None else f"{each.statements:.2f}"
-        rows.append(f"{each.case.title:20}{_spread(each.p50_ms, '.2f'):>22}{statements:>20}")
-    return rows
-
-
-def _other_rows(report: Report) -> list[str]:
-    rows = []
-    wal = report.wal_bytes_per_replay
-    if wal:
-        missed = statistics.median(wal) > WAL_TARGET_BYTES
-        rows.append(f"WAL bytes per replay, PostgreSQL, {len(wal)} passes: {_spread(wal, '.2f')}   = 0{BELOW * missed}")
-    rows += [f"WAL bytes per request, {case.title:24}{logged:>8.0f}" for case, logged in report.wal_bytes_per_write]
-    for each in report.growth:
-        what = f"memory after {report.plan.growth_keys} keys, {each.case.title.removesuffix(', first')}"
-        missed = each.case.store is not None and each.grown_mb >= GROWTH_TARGET_MB
-        hoped = f"< {GROWTH_TARGET_MB:.0f}" if each.case.store else ""
-        rows.append(f"{what:36}{each.grown_mb:>+6.1f} MB   {hoped:>9}{BELOW * missed}")
-    return rows
-
-
-def _waiting_rows(report: Report) -> list[str]:
-    waiting = report.waiting
-    if waiting is None:
-        return []
-    missed = statistics.median(waiting.ratios) > WAITING_TARGET_RATIO
-    return [
-        "",
-        f"{waiting.waiters} wait for one key, {report.plan.beside_per_second:g} requests a second with others",
-        _row("statements a second of all who wait", waiting.per_second, "<= 1", waiting.is_busy),
-        _row("p99 ms of others, nobody waits", waiting.before_ms),
-        _row("p99 ms of others, all wait", waiting.meanwhile_ms),
-        _row("  of that before", waiting.ratios, f"<= {WAITING_TARGET_RATIO:g}", missed, ".2f"),
-        _row("p99 ms of others, all are answered", waiting.ending_ms),
-        _row("seconds until the last is answered", waiting.answered_seconds, spelled=".2f"),
-    ]
-
-
-def _recovery_rows(report: Report) -> list[str]:
-    rows = []
-    for each in report.recovery:
-        missed = each.is_instant and statistics.median(each.seconds) >= RECOVERY_TARGET_SECONDS
-        hoped = f"< {RECOVERY_TARGET_SECONDS:g}" if each.is_instant else ""
-        how = "takeover=instant" if each.is_instant else "takeover=lease"
-        rows.append(_row(f"{how}, lease {each.lease_seconds:g} s", each.seconds, hoped, missed, ".2f"))
-    return ["", "seconds from kill -9 in a handler to the answer of a retry", *rows] if rows else []
-
-
-def _row(what: str, figures: tuple[float, ...], hoped: str = "", missed: bool = False, spelled: str = ".1f") -> str:  # noqa: FBT001, FBT002 - a row of five columns
-    return f"{what:36}{_spread(figures, spelled):>22}{hoped:>9}{BELOW * missed}".rstrip()
-
-
-def _spread(figures: tuple[float, ...], spelled: str) -> str:
-    median = statistics.median(figures)
-    return f"{median:{spelled}} ({min(figures):{spelled}}-{max(figures):{spelled}})"
+def _columns(slices: tuple[Slice, ...]) -> dict[str, list[float | None]]:
+    names = [field.name for field in dataclasses.fields(Slice)]
+    return {name: [getattr(one, name) for one in slices] for name in names}

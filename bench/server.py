@@ -13,6 +13,7 @@ from types import FrameType
 
 import uvicorn
 
+from bench import cpu
 from bench.app import app
 from bench.load import LOOPBACK
 from bench.setup import Setup
@@ -33,12 +34,13 @@ def main() -> None:
     parser.add_argument("--profile")
     asked = parser.parse_args()
     setup: Setup = asked.setup
-    # Uvicorn ends in good order on SIGTERM, then raises it once more for whoever was there before it.
+    cpu.take_own_core()
+    # Uvicorn ends in good order on SIGTERM, then raises it once more for the handler before it.
     signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_end_with_input, daemon=True).start()
     serve = _django(setup) if setup.framework == "Django" else _starlette(setup)
     listening = socket.create_server((LOOPBACK, 0), backlog=BACKLOG)
-    # From here on connections wait in the backlog, so nobody has to ask whether we are up.
+    # From here on connections wait in the backlog, so the server counts as up.
     print(listening.getsockname()[1], flush=True)
     with cProfile.Profile() if asked.profile else _NoProfile() as profile:
         try:

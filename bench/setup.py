@@ -1,9 +1,11 @@
-"""What a server of the bench is told: where its keys are, what its handler does. Plain values that pass as JSON."""
+"""What a server of the bench is told: where its keys are, what its handler does. Plain values that pass as JSON, and
+nothing that starts one.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from bench.cases import Work
@@ -14,9 +16,8 @@ class Place:
     """Where keys are kept."""
 
     url: str
-    #: A Redis that answers in front of it, and how many bytes of the process's own memory do; None: as many as usual.
+    #: A Redis that answers in front of it.
     cache: str | None = None
-    memory: int | None = None
 
     def given(self) -> Any:
         """Return what a middleware takes as its store."""
@@ -24,8 +25,7 @@ class Place:
             return self.url
         from semel.stores.tiered import Tiered  # noqa: PLC0415 - it needs Redis's driver, and other cases do not
 
-        tiered = Tiered(durable=self.url, cache=self.cache)
-        return tiered if self.memory is None else replace(tiered, memory=self.memory)
+        return Tiered(durable=self.url, cache=self.cache)
 
 
 @dataclass(frozen=True, slots=True)

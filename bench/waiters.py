@@ -1,4 +1,6 @@
-"""What it costs that very many wait for one key: statements, and the time of requests with other keys."""
+"""What it costs that very many requests wait for one key: statements, and the time of requests with other keys. No
+other case is measured here.
+"""
 
 from __future__ import annotations
 

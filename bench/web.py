@@ -45,7 +45,10 @@ class WebServer:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.port = int(self._process.stdout.readline()) if self._process.stdout else 0
+        port = self._process.stdout.readline() if self._process.stdout else ""
+        if not port:
+            raise LoadFailed(f"The server of {setup} did not start. See above what it wrote.")
+        self.port = int(port)
 
     def __enter__(self) -> Self:
         return self
