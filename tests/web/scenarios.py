@@ -16,7 +16,6 @@ from typing import Any
 from unittest.mock import patch
 
 import httpx
-from semel.drivers import run
 
 import semel
 from semel import Fingerprinter, NoEffect, Policy
@@ -27,7 +26,9 @@ from semel.core.policy import MAX_RESPONSE_BODY, Mode
 from semel.core.recovery import Begun, Done, Progress
 from semel.core.state import State
 from semel.flows.upkeep import hold_of, release, resolve_applied, resolve_not_applied
+from semel.guard.running import run
 from semel.room.seats import Seats
+from semel.work.service import ServicePorts
 from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Call, Gate, Reply, Response, chunks, eventually, wait_until
 
 BRIEF = timedelta(milliseconds=60)
@@ -923,9 +924,9 @@ def _(api: Api) -> None:
         (key, State.UNKNOWN, False) for key in ("applied", "not_applied", "released")
     }
     by_key = {record.key: record for record in api.records()}
-    assert run(resolve_applied(by_key["applied"], {"id": 7}), api.world.perform) is Verdict.DONE
-    assert run(resolve_not_applied(by_key["not_applied"]), api.world.perform) is Verdict.DONE
-    assert run(release(hold_of(by_key["released"])), api.world.perform) is Verdict.DONE
+    assert run(resolve_applied, ServicePorts(api.world), by_key["applied"], {"id": 7}) is Verdict.DONE
+    assert run(resolve_not_applied, ServicePorts(api.world), by_key["not_applied"]) is Verdict.DONE
+    assert run(release, ServicePorts(api.world), hold_of(by_key["released"])) is Verdict.DONE
     assert [api.send(key=key).status for key in ("not_applied", "released")] == [201, 201]
     assert api.runs == 2
 
@@ -941,7 +942,7 @@ def _(api: Api) -> None:
         assert api.world.perform(Park(hold)) is Verdict.DONE
     reap(api)
     for record in api.records():
-        assert run(resolve_applied(record, {"id": 7}), api.world.perform) is Verdict.DONE
+        assert run(resolve_applied, ServicePorts(api.world), record, {"id": 7}) is Verdict.DONE
     by_key = {record.key: record for record in api.records()}
     assert not any(record.is_expired for record in by_key.values())
     assert all(timedelta(0) < record.retention_left <= retention for record in by_key.values())

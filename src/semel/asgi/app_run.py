@@ -243,6 +243,8 @@ class AppRun:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+            # Each would hold the other until the garbage collector comes.
+            del self._on_killed
             incoming.body.close()
 
     async def _run_to_its_end(self, app: ASGIApp, receive: Receive) -> None:

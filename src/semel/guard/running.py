@@ -136,13 +136,15 @@ class Running(Generic[T]):
                 except StopIteration as end:
                     return end.value  # type: ignore[no-any-return]  # StopIteration is not generic
                 except Interrupted as interrupted:
+                    _raise_cause(interrupted)
                     if cancelled is not None:
                         raise cancelled from None
-                    _raise_cause(interrupted)
                     raise
                 if cancelled is not None and isinstance(waited, Step):
-                    self._leave(waited)
-                    raise cancelled
+                    if _is_cancelled():
+                        self._leave(waited)
+                        raise cancelled
+                    cancelled = None  # A cancel scope inside of a port was meant, and has ended.
                 if waited is self.leaves_at and waited is not None:
                     self._left_at, self.leaves_at = waited, None
                     return None  # type: ignore[return-value]  # it has not ended: ``is_left``
@@ -157,7 +159,7 @@ class Running(Generic[T]):
                 if isinstance(waited, Step):
                     self._leave(waited)
                     raise
-                thrown = cancelled = error
+                thrown, cancelled, waited = error, error, None
 
     def _leave(self, step: Step[Any]) -> None:
         """See to the end of the flow, which waits for *step*, in a task of its own."""
@@ -195,8 +197,10 @@ async def callers_gone() -> None:
 
 def _raise_cause(interrupted: Interrupted) -> None:
     """Raise what has interrupted the flow, if that was not the client: a thread that is killed is killed."""
-    if interrupted.__cause__ is not None:
-        raise interrupted.__cause__ from None
+    cause = interrupted.__cause__
+    if cause is not None:
+        interrupted.__cause__ = interrupted.__context__ = None  # Two that name each other can't be printed.
+        raise cause from None
 
 
 @contextmanager
@@ -211,11 +215,18 @@ def interrupted_by_death() -> Iterator[None]:
 
 
 async def interruptible(running: Awaitable[T]) -> T:
-    """Wait for what is cancelled with the caller; the flow is interrupted then."""
+    """Wait for what is cancelled with the caller, or killed with its task; the flow is interrupted then."""
     try:
         return await running
-    except asyncio.CancelledError as cancelled:
-        raise Interrupted from cancelled
+    except (Exception, GeneratorExit):
+        raise
+    except BaseException as death:
+        raise Interrupted from death
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def settled(work: Coroutine[Any, Any, T]) -> Step[T]:
