@@ -160,6 +160,8 @@ class Running(Generic[T]):
                     self._leave(waited)
                     raise
                 thrown, cancelled, waited = error, error, None
+            except Exception as error:  # noqa: BLE001 - what a future ended with is raised where the flow waits for it
+                thrown, waited = error, None
 
     def _leave(self, step: Step[Any]) -> None:
         """See to the end of the flow, which waits for *step*, in a task of its own."""
