@@ -16,7 +16,6 @@ from typing import Any
 from unittest.mock import patch
 
 import httpx
-from semel.drivers import run
 
 import semel
 from semel import Fingerprinter, NoEffect, Policy
@@ -28,6 +27,7 @@ from semel.core.recovery import Begun, Done, Progress
 from semel.core.state import State
 from semel.flows.upkeep import hold_of, release, resolve_applied, resolve_not_applied
 from semel.room.seats import Seats
+from tests.kit.ports import PORTS, drive
 from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Call, Gate, Reply, Response, chunks, eventually, wait_until
 
 BRIEF = timedelta(milliseconds=60)
@@ -923,9 +923,9 @@ def _(api: Api) -> None:
         (key, State.UNKNOWN, False) for key in ("applied", "not_applied", "released")
     }
     by_key = {record.key: record for record in api.records()}
-    assert run(resolve_applied(by_key["applied"], {"id": 7}), api.world.perform) is Verdict.DONE
-    assert run(resolve_not_applied(by_key["not_applied"]), api.world.perform) is Verdict.DONE
-    assert run(release(hold_of(by_key["released"])), api.world.perform) is Verdict.DONE
+    assert drive(resolve_applied(PORTS, by_key["applied"], {"id": 7}), api.world.perform) is Verdict.DONE
+    assert drive(resolve_not_applied(PORTS, by_key["not_applied"]), api.world.perform) is Verdict.DONE
+    assert drive(release(PORTS, hold_of(by_key["released"])), api.world.perform) is Verdict.DONE
     assert [api.send(key=key).status for key in ("not_applied", "released")] == [201, 201]
     assert api.runs == 2
 
@@ -941,7 +941,7 @@ def _(api: Api) -> None:
         assert api.world.perform(Park(hold)) is Verdict.DONE
     reap(api)
     for record in api.records():
-        assert run(resolve_applied(record, {"id": 7}), api.world.perform) is Verdict.DONE
+        assert drive(resolve_applied(PORTS, record, {"id": 7}), api.world.perform) is Verdict.DONE
     by_key = {record.key: record for record in api.records()}
     assert not any(record.is_expired for record in by_key.values())
     assert all(timedelta(0) < record.retention_left <= retention for record in by_key.values())

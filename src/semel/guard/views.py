@@ -178,7 +178,7 @@ class ViewPorts(ThreadPorts, Generic[R]):
         self._policy = policy
         self._view = view
         self._response: R | None = None
-        self._has_run = False
+        self._has_response = False
         self._answer: Answer | None = None
         #: What the view raised where nobody guards it.
         self._error: Exception | None = None
@@ -194,7 +194,7 @@ class ViewPorts(ThreadPorts, Generic[R]):
         """Call the view."""
         try:
             self._response = self._view.call()
-            self._has_run = True
+            self._has_response = True
             ending = self._view.take(self._response, self.limits(limit, operation)).ending(operation)
         except Exception as error:  # noqa: BLE001 - it is the flow's to judge
             return raised(error, operation)
@@ -222,7 +222,7 @@ class ViewPorts(ThreadPorts, Generic[R]):
             self.keep_lease(hold, lease)
         try:
             self._response = self._view.call_unguarded()
-            self._has_run = True
+            self._has_response = True
         except Exception as error:  # noqa: BLE001 - it goes on when the flow has ended
             self._error = error
             return self._view.status_raised(error)
@@ -237,7 +237,7 @@ class ViewPorts(ThreadPorts, Generic[R]):
             with enter(self.unrecorded(reply.unrecorded)):
                 return self._view.call_unguarded()
         if isinstance(reply, PassOn | Done):
-            return cast("R", self._response) if self._has_run else self._view.call_unguarded()
+            return cast("R", self._response) if self._has_response else self._view.call_unguarded()
         return self._view.response_to(reply, self._response, self._answer)
 
 
@@ -274,7 +274,7 @@ class AsyncViewPorts(AsyncCallPorts, Generic[R]):
         self._policy = policy
         self._view = view
         self._response: R | None = None
-        self._has_run = False
+        self._has_response = False
         self._answer: Answer | None = None
         #: What the view raised where nobody guards it.
         self._error: Exception | None = None
@@ -290,7 +290,7 @@ class AsyncViewPorts(AsyncCallPorts, Generic[R]):
         """Call the view."""
         try:
             self._response = await self._view.call()
-            self._has_run = True
+            self._has_response = True
             ending = (await self._view.take(self._response, self.limits(limit, operation))).ending(operation)
         except Exception as error:  # noqa: BLE001 - it is the flow's to judge
             return raised(error, operation)
@@ -316,7 +316,7 @@ class AsyncViewPorts(AsyncCallPorts, Generic[R]):
             self.guard.keeper.add(hold, lease)
         try:
             self._response = await self._view.call_unguarded()
-            self._has_run = True
+            self._has_response = True
         except Exception as error:  # noqa: BLE001 - it goes on when the flow has ended
             self._error = error
             return self._view.status_raised(error)
@@ -332,5 +332,5 @@ class AsyncViewPorts(AsyncCallPorts, Generic[R]):
             with enter(self.unrecorded(reply.unrecorded)):
                 return await self._view.call_unguarded()
         if isinstance(reply, PassOn | Done):
-            return cast("R", self._response) if self._has_run else await self._view.call_unguarded()
+            return cast("R", self._response) if self._has_response else await self._view.call_unguarded()
         return self._view.response_to(reply, self._response, self._answer)
