@@ -24,12 +24,13 @@ from semel.core.policy import Policy
 from semel.core.record import Hold
 from semel.core.replay import is_endless
 from semel.core.value import value
+from semel.errors import Interrupted
 from semel.flows.reply import Done, PassOn, Reply, Reraise, Send
 from semel.flows.serve import serve
 from semel.guard.body import CHUNK_BYTES, Limits, inside
 from semel.guard.endings import answered, raised, streaming
 from semel.guard.ports import AsyncCallPorts, AsyncGuard, Guard, ThreadPorts
-from semel.guard.running import interrupted_by_death, interruptible
+from semel.guard.running import interruptible
 from semel.operation import Operation, around, enter
 
 R = TypeVar("R")
@@ -208,13 +209,21 @@ class ViewPorts(ThreadPorts, Generic[R]):
     async def principal(self) -> object:
         """Ask the application for the user of this request."""
         self.guard.gate.check()
-        with interrupted_by_death():
+        try:
             return self._view.whose()
+        except Exception:
+            raise
+        except BaseException as death:
+            raise Interrupted from death
 
     async def read_body(self, limit: int) -> Buffer | None:
         """Read the whole body, while it is within the limit."""
-        with interrupted_by_death():
+        try:
             return self._view.read_body(limit)
+        except Exception:
+            raise
+        except BaseException as death:
+            raise Interrupted from death
 
     async def run_unguarded(self, hold: Hold | None, lease: timedelta | None) -> int | None:
         """Call the view as if it were not guarded."""
