@@ -6,7 +6,7 @@ Django would put it around all, and what the guard writes would be seen by nobod
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -77,14 +77,18 @@ class Inner(Atomic):  # type: ignore[misc]  # Django has no types
             raise transaction.TransactionManagementError(FAILED_INSIDE) from wrapper.rollback_exc
 
 
-@contextmanager
-def blocks(without: Collection[str], policy: Policy | None) -> Iterator[None]:
-    """Open the transactions of a view; *policy* is None where it is not guarded.
+def blocks(without: Collection[str], policy: Policy | None) -> AbstractContextManager[None]:
+    """Return the transactions of a view, to be opened; *policy* is None where it is not guarded.
 
     In atomic mode there is one around them already.
     """
     wanted = aliases(without)
     inner = Inner() if policy is not None and policy.mode == "atomic" else None
+    return _opened(wanted, inner) if wanted or inner is not None else nullcontext()
+
+
+@contextmanager
+def _opened(wanted: Collection[str], inner: Inner | None) -> Iterator[None]:
     with ExitStack() as stack:
         for alias in wanted:
             if inner is None or alias != inner.using:

@@ -166,6 +166,9 @@ def settings() -> Settings:
 def store() -> Store:
     """Return the store for what runs in threads."""
     global _store  # noqa: PLW0603 - as above
+    found = _store
+    if found is not None:
+        return found
     with _lock:
         if _store is None:
             said = settings()

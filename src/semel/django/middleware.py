@@ -25,7 +25,7 @@ from semel.core.policy import Policy
 from semel.core.record import Hold
 from semel.core.replay import FIRST_SERVER_ERROR
 from semel.django import atomicity, guards
-from semel.django.request import Request, Response, claim
+from semel.django.messages import Request, Response, claim
 from semel.django.views import Choice, DjangoView, choice_of
 from semel.django.waiting import to_the_end
 from semel.errors import InProgress, NoEffect, StoreError

@@ -24,8 +24,7 @@ from django.utils.functional import cached_property
 
 from semel.core.policy import Policy
 from semel.django import atomicity, guards
-from semel.django.request import Request, Response, claim, release
-from semel.django.response import checked
+from semel.django.messages import Request, Response, checked, claim, release
 from semel.django.views import MARK, Choice, DjangoView
 from semel.errors import ConfigurationError
 from semel.guard.views import ViewPorts

@@ -26,8 +26,18 @@ from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.record import Found
 from semel.django import atomicity, conf, guards
-from semel.django.request import STATUSES, DjangoRequest, Request, Response, claim, release
-from semel.django.response import async_taken, checked, is_unrendered, taken
+from semel.django.messages import (
+    STATUSES,
+    DjangoRequest,
+    Request,
+    Response,
+    async_taken,
+    checked,
+    claim,
+    is_unrendered,
+    release,
+    taken,
+)
 from semel.django.waiting import close_connections, to_the_end
 from semel.errors import ConfigurationError
 from semel.flows.reply import Reply, Reraise
@@ -196,10 +206,16 @@ def idempotent(view: Any = None, *, policy: Policy | None = None, scope: Scope |
 def choice_of(view: Any) -> Choice | None:
     """Return how *view* is guarded by itself: it, or the function that ``@api_view`` was put around."""
     made = getattr(view, "cls", None)
+    if made is None:
+        return _choice(view)
     handlers = [getattr(made, name, None) for name in getattr(made, "http_method_names", ())]
     cells = [cell.cell_contents for each in handlers for cell in getattr(each, "__closure__", None) or ()]
-    found = (getattr(each, MARK, None) for each in (view, *cells))
-    return next((choice for choice in found if isinstance(choice, Choice)), None)
+    return next((choice for each in (view, *cells) if (choice := _choice(each)) is not None), None)
+
+
+def _choice(view: Any) -> Choice | None:
+    found = getattr(view, MARK, None)
+    return found if isinstance(found, Choice) else None
 
 
 def _guarded(choice: Choice, view: Any) -> Any:

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from semel.errors import Interrupted
@@ -62,12 +63,14 @@ class Split(Generic[T]):
         self, flow: Callable[Concatenate[X, P], Flow[T]], ports: X, /, *args: P.args, **kwargs: P.kwargs
     ) -> None:
         """Nothing of *flow* has run yet."""
-        self._flow = flow(seen_by_flow(ports), *args, **kwargs)
+        # Not called yet: a request may be cancelled before it is started, and a coroutine wants to be awaited.
+        self._make = partial(flow, seen_by_flow(ports), *args, **kwargs)
         #: Whether the flow waits for its handler's ending.
         self.is_left = False
 
     def start(self) -> T | None:
         """Run the flow up to its handler, or to its end where it must not run."""
+        self._flow = self._make()
         return self._send(None)
 
     def resume(self, answer: object) -> T | None:

@@ -24,12 +24,13 @@ from semel.core.policy import Policy
 from semel.core.record import Hold
 from semel.core.replay import is_endless
 from semel.core.value import value
+from semel.errors import Interrupted
 from semel.flows.reply import Done, PassOn, Reply, Reraise, Send
 from semel.flows.serve import serve
 from semel.guard.body import CHUNK_BYTES, Limits, inside
 from semel.guard.endings import answered, raised, streaming
 from semel.guard.ports import AsyncCallPorts, AsyncGuard, Guard, ThreadPorts
-from semel.guard.running import interrupted_by_death, interruptible
+from semel.guard.running import interruptible
 from semel.operation import Operation, around, enter
 
 R = TypeVar("R")
@@ -178,7 +179,7 @@ class ViewPorts(ThreadPorts, Generic[R]):
         self._policy = policy
         self._view = view
         self._response: R | None = None
-        self._has_run = False
+        self._has_response = False
         self._answer: Answer | None = None
         #: What the view raised where nobody guards it.
         self._error: Exception | None = None
@@ -194,7 +195,7 @@ class ViewPorts(ThreadPorts, Generic[R]):
         """Call the view."""
         try:
             self._response = self._view.call()
-            self._has_run = True
+            self._has_response = True
             ending = self._view.take(self._response, self.limits(limit, operation)).ending(operation)
         except Exception as error:  # noqa: BLE001 - it is the flow's to judge
             return raised(error, operation)
@@ -208,13 +209,21 @@ class ViewPorts(ThreadPorts, Generic[R]):
     async def principal(self) -> object:
         """Ask the application for the user of this request."""
         self.guard.gate.check()
-        with interrupted_by_death():
+        try:
             return self._view.whose()
+        except Exception:
+            raise
+        except BaseException as death:
+            raise Interrupted from death
 
     async def read_body(self, limit: int) -> Buffer | None:
         """Read the whole body, while it is within the limit."""
-        with interrupted_by_death():
+        try:
             return self._view.read_body(limit)
+        except Exception:
+            raise
+        except BaseException as death:
+            raise Interrupted from death
 
     async def run_unguarded(self, hold: Hold | None, lease: timedelta | None) -> int | None:
         """Call the view as if it were not guarded."""
@@ -222,7 +231,7 @@ class ViewPorts(ThreadPorts, Generic[R]):
             self.keep_lease(hold, lease)
         try:
             self._response = self._view.call_unguarded()
-            self._has_run = True
+            self._has_response = True
         except Exception as error:  # noqa: BLE001 - it goes on when the flow has ended
             self._error = error
             return self._view.status_raised(error)
@@ -237,7 +246,7 @@ class ViewPorts(ThreadPorts, Generic[R]):
             with enter(self.unrecorded(reply.unrecorded)):
                 return self._view.call_unguarded()
         if isinstance(reply, PassOn | Done):
-            return cast("R", self._response) if self._has_run else self._view.call_unguarded()
+            return cast("R", self._response) if self._has_response else self._view.call_unguarded()
         return self._view.response_to(reply, self._response, self._answer)
 
 
@@ -274,7 +283,7 @@ class AsyncViewPorts(AsyncCallPorts, Generic[R]):
         self._policy = policy
         self._view = view
         self._response: R | None = None
-        self._has_run = False
+        self._has_response = False
         self._answer: Answer | None = None
         #: What the view raised where nobody guards it.
         self._error: Exception | None = None
@@ -290,7 +299,7 @@ class AsyncViewPorts(AsyncCallPorts, Generic[R]):
         """Call the view."""
         try:
             self._response = await self._view.call()
-            self._has_run = True
+            self._has_response = True
             ending = (await self._view.take(self._response, self.limits(limit, operation))).ending(operation)
         except Exception as error:  # noqa: BLE001 - it is the flow's to judge
             return raised(error, operation)
@@ -316,7 +325,7 @@ class AsyncViewPorts(AsyncCallPorts, Generic[R]):
             self.guard.keeper.add(hold, lease)
         try:
             self._response = await self._view.call_unguarded()
-            self._has_run = True
+            self._has_response = True
         except Exception as error:  # noqa: BLE001 - it goes on when the flow has ended
             self._error = error
             return self._view.status_raised(error)
@@ -332,5 +341,5 @@ class AsyncViewPorts(AsyncCallPorts, Generic[R]):
             with enter(self.unrecorded(reply.unrecorded)):
                 return await self._view.call_unguarded()
         if isinstance(reply, PassOn | Done):
-            return cast("R", self._response) if self._has_run else await self._view.call_unguarded()
+            return cast("R", self._response) if self._has_response else await self._view.call_unguarded()
         return self._view.response_to(reply, self._response, self._answer)

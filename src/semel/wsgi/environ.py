@@ -20,7 +20,7 @@ def head_of(environ: WSGIEnvironment) -> Head:
     headers = {name.removeprefix(_PREFIX): environ[name] for name in environ if name.startswith(_PREFIX)}
     # These two have no prefix. Where a server gives them in both spellings, the one without is the standard's.
     headers |= {name: environ[name] for name in ("CONTENT_TYPE", "CONTENT_LENGTH") if environ.get(name)}
-    fields = lowered((name.replace("_", "-"), value) for name, value in headers.items())
+    fields = lowered([(name.replace("_", "-"), value) for name, value in headers.items()])
     query = environ.get("QUERY_STRING", "").encode("latin-1")
     return Head(method_of(environ), _raw_path(environ), query, fields, mount_of(environ))
 
@@ -79,7 +79,7 @@ def reached_handler(environ: WSGIEnvironment, status: int) -> bool:
 
 def lowered(fields: Iterable[tuple[str, str]]) -> Headers:
     """Return header *fields* as the core has them."""
-    return tuple((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in fields)
+    return tuple([(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in fields])
 
 
 def _raw_path(environ: WSGIEnvironment) -> str:

@@ -1,7 +1,9 @@
 """A request and a response of Django's in the core's terms, and back. It guards nothing, and calls no view.
 
 A body is read before the view is called, and put back as it was: ``request.body``, ``POST``, ``FILES`` and ``read()``
-give the view what they would give it without us, errors and limits of Django's own included.
+give the view what they would give it without us, errors and limits of Django's own included. A response is kept as far
+as it can be, and must still be there to send: a stream is read up to the limits before anything of it is sent, since an
+answer leaves only once it is stored.
 """
 
 from __future__ import annotations
@@ -9,21 +11,25 @@ from __future__ import annotations
 import dataclasses
 import io
 import weakref
+from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
+from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.core.signals import got_request_exception
 from django.http import Http404, HttpResponse
 from django.http.multipartparser import MultiPartParserError
+from django.http.response import HttpResponseBase
 from django.utils.log import log_response
 
 from semel.asgi.protocol import head_of as asgi_head_of
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer, Head, Headers, one_line
 from semel.errors import BodyIncomplete, ConfigurationError
-from semel.guard.body import CHUNK_BYTES, Body, framed
+from semel.guard.body import CHUNK_BYTES, Body, Limits, flows_at_once, framed, inside
 from semel.guard.request import declared_length
-from semel.guard.views import Translation, written_form
+from semel.guard.views import Taken, Translation, gathered, written_form
+from semel.operation import Operation, enter
 from semel.wsgi.environ import head_of as wsgi_head_of
 from semel.wsgi.environ import lowered
 
@@ -58,7 +64,8 @@ class DjangoRequest(Translation[Response]):
     def whole_body(self, limit: int) -> Buffer | None:
         """Return the whole body, and leave it for the view to read; None: it is larger than *limit*."""
         http = self.http
-        if declared_length(self.head) > limit:
+        length = declared_length(self.head)
+        if length > limit:
             return None
         if hasattr(http, "_body"):
             return http.body if len(http.body) <= limit else None
@@ -66,7 +73,7 @@ class DjangoRequest(Translation[Response]):
             return self._parsed_body()
         body = Body()
         try:
-            is_whole = _read(http, self.head, body, limit)
+            is_whole = _read(http, body, length, limit)
             return body.buffer() if is_whole else None
         finally:
             # Not at the end of the request: whoever shows an error may read the rest of the form.
@@ -136,15 +143,23 @@ def head_of(request: Request) -> Head:
         # Django's own test client has text there.
         head = asgi_head_of({**scope, "query_string": query.encode() if isinstance(query, str) else query})
     else:
-        # Django has decoded these two where it found them; PEP 3333 hands bytes over as Latin-1, whatever they are.
-        paths = {name: _latin(request.META.get(name, "")) for name in ("SCRIPT_NAME", "PATH_INFO")}
-        head = wsgi_head_of({**request.META, **paths, "REQUEST_METHOD": request.method})
-    return dataclasses.replace(head, method=request.method)
+        head = wsgi_head_of(_environ_of(request))
+    return head if head.method == request.method else dataclasses.replace(head, method=request.method)
+
+
+def _environ_of(request: Request) -> dict[str, Any]:
+    """Return what the server gave to Django."""
+    meta: dict[str, Any] = request.META
+    mount, path = meta.get("SCRIPT_NAME", ""), meta.get("PATH_INFO", "")
+    if mount.isascii() and path.isascii() and "REQUEST_METHOD" in meta:
+        return meta
+    # Django has decoded these two where it found them; PEP 3333 hands bytes over as Latin-1, whatever they are.
+    return {**meta, "SCRIPT_NAME": _latin(mount), "PATH_INFO": _latin(path), "REQUEST_METHOD": request.method}
 
 
 def headers_of(response: Response) -> Headers:
     """Return the headers of a response; its cookies are elsewhere, and are not kept."""
-    return lowered((name, str(value)) for name, value in response.items())
+    return lowered([(name, str(value)) for name, value in response.items()])
 
 
 def _is_parsed(http: Request, head: Head) -> bool:
@@ -159,8 +174,10 @@ def _latin(path: str) -> str:
     return path.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
-def _read(http: Request, head: Head, body: Body, limit: int) -> bool:
-    """Read the body into *body*, and put the stream back to its beginning; say whether it is within *limit*."""
+def _read(http: Request, body: Body, length: int, limit: int) -> bool:
+    """Read the body, declared to have *length* bytes, into *body*, and put the stream back to its beginning; say
+    whether it is within *limit*.
+    """
     stream = http._stream  # noqa: SLF001 - the one place where it can be read without its being used up
     try:
         while body.size <= limit and (chunk := stream.read(CHUNK_BYTES)):
@@ -172,7 +189,7 @@ def _read(http: Request, head: Head, body: Body, limit: int) -> bool:
         stream.seek(0)
     else:
         http._stream = body.stream() if is_whole else io.BufferedReader(_Rejoined(body, stream))  # noqa: SLF001 - as above
-    if is_whole and body.size < declared_length(head):
+    if is_whole and body.size < length:
         raise BodyIncomplete
     return is_whole
 
@@ -201,3 +218,92 @@ def _log(http: Request, response: Response, error: Exception) -> None:
     log_response(
         "%s: %s", response.reason_phrase, one_line(http.path), response=response, request=http, exception=error
     )
+
+
+def checked(response: Any, view: Any) -> Response:
+    """Return what *view* has returned if it is a response, in the words of Django otherwise."""
+    if isinstance(response, HttpResponseBase):
+        return response
+    name = getattr(view, "__qualname__", type(view).__name__)
+    what = "None" if response is None else f"{type(response).__name__}"
+    raise ValueError(f"The view {name} didn't return an HttpResponse object. It returned {what} instead.")
+
+
+def is_unrendered(response: Response) -> bool:
+    """Whether a response is yet to be rendered, as a ``TemplateResponse`` is."""
+    return not getattr(response, "is_rendered", True) and callable(getattr(response, "render", None))
+
+
+def taken(response: Response, limits: Limits, *, on_a_loop: bool) -> Taken:
+    """Return a rendered *response* as far as it can be kept; *on_a_loop*: an event loop will send it."""
+    if not _can_be_gathered(response, limits):
+        return _whole(response, limits)
+    if response.is_async:
+        # Without a loop that stays, a stream that is begun has to be read to its end: Django does so, too.
+        body, rest = async_to_sync(_gathered)(response.streaming_content, limits, to_the_end=not on_a_loop)
+    else:
+        body, rest = gathered(iter(response.streaming_content), limits)
+    response.streaming_content = rest
+    return Taken(response.status_code, headers_of(response), body)
+
+
+async def async_taken(response: Response, limits: Limits) -> Taken:
+    """Return the same for an async view."""
+    if not _can_be_gathered(response, limits):
+        return _whole(response, limits)
+    rest: Any
+    if response.is_async:
+        body, rest = await _gathered(response.streaming_content, limits)
+    else:
+        body, rest = await sync_to_async(gathered)(iter(response.streaming_content), limits)
+    response.streaming_content = rest
+    return Taken(response.status_code, headers_of(response), body)
+
+
+def _can_be_gathered(response: Response, limits: Limits) -> bool:
+    return response.streaming and not flows_at_once(headers_of(response), limits.operation, limits.time)
+
+
+def _whole(response: Response, limits: Limits) -> Taken:
+    if response.streaming:
+        flow_on = _inside if response.is_async else inside
+        response.streaming_content = flow_on(limits.operation, response.streaming_content)
+        return Taken(response.status_code, headers_of(response), None)
+    body = None if len(response.content) > limits.size else response.content
+    return Taken(response.status_code, headers_of(response), body)
+
+
+async def _gathered(
+    chunks: AsyncIterator[bytes], limits: Limits, *, to_the_end: bool = False
+) -> tuple[bytes | None, Any]:
+    held: list[bytes] = []
+    size = 0
+    end = limits.end()
+    async for chunk in chunks:
+        held.append(chunk)
+        size += len(chunk)
+        if not to_the_end and (size > limits.size or limits.is_late(end)):
+            return None, _chained(held, _inside(limits.operation, chunks))
+    if to_the_end:
+        return (b"".join(held) if size <= limits.size else None), held
+    whole = b"".join(held)
+    return whole, _chained([whole], chunks)
+
+
+async def _chained(held: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    for chunk in held:
+        yield chunk
+    async for chunk in rest:
+        yield chunk
+
+
+async def _inside(operation: Operation, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Iterate over *chunks*, each of which is made as part of *operation*, as ``inside`` does in a thread."""
+    remaining = aiter(chunks)
+    while True:
+        with enter(operation):
+            try:
+                chunk = await anext(remaining)
+            except StopAsyncIteration:
+                return
+        yield chunk
