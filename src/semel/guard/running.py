@@ -140,6 +140,8 @@ class Running(Generic[T]):
                         raise cancelled from None
                     _raise_cause(interrupted)
                     raise
+                if cancelled is not None and not _is_being_cancelled():
+                    cancelled = None  # A port had a time limit of its own, and has dealt with it.
                 if cancelled is not None and isinstance(waited, Step):
                     self._leave(waited)
                     raise cancelled
@@ -157,7 +159,9 @@ class Running(Generic[T]):
                 if isinstance(waited, Step):
                     self._leave(waited)
                     raise
-                thrown = cancelled = error
+                waited, thrown, cancelled = None, error, error
+            except Exception as error:  # noqa: BLE001 - it is the flow's to judge
+                waited, thrown = None, error
 
     def _leave(self, step: Step[Any]) -> None:
         """See to the end of the flow, which waits for *step*, in a task of its own."""
@@ -191,6 +195,11 @@ async def callers_gone() -> None:
     loop = asyncio.get_running_loop()
     while behind := [task for task in _behind if task.get_loop() is loop]:
         await asyncio.wait(behind)
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _raise_cause(interrupted: Interrupted) -> None:
