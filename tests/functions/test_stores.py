@@ -10,7 +10,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from semel.drivers import run
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -21,8 +20,10 @@ from semel.core.state import State
 from semel.errors import AnswerNotStored, InProgress, KeyReused, OutcomeUnknown, StoreUnavailable
 from semel.flows.upkeep import resolve_applied
 from semel.functions import FailedBefore, idempotent
+from semel.guard.running import run
 from semel.stores.memory import MemoryStore
 from semel.work import Sweeper
+from semel.work.service import ServicePorts
 
 ATOMIC = Policy(mode="atomic")
 NOWHERE = "postgresql://127.0.0.1:{}/semel"
@@ -149,7 +150,7 @@ def test_an_operator_says_what_came_of_it() -> None:
     record = memory.perform(Look("acme\tCALL send", "1"))
     assert record is not None
     assert record.state is State.UNKNOWN
-    run(resolve_applied(record, {"sent": True}), memory.perform)
+    run(resolve_applied, ServicePorts(memory), record, {"sent": True})
     assert send(1) == {"sent": True}
 
 

@@ -19,7 +19,6 @@ from semel.flows.serve import serve
 from semel.guard import running
 from semel.guard.running import (
     Handover,
-    Running,
     Split,
     arun,
     callers_gone,
@@ -36,8 +35,14 @@ HOLD = Hold("alice", "key", 1, TOKEN)
 ANSWERED = Answered(Answer(200, (), b"done"))
 BY_TOKEN = Release(Hold("alice", "key", 0, TOKEN))
 HEAD = Head("POST", "/", b"", ((b"idempotency-key", b"key"),))
-ENFORCED = (HEAD, Policy(), TOKEN)
-REPORTED = (HEAD, Policy(enforcement="report"), TOKEN)
+
+
+async def request(ports: Any) -> Reply:
+    return await serve(ports, HEAD, Policy(), TOKEN)
+
+
+async def reported(ports: Any) -> Reply:
+    return await serve(ports, HEAD, Policy(enforcement="report"), TOKEN)
 
 
 class World:
@@ -166,7 +171,7 @@ def test_run_is_killed(kill: type[BaseException], at: str, after: list[str]) -> 
     """A thread that is killed frees the key it was claiming. One that ran a handler leaves the key to its lease."""
     ports = Thread(**{at: raising(kill())})
     with pytest.raises(kill):
-        run(serve, ports, *ENFORCED)
+        run(request, ports)
     assert ports.names[-1 - len(after) :] == [at, *after]
     if after:
         assert ports.last == BY_TOKEN
@@ -176,7 +181,7 @@ def test_run_is_killed_and_the_store_is_gone() -> None:
     """If freeing the key fails, it is still the killing that is raised."""
     ports = Thread(Claim=raising(KeyboardInterrupt()), Release=raising(StoreUnavailable()))
     with pytest.raises(KeyboardInterrupt):
-        run(serve, ports, *ENFORCED)
+        run(request, ports)
     assert ports.last == BY_TOKEN
 
 
@@ -184,7 +189,7 @@ def test_run_is_interrupted_by_the_client() -> None:
     """A client that has gone interrupts the flow, and that is what its caller gets."""
     ports = Thread(read_body=raising(Interrupted()))
     with pytest.raises(Interrupted):
-        run(serve, ports, *ENFORCED)
+        run(request, ports)
     assert ports.names[-1] == "read_body"
 
 
@@ -223,19 +228,20 @@ class Parted(Thread):
 def test_split_at_the_handler() -> None:
     """A flow can be left where the handler runs, and taken up with its ending."""
     ports = Parted()
-    split = Split(serve, ports, *ENFORCED)
-    assert not split.is_left
+    split = Split(request, ports)
+    left = [split.is_left]
     assert split.start() is None
-    assert split.is_left
+    left.append(split.is_left)
     assert ports.names == ["principal", "read_body", "Claim"]
     assert split.resume(ANSWERED) == Send(ANSWERED.answer)
-    assert not split.is_left
+    left.append(split.is_left)
+    assert left == [False, True, False]
     assert ports.names[-1] == "Complete"
 
 
 def test_split_ends_before() -> None:
     """A flow that never comes to its handler runs to its end."""
-    split = Split(serve, Parted(Claim=raising(StoreUnavailable())), *ENFORCED)
+    split = Split(request, Parted(Claim=raising(StoreUnavailable())))
     assert isinstance(split.start(), Send)
     assert not split.is_left
 
@@ -256,10 +262,10 @@ def test_split_is_killed(kill: type[BaseException]) -> None:
     """A thread that is killed in the first part frees the key it was claiming; in the second, it leaves the key."""
     ports = Parted(Claim=raising(kill()))
     with pytest.raises(kill):
-        Split(serve, ports, *ENFORCED).start()
+        Split(request, ports).start()
     assert ports.last == BY_TOKEN
     ports = Parted(Complete=raising(kill()))
-    split = Split(serve, ports, *ENFORCED)
+    split = Split(request, ports)
     split.start()
     with pytest.raises(kill):
         split.resume(ANSWERED)
@@ -269,7 +275,7 @@ def test_split_is_killed(kill: type[BaseException]) -> None:
 def test_split_is_interrupted_by_the_client() -> None:
     """A client that has gone interrupts the first part, as it would the whole."""
     with pytest.raises(Interrupted):
-        Split(serve, Parted(read_body=raising(Interrupted())), *ENFORCED).start()
+        Split(request, Parted(read_body=raising(Interrupted()))).start()
 
 
 # On a loop
@@ -298,7 +304,7 @@ async def leave_at(ports: World, at: str, step: Step[Any] | None = None) -> None
         return asyncio.Event().wait() if step is None else step
 
     ports.answers[at] = answer
-    task = asyncio.create_task(arun(serve, ports, *ENFORCED).rest())
+    task = asyncio.create_task(arun(request, ports).rest())
     await entered.wait()
     await asyncio.sleep(0)  # it is set while the caller still runs; now it waits
     task.cancel()
@@ -418,7 +424,7 @@ async def test_arun_leaves_in_the_turn_of_the_answer() -> None:
         return step
 
     ports.answers["Claim"] = claim
-    task = asyncio.create_task(arun(serve, ports, *ENFORCED).rest())
+    task = asyncio.create_task(arun(request, ports).rest())
     await asked.wait()
     step.settle(HOLD)
     task.cancel()
@@ -439,7 +445,7 @@ async def test_arun_leaves_in_the_turn_of_the_ending() -> None:
         return step
 
     ports.answers["run_handler"] = handle
-    task = asyncio.create_task(arun(serve, ports, *ENFORCED).rest())
+    task = asyncio.create_task(arun(request, ports).rest())
     await begun.wait()
     step.settle(ANSWERED)
     task.cancel()
@@ -456,7 +462,7 @@ async def test_arun_step_is_abandoned() -> None:
     ports.answers["run_handler"] = lambda: step
     step.abandon()
     with pytest.raises(asyncio.CancelledError):
-        await arun(serve, ports, *ENFORCED)
+        await arun(request, ports)
     await callers_gone()
     assert ports.names[-1] == "run_handler"
 
@@ -498,13 +504,13 @@ async def test_time_limit_inside_of_a_port() -> None:
         return b"{}"
 
     ports = Loop(read_body=read, Claim=lambda: step)
-    assert await arun(serve, ports, *ENFORCED) == Send(ANSWERED.answer)
+    assert await arun(request, ports) == Send(ANSWERED.answer)
 
 
 async def test_arun_leaves_nothing_behind() -> None:
     """A request that is not disturbed leaves nothing behind."""
     ports = Loop()
-    assert await arun(serve, ports, *ENFORCED) == Send(ANSWERED.answer)
+    assert await arun(request, ports) == Send(ANSWERED.answer)
     assert ports.names == ["principal", "read_body", "Claim", "run_handler", "Complete"]
     assert not running._behind
 
@@ -514,15 +520,16 @@ async def test_arun_stops_where_it_is_told() -> None:
     ports = Loop()
     step = Step[Any]()
     ports.answers["run_handler"] = lambda: step
-    flow: Running[Reply] = arun(serve, ports, *ENFORCED)
+    flow = arun(request, ports)
     flow.leaves_at = step
-    assert await flow is None  # type: ignore[comparison-overlap]  # it has not ended
-    assert flow.is_left
+    await flow
+    left = [flow.is_left]
     assert ports.names == ["principal", "read_body", "Claim", "run_handler"]
     rest = asyncio.create_task(flow.rest())
     step.settle(ANSWERED)
     assert await rest == Send(ANSWERED.answer)
-    assert not flow.is_left
+    left.append(flow.is_left)
+    assert left == [True, False]
     assert ports.names[-1] == "Complete"
 
 
@@ -531,7 +538,7 @@ async def test_rest_of_a_flow_is_cancelled() -> None:
     ports = Loop()
     step = Step[Any]()
     ports.answers["run_handler"] = lambda: step
-    flow: Running[Reply] = arun(serve, ports, *ENFORCED)
+    flow = arun(request, ports)
     flow.leaves_at = step
     await flow
     rest = asyncio.create_task(flow.rest())
@@ -554,7 +561,7 @@ async def test_unguarded_handler_is_cancelled() -> None:
         await asyncio.Event().wait()
 
     ports.answers["run_unguarded"] = handle
-    task = asyncio.create_task(arun(serve, ports, *REPORTED).rest())
+    task = asyncio.create_task(arun(reported, ports).rest())
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -564,7 +571,7 @@ async def test_unguarded_handler_is_cancelled() -> None:
 
 
 async def test_settled_work_outlives_its_waiter() -> None:
-    """Work that must end is done in a task of its own; its outcome, or what it raised, comes back where it is awaited."""
+    """Work that must end is done in a task of its own, and its outcome is raised or returned where it is awaited."""
     may_end = asyncio.Event()
     done: list[str] = []
 

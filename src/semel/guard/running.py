@@ -125,7 +125,7 @@ class Running(Generic[T]):
         """Run the rest of a flow that was left, as a coroutine that a task can be made of."""
         return await self
 
-    def __await__(self) -> Generator[Any, None, T]:  # noqa: C901 - every way out of one await, in one place
+    def __await__(self) -> Generator[Any, None, T]:  # noqa: C901, PLR0912 - every way out of one await, in one place
         """Run the flow in the task that awaits it."""
         flow, thrown, cancelled = self._flow, self._thrown, None
         waited, self._left_at = self._left_at, None
