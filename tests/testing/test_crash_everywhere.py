@@ -122,7 +122,7 @@ def names(report: CrashReport) -> list[str]:
     return [point.name for point in report.points]
 
 
-AROUND = ["asking whose request it is", "reading the body", "claiming the key"]
+AROUND = ["asking for the user of the request", "reading the body", "claiming the key"]
 PHASE = ["opening the transaction of the phase {}", "calling the function of the phase {}", "committing the phase {}"]
 EFFECT = ["recording the effect {}", "calling the effect {}", "recording the effect {}"]
 
