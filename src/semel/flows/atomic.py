@@ -171,7 +171,7 @@ async def _begin_again(ports: GuardPorts, key: Key, claim: Claim, hold: Hold, be
 async def _finish(ports: GuardPorts, key: Key, command: Finish) -> None:
     hold = command.hold
     try:
-        verdict = await ports.ask(command)
+        verdict = await ports.finish(command)
     except CommitUnknown as error:
         verdict = await _settled(ports, key, hold, error)
     except AnswerNotStored as error:
