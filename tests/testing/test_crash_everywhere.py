@@ -267,7 +267,7 @@ def test_fastapi(shop: Shop, colour: str) -> None:
 
     report = walked(shop, app)
     report.assert_once()
-    assert len(report.points) == 21
+    assert len(report.points) == 22
     assert all(point.effects == {"orders": 1, "charges": 1} for point in report.points)
 
 
@@ -296,7 +296,7 @@ def test_atomic_mode_on_a_loop(shop: Shop) -> None:
     app.add_middleware(IdempotencyMiddleware, store=shop.url, scope=SINGLE_TENANT, policy=Policy.ietf(mode="atomic"))
     report = walked(shop, app)
     report.assert_once()
-    assert len(report.points) == 9
+    assert len(report.points) == 10
 
 
 def test_flask(shop: Shop) -> None:
