@@ -31,7 +31,7 @@ from semel.core.recovery import Progress
 from semel.core.state import State
 from semel.flows import steps
 from semel.stores import Store
-from semel.wsgi.exchange import Exchange
+from semel.wsgi.ports import RequestPorts
 from torture.job import Job
 from torture.witness import Database
 
@@ -228,12 +228,12 @@ def bug(name: str) -> Iterator[None]:
     if name == "random downstream key":
         steps.derive = lambda *_: os.urandom(16).hex()  # type: ignore[attr-defined]  # not said to be anybody's but its
     if name == "answer before commit":
-        close = Exchange._close  # noqa: SLF001 - as above
+        close = RequestPorts._close  # noqa: SLF001 - as above
 
-        def then_end(self: Exchange) -> None:
+        def then_end(self: RequestPorts) -> None:
             while _put_off:
                 _put_off.pop()()
             close(self)
 
-        Exchange._close = then_end  # type: ignore[method-assign]  # noqa: SLF001
+        RequestPorts._close = then_end  # type: ignore[method-assign]  # noqa: SLF001
     yield

@@ -23,8 +23,9 @@ import httpx
 
 import semel
 from examples.rides import app, effects, postgres, sqlite
-from semel import operation, stage
+from semel import operation
 from semel.asgi import IdempotencyMiddleware
+from semel.guard import running, steps
 
 # Imported on first use, and by the parent, so that no child has to.
 FIRST_USED = (
@@ -38,7 +39,7 @@ FIRST_USED = (
 
 _FLOWS = Path(str(semel.__file__)).parent / "flows"
 TRACED = {
-    *(str(module.__file__) for module in (app, effects, postgres, sqlite, operation, stage)),
+    *(str(module.__file__) for module in (app, effects, postgres, sqlite, operation, running, steps)),
     *(str(file) for file in _FLOWS.glob("*.py")),
 }
 

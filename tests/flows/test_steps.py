@@ -329,9 +329,10 @@ def test_park(on_unknown: OnUnknown, script: list[Line]) -> None:
         assert isinstance(command, kind)
         command = flow.send(answer)
     assert command == Park(HOLD)
-    assert flow.send(Verdict.DONE) == Tell(ParkedUnknown(Key("key-1").short(), 2, "charge"))
+    PORTS.take_said()
     with pytest.raises(OutcomeUnknown):
-        flow.send(None)
+        flow.send(Verdict.DONE)
+    assert PORTS.take_said() == [Tell(ParkedUnknown(Key("key-1").short(), 2, "charge"))]
     assert story.is_parked
     with pytest.raises(OutcomeUnknown):
         charge(story, [], on_unknown)

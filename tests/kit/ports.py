@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from semel.core.commands import Command, Commit, Open, Undo
+from semel.core.commands import Begin, Claim, Command, Commit, Finish, Open, TakeOver, Undo
 from semel.core.events import Happening
+from semel.core.handler import RunHandler, Wait
 from semel.core.record import Found, Hold, Stuck
 
 T = TypeVar("T")
@@ -82,6 +83,10 @@ class Asked:
         return (yield self._command)
 
 
+#: Carried out in a transaction, or with more than the store: these have ports of their own.
+NOT_ASKED = (Begin, Claim, Commit, Finish, Open, RunHandler, TakeOver, Undo, Wait)
+
+
 class CommandPorts:
     """The ports."""
 
@@ -96,9 +101,13 @@ class CommandPorts:
         return said
 
     def ask(self, command: Any) -> Any:
+        assert not isinstance(command, NOT_ASKED), f"There is a port for {command}."
         return Asked(command)
 
-    claim = take_over = begin = finish = run_handler = wait = commit = find_stuck = ask
+    def _call(self, command: Any) -> Any:
+        return Asked(command)
+
+    claim = take_over = begin = finish = run_handler = wait = commit = find_stuck = _call
 
     def tell(self, happening: Happening) -> None:
         self.said.append(Tell(happening))

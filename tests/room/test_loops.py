@@ -59,7 +59,7 @@ async def test_a_hint_sends_the_first() -> None:
         assert sum(task.done() for task in tasks) == 1
         tasks[turn] = await visitors[turn].sit()
     assert room.count == 3
-    room.announce(end_of())
+    room.announce(*end_of())
     assert [await told(task) for task in tasks] == [FOUND] * 3
 
 
@@ -68,11 +68,11 @@ async def test_what_is_announced_is_told_to_all_who_wait_for_it() -> None:
     room = quiet_room()
     mine, others = [await Visitor(room).sit() for _ in range(5)], await Visitor(room, wait_for("b")).sit()
     room.hint(SCOPE, "c")
-    room.announce(end_of("c"))
-    room.announce(end_of())
+    room.announce(*end_of("c"))
+    room.announce(*end_of())
     assert [await told(task) for task in mine] == [FOUND] * 5
     assert (room.count, others.done()) == (1, False)
-    room.announce(end_of("b"))
+    room.announce(*end_of("b"))
     await told(others)
 
 
@@ -80,7 +80,7 @@ async def test_what_is_announced_comes_before_what_is_hinted() -> None:
     """Whoever is told the answer does not look for it, whatever is said next."""
     room = quiet_room()
     task = await Visitor(room).sit()
-    room.announce(end_of())
+    room.announce(*end_of())
     room.hint(SCOPE, "a")
     assert await told(task) is FOUND
 
@@ -113,7 +113,7 @@ async def test_one_looks_for_all() -> None:
         await enough.wait()
     intervals = (asyncio.get_running_loop().time() - began) / SOON.total_seconds()
     assert asked <= intervals + 1
-    room.announce(end_of())
+    room.announce(*end_of())
     await asyncio.gather(*tasks)
     assert room.count == 0
 
@@ -155,10 +155,10 @@ async def test_whoever_looks_keeps_its_place() -> None:
         assert await told(task) is AGAIN
         assert await Visitor(room, command).wait() is NO_ROOM
         task = await first.sit()
-        room.announce(end_of())
+        room.announce(*end_of())
         assert await told(task) is FOUND
         assert not (await Visitor(room, command).sit()).done()
-        room.announce(end_of())
+        room.announce(*end_of())
 
 
 def end(visitor: Visitor, room: AsyncRoom) -> None:
@@ -193,7 +193,7 @@ async def test_whoever_looks_and_does_not_come_back(cease: Callable[[Visitor, As
     cease(first, room)
     other = await Visitor(room, only_one).sit()
     assert not other.done()
-    room.announce(end_of())
+    room.announce(*end_of())
     await told(other)
 
 
@@ -270,7 +270,7 @@ async def test_hints_of_the_store() -> None:
     # A store that was closed and opened again has to be told again; it takes the same for the same.
     again = await Visitor(room).sit()
     assert ears.listeners == [hear, hear]
-    room.announce(end_of())
+    room.announce(*end_of())
     await told(again)
 
 
@@ -332,7 +332,7 @@ async def test_all_loops_count(other_loop: OtherLoop) -> None:
     await asyncio.wrap_future(other_loop.submit(asyncio.wait([task])))
     here = await Visitor(room, wait_for(max_waiters=1)).sit()
     assert not here.done()
-    room.announce(end_of())
+    room.announce(*end_of())
     await told(here)
 
 
@@ -348,7 +348,7 @@ def test_a_loop_that_ends_in_the_middle() -> None:
     async def wait() -> int:
         here = await Visitor(room).sit()
         count = room.count
-        room.announce(end_of())
+        room.announce(*end_of())
         await told(here)
         return count
 
@@ -370,5 +370,5 @@ def test_loops_are_not_kept() -> None:
 
 async def _wait_once(room: AsyncRoom) -> None:
     task = await Visitor(room).sit()
-    room.announce(end_of())
+    room.announce(*end_of())
     await told(task)

@@ -62,7 +62,7 @@ def test_a_hint_sends_the_first(threads: ThreadPoolExecutor) -> None:
         assert tasks[turn].result(HANG_SECONDS) is AGAIN
         assert sum(task.done() for task in tasks) == 1
         tasks[turn] = visitors[turn].sit()
-    room.announce(end_of())
+    room.announce(*end_of())
     assert [task.result(HANG_SECONDS) for task in tasks] == [FOUND] * 3
     assert room.count == 0
 
@@ -73,11 +73,11 @@ def test_what_is_announced_is_told_to_all_who_wait_for_it(threads: ThreadPoolExe
     mine = [Visitor(room, threads).sit() for _ in range(5)]
     others = Visitor(room, threads, wait_for("b", max_waiters=MANY)).sit()
     room.hint(SCOPE, "c")
-    room.announce(end_of("c"))
-    room.announce(end_of())
+    room.announce(*end_of("c"))
+    room.announce(*end_of())
     assert [task.result(HANG_SECONDS) for task in mine] == [FOUND] * 5
     assert (room.count, others.done()) == (1, False)
-    room.announce(end_of("b"))
+    room.announce(*end_of("b"))
     assert others.result(HANG_SECONDS) is FOUND
 
 
@@ -103,9 +103,9 @@ def test_one_looks_for_all(threads: ThreadPoolExecutor) -> None:
     wait_until(lambda: len(asked) >= 10)
     asks = len(asked)
     assert asks <= (time.monotonic() - began) / SOON.total_seconds() + 1
-    room.announce(end_of())
+    room.announce(*end_of())
     while not all(task.done() for task in tasks):
-        room.announce(end_of())  # To whoever was just looking.
+        room.announce(*end_of())  # To whoever was just looking.
     assert room.count == 0
 
 
@@ -145,7 +145,7 @@ def test_whoever_looks_keeps_its_place(threads: ThreadPoolExecutor) -> None:
         assert task.result(HANG_SECONDS) is AGAIN
         room.end(first.visit)
         other = Visitor(room, threads, only_one).sit()
-        room.announce(end_of())
+        room.announce(*end_of())
         assert other.result(HANG_SECONDS) is FOUND
 
 
@@ -188,7 +188,7 @@ def test_many_come_and_go(threads: ThreadPoolExecutor) -> None:
     tasks = [threads.submit(come_and_go, number) for number in range(MANY)]
     for key in "012" * 20:
         room.hint(SCOPE, key)
-    room.announce(end_of("1"))
+    room.announce(*end_of("1"))
     for task in tasks:
         task.result(HANG_SECONDS)
     assert room.count == 0
@@ -231,5 +231,5 @@ def test_a_forked_child_has_an_empty_room(threads: ThreadPoolExecutor) -> None:
         is_so = room.count == 0 and room.wait(wait_for(patience=SOON), Visit()) is AGAIN
         os._exit(0 if is_so else 1)
     assert os.waitpid(child, 0)[1] == 0
-    room.announce(end_of())
+    room.announce(*end_of())
     assert task.result(HANG_SECONDS) is FOUND

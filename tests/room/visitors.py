@@ -8,7 +8,6 @@ from semel.core.hint import hint_of
 from semel.core.message import Answer
 from semel.core.record import Found
 from semel.core.state import State
-from tests.kit.ports import Announce
 
 SCOPE = "alice"
 #: Nothing here takes a second; what takes this long hangs.
@@ -25,8 +24,8 @@ def wait_for(
     return Wait(SCOPE, key, patience, max_waiters, max_waiters_per_key)
 
 
-def end_of(key: str = "a") -> Announce:
-    return Announce(SCOPE, key, FOUND)
+def end_of(key: str = "a") -> tuple[str, str, Found]:
+    return SCOPE, key, FOUND
 
 
 def name_of(key: str = "a") -> str:

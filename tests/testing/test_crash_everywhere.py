@@ -122,7 +122,7 @@ def names(report: CrashReport) -> list[str]:
     return [point.name for point in report.points]
 
 
-AROUND = ["asking whose request it is", "reading the body", "claiming the key"]
+AROUND = ["asking for the user of the request", "reading the body", "claiming the key"]
 PHASE = ["opening the transaction of the phase {}", "calling the function of the phase {}", "committing the phase {}"]
 EFFECT = ["recording the effect {}", "calling the effect {}", "recording the effect {}"]
 
@@ -267,7 +267,7 @@ def test_fastapi(shop: Shop, colour: str) -> None:
 
     report = walked(shop, app)
     report.assert_once()
-    assert len(report.points) == 21
+    assert len(report.points) == 22
     assert all(point.effects == {"orders": 1, "charges": 1} for point in report.points)
 
 
@@ -296,7 +296,7 @@ def test_atomic_mode_on_a_loop(shop: Shop) -> None:
     app.add_middleware(IdempotencyMiddleware, store=shop.url, scope=SINGLE_TENANT, policy=Policy.ietf(mode="atomic"))
     report = walked(shop, app)
     report.assert_once()
-    assert len(report.points) == 9
+    assert len(report.points) == 10
 
 
 def test_flask(shop: Shop) -> None:

@@ -3,12 +3,11 @@
 from typing import Any
 
 import pytest
-from semel.drivers import run
 
 from semel.core.commands import Command, Look, Now, Release
 from semel.core.record import Hold
 from tests.kit.crash import Died, Process, die, every_death
-from tests.kit.ports import Flow, NameScope
+from tests.kit.ports import PORTS, NameScope, drive
 
 
 class World:
@@ -20,23 +19,23 @@ class World:
     def live(self, process: Process) -> None:
         self.process = process
         process.owns(lambda: self.done.append("let go"))
-        run(self.outer(), process.performing(self.perform))
+        drive(self.outer(), process.performing(self.perform))
 
-    def outer(self) -> Flow[None]:
+    async def outer(self) -> None:
         try:
-            yield from NameScope()
+            await PORTS.principal()
         except Exception:
             # What a flow says last when its caller goes away.
-            yield from Release(Hold("alice", "key", 0, b""))
+            await PORTS.ask(Release(Hold("alice", "key", 0, b"")))
             raise
 
-    def inner(self) -> Flow[None]:
-        yield from Now()
+    async def inner(self) -> None:
+        await PORTS.ask(Now())
 
     def perform(self, command: Command[Any]) -> None:
         if isinstance(command, NameScope):
             self.done.append("begun")
-            run(self.inner(), self.process.performing(self.perform))
+            drive(self.inner(), self.process.performing(self.perform))
         self.done.append(type(command).__name__)
 
 

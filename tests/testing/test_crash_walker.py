@@ -7,7 +7,7 @@ import pytest
 
 from semel.core.commands import Command
 from tests.kit.crash import every_crash, stop
-from tests.kit.ports import Flow, NameScope, Pause, ReadBody
+from tests.kit.ports import PORTS, Pause, ReadBody
 
 
 class World:
@@ -16,12 +16,12 @@ class World:
     def __init__(self) -> None:
         self.done: list[str] = []
 
-    def flow(self) -> Flow[None]:
-        yield from NameScope()
+    async def flow(self) -> None:
+        await PORTS.principal()
         try:
-            yield from ReadBody(1)
+            await PORTS.read_body(1)
         except OSError:
-            yield from Pause(timedelta(0))
+            await PORTS.pause(timedelta(0))
 
     def perform(self, command: Command[Any]) -> None:
         self.done.append(type(command).__name__)
@@ -55,11 +55,11 @@ def test_failed_commands_are_the_flows_affair() -> None:
 def test_the_dead_do_not_speak() -> None:
     """A flow that wants to do something as it dies is found out."""
 
-    def flow() -> Flow[None]:
+    async def flow() -> None:
         try:
-            yield from NameScope()
+            await PORTS.principal()
         finally:
-            yield from NameScope()
+            await PORTS.principal()
 
     with pytest.raises(RuntimeError, match="ignored GeneratorExit"):
         stop(flow(), SoundWorld().perform, 0, "before")

@@ -2,15 +2,15 @@
 
 import pytest
 
-from tests.kit.ports import Flow, NameScope, ReadBody
+from tests.kit.ports import PORTS, NameScope, ReadBody
 from tests.kit.script import OffScript, Played, play
 
 
-def talk() -> Flow[list[object]]:
+async def talk() -> list[object]:
     said: list[object] = []
-    for command in (NameScope(), ReadBody(1)):
+    for call in (PORTS.principal, lambda: PORTS.read_body(1)):
         try:
-            said.append((yield from command))
+            said.append(await call())
         except OSError as error:
             said.append(str(error))
     return said

@@ -128,7 +128,7 @@ class Running(Generic[T]):
         """Run the rest of a flow that was left, as a coroutine that a task can be made of."""
         return await self
 
-    def __await__(self) -> Generator[Any, None, T]:  # noqa: C901 - every way out of one await, in one place
+    def __await__(self) -> Generator[Any, None, T]:  # noqa: C901, PLR0912 - every way out of one await, in one place
         """Run the flow in the task that awaits it."""
         flow, thrown, cancelled = self._flow, self._thrown, None
         waited, self._left_at = self._left_at, None
@@ -143,11 +143,11 @@ class Running(Generic[T]):
                     if cancelled is not None:
                         raise cancelled from None
                     raise
+                if cancelled is not None and not _is_cancelled():
+                    cancelled = None  # A cancel scope or a time limit inside of a port was meant, and has ended.
                 if cancelled is not None and isinstance(waited, Step):
-                    if _is_cancelled():
-                        self._leave(waited)
-                        raise cancelled
-                    cancelled = None  # A cancel scope inside of a port was meant, and has ended.
+                    self._leave(waited)
+                    raise cancelled
                 if waited is self.leaves_at and waited is not None:
                     self._left_at, self.leaves_at = waited, None
                     return None  # type: ignore[return-value]  # it has not ended: ``is_left``

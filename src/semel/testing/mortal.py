@@ -147,6 +147,6 @@ class _MortalPorts:
         lease = getattr(getattr(args[0], "claim", args[0]), "lease", None) if args else None
         if isinstance(lease, timedelta):
             self._process.lease = max(self._process.lease, lease)
-        words = _WORDS.get(what) or getattr(what, "__name__", name)
+        words = _WORDS.get(what) or str(getattr(what, "__name__", name))
         call = getattr(self._ports, "call", None)
         return words.format(step=repr(call.name) if call is not None else "")
