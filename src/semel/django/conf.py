@@ -28,13 +28,13 @@ from django.db.models import Model
 from django.utils.module_loading import import_string
 
 from semel.core.policy import Policy
+from semel.core.trail import Audit
 from semel.door import Paths, Routes, switch
 from semel.errors import ConfigurationError
 from semel.stores import AsyncStore, Store
 from semel.stores import async_store as open_async_store
 from semel.stores import store as open_store
 from semel.stores.django import AsyncDjangoStore, DjangoStore
-from semel.stores.postgres.address import Audit
 from semel.stores.tiered import Tiered
 
 NAME = "SEMEL"
