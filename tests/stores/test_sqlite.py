@@ -26,6 +26,8 @@ from semel.core.commands import (
     Note,
     Now,
     ReadTrail,
+    Reap,
+    Reaped,
     Release,
     Renew,
     Verdict,
@@ -68,6 +70,48 @@ SERVING = (
     "unpark",
     "decree",
 )
+
+#: A record in each state there is, as the third migration left the table.
+EVERY_STATE = """
+INSERT INTO semel_keys (
+    scope, key, state, attempt, token, fingerprint, recovery_point, on_crash, after_retention, created_at,
+    lease_expires_at, completed_at, expires_at, steps, status, headers, request, request_body, tries, accepted,
+    milestone, body
+)
+SELECT
+    'scope', column1, column2, column3, column4, x'01', column5, 'refuse', column6, now - 9000,
+    now + column7, now + column8, now + column9, column10, column11, column12, column13, column14, column15, column16,
+    column17, column18
+FROM semel_keys_clock, (VALUES
+    ('pending', 'pending', 1, randomblob(16), NULL, 'delete', NULL, NULL, 90000, NULL, NULL, NULL, '{}', x'6f', 0, 1,
+        NULL, NULL),
+    ('processing', 'processing', 1, randomblob(16), NULL, 'delete', 90000, NULL, 90000, NULL, NULL, NULL, NULL, NULL,
+        0, 0, '{"fraction":0.5,"note":null}', NULL),
+    ('stuck', 'processing', 3, randomblob(16), 'paid', 'strip', -90, NULL, 90000, '[]', NULL, NULL, '{}', x'6f', 2, 1,
+        NULL, NULL),
+    ('nobody''s', 'processing', 2, zeroblob(16), NULL, 'delete', -90, NULL, 90000, NULL, NULL, NULL, NULL, NULL, 0, 0,
+        NULL, NULL),
+    ('unknown', 'unknown', 1, randomblob(16), 'paid', 'delete', NULL, NULL, -90, '[]', NULL, NULL, NULL, NULL, 0, 0,
+        NULL, NULL),
+    ('complete', 'complete', 1, randomblob(16), NULL, 'delete', NULL, -9, 90000, NULL, 201, '[["a","b"]]', NULL, NULL,
+        0, 0, NULL, x'6f6b'),
+    ('with steps', 'complete', 2, randomblob(16), 'paid', 'delete', NULL, -9, 90000, '[]', 201, '[]', NULL, NULL, 1, 1,
+        NULL, x''),
+    ('failed', 'failed', 1, randomblob(16), NULL, 'strip', NULL, -9, 90000, NULL, 500, '[]', NULL, NULL, 0, 0, NULL,
+        x'6f'),
+    ('not kept', 'complete', 1, randomblob(16), NULL, 'delete', NULL, -9, 90000, NULL, 200, '[]', NULL, NULL, 0, 0,
+        NULL, NULL),
+    ('stripped', 'complete', 1, randomblob(16), NULL, 'keep', NULL, -9, -90, NULL, 200, '[]', NULL, NULL, 0, 0, NULL,
+        NULL),
+    ('expired', 'complete', 1, randomblob(16), NULL, 'delete', NULL, -9, -90, NULL, 200, '[]', NULL, NULL, 0, 0, NULL,
+        x'6f'),
+    ('late', 'complete', 1, randomblob(16), NULL, 'strip', NULL, -9, -80, NULL, 200, '[]', NULL, NULL, 0, 0, NULL,
+        x'6f'),
+    ('abandoned', 'processing', 1, randomblob(16), NULL, 'delete', -90, NULL, -70, NULL, NULL, NULL, NULL, NULL, 0, 0,
+        NULL, NULL)
+);
+INSERT INTO semel_audit (at, scope, key, attempt, event, actor) VALUES (0, 'scope', 'key', 1, 'claimed', 'host:7');
+"""
 
 
 def a_claim(key: str = "key", token: bytes | None = None) -> Claim:
@@ -177,6 +221,35 @@ class TestSchema:
             assert connection.execute(f"SELECT {', '.join(names)} FROM semel_keys").fetchall() == before
             assert connection.execute("SELECT accepted, milestone FROM semel_keys").fetchall() == [(0, None)]
             assert connection.execute("SELECT keys FROM report").fetchall() == [(1,)]
+
+    def test_an_older_file_keeps_every_state(self, sqlite_url: str, path: Path) -> None:
+        """The fourth makes the table anew once more: a record in any state is what it was, and goes on from there."""
+        migrations = dict(load_migrations("semel.stores.sqlite", Names()))
+        with closing(sqlite3.connect(path)) as old:
+            for name in ("0001_pre_keys", "0002_pre_steps", "0003_pre_accepted"):
+                old.executescript(migrations[name])
+                old.execute("INSERT INTO semel_keys_migrations VALUES (?, 0)", (name,))
+            old.executescript(EVERY_STATE)
+            old.execute("CREATE VIEW report AS SELECT count(*) AS keys FROM semel_keys")
+            before = old.execute("SELECT * FROM semel_keys ORDER BY rowid").fetchall()
+            names = [name for name, *_ in old.execute("SELECT * FROM semel_keys").description]
+            lines = old.execute("SELECT * FROM semel_audit").fetchall()
+            old.commit()
+        with SQLiteStore(sqlite_url) as store:
+            assert store.migrate() == []
+            stuck = store.perform(FindStuck(9, with_nobodys=True, with_pending=True))
+            assert {each.hold.key for each in stuck} == {"pending", "stuck", "nobody's"}
+            found = store.perform(a_claim("complete"))
+            assert isinstance(found, Found)
+            assert found.answer == Answer(201, ((b"a", b"b"),), b"ok")
+            assert store.perform(Reap(9, Answer(408))) == Reaped(deleted=1, stripped=1, failed=1)
+            assert {record.request_line for record in store.perform(Browse(20))} == {""}
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("SELECT keys FROM report").fetchall() == [(len(before) - 1,)]
+            kept = connection.execute(f"SELECT {', '.join(names)} FROM semel_keys ORDER BY rowid").fetchall()
+            reaped = {"expired", "late", "abandoned"}
+            assert [row for row in kept if row[1] not in reaped] == [row for row in before if row[1] not in reaped]
+            assert connection.execute("SELECT * FROM semel_audit").fetchall()[: len(lines)] == lines
 
     def test_a_file_that_was_put_back_says_what_to_do(self, sqlite_url: str, path: Path) -> None:
         """An old table in place of the one that was opened is an error that names the command, for every statement."""

@@ -25,6 +25,7 @@ from semel.core.commands import (
     Look,
     Open,
     ReadTrail,
+    Release,
     Settle,
     Undo,
     Verdict,
@@ -481,6 +482,35 @@ class TestAsync:
             assert isinstance(found, Found)
             assert found.answer == ANSWER
             await slow.perform(Undo())
+
+    async def test_a_replay_passes_a_claim_that_waits(self, sqlite_url: str, path: Path) -> None:
+        """A claim waits for the write lock of somebody's handler, and a guarded replay that comes after it does not."""
+        async with AsyncSQLiteStore(sqlite_url) as store:
+            await async_finished(store, "old")
+            slow = store.transaction()
+            await async_begun(slow, a_claim("slow"))
+            new = store.perform(a_claim("new"))
+            found = await store.perform(a_claim("old"))
+            assert isinstance(found, Found)
+            assert found.answer == ANSWER
+            assert not new.done()
+            await slow.perform(Undo())
+            assert isinstance(await new, Hold)
+
+    async def test_a_release_follows_its_claim(self, sqlite_url: str, path: Path) -> None:
+        """A claim and its release by the token alone, asked for in one breath, leave the key free, whatever else is
+        under way.
+        """
+        async with AsyncSQLiteStore(sqlite_url) as store:
+            for number in range(20):
+                under_way = store.perform(a_claim(f"other-{number}"))
+                while not under_way.done():
+                    claim = a_claim()
+                    claimed = store.perform(claim)
+                    released = store.perform(Release(Hold("scope", "key", 0, claim.token)))
+                    assert isinstance(await claimed, Hold)
+                    assert await released is Verdict.DONE
+                    assert await store.perform(Look("scope", "key")) is None
 
     async def test_who_waits_too_long_is_told_for_whom(
         self, sqlite_url: str, path: Path, monkeypatch: pytest.MonkeyPatch

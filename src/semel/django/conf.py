@@ -7,7 +7,7 @@
         "SCOPE": "shop.api.whose_request",  # callable(request) -> str; default: the user who is logged in
         "ALLOW_ANONYMOUS": False,           # True: requests of nobody share the scope "anonymous"
         "PATHS": ["/api/*"],                # what the middleware guards; default: everything
-        "AUDIT": "on",                      # the audit trail: "on", "off", or "replays" to have those in it, too
+        "AUDIT": "on",                      # the audit trail: "on", "all", "replays" (all, and replays too) or "off"
         "STORE": "postgresql://…",          # a store of its own (or a Tiered), instead of Django's database
     }
 """

@@ -45,6 +45,7 @@ class Statements:
     def __init__(self, names: Names) -> None:
         """Read them from the file."""
         queries = load_queries(PACKAGE, names)
+        self.find_all = Bulk(queries["find_all"])
         self.claim = Bulk(queries["claim"], TERMS)
         self.complete = Bulk(queries["complete"], ("now",))
         self.renew = Bulk(queries["renew"], ("now",))

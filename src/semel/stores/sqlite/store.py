@@ -78,7 +78,7 @@ class SQLiteStore(Store):
             self._writer.open()
         free = (reader for reader in self._readers if not reader.lock.locked())
         reader = next(free, self._readers[threading.get_ident() % MAX_READERS])
-        return reader.find(claim.scope, claim.key, waits=True)
+        return reader.find(claim.scope, claim.key)
 
     def _execute(self, batch: list[Command[Any]]) -> list[Any]:
         return self._writer.execute(batch, self.actor, has_looked=True)
@@ -98,14 +98,7 @@ class AsyncSQLiteStore(AsyncStore):
 
     def perform(self, command: Command[T]) -> Step[T]:
         """Start one store command. It is carried out whether or not its caller waits for it."""
-        queue = self._running()
-        if isinstance(command, Claim) and self._writer.opened is not None:
-            found = self._reader.find(command.scope, command.key)
-            if found is not None:
-                answer: Step[Any] = Step(loop=queue.loop)
-                answer.set_result(found)
-                return answer
-        return queue.submit(command)
+        return self._running().submit(command)
 
     def renew(self, command: Renew) -> frozenset[Hold]:
         """Prolong leases, from any thread: those who use the file take turns."""
@@ -142,5 +135,5 @@ class AsyncSQLiteStore(AsyncStore):
     def _running(self) -> AsyncWriter:
         """Return the queue of the running loop. One loop is left for another in tests, and in a forked child."""
         if self._queue is None or self._queue.loop is not asyncio.get_running_loop():
-            self._queue = AsyncWriter(self._writer, lambda: self.actor)
+            self._queue = AsyncWriter(self._writer, self._reader, lambda: self.actor)
         return self._queue

@@ -183,30 +183,51 @@ class Reader(Connection):
     def __init__(self, place: Place, statements: Statements) -> None:
         """Nothing is opened yet."""
         super().__init__(place)
-        self._sql = statements.find
+        self._statements = statements
 
-    def find(self, scope: str, key: str, *, waits: bool = False) -> Found | None:
-        """Read what is there. None: nothing is, or it can't be read here and now, and the writer will tell.
-
-        Each statement is a transaction of its own, so that it sees every commit that was reported before it began. It
-        is fit for an event loop: one look-up by the primary key, in pages that are mostly in memory.
+    def find(self, scope: str, key: str) -> Found | None:
+        """Read what is there under one key, when it is this thread's turn. None: nothing is, or it can't be read, and
+        the writer will tell.
         """
-        if not self.lock.acquire(blocking=waits):
-            return None
+        with self.lock:
+            rows = self._rows(self._statements.find, (scope, key))
+        return read_found(rows[0]) if rows else None
+
+    def find_all(self, claims: Sequence[Claim]) -> list[Found | None]:
+        """Read what is there under many keys, at once: fit for an event loop, since each is a look-up by the primary
+        key, in pages that are mostly in memory.
+
+        A statement is a transaction of its own, so that it sees every commit that was reported before it began.
+        """
+        found: list[Found | None] = [None] * len(claims)
+        if not self.lock.acquire(blocking=False):
+            return found
+        try:
+            for chunk in chunks(range(len(claims))):
+                if len(chunk) == 1:
+                    claim = claims[chunk[0]]
+                    rows = self._rows(self._statements.find, (claim.scope, claim.key))
+                    found[chunk[0]] = read_found(rows[0]) if rows else None
+                    continue
+                wanted = [value for place in chunk for value in (place, claims[place].scope, claims[place].key)]
+                for row in self._rows(self._statements.find_all.of(len(chunk)), wanted):
+                    found[row[-1]] = read_found(row[:-1])
+        finally:
+            self.lock.release()
+        return found
+
+    def _rows(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
+        if self.opened is not None and self.opened_by != os.getpid():
+            return []
         try:
             if self.opened is None:
                 self.keep(connect_to_read(self.place.path))
-            elif self.opened_by != os.getpid():
-                return None
-            rows = self.opened.execute(self._sql, (scope, key)).fetchall()  # type: ignore[union-attr]  # it is open
+            return self.opened.execute(sql, parameters).fetchall()  # type: ignore[union-attr]  # it is open
         except sqlite3.Error:
             self.close_now()
-            return None
         except ValueError:
-            return None  # It can't be spelled in UTF-8.
-        finally:
-            self.lock.release()
-        return read_found(rows[0]) if rows else None
+            pass  # A name that can't be spelled in UTF-8.
+        return []
 
 
 class Writer(Connection):
@@ -341,12 +362,16 @@ class AsyncWriter:
     """The writer for the tasks of one event loop: what is asked while a batch is committed goes out in the next one.
 
     The loop carries out the statements, and the one thread commits. Whatever may take longer is done in the thread.
+    Claims are looked up first, all those of one turn of the loop together: most of them are replays, or busy, and have
+    nothing to do with the writer.
     """
 
-    def __init__(self, writer: Writer, actor: Callable[[], str | None]) -> None:
+    def __init__(self, writer: Writer, reader: Reader, actor: Callable[[], str | None]) -> None:
         """Serve the running loop, in the name of *actor*."""
         self.loop = asyncio.get_running_loop()
         self._writer = writer
+        self._reader = reader
+        self._claims: list[tuple[Claim, Step[Any]]] = []
         self._actor = actor
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="semel-sqlite")
         self._queue: FairQueue[_Asked] = FairQueue()
@@ -356,11 +381,14 @@ class AsyncWriter:
     def submit(self, command: Command[Any]) -> Step[Any]:
         """Queue *command*. It is carried out even if the caller goes away."""
         answer: Step[Any] = Step(loop=self.loop)
+        # Both at the end of this turn of the loop: others may ask in it, too.
+        if isinstance(command, Claim) and self._writer.opened is not None:
+            if not self._claims:
+                self.loop.call_soon(self._look)
+            self._claims.append((command, answer))
+            return answer
         self._queue.append(command, (command, answer))
-        if not self._is_busy:
-            self._is_busy = True
-            # At the end of this turn of the loop: others may ask in it, too.
-            self.loop.call_soon(self._next)
+        self._wake()
         return answer
 
     async def call(self, act: Callable[[], Any]) -> None:
@@ -369,7 +397,10 @@ class AsyncWriter:
 
     async def idle(self) -> None:
         """Wait until everything that was submitted has been carried out."""
-        while self._is_busy:
+        while self._is_busy or self._claims:
+            self._look()
+            if not self._is_busy:
+                return
             self._waiting.append(self.loop.create_future())
             await self._waiting[-1]
 
@@ -377,7 +408,33 @@ class AsyncWriter:
         """End the thread, which has nothing left to do."""
         self._thread.shutdown()
 
+    def _wake(self) -> None:
+        if not self._is_busy:
+            self._is_busy = True
+            self.loop.call_soon(self._next)
+
+    def _look(self) -> None:
+        claims, self._claims = self._claims, []
+        if not claims:
+            return
+        there: list[Found | None] = [None] * len(claims)
+        # What can't be read, the writer says of each by itself: no caller may wait for ever.
+        with suppress(Exception):
+            there = self._reader.find_all([claim for claim, _ in claims])
+        for (claim, answer), found in zip(claims, there, strict=True):
+            if found is not None:
+                answer.settle(found)
+            else:
+                self._queue.append(claim, (claim, answer))
+        if self._queue:
+            self._wake()
+
     def _next(self) -> None:
+        # A claim that waits to be looked up was asked for before its own release, which may be in the queue.
+        self._look()
+        if not self._queue:
+            self._rest()
+            return
         asked = self._queue.take()
         while self._queue and len(asked) < MAX_ROWS:
             asked += self._queue.take()
@@ -418,7 +475,10 @@ class AsyncWriter:
         if self._queue:
             # Before those that were just told go on: the disk is at work while they are.
             self._next()
-            return
+        else:
+            self._rest()
+
+    def _rest(self) -> None:
         self._is_busy = False
         waiting, self._waiting = self._waiting, []
         for each in waiting:
