@@ -261,7 +261,7 @@ class TestWaiting:
             stranger.execute("ROLLBACK")
             finished(other, "next")
 
-    def test_the_ledger_goes_on_reading(
+    def test_guarded_requests_go_on_reading(
         self, sqlite_url: str, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """While a handler holds the write lock, guarded requests are told in time, and replays go on."""

@@ -436,11 +436,13 @@ class AsyncWriter:
             self._rest()
             return
         asked = self._queue.take()
-        while self._queue and len(asked) < MAX_ROWS:
+        # What is small goes out together, for one wait for the disk; what is large, as the queue says.
+        while self._queue and len(asked) < MAX_ROWS and _is_small(asked):
             asked += self._queue.take()
         commands = [command for command, _ in asked]
+        is_short = _is_small(asked) and all(type(command) in _SHORT for command in commands)
         try:
-            batch = self._writer.start(commands, self._actor()) if _is_short(commands) else None
+            batch = self._writer.start(commands, self._actor()) if is_short else None
         except Exception as error:  # noqa: BLE001 - no caller may wait for ever
             self._settle(asked, [refused(error) for _ in asked])
         else:
@@ -452,7 +454,10 @@ class AsyncWriter:
                 self._settle(asked, batch.outcomes)
 
     def _commit(self, asked: list[_Asked], batch: Batch) -> None:
-        self._writer.finish(batch)
+        try:
+            self._writer.finish(batch)
+        except Exception as error:  # noqa: BLE001 - as above
+            batch.fail(refused(error))
         self._post(asked, batch.outcomes)
 
     def _execute(self, asked: list[_Asked], commands: list[Command[Any]]) -> None:
@@ -488,8 +493,8 @@ class AsyncWriter:
 _Asked = tuple[Command[Any], Step[Any]]
 
 
-def _is_short(commands: list[Command[Any]]) -> bool:
-    return all(type(command) in _SHORT for command in commands) and sum(map(size_of, commands)) <= MAX_BYTES_ON_LOOP
+def _is_small(asked: list[_Asked]) -> bool:
+    return sum([size_of(command) for command, _ in asked]) <= MAX_BYTES_ON_LOOP
 
 
 def _busy_milliseconds() -> int:
