@@ -13,7 +13,7 @@ from semel.core.record import NOBODYS_TOKEN, AfterRetention, Entry, Found, Hold,
 from semel.core.state import State
 from semel.core.trail import FULL, NO_KEY, ORDINARY, Audit, reaped
 from semel.core.value import value
-from semel.stores.requests import read_back, written
+from semel.stores.requests import line_of, read_back, written
 
 T = TypeVar("T")
 Clock = Callable[[], datetime]
@@ -170,7 +170,7 @@ def new_row(claim: Claim, state: State, attempt: int, now: datetime) -> Row:
         # As every store does: what is never stored is gone at once.
         request=claim.request and read_back(written(claim.request), claim.request.body),
         is_accepted=claim.is_accepted,
-        request_line=claim.request_line,
+        request_line=line_of(claim) or "",
     )
 
 

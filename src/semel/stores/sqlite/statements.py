@@ -147,7 +147,7 @@ def claim_row(claim: Claim) -> tuple[Any, ...]:
         claim.key,
         claim.token,
         claim.fingerprint,
-        claim.request_line or None,
+        requests.line_of(claim),
         None if request is None else requests.written(request),
         None if request is None else request.body,
     )
@@ -319,7 +319,7 @@ class SQLiteJoins:
         parameters = _mine(hold) | {
             "state": ENDINGS[command.event],
             "fingerprint": claim.fingerprint,
-            "request_line": claim.request_line or None,
+            "request_line": requests.line_of(claim),
             "on_crash": claim.on_crash,
             "after_retention": claim.after_retention,
             "made_at": claim.made_at and written_time(claim.made_at),
