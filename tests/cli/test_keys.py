@@ -16,7 +16,7 @@ from uuid import UUID
 
 import pytest
 
-from semel.core.commands import Claim, Complete, Mark, Park, TakeOver, Verdict
+from semel.core.commands import Claim, Complete, Mark, Note, Park, TakeOver, Verdict
 from semel.core.message import Answer, Head, Request
 from semel.core.record import Hold, Milestone
 from semel.core.state import Event
@@ -185,6 +185,32 @@ def test_show(semel: Semel, url: str) -> None:
     ):
         assert re.search(f"^{line}$", shown, re.MULTILINE), line
     assert "charge" not in shown
+
+
+def test_show_the_story(semel: Semel, sqlite_url: str) -> None:
+    """What was asked for, and what the record tells by itself, are shown among the lines of the audit trail."""
+    with closing(store(sqlite_url)) as keys:
+        hour = timedelta(hours=1)
+        token = bytes(range(16))
+        hold = keys.perform(Claim("acme", "told", token, b"", hour, hour, request_line="POST /payments"))
+        assert isinstance(hold, Hold)
+        keys.perform(Note(hold, "fenced", "an answer"))
+        keys.perform(Complete(hold, Event.COMPLETE, Answer(201)))
+    shown = semel("keys", "show", "told", "--store", sqlite_url).stdout
+    for line in (
+        r"request +POST /payments",
+        r"trail +\S+  attempt 1  claimed",
+        r" +\S+  attempt 1  fenced \(an answer\)  by \S+:\d+",
+        r" +\S+  attempt 1  completed",
+    ):
+        assert re.search(f"^{line}$", shown, re.MULTILINE), line
+    facts = json.loads(semel("keys", "show", "told", "--store", sqlite_url, "--json").stdout)
+    assert facts["request_line"] == "POST /payments"
+    assert [(line["event"], line["actor"] is None) for line in facts["trail"]] == [
+        ("claimed", True),
+        ("fenced", False),
+        ("completed", True),
+    ]
 
 
 def test_show_body(semel: Semel, url: str) -> None:

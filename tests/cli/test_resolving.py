@@ -331,7 +331,7 @@ def test_steps_and_trail_are_shown(semel: Semel, url: str, keys: Store) -> None:
         r' +effect receipt_sent done: "x+\.\.\. \(502 characters; --json has them all\)',
         r" +effect charge_created begun: outcome unknown",
         rf" +its key at the provider: {derive('acme', 'key', 'charge_created')}",
-        r"trail +\S+  attempt 1  claimed  by \S+:\d+",
+        r"trail +\S+  attempt 1  claimed",
         r" +\S+  attempt 1  saved \(effect charge_created begun\)  by \S+:\d+",
         r" +\S+  attempt 1  parked  by \S+:\d+",
     ):

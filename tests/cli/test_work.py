@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from semel.cli.durations import duration
-from semel.core.commands import Browse, Claim, Complete, ReadTrail
+from semel.core.commands import Browse, Claim, Complete, Note, ReadTrail
 from semel.core.message import Answer
 from semel.core.record import NOBODYS_TOKEN, Hold
 from semel.core.state import Event, State
@@ -73,11 +73,10 @@ def test_reap(semel: Semel, url: str, keys: Store) -> None:
 
 def test_reap_the_trail(semel: Semel, url: str, keys: Store) -> None:
     """How long the audit trail is kept can be said."""
-    before = len(keys.perform(ReadTrail("acme", "expired")))
+    keys.perform(Note(Hold("acme", "expired", 1, bytes(16)), "fenced"))
     report = json.loads(semel("reap", "--store", url, "--audit-retention", "1ms", "--json").stdout)
-    assert before == 2
-    assert report["audit_lines"] >= 5
-    assert len(keys.perform(ReadTrail("acme", "expired"))) <= 1
+    assert report["audit_lines"] >= 1
+    assert keys.perform(ReadTrail("acme", "expired")) == ()
 
 
 @pytest.mark.parametrize("command", ["sweep", "reap", "work"])

@@ -121,11 +121,12 @@ class TestAutocommit:
 
     def test_audit(self, database: str) -> None:
         """The audit trail is written, or not, as the store is told; replays are for the door to note."""
-        for audit, lines in (("on", 1), ("off", 0), ("replays", 1)):
+        for audit, lines in (("on", 0), ("all", 1), ("off", 0), ("replays", 1)):
             store = DjangoStore(audit=audit)  # type: ignore[arg-type]  # one of them
             store.perform(claim_on(audit))
             assert len(store.perform(ReadTrail("alice", audit, 9))) == lines
             assert store.notes_replays == (audit == "replays")
+        store = DjangoStore()
         store.actor = "operator \udcff"
         store.perform(Note(Hold("alice", "on", 1, bytes(16)), "looked"))
         assert store.perform(ReadTrail("alice", "on", 9))[-1].actor.startswith("operator")
@@ -250,7 +251,7 @@ class TestReadiness:
                 with pytest.raises(StoreNotReady, match=r"manage\.py migrate semel --database=default"):
                     ask()
             lent.perform(Undo())
-            assert store.migrate() == ["0001_pre_keys", "0002_pre_steps", "0003_pre_accepted"]
+            assert store.migrate() == ["0001_pre_keys", "0002_pre_steps", "0003_pre_accepted", "0004_pre_lean"]
             store.open()
             assert isinstance(store.perform(claim_on()), Hold)
 

@@ -15,9 +15,10 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import override_settings
 
-from semel.core.commands import Complete, Look, ReadTrail
+from semel.core.commands import Complete, Look, Note, ReadTrail
 from semel.core.record import Hold
 from semel.core.state import Event
+from semel.core.trail import NO_KEY
 from semel.django import tasks
 from semel.errors import StoreNotReady
 from semel.stores.django import DjangoStore
@@ -33,6 +34,7 @@ def store(database: str) -> DjangoStore:
     made = DjangoStore()
     old = made.perform(claim_on("old"))
     assert isinstance(old, Hold)
+    made.perform(Note(old, "fenced"))
     made.perform(Complete(old, Event.COMPLETE, ANSWER))
     age(YEAR)
     made.perform(claim_on("stuck"))
@@ -59,8 +61,9 @@ def said(name: str, *arguments: str) -> str:
 
 
 def stories(store: DjangoStore) -> dict[str, str]:
-    """Say what was last done to each key."""
+    """Say what the trail has last of each key, and what of the reaper."""
     trails = {key: store.perform(ReadTrail("alice", key, 9)) for key in ("stuck", "old", "fresh")}
+    trails["reaper"] = store.perform(ReadTrail(NO_KEY, NO_KEY, 9))
     return {key: trail[-1].event for key, trail in trails.items() if trail}
 
 
@@ -68,15 +71,15 @@ class TestCommands:
     def test_sweep(self, store: DjangoStore) -> None:
         """``semel_sweep`` frees the keys of workers that died, and says how many."""
         assert said("semel_sweep") == "swept: 1 freed, 0 parked, 0 left to the completer"
-        assert stories(store) == {"stuck": "swept", "old": "completed", "fresh": "claimed"}
+        assert stories(store) == {"stuck": "swept", "old": "fenced"}
         assert json.loads(said("semel_sweep", "--json")) == {"freed": 0, "parked": 0, "left": 0, "error": None}
 
     def test_reap(self, store: DjangoStore) -> None:
         """``semel_reap`` clears away what is past its retention, and old lines of the audit trail."""
         assert said("semel_reap", "--audit-retention", "1000d", "--batch", "1").startswith("reaped: 1 deleted")
-        assert stories(store) == {"stuck": "claimed", "old": "reaped", "fresh": "claimed"}
+        assert stories(store) == {"old": "fenced", "reaper": "reaped"}
         assert json.loads(said("semel_reap", "--json"))["audit_lines"] > 0
-        assert [each.event for each in store.perform(ReadTrail("alice", "old", 9))] == ["reaped"]
+        assert stories(store) == {"reaper": "reaped"}
 
     @pytest.mark.parametrize("wrong", [("--audit-retention", "soon"), ("--batch", "0")])
     def test_mistakes(self, store: DjangoStore, wrong: tuple[str, str]) -> None:
@@ -103,7 +106,7 @@ class TestCelery:
         sweep, reap = (current_app.tasks[name] for name in ("semel.sweep", "semel.reap"))
         assert sweep.apply().get().startswith("swept: 1 freed")
         assert reap.apply(kwargs={"audit_retention": "1000d"}).get().startswith("reaped: 1 deleted")
-        assert stories(store) == {"stuck": "swept", "old": "reaped", "fresh": "claimed"}
+        assert stories(store) == {"stuck": "swept", "old": "fenced", "reaper": "reaped"}
         assert store.perform(Look("alice", "old")) is None
 
     def test_failure(self, sqlite_url: str) -> None:

@@ -34,7 +34,7 @@ FIRST_USED = (
     "importlib.readers",
     "semel.stores.connections.asyncpg",
     "semel.stores.postgres.async_store",
-    "semel.stores.sqlite.async_store",
+    "semel.stores.sqlite.store",
 )
 
 _FLOWS = Path(str(semel.__file__)).parent / "flows"

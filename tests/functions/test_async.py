@@ -237,8 +237,7 @@ def test_a_loop_that_was_closed_roughly_is_forgotten(sqlite_url: str) -> None:
     loop.close()
     assert asyncio.run(send(1)) == 1
     assert not guards._on_loops
-    store._ledger.close()
-    store._thread.shutdown()
+    asyncio.run(store.close())
 
 
 async def test_a_store_of_the_wrong_colour() -> None:

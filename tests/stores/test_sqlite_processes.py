@@ -57,8 +57,8 @@ class TestProcesses:
         child = program(
             f"store = open({sqlite_url!r})",
             "store.perform(claim('committed'))",
-            "store._ledger._connection.execute('BEGIN IMMEDIATE')",
-            "store._ledger._connection.execute('DELETE FROM semel_keys')",
+            "store._writer.opened.execute('BEGIN IMMEDIATE')",
+            "store._writer.opened.execute('DELETE FROM semel_keys')",
             "os.kill(os.getpid(), 9)",
         )
         child.communicate(timeout=60)
@@ -95,13 +95,14 @@ class TestProcesses:
     def test_a_connection_of_another_process_is_not_used(self, store: SQLiteStore) -> None:
         """Where a fork went unnoticed the store refuses to work, and neither uses nor closes what it inherited."""
         done(store)
-        ledger, connection = store._ledger, store._ledger._connection
-        ledger._opened_by = 1
+        writer, connection = store._writer, store._writer.opened
+        for each in (writer, *store._readers):
+            each.opened_by = 1
         with pytest.raises(StoreUnavailable, match="Close the store before the fork"):
             store.perform(a_claim())
         store.close()
-        assert ledger._connection is connection
-        ledger._opened_by = os.getpid()
+        assert writer.opened is connection
+        writer.opened_by = os.getpid()
 
 
 class TestLoops:
@@ -125,7 +126,7 @@ class TestLoops:
         found = await store.perform(a_claim("key-0"))
         assert isinstance(found, Found)
         await store.close()
-        assert store._ledger._connection is None
+        assert store._writer.opened is None
 
     async def test_trouble_reaches_every_caller(self, tmp_path: Path) -> None:
         """A file that can't be opened is a 503 for each request, not an error in a thread nobody looks at."""

@@ -5,8 +5,9 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from semel.core.commands import Command, Complete, FindStuck, Look, Park, ReadTrail, Reap, Renew, Verdict
+from semel.core.commands import Command, Complete, FindStuck, Look, Note, Park, ReadTrail, Reap, Renew, Verdict
 from semel.core.state import Event, State
+from semel.core.trail import NO_KEY
 from semel.errors import StoreUnavailable
 from semel.flows.upkeep import ReapReport
 from semel.stores import store as open_store
@@ -61,7 +62,7 @@ def test_abandoned_becomes_failed_first(world: World, store: Store) -> None:
     assert counts(reaper.run_once()) == (1, 0, 0)
     assert world.records(store) == {}
     trail = [line.event for line in store.perform(ReadTrail(world.scope, "abandoned"))]
-    assert trail == ["claimed", "abandoned", "reaped"]
+    assert trail == ["abandoned"]
 
 
 def test_tombstone_stays(world: World, store: Store) -> None:
@@ -76,13 +77,16 @@ def test_tombstone_stays(world: World, store: Store) -> None:
 
 def test_trail_has_its_own_retention(world: World, store: Store) -> None:
     """The audit trail outlives the record it is about, and goes when it is old itself, or never."""
-    world.finish(store, "key")
+    hold = world.claim(store, "key")
+    store.perform(Note(hold, "fenced"))
+    store.perform(Complete(hold, Event.COMPLETE, CREATED))
     world.age(30 * DAY)
     assert Reaper(store, audit_retention=None).run_once() == ReapReport(deleted=1)
-    assert len(store.perform(ReadTrail(world.scope, "key"))) == 3
-    # "claimed" and "completed" are a month old; "reaped" is of this moment.
-    assert Reaper(store, audit_retention=30 * DAY).run_once() == ReapReport(audit_lines=2)
-    assert [line.event for line in store.perform(ReadTrail(world.scope, "key"))] == ["reaped"]
+    assert [line.event for line in store.perform(ReadTrail(world.scope, "key"))] == ["fenced"]
+    # That line is a month old; the reaper's own, which names no key, is of this moment.
+    assert Reaper(store, audit_retention=30 * DAY).run_once() == ReapReport(audit_lines=1)
+    assert store.perform(ReadTrail(world.scope, "key")) == ()
+    assert store.perform(ReadTrail(NO_KEY, NO_KEY))[-1].detail == "1 deleted"
 
 
 def test_many_batches(world: World, store: Store) -> None:

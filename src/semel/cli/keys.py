@@ -30,6 +30,7 @@ from semel.cli.showing import (
 from semel.core.commands import Browse, FindStuck, Look, ReadRequest, ReadTrail
 from semel.core.record import Entry, Record
 from semel.core.state import State
+from semel.core.trail import story
 from semel.core.upkeep import MAX_BATCH
 from semel.flows.upkeep import hold_of
 from semel.stores import Store
@@ -96,7 +97,7 @@ def show(
         print(json.dumps(all_facts_of(record, trail, request, with_body=body), indent=2))
     else:
         lines = record_lines(record, request, with_body=body)
-        put(sheet_of([*lines, *trail_lines(trail), *next_lines(record)]))
+        put(sheet_of([*lines, *trail_lines(story(record, trail)), *next_lines(record)]))
         if body:
             print_body(record)
 

@@ -17,6 +17,7 @@ from semel.core.message import Request
 from semel.core.record import Entry, Milestone, Record
 from semel.core.recovery import Done, Step, read_back
 from semel.core.state import State
+from semel.core.trail import story
 
 HEX_DUMP_BYTES = 256
 #: A step's result takes a line or two of a terminal; --json has all of it.
@@ -72,6 +73,8 @@ def record_lines(record: Record, request: Request | None = None, *, with_body: b
     yield "scope", Text(typed(record.scope))
     if request is not None:
         yield "request", Text(safe(f"{request.head.method} {request.head.path}"))
+    elif record.request_line:
+        yield "request", Text(safe(record.request_line))
     yield "state", Text(record.state, STYLES[record.state])
     yield "attempt", Text(str(record.attempt))
     if record.is_accepted:
@@ -114,11 +117,11 @@ def next_lines(record: Record) -> Iterator[Line]:
 
 
 def trail_lines(trail: tuple[Entry, ...]) -> Iterator[Line]:
-    """Say what the audit trail has: when, which attempt, what, who."""
+    """Say what happened: when, in which attempt, what, and who did it, where that is known."""
     for number, entry in enumerate(trail):
         said = f"{entry.event} ({entry.detail})" if entry.detail else entry.event
-        line = f"{_iso(entry.at)}  attempt {entry.attempt}  {safe(said)}  by {safe(entry.actor)}"
-        yield "" if number else "trail", Text(line)
+        line = f"{_iso(entry.at)}  attempt {entry.attempt}  {safe(said)}"
+        yield "" if number else "trail", Text(f"{line}  by {safe(entry.actor)}" if entry.actor else line)
 
 
 def print_body(record: Record) -> None:
@@ -146,6 +149,7 @@ def facts_of(record: Record) -> dict[str, Any]:
         "status": record.answer.status if record.answer else None,
         "recovery_point": record.recovery_point,
         "is_accepted": record.is_accepted,
+        "request_line": record.request_line or None,
         "progress": record.milestone.fraction if record.milestone else None,
         "note": record.milestone.note if record.milestone else None,
         "created_at": _iso(record.created_at),
@@ -166,7 +170,7 @@ def all_facts_of(
         "request": request and {"method": request.head.method, "path": request.head.path},
         "fingerprint": record.fingerprint.hex(),
         "steps": [_step_facts(record, step) for step in read_back(record.steps).steps],
-        "trail": trail_facts(trail),
+        "trail": trail_facts(story(record, trail)),
     }
     answer = record.answer
     if answer is None:
@@ -180,13 +184,13 @@ def all_facts_of(
 
 
 def trail_facts(trail: tuple[Entry, ...]) -> list[dict[str, Any]]:
-    """Return the lines of an audit trail."""
+    """Return what happened, line by line. What the record itself tells has no actor."""
     return [
         {
             "at": _iso(entry.at),
             "attempt": entry.attempt,
             "event": entry.event,
-            "actor": entry.actor,
+            "actor": entry.actor or None,
             "detail": entry.detail,
         }
         for entry in trail

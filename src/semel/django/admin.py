@@ -23,9 +23,11 @@ from django.utils.html import format_html, format_html_join
 from django.utils.timezone import is_aware, localtime
 
 from semel.core.derive import derive
+from semel.core.record import Entry
 from semel.core.recovery import Done, Step
 from semel.core.recovery import read_back as read_steps
 from semel.core.state import State
+from semel.core.trail import story
 from semel.django import conf
 from semel.django.models import AuditLine, Record
 from semel.stores.milestones import read_back
@@ -67,6 +69,19 @@ class Named(NamedTuple):
         except (TypeError, ValueError):
             return None
         return cls(scope, key) if isinstance(scope, str) and isinstance(key, str) else None
+
+
+class _Told(NamedTuple):
+    """What a record tells of its own story."""
+
+    scope: str
+    key: str
+    state: str
+    attempt: int
+    token: bytes
+    is_accepted: bool
+    created_at: datetime
+    completed_at: datetime | None
 
 
 class RecordList(ChangeList):  # type: ignore[misc]  # Django has no types
@@ -202,13 +217,25 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # as above
         )
 
     def trail(self, record: Record) -> str:
-        """Show the audit trail of this key."""
+        """Show what happened to this key: what the record tells, among the lines of its audit trail."""
         lines = AuditLine.objects.using(conf.settings().database).filter(scope=record.scope, key=record.key)
-        last = list(reversed(lines.order_by("-id")[:TRAIL_LINES]))
-        if not last:
-            return "–"
+        last = [
+            Entry(each.at, each.scope, each.key, each.attempt, each.event, each.actor, each.detail)
+            for each in reversed(lines.order_by("-id")[:TRAIL_LINES])
+        ]
+        told = _Told(
+            record.scope,
+            record.key,
+            record.state,
+            record.attempt,
+            bytes(record.token),
+            bool(record.accepted),
+            record.created_at,
+            record.completed_at,
+        )
         rows = [
-            (_time(each.at, "milliseconds"), each.event, each.attempt, each.detail or "", each.actor) for each in last
+            (_time(each.at, "milliseconds"), each.event, each.attempt, each.detail or "", each.actor or "–")
+            for each in story(told, last)
         ]
         return _table(("at", "event", "attempt", "detail", "by"), rows)
 

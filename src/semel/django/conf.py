@@ -7,7 +7,7 @@
         "SCOPE": "shop.api.whose_request",  # callable(request) -> str; default: the user who is logged in
         "ALLOW_ANONYMOUS": False,           # True: requests of nobody share the scope "anonymous"
         "PATHS": ["/api/*"],                # what the middleware guards; default: everything
-        "AUDIT": "on",                      # the audit trail: "on", "off", or "replays" to have those in it, too
+        "AUDIT": "on",                      # the audit trail: "on", "all", "replays" (all, and replays too) or "off"
         "STORE": "postgresql://…",          # a store of its own (or a Tiered), instead of Django's database
     }
 """
@@ -28,13 +28,13 @@ from django.db.models import Model
 from django.utils.module_loading import import_string
 
 from semel.core.policy import Policy
+from semel.core.trail import Audit
 from semel.errors import ConfigurationError
 from semel.guard.request import Paths, Routes, switch
 from semel.stores import AsyncStore, Store
 from semel.stores import async_store as open_async_store
 from semel.stores import store as open_store
 from semel.stores.django import AsyncDjangoStore, DjangoStore
-from semel.stores.postgres.address import Audit
 from semel.stores.tiered import Tiered
 
 NAME = "SEMEL"

@@ -38,7 +38,7 @@ _ASYNC_STORES = {
     "postgres": ("semel.stores.postgres.async_store", "AsyncPostgresStore"),
     "postgresql": ("semel.stores.postgres.async_store", "AsyncPostgresStore"),
     **dict.fromkeys(_REDIS, ("semel.stores.redis.async_store", "AsyncRedisStore")),
-    "sqlite": ("semel.stores.sqlite.async_store", "AsyncSQLiteStore"),
+    "sqlite": ("semel.stores.sqlite.store", "AsyncSQLiteStore"),
 }
 
 

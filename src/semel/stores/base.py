@@ -18,8 +18,9 @@ it lends transactions of the application's own, in which those of ``steps.py`` a
    with steps is never deleted by ``Release``.
 10. Nothing in flight is reaped: ``Reap`` touches records that are past retention by the store's clock and that nobody
     holds, and of the parked ones none. Several may reap and sweep at once.
-11. Every change of a record leaves a line in the audit trail, in the same transaction; a renewal, a milestone and a
-    replay leave none.
+11. What a record does not tell by itself leaves a line in the audit trail, in the same transaction: a take-over, a
+    step, a release, what services and operators did. With ``?audit=all`` every change does; a renewal, a milestone and
+    a replay leave none.
 12. A claim that is accepted makes a pending record, with its request and without a lease. Only a take-over without a
     client begins it. ``Release`` deletes it while it is pending, and never after.
 """

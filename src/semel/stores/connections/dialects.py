@@ -17,8 +17,8 @@ from semel.stores.connections.endings import FAILED_INSIDE, Notices, of_commit, 
 from semel.stores.connections.urls import postgres_url, sqlite_url
 from semel.stores.postgres.address import Address
 from semel.stores.sqlite.file import explained, locate
-from semel.stores.sqlite.lent import Lender
 from semel.stores.sqlite.statements import Statements
+from semel.stores.sqlite.transactions import Lender
 
 #: psycopg's word for a transaction in which a statement has failed; named, so that psycopg need not be there.
 _IN_ERROR = "INERROR"

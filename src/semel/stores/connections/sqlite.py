@@ -1,6 +1,10 @@
 """Transactions on the store's own SQLite file. They live with the store, and have their name here."""
 
-from semel.stores.sqlite.async_units import AsyncSQLiteConnections, AsyncSQLiteUnit
-from semel.stores.sqlite.units import SQLiteConnections, SQLiteUnit
+from semel.stores.sqlite.transactions import (
+    AsyncSQLiteConnections,
+    AsyncSQLiteUnit,
+    SQLiteConnections,
+    SQLiteUnit,
+)
 
 __all__ = ["AsyncSQLiteConnections", "AsyncSQLiteUnit", "SQLiteConnections", "SQLiteUnit"]

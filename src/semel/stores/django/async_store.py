@@ -17,12 +17,12 @@ from asgiref.sync import sync_to_async
 
 from semel.core.commands import Begin, Command, Open, Renew
 from semel.core.record import Found, Hold
+from semel.core.trail import Audit
 from semel.errors import StoreUnavailable
 from semel.stores.base import AsyncStore
 from semel.stores.django.store import DjangoStore
 from semel.stores.django.units import DjangoUnit
 from semel.stores.forks import start_afresh_in_children
-from semel.stores.postgres.address import Audit
 from semel.stores.statement import Joined
 from semel.stores.step import Step
 from semel.stores.transaction import AsyncConnections, AsyncTransaction, AsyncUnit, Connections

@@ -15,15 +15,15 @@ from django.db import Error as DjangoError
 
 from semel.core.commands import Begin, Command, Open
 from semel.core.record import Found
+from semel.core.trail import FULL, Audit
 from semel.errors import CommitUnknown, ConfigurationError, StoreError, StoreUnavailable
 from semel.stores.django.turns import Turns, turns_of
 from semel.stores.django.units import Database, no_tables
 from semel.stores.django.wrapper import Block, Wrapper, close, name_of
-from semel.stores.sqlite.batch import Batch
 from semel.stores.sqlite.file import OLDEST_SQLITE, Place, explained, is_busy, is_migrated, is_outdated
-from semel.stores.sqlite.joined import SQLiteJoins
-from semel.stores.sqlite.statements import Statements
-from semel.stores.sqlite.units import name
+from semel.stores.sqlite.statements import SQLiteJoins, Statements
+from semel.stores.sqlite.transactions import name
+from semel.stores.sqlite.writer import Batch
 from semel.stores.statement import Joined, Names
 
 T = TypeVar("T")
@@ -41,14 +41,15 @@ _LOCKING = frozenset({"IMMEDIATE", "EXCLUSIVE"})
 class SQLite(Database):
     """One SQLite database of Django's."""
 
-    def __init__(self, alias: str, *, audit: bool, actor: Callable[[], str]) -> None:
-        """Nothing is connected yet."""
+    def __init__(self, alias: str, *, audit: bool | Audit, actor: Callable[[], str]) -> None:
+        """Nothing is connected yet. *audit* says whether there is a trail, or how much it has."""
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             needed = ".".join(map(str, OLDEST_SQLITE))
             raise ConfigurationError(f"SQLite {needed} or newer is needed; this Python has {sqlite3.sqlite_version}.")
         self._alias = alias
         self._statements = Statements(Names())
-        self._has_audit = audit
+        self._has_audit = audit not in {False, "off"}
+        self._is_full = audit in FULL
         self._actor = actor
         self._turns = turns_of(alias)
 
@@ -64,7 +65,8 @@ class SQLite(Database):
     def carry_out(self, wrapper: Wrapper, command: Command[T], *, is_nested: bool) -> T:
         """Carry out one command, in a batch of its own."""
         rows = _Nested(wrapper.connection) if is_nested else _InTurn(wrapper, self._turns)
-        batch = Batch(cast("sqlite3.Connection", rows), self._statements, [command], self._author())
+        connection = cast("sqlite3.Connection", rows)
+        batch = Batch(connection, self._statements, [command], self._author(), is_full=self._is_full)
         try:
             batch.carry_out()
         except sqlite3.Error as error:
@@ -93,7 +95,7 @@ class SQLite(Database):
 
     def joined(self) -> SQLiteJoins:
         """Return the statements that join."""
-        return SQLiteJoins(self._statements, self._author())
+        return SQLiteJoins(self._statements, self._author(), is_full=self._is_full)
 
     def start(self, wrapper: Wrapper, command: Begin | Open) -> Found | None:
         """Set down which key this is at, and wait for the turn. Others who are at the same are told so at once, and a

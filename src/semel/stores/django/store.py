@@ -12,13 +12,13 @@ from django.db import transaction
 
 from semel.core.commands import Claim, Command, Now, Renew, TakeOver
 from semel.core.record import Hold
+from semel.core.trail import FULL, Audit
 from semel.errors import ConfigurationError, SemelError
 from semel.stores.base import Store, this_process
 from semel.stores.django import schema
 from semel.stores.django.units import Database, DjangoConnections
 from semel.stores.django.wrapper import Opened, Standing, Wrapper, name_of, standing_of, wrapper_of
 from semel.stores.lane import refused
-from semel.stores.postgres.address import Audit
 from semel.stores.transaction import JoinedStatements, Transaction
 
 T = TypeVar("T")
@@ -42,7 +42,8 @@ class DjangoStore(Store):
         """Nothing is connected yet."""
         self.alias = alias
         self.notes_replays = audit == "replays"
-        self._has_audit = audit != "off"
+        #: Whether there is an audit trail; or that it is to have everything.
+        self._audit: bool | Audit = audit if audit in FULL else audit != "off"
         self._databases: dict[str, Database] = {}
         #: Claimed inside the transaction of a test: nobody else can see them, so nobody can take them over.
         self._sheltered: set[Hold] = set()
@@ -107,7 +108,7 @@ class DjangoStore(Store):
             kind = getattr(import_module(module), name)
         except ImportError as error:
             raise ConfigurationError(f"{name_of(wrapper)}: {error}") from error
-        made: Database = kind(self.alias, audit=self._has_audit, actor=self._author)
+        made: Database = kind(self.alias, audit=self._audit, actor=self._author)
         return made
 
     def _author(self) -> str:

@@ -12,7 +12,7 @@ from semel.core.record import NOBODYS_TOKEN, Found
 from semel.core.state import State
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.sqlite.file import BUSY_TIMEOUT, Place
-from semel.stores.sqlite.units import kept_waiting
+from semel.stores.sqlite.transactions import kept_waiting
 
 #: How many times as long to wait in a crowd that moves. A client that waits longer has given up by itself.
 MOST_WAITS = 6

@@ -1,16 +1,24 @@
-"""The file: where it is, how it is opened, what its errors mean. What is done with it is in ``ledger.py``."""
+"""The file: where it is, how it is opened, what its errors mean. What is done with it is in ``writer.py``.
+
+A connection must not live through a fork. SQLite would take the parent's locks for the child's, which has none; when
+the parent then closes the file, the log goes, and what the child commits afterwards is lost without an error. That was
+measured. So a ``Connection`` is closed before a fork, and opened again when it is next asked for.
+"""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
+from weakref import WeakSet
 
+from semel.core.trail import AUDITS, FULL
 from semel.errors import ConfigurationError, StoreError, StoreNotReady, StoreReadOnly, StoreUnavailable
 from semel.stores.sqlite.statements import PACKAGE, Statements
 from semel.stores.statement import Names, load_migrations
@@ -24,8 +32,11 @@ BUSY_TIMEOUT = timedelta(seconds=5)
 #: How often to ask for write-ahead logging while others, who have just made the file too, ask for the same.
 _WAL_TRIES = 50
 
-#: What the audit trail can be told: to note all but replays, nothing, or replays too.
-AUDITS = ("on", "off", "replays")
+#: Longer than a batch can take, even one that waits for a locked file.
+FORK_PATIENCE = timedelta(seconds=10)
+
+#: Statements that stay prepared: all there are, in the sizes that they are used in.
+_PREPARED = 256
 
 _HOW = "Write sqlite:///file.db, or sqlite:////folder/file.db with four slashes for an absolute path."
 
@@ -40,7 +51,7 @@ _TROUBLES = {
     sqlite3.SQLITE_FULL: "can't grow: the disk is full",
     sqlite3.SQLITE_NOTADB: "is not a SQLite database",
 }
-_OUTDATED = ("no such table", "no such column")
+_OUTDATED = ("no such table", "no such column", "has no column named")
 #: The rest of an extended error code only narrows it down.
 _PRIMARY = 0xFF
 _READ_ONLY = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM})
@@ -52,8 +63,13 @@ class Place:
 
     path: Path
     names: Names
-    #: Whether there is an audit trail, and whether replays are noted in it.
+    #: How much the audit trail has (``core/trail.py``).
     audit: str = "on"
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the trail has a line for every change of a record."""
+        return self.audit in FULL
 
 
 def locate(url: str) -> Place:
@@ -85,7 +101,12 @@ def connect(path: Path, kind: type[sqlite3.Connection] = sqlite3.Connection) -> 
     _make(path)
     # Threads may share it because they are let in one at a time; transactions are begun and ended by name.
     connection = sqlite3.connect(
-        path, timeout=BUSY_TIMEOUT.total_seconds(), isolation_level=None, check_same_thread=False, factory=kind
+        path,
+        timeout=BUSY_TIMEOUT.total_seconds(),
+        isolation_level=None,
+        check_same_thread=False,
+        factory=kind,
+        cached_statements=_PREPARED,
     )
     try:
         _log_ahead(connection, path)
@@ -95,6 +116,60 @@ def connect(path: Path, kind: type[sqlite3.Connection] = sqlite3.Connection) -> 
         connection.close()
         raise
     return connection
+
+
+def connect_to_read(path: Path) -> sqlite3.Connection:
+    """Open the file only to read it, and never to wait for it: an event loop does this."""
+    return sqlite3.connect(
+        f"{path.as_uri()}?mode=ro", uri=True, timeout=0, isolation_level=None, check_same_thread=False
+    )
+
+
+class Connection:
+    """One connection to the file, for one thread at a time, and for one process only."""
+
+    def __init__(self, place: Place) -> None:
+        """Nothing is opened yet."""
+        self.place = place
+        #: Of whoever uses the connection.
+        self.lock = threading.Lock()
+        self.opened: sqlite3.Connection | None = None
+        self.opened_by = 0
+        self._is_forking = False
+        _connections.add(self)
+
+    def close(self) -> None:
+        """Close it, once what uses it is through."""
+        with self.lock:
+            self.close_now()
+
+    def keep(self, opened: sqlite3.Connection) -> None:
+        """Keep what was opened by this process."""
+        self.opened, self.opened_by = opened, os.getpid()
+
+    def close_now(self) -> None:
+        """Close it; the caller has the lock."""
+        # Another process's is left as it is: closing it would undo what that process is doing.
+        if self.opened is not None and self.opened_by == os.getpid():
+            self.opened.close()
+            self.opened = None
+
+    def before_fork(self) -> None:
+        """Close it, and let no thread open it until the fork is over."""
+        if self.lock.acquire(timeout=FORK_PATIENCE.total_seconds()):
+            self._is_forking = True
+            self.close_now()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        if self._is_forking:
+            self._is_forking = False
+            self.lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """Go on; another thread that held the lock is not in this process."""
+        self._is_forking = False
+        self.lock = threading.Lock()
 
 
 def has_table(place: Place) -> bool:
@@ -213,3 +288,22 @@ def _statements(script: str) -> Iterator[str]:
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
+
+
+_connections: WeakSet[Connection] = WeakSet()
+
+
+def _tell(step: Callable[[Connection], None]) -> Callable[[], None]:
+    def tell_all() -> None:
+        for connection in tuple(_connections):
+            step(connection)
+
+    return tell_all
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(
+        before=_tell(Connection.before_fork),
+        after_in_parent=_tell(Connection.after_fork_in_parent),
+        after_in_child=_tell(Connection.after_fork_in_child),
+    )

@@ -1,39 +1,38 @@
 -- Every statement of the SQLite store. Rows in a VALUES list are repeated, so that one statement serves many requests.
--- now is read from semel_keys_clock, this database's own clock: no time ever comes from an application.
+-- now is read from semel_keys_clock, this database's own clock: no time ever comes from an application. Where it is a
+-- parameter, it was read from there in the same transaction.
 -- What upkeep and operators do is at the end, after what serves requests.
+-- Lists such as IN ('complete', 'failed') are avoided: SQLite builds a small tree of each, whenever it comes by.
 
 -- name: find
--- What is there under these keys. A replay is this statement and nothing else: it writes nothing and takes no write lock.
+-- What is there under one key. A replay is this statement and nothing else: it writes nothing and takes no write lock.
+-- In atomic mode it is also the first statement of the application's transaction.
+-- The clock is named once, since each mention of it is computed by itself.
+SELECT
+    state, attempt, token, fingerprint, status, headers, body, lease_expires_at, expires_at, now, steps, accepted
+FROM semel_keys, semel_keys_clock
+WHERE scope = :scope AND key = :key
+
+-- name: find_all
+-- The same for many keys: to begin to read, and to tell the time, takes longer than to find a key.
 -- CROSS JOIN is SQLite's way to fix the order of a join: every wanted key is looked up by the primary key.
 WITH wanted (position, scope, key) AS (VALUES (:position, :scope, :key))
 SELECT
-    position, state, attempt, token, fingerprint, status, headers, body,
-    lease_expires_at IS NULL OR lease_expires_at <= now, expires_at - now, steps, accepted
+    state, attempt, token, fingerprint, status, headers, body, lease_expires_at, expires_at, now, steps, accepted,
+    position
 FROM wanted CROSS JOIN semel_keys USING (scope, key) CROSS JOIN semel_keys_clock
 
 -- name: claim
--- Take every key that nobody has. Fewer rows than claims: somebody was quicker, and the caller looks who (find).
--- What is only accepted is pending, and nobody has a lease on it. A key that tells when it was made, which was before
--- now by this clock, needs no tombstone: it is refused by its age.
+-- Take every key that is free. Fewer rows than claims: others were quicker, and the caller looks which (find).
+-- What the claims share (their policy's terms, and the time) comes first, and is given once.
 INSERT INTO semel_keys (
-    scope, key, state, attempt, token, fingerprint, created_at, lease_expires_at, expires_at,
-    on_crash, after_retention, request, request_body, accepted
+    state, attempt, created_at, lease_expires_at, expires_at, on_crash, after_retention, accepted,
+    scope, key, token, fingerprint, request_line, request, request_body
 )
-WITH wanted (
-    scope, key, token, fingerprint, lease, retention, on_crash, after_retention, request, request_body, accepted,
-    made_at
+VALUES (
+    :state, 1, :now, :lease_expires_at, :expires_at, :on_crash, :after_retention, :accepted,
+    :scope, :key, :token, :fingerprint, :request_line, :request, :request_body
 )
-    AS (
-        VALUES (
-            :scope, :key, :token, :fingerprint, :lease, :retention,
-            :on_crash, :after_retention, :request, :request_body, :accepted, :made_at
-        )
-    )
-SELECT
-    scope, key, iif(accepted, 'pending', 'processing'), 1, token, fingerprint,
-    now, iif(accepted, NULL, now + lease), now + retention, on_crash,
-    iif(after_retention = 'strip' AND made_at <= now, 'delete', after_retention), request, request_body, accepted
-FROM wanted CROSS JOIN semel_keys_clock WHERE true -- or else ON would be read as a part of the join
 ON CONFLICT (scope, key) DO NOTHING
 
 -- name: take_over
@@ -55,6 +54,7 @@ SET
         WHEN mine.after_retention = 'strip' AND mine.made_at <= now THEN 'delete'
         ELSE mine.after_retention
     END,
+    request_line = CASE WHEN expires_at <= now THEN mine.request_line ELSE semel_keys.request_line END,
     request = CASE WHEN expires_at <= now THEN mine.request ELSE semel_keys.request END,
     request_body = CASE WHEN expires_at <= now THEN mine.request_body ELSE semel_keys.request_body END,
     tries = CASE WHEN expires_at <= now THEN 0 ELSE tries + mine.is_abandoned END,
@@ -71,7 +71,7 @@ FROM
     (
         SELECT
             :token AS token, :fingerprint AS fingerprint, :lease AS lease, :retention AS retention,
-            :on_crash AS on_crash, :after_retention AS after_retention,
+            :on_crash AS on_crash, :after_retention AS after_retention, :request_line AS request_line,
             :request AS request, :request_body AS request_body, :accepted AS accepted, :made_at AS made_at,
             :is_abandoned AS is_abandoned
     ) AS mine,
@@ -86,29 +86,37 @@ WHERE
     AND NOT (mine.is_abandoned AND expires_at <= now)
 RETURNING attempt, state
 
--- name: complete
--- Store how it ended, where attempt and token still hold. Fewer rows than answers: some were stored before, or are
--- fenced off, and the caller looks which (find). The rows that come back are those that were changed.
+-- name: complete_one
+-- Store how it ended, where attempt and token still hold. No row: it was stored before, or is fenced off, and the
+-- caller looks which (find).
 UPDATE semel_keys
 SET
-    state = ended.state,
-    status = ended.status,
-    headers = ended.headers,
-    body = ended.body,
-    completed_at = (SELECT now FROM semel_keys_clock),
+    completed_at = :now,
+    state = :state,
+    status = :status,
+    headers = :headers,
+    body = :body,
     lease_expires_at = NULL,
     request = NULL,
     request_body = NULL
-FROM (
-    WITH ended (state, status, headers, body, scope, key, attempt, token)
-        AS (VALUES (:state, :status, :headers, :body, :scope, :key, :attempt, :token))
-    SELECT * FROM ended
-) AS ended
+WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
+
+-- name: complete
+-- The same for many, in one statement. It has to gather its rows first, so that for a few the other is quicker.
+UPDATE semel_keys
+SET
+    completed_at = :now,
+    state = ended.column1,
+    status = ended.column2,
+    headers = ended.column3,
+    body = ended.column4,
+    lease_expires_at = NULL,
+    request = NULL,
+    request_body = NULL
+FROM (VALUES (:state, :status, :headers, :body, :scope, :key, :attempt, :token)) AS ended
 WHERE
-    semel_keys.scope = ended.scope AND semel_keys.key = ended.key
-    AND semel_keys.attempt = ended.attempt AND semel_keys.token = ended.token
+    scope = ended.column5 AND key = ended.column6 AND attempt = ended.column7 AND token = ended.column8
     AND semel_keys.state = 'processing'
-RETURNING scope, key, attempt, state
 
 -- name: release
 -- Free the key: nothing happened. Attempt 0 stands for whatever number this token was given.
@@ -132,18 +140,20 @@ RETURNING attempt
 -- name: exists
 SELECT attempt FROM semel_keys WHERE scope = :scope AND key = :key
 
--- name: renew
--- Prolong these leases. Fewer rows than leases: some are lost, and the caller tries one by one.
+-- name: renew_one
+-- Prolong a lease. No row: it is lost.
 UPDATE semel_keys
-SET lease_expires_at = now + held.lease
-FROM (
-    WITH held (scope, key, attempt, token, lease) AS (VALUES (:scope, :key, :attempt, :token, :lease))
-    SELECT * FROM held
-) AS held, semel_keys_clock
+SET lease_expires_at = :now + :lease
+WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
+
+-- name: renew
+-- The same for many. Fewer rows than leases: some are lost, and the caller tries one by one.
+UPDATE semel_keys
+SET lease_expires_at = :now + held.column1
+FROM (VALUES (:lease, :scope, :key, :attempt, :token)) AS held
 WHERE
-    semel_keys.scope = held.scope AND semel_keys.key = held.key
-    AND semel_keys.attempt = held.attempt AND semel_keys.token = held.token
-    AND semel_keys.state = 'processing'
+    scope = held.column2 AND key = held.column3 AND attempt = held.column4 AND token = held.column5
+    AND state = 'processing'
 
 -- name: save
 -- Store how far it has come. In a phase, the application's own transaction runs this.
@@ -169,7 +179,8 @@ RETURNING attempt
 UPDATE semel_keys
 SET state = 'unknown', lease_expires_at = NULL
 WHERE
-    scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state IN ('pending', 'processing')
+    scope = :scope AND key = :key AND attempt = :attempt AND token = :token
+    AND (state = 'processing' OR state = 'pending')
     AND (
         NOT :if_silent OR lease_expires_at IS NULL OR lease_expires_at <= (SELECT now FROM semel_keys_clock)
     )
@@ -179,23 +190,15 @@ RETURNING attempt
 SELECT attempt FROM semel_keys
 WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
 
--- name: begin
--- What is there under one key, for a transaction that will write the record only when it ends.
-SELECT
-    0, state, attempt, token, fingerprint, status, headers, body,
-    lease_expires_at IS NULL OR lease_expires_at <= now, expires_at - now, steps, accepted
-FROM semel_keys, semel_keys_clock
-WHERE scope = :scope AND key = :key
-
 -- name: finish
 -- Write the finished record, in the application's own transaction, where there is none; or in place of the one that was
 -- seen there, if that may still be taken over. What is not past its retention is still the same operation.
 INSERT INTO semel_keys (
-    scope, key, state, attempt, token, fingerprint, on_crash, after_retention,
+    scope, key, state, attempt, token, fingerprint, request_line, on_crash, after_retention,
     created_at, completed_at, expires_at, status, headers, body
 )
 SELECT
-    :scope, :key, :state, :attempt, :token, :fingerprint, :on_crash,
+    :scope, :key, :state, :attempt, :token, :fingerprint, :request_line, :on_crash,
     iif(mine.after_retention = 'strip' AND mine.made_at <= now, 'delete', mine.after_retention),
     now, now, now + :retention, :status, :headers, :body
 FROM semel_keys_clock, (SELECT :after_retention AS after_retention, :made_at AS made_at) AS mine WHERE true -- or else ON would be read as a part of a join
@@ -211,6 +214,7 @@ SET
     after_retention = CASE
         WHEN expires_at <= excluded.created_at THEN excluded.after_retention ELSE after_retention
     END,
+    request_line = CASE WHEN expires_at <= excluded.created_at THEN excluded.request_line ELSE request_line END,
     request = NULL,
     request_body = NULL,
     created_at = CASE WHEN expires_at <= excluded.created_at THEN excluded.created_at ELSE created_at END,
@@ -233,9 +237,8 @@ RETURNING attempt
 
 -- name: write_down
 -- Lines of the audit trail, in the transaction of what they tell of.
-INSERT INTO semel_audit (at, scope, key, attempt, event, actor, detail)
-WITH line (scope, key, attempt, event, detail) AS (VALUES (:scope, :key, :attempt, :event, :detail))
-SELECT now, scope, key, attempt, event, :actor, detail FROM line CROSS JOIN semel_keys_clock
+INSERT INTO semel_audit (at, actor, scope, key, attempt, event, detail)
+VALUES (:now, :actor, :scope, :key, :attempt, :event, :detail)
 
 -- name: write_down_inside
 -- The same in a transaction of the application's. It brings a row, since not every driver likes to be asked for none.
@@ -247,7 +250,7 @@ RETURNING id
 -- One whole record, for people.
 SELECT
     scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body,
-    accepted, milestone,
+    accepted, milestone, request_line,
     created_at, lease_expires_at, completed_at, expires_at, lease_expires_at - now, expires_at - now
 FROM semel_keys, semel_keys_clock
 WHERE scope = :scope AND key = :key
@@ -257,7 +260,7 @@ WHERE scope = :scope AND key = :key
 SELECT
     scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers,
     CASE typeof(body) WHEN 'null' THEN NULL ELSE x'' END,
-    accepted, milestone,
+    accepted, milestone, request_line,
     created_at, lease_expires_at, completed_at, expires_at, lease_expires_at - now, expires_at - now
 FROM semel_keys, semel_keys_clock
 WHERE key = coalesce(:key, key) AND scope = coalesce(:scope, scope) AND state = coalesce(:state, state)
@@ -271,14 +274,15 @@ SELECT rowid, scope, key FROM semel_keys WHERE rowid > :place ORDER BY rowid LIM
 -- name: find_stuck
 -- What is in progress under a lease that has run out, and what waits for its first worker, by its age. Scopes take
 -- turns, and of each scope the longest silent comes first. Past its retention it is the reaper's.
--- The list of states is spelled as in the index on what is in progress, which SQLite uses for nothing else.
+-- What has no status has not ended: it is spelled as in the index on what is in progress, which SQLite uses for
+-- nothing else.
 -- What is due after its pause is said in words of its own in core/upkeep.py.
 SELECT
     scope, key, attempt, token, on_crash, steps, request IS NOT NULL,
     now - coalesce(lease_expires_at, created_at), tries, accepted
 FROM semel_keys, semel_keys_clock
 WHERE
-    state IN ('pending', 'processing', 'unknown')
+    status IS NULL
     AND CASE state WHEN 'processing' THEN lease_expires_at <= now WHEN 'pending' THEN :with_pending ELSE false END
     AND expires_at > now
     AND (request IS NOT NULL OR NOT :with_request)
@@ -307,26 +311,15 @@ WHERE
 RETURNING attempt
 
 -- name: find_due
--- What is past its retention, oldest first, and what is to become of it. Neither what is in flight nor what is parked.
-WITH
-    asked (most) AS (SELECT :limit),
-    ended AS (
-        SELECT semel_keys.rowid AS id, scope, key, attempt, expires_at, after_retention AS fate
-        FROM semel_keys, semel_keys_clock
-        WHERE state IN ('complete', 'failed') AND after_retention <> 'keep' AND expires_at <= now
-        ORDER BY expires_at LIMIT (SELECT most FROM asked)
-    ),
-    left_behind AS (
-        SELECT semel_keys.rowid AS id, scope, key, attempt, expires_at, 'fail' AS fate
-        FROM semel_keys, semel_keys_clock
-        WHERE
-            state IN ('pending', 'processing', 'unknown') AND state <> 'unknown' AND expires_at <= now
-            AND (lease_expires_at IS NULL OR lease_expires_at <= now)
-        ORDER BY expires_at LIMIT (SELECT most FROM asked)
-    )
-SELECT fate, id, scope, key, attempt
-FROM (SELECT * FROM ended UNION ALL SELECT * FROM left_behind)
-ORDER BY expires_at, id LIMIT (SELECT most FROM asked)
+-- What is past its retention, oldest first, and what is to become of it. Neither what is in flight nor what is parked:
+-- those few are passed by.
+SELECT
+    CASE WHEN status IS NULL THEN 'fail' ELSE after_retention END, semel_keys.rowid, scope, key, attempt
+FROM semel_keys, semel_keys_clock
+WHERE
+    after_retention <> 'keep' AND expires_at <= now
+    AND (lease_expires_at IS NULL OR lease_expires_at <= now) AND state <> 'unknown'
+ORDER BY expires_at, semel_keys.rowid LIMIT :limit
 
 -- name: delete_due
 DELETE FROM semel_keys WHERE rowid IN (VALUES (:id))
@@ -355,8 +348,7 @@ WHERE rowid IN (VALUES (:id))
 -- name: discard
 -- An operator frees the key, whatever it did.
 DELETE FROM semel_keys
-WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token
-    AND state IN ('pending', 'processing', 'unknown')
+WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND status IS NULL
 RETURNING attempt
 
 -- name: unpark

@@ -11,26 +11,32 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from semel.core import recovery
-from semel.core.commands import Claim, Complete, TakeOver
+from semel.core.commands import Begin, Claim, Commit, Complete, Finish, TakeOver, Verdict
 from semel.core.message import Answer
 from semel.core.record import Entry, Found, Hold, Record, Stuck
 from semel.core.recovery import Progress
 from semel.core.state import TERMINAL, Event, State, after
 from semel.stores import milestones, requests
-from semel.stores.fair import MAX_BATCH
 from semel.stores.headers import read_back, written
-from semel.stores.statement import Names, Query, load_queries
+from semel.stores.statement import Joined, Names, Query, load_queries
+from semel.stores.transaction import Begun
 
 T = TypeVar("T")
 
 PACKAGE = "semel.stores.sqlite"
 
+#: Rows of one statement. Each size has a text of its own, which is to stay prepared.
+MAX_ROWS = 128
+#: To gather rows for an UPDATE takes SQLite as long as five that are changed one by one.
+MIN_GATHERED = 8
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
-_ROWS = re.compile(r"(?<=VALUES )\(.*?\)", re.DOTALL)
+_ROWS = re.compile(r"(?<=VALUES )\((?:[^()]|\n)*\)")
 _STATES = {state.value: state for state in State}
-#: The state that a record ends in.
+#: The state that a record ends in, and what the audit trail calls that.
 ENDINGS = {event: str(after(State.PROCESSING, event)) for event in (Event.COMPLETE, Event.FAIL)}
+ENDED = {Event.COMPLETE: "completed", Event.FAIL: "failed"}
 
 
 class Statements:
@@ -39,14 +45,17 @@ class Statements:
     def __init__(self, names: Names) -> None:
         """Read them from the file."""
         queries = load_queries(PACKAGE, names)
-        self.find = Bulk(queries["find"])
-        self.claim = Bulk(queries["claim"])
-        self.complete = Bulk(queries["complete"])
-        self.renew = Bulk(queries["renew"])
-        self.write_down = Bulk(queries["write_down"])
+        self.find_all = Bulk(queries["find_all"])
+        self.claim = Bulk(queries["claim"], TERMS)
+        self.complete = Bulk(queries["complete"], ("now",))
+        self.renew = Bulk(queries["renew"], ("now",))
+        self.write_down = Bulk(queries["write_down"], ("now", "actor"))
         self.delete_due = Bulk(queries["delete_due"])
         self.strip_due = Bulk(queries["strip_due"])
-        self.fail_due = Bulk(queries["fail_due"])
+        self.fail_due = Bulk(queries["fail_due"], ("status", "headers", "body"))
+        self.find = _marked(queries["find"])
+        self.complete_one = _marked(queries["complete_one"])
+        self.renew_one = _marked(queries["renew_one"])
         self.take_over = _marked(queries["take_over"])
         self.release = _marked(queries["release"])
         self.give_up = _marked(queries["give_up"])
@@ -72,7 +81,7 @@ class Statements:
         self.write_nothing = _marked(queries["write_nothing"])
         self.apply = _marked(queries["apply"])
         # These join transactions of the application's, and keep the names of their parameters.
-        self.begin = queries["begin"]
+        self.find_inside = queries["find"]
         self.finish = queries["finish"]
         self.save_inside = queries["save"]
         self.write_down_inside = queries["write_down_inside"]
@@ -85,55 +94,100 @@ class Bulk:
     loop may wait 5 ms to get it back. Measured so, 64 claims and answers took 197 ms one by one, and 18 ms this way.
     """
 
-    def __init__(self, query: Query) -> None:
-        """Repeat the row of the VALUES list of *query*."""
-        text = _marked(query)
+    def __init__(self, query: Query, shared: Sequence[str] = ()) -> None:
+        """Repeat the row of the VALUES list of *query*. The parameters *shared* are the same for all rows, and are
+        given once, before those of the rows; so they come first in the text, too.
+        """
+        numbers = {name: f"?{number}" for number, name in enumerate(shared, 1)}
+        text = re.sub(r":([a-z_]+)\b", lambda match: numbers.get(match[1], "?"), query.text)
         row = _ROWS.findall(text)[0]
-        sizes = [1 << power for power in range(MAX_BATCH.bit_length())]
-        self._texts = {size: _ROWS.sub(", ".join([row] * size), text) for size in sizes}
+        sizes = [1 << power for power in range(MAX_ROWS.bit_length())]
+        self._texts = {size: text.replace(row, ", ".join([row] * size), 1) for size in sizes}
 
     def of(self, size: int) -> str:
         """Return the statement for as many rows, a power of two."""
         return self._texts[size]
 
 
-def chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Cut *items* into powers of two: 100 are 64, 32 and 4."""
+def chunks(items: Sequence[T], least: int = 1) -> Iterator[Sequence[T]]:
+    """Cut *items* into powers of two: 100 are 64, 32 and 4. What is left that is fewer than *least* goes one by one."""
     start = 0
     while left := len(items) - start:
-        size = min(1 << (left.bit_length() - 1), MAX_BATCH)
+        size = min(1 << (left.bit_length() - 1), MAX_ROWS)
+        if size < least:
+            size = 1
         yield items[start : start + size]
         start += size
 
 
+#: What claims under one policy share, in the order of ``claim_terms``.
+TERMS = ("state", "now", "lease_expires_at", "expires_at", "on_crash", "after_retention", "accepted")
+
+
+def claim_terms(claim: Claim, now: int) -> tuple[Any, ...]:
+    """Return what a claim made *now* has in common with others under its policy.
+
+    What is only accepted is pending, and has no lease. A key that tells when it was made, which was not after now by
+    the database's clock, needs no tombstone: it is refused by its age.
+    """
+    made_at, after_retention = claim.made_at, claim.after_retention
+    if made_at is not None and after_retention == "strip" and written_time(made_at) <= now:
+        after_retention = "delete"
+    expires_at = now + milliseconds(claim.retention)
+    if claim.is_accepted:
+        return ("pending", now, None, expires_at, claim.on_crash, after_retention, 1)
+    return ("processing", now, now + milliseconds(claim.lease), expires_at, claim.on_crash, after_retention, 0)
+
+
 def claim_row(claim: Claim) -> tuple[Any, ...]:
-    """Return the parameters of a claim."""
+    """Return the parameters of a claim that are its own."""
     request = claim.request
     return (
         claim.scope,
         claim.key,
         claim.token,
         claim.fingerprint,
-        milliseconds(claim.lease),
-        milliseconds(claim.retention),
-        claim.on_crash,
-        claim.after_retention,
+        requests.line_of(claim),
         None if request is None else requests.written(request),
         None if request is None else request.body,
-        claim.is_accepted,
-        claim.made_at and written_time(claim.made_at),
     )
 
 
 def take_over_row(command: TakeOver) -> tuple[Any, ...]:
     """Return the parameters of a take-over."""
-    scope, key, *mine = claim_row(command.claim)
-    return (*mine, command.is_abandoned, scope, key, command.seen.attempt, command.seen.token)
+    claim, seen = command.claim, command.seen
+    scope, key, token, fingerprint, *request = claim_row(claim)
+    return (
+        token,
+        fingerprint,
+        milliseconds(claim.lease),
+        milliseconds(claim.retention),
+        claim.on_crash,
+        claim.after_retention,
+        *request,
+        claim.is_accepted,
+        claim.made_at and written_time(claim.made_at),
+        command.is_abandoned,
+        scope,
+        key,
+        seen.attempt,
+        seen.token,
+    )
 
 
 def complete_row(command: Complete) -> tuple[Any, ...]:
     """Return the parameters of an ending."""
-    return (ENDINGS[command.event], *answer_row(command.answer), *hold_row(command.hold))
+    answer, hold = command.answer, command.hold
+    return (
+        ENDINGS[command.event],
+        answer.status,
+        written(answer.headers),
+        answer.body,
+        hold.scope,
+        hold.key,
+        hold.attempt,
+        hold.token,
+    )
 
 
 def answer_row(answer: Answer) -> tuple[Any, ...]:
@@ -153,22 +207,23 @@ def progress_row(progress: Progress) -> tuple[Any, ...]:
 
 def renew_row(hold: Hold, lease: timedelta) -> tuple[Any, ...]:
     """Return the parameters of a renewal."""
-    return (*hold_row(hold), milliseconds(lease))
+    return (milliseconds(lease), *hold_row(hold))
 
 
 def read_found(row: Sequence[Any]) -> Found:
-    """Read a row of ``find`` or ``begin``."""
-    _, state, attempt, token, fingerprint, status, headers, body, lease_is_over, left, steps, is_accepted = row
+    """Read a row of ``find``."""
+    state, attempt, token, fingerprint, status, headers, body, lease_expires_at, expires_at, now, steps, accepted = row
+    left = expires_at - now
     return Found(
         _STATES[state],
         attempt,
         token,
         fingerprint,
         _answer(status, headers, body),
-        lease_is_over == 1,
-        left <= 0 and state != State.UNKNOWN,
+        lease_expires_at is None or lease_expires_at <= now,
+        left <= 0 and state != "unknown",
         steps,
-        is_accepted == 1,
+        accepted == 1,
         left * _MILLISECOND,
     )
 
@@ -181,7 +236,8 @@ def is_answered(found: Found | None, hold: Hold) -> bool:
 def read_record(row: Sequence[Any]) -> Record:
     """Read a row of ``look`` or ``browse``."""
     scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body, *more = row
-    is_accepted, milestone, created_at, lease_expires_at, completed_at, expires_at, lease_left, retention_left = more
+    is_accepted, milestone, request_line, *times = more
+    created_at, lease_expires_at, completed_at, expires_at, lease_left, retention_left = times
     return Record(
         scope=scope,
         key=key,
@@ -200,6 +256,7 @@ def read_record(row: Sequence[Any]) -> Record:
         retention_left=retention_left * _MILLISECOND,
         is_accepted=is_accepted == 1,
         milestone=milestones.read_back(milestone),
+        request_line=request_line or "",
     )
 
 
@@ -228,6 +285,90 @@ def written_time(time: datetime) -> int:
 def milliseconds(duration: timedelta) -> int:
     """Return a duration as it is stored."""
     return duration // _MILLISECOND
+
+
+class SQLiteJoins:
+    """The statements that join a transaction of the application's. Its beginning and end are in ``transactions.py``."""
+
+    def __init__(self, statements: Statements, actor: str | None, *, is_full: bool = False) -> None:
+        """Without an *actor* there is no audit trail; with *is_full*, it has the ordinary too."""
+        self._statements = statements
+        self._actor = actor
+        self._is_full = is_full
+
+    def opening(self, command: Begin) -> None:  # noqa: ARG002 - PostgreSQL's concern
+        """Nothing: the write lock of the whole file is the key's lock, and a transaction begins with it."""
+        return
+
+    def probe(self, command: Begin) -> tuple[()]:  # noqa: ARG002 - PostgreSQL's concern
+        """Nothing: the snapshot is taken with the write lock."""
+        return ()
+
+    def begin(self, command: Begin) -> Joined[Begun]:
+        """Read what is there."""
+        claim = command.claim
+
+        def read(rows: Sequence[Sequence[Any]]) -> Begun:
+            return Begun(read_found(rows[0]) if rows else Hold(claim.scope, claim.key, 1, claim.token))
+
+        return Joined(self._statements.find_inside, {"scope": claim.scope, "key": claim.key}, read)
+
+    def finish(self, command: Finish) -> Joined[Verdict]:
+        """Write the finished record, if it is still what was seen."""
+        claim, hold, answer, seen = command.claim, command.hold, command.answer, command.seen
+        parameters = _mine(hold) | {
+            "state": ENDINGS[command.event],
+            "fingerprint": claim.fingerprint,
+            "request_line": requests.line_of(claim),
+            "on_crash": claim.on_crash,
+            "after_retention": claim.after_retention,
+            "made_at": claim.made_at and written_time(claim.made_at),
+            "retention": milliseconds(claim.retention),
+            "status": answer.status,
+            "headers": written(answer.headers),
+            "body": answer.body,
+            # NULL equals nothing: where nothing was seen, nothing may be there.
+            "seen_attempt": None if seen is None else seen.attempt,
+            "seen_token": None if seen is None else seen.token,
+        }
+        line = None
+        if self._is_full:
+            line = self._line(hold, ENDED[command.event], None)
+        elif hold.attempt > 1:
+            line = self._line(hold, "taken over", None)
+        return Joined(self._statements.finish, parameters, _verdict, line)
+
+    def commit(self, command: Commit) -> Joined[Verdict]:
+        """Write how far the operation has come, if its hold is live."""
+        hold, progress = command.hold, command.progress
+        steps = {
+            "steps": recovery.written(progress),
+            "recovery_point": progress.recovery_point,
+            "before": recovery.written(command.before),
+        }
+        line = self._line(hold, "saved", recovery.change(command.before, progress))
+        return Joined(self._statements.save_inside, _mine(hold) | steps, _verdict, line)
+
+    def _line(self, hold: Hold, event: str, detail: str | None) -> Joined[None] | None:
+        if self._actor is None:
+            return None
+        parameters = {
+            "scope": hold.scope,
+            "key": hold.key,
+            "attempt": hold.attempt,
+            "event": event,
+            "actor": self._actor,
+            "detail": detail,
+        }
+        return Joined(self._statements.write_down_inside, parameters, lambda _: None)
+
+
+def _mine(hold: Hold) -> dict[str, Any]:
+    return {"scope": hold.scope, "key": hold.key, "attempt": hold.attempt, "token": hold.token}
+
+
+def _verdict(rows: Sequence[Sequence[Any]]) -> Verdict:
+    return Verdict.DONE if rows else Verdict.FENCED
 
 
 def _answer(status: int | None, headers: str, body: bytes | None) -> Answer | None:

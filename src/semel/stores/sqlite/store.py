@@ -1,19 +1,29 @@
-"""The SQLite store for threads: whichever thread finds it free carries a batch for all that wait."""
+"""The SQLite store in both colours. A replay is read where it is asked for; what writes goes to the one writer.
+
+For the processes of one machine, not for a network folder.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any, TypeVar
 
-from semel.core.commands import Command
-from semel.stores.base import Store
+from semel.core.commands import Claim, Command, Renew
+from semel.core.record import Found, Hold
+from semel.stores.base import AsyncStore, Store
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.lane import Lane
-from semel.stores.sqlite.file import has_neighbours
-from semel.stores.sqlite.ledger import Ledger
-from semel.stores.sqlite.units import SQLiteConnections
-from semel.stores.transaction import Connections, Transaction
+from semel.stores.sqlite.file import has_neighbours, locate
+from semel.stores.sqlite.transactions import AsyncSQLiteConnections, SQLiteConnections
+from semel.stores.sqlite.writer import AsyncWriter, Reader, Writer
+from semel.stores.step import Step
+from semel.stores.transaction import AsyncConnections, AsyncTransaction, Connections, Transaction
 
 T = TypeVar("T")
+
+#: Threads that read at the same time, each by itself. More wait for the interpreter rather than for the file.
+MAX_READERS = 4
 
 
 class SQLiteStore(Store):
@@ -21,28 +31,31 @@ class SQLiteStore(Store):
 
     def __init__(self, url: str, *, connections: Connections | None = None) -> None:
         """Nothing is opened yet. *connections* are where transactions come from, if not from the file itself."""
-        self._ledger = Ledger(url)
-        self.place = self._ledger.place
-        self._connections = connections or SQLiteConnections(self._ledger.place)
-        self.notes_replays = self._ledger.place.audit == "replays"
+        self.place = locate(url)
+        self._writer = Writer(self.place)
+        self._readers = tuple(Reader(self.place, self._writer.statements) for _ in range(MAX_READERS))
+        self._connections = connections or SQLiteConnections(self.place)
+        self.notes_replays = self.place.audit == "replays"
         self.start_afresh()
         start_afresh_in_children(self)
 
     def perform(self, command: Command[T]) -> T:
         """Carry out one store command."""
-        return self._lane.submit(command)  # type: ignore[no-any-return]  # by the command's own type
+        if isinstance(command, Claim) and (found := self._find(command)) is not None:
+            return found  # type: ignore[return-value]  # by the command's own type
+        return self._lane.submit(command)  # type: ignore[no-any-return]  # as above
 
     def transaction(self) -> Transaction:
         """Return a transaction of the application's own, on a ``sqlite3.Connection`` to the same file."""
-        return Transaction(self._connections, self._ledger.joins(self.actor))
+        return Transaction(self._connections, self._writer.joins(self.actor))
 
     def open(self) -> None:
         """Open the file, and make the tables where there are none."""
-        self._ledger.open()
+        self._writer.open()
 
     def migrate(self) -> list[str]:
         """Bring the schema up to date; return what was applied."""
-        return self._ledger.open()
+        return self._writer.open()
 
     def has_neighbours(self) -> bool:
         """Whether the file holds tables of others."""
@@ -51,11 +64,76 @@ class SQLiteStore(Store):
     def close(self) -> None:
         """Let go of the file. Using the store again opens it again."""
         self._connections.close()
-        self._ledger.close()
+        for reader in self._readers:
+            reader.close()
+        # Last, since it can put what is in the log into the file, and then the log goes.
+        self._writer.close()
 
     def start_afresh(self) -> None:
-        """Have nobody waiting: in a child, nobody is left to lead those who were in the parent's lane."""
+        """Have no thread waiting: in a child, the one that leads the parent's lane is not there."""
         self._lane: Lane[Command[Any]] = Lane(self._execute)
 
+    def _find(self, claim: Claim) -> Found | None:
+        if self._writer.opened is None:
+            self._writer.open()
+        free = (reader for reader in self._readers if not reader.lock.locked())
+        reader = next(free, self._readers[threading.get_ident() % MAX_READERS])
+        return reader.find(claim.scope, claim.key)
+
     def _execute(self, batch: list[Command[Any]]) -> list[Any]:
-        return self._ledger.execute(batch, self.actor)
+        return self._writer.execute(batch, self.actor, has_looked=True)
+
+
+class AsyncSQLiteStore(AsyncStore):
+    """Keys in a SQLite file: ``sqlite:///file.db``, ``sqlite:////folder/file.db``, ``sqlite:///file.db?table=name``."""
+
+    def __init__(self, url: str, *, connections: AsyncConnections | None = None) -> None:
+        """Nothing is opened yet. *connections* are where transactions come from, if not from the file itself."""
+        self.place = locate(url)
+        self._writer = Writer(self.place)
+        self._reader = Reader(self.place, self._writer.statements)
+        self._connections = connections or AsyncSQLiteConnections(self.place)
+        self.notes_replays = self.place.audit == "replays"
+        self._queue: AsyncWriter | None = None
+
+    def perform(self, command: Command[T]) -> Step[T]:
+        """Start one store command. It is carried out whether or not its caller waits for it."""
+        return self._running().submit(command)
+
+    def renew(self, command: Renew) -> frozenset[Hold]:
+        """Prolong leases, from any thread: those who use the file take turns."""
+        [outcome] = self._writer.execute([command], self.actor)
+        if isinstance(outcome, Exception):
+            raise outcome
+        lost: frozenset[Hold] = outcome
+        return lost
+
+    def transaction(self) -> AsyncTransaction:
+        """Return a transaction of the application's own, on a ``sqlite3.Connection`` to the same file."""
+        return AsyncTransaction(self._connections, self._writer.joins(self.actor))
+
+    async def open(self) -> None:
+        """Open the file, and make the tables where there are none."""
+        await self._running().call(self._writer.open)
+
+    async def close(self) -> None:
+        """Let go of the file once everything asked for is done. Using the store again opens it again."""
+        await self._connections.close()
+        queue, self._queue = self._queue, None
+        if queue is not None and queue.loop is asyncio.get_running_loop():
+            await queue.idle()
+            await queue.call(self._close)
+            queue.stop()
+        else:
+            # The loop is gone, or it is a forked child's: nothing of it waits any more.
+            self._close()
+
+    def _close(self) -> None:
+        self._reader.close()
+        self._writer.close()
+
+    def _running(self) -> AsyncWriter:
+        """Return the queue of the running loop. One loop is left for another in tests, and in a forked child."""
+        if self._queue is None or self._queue.loop is not asyncio.get_running_loop():
+            self._queue = AsyncWriter(self._writer, self._reader, lambda: self.actor)
+        return self._queue

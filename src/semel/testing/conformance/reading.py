@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from hashlib import sha256
+from uuid import uuid4
 
 from semel.core.commands import Browse, Complete, Look, Now
 from semel.core.record import Record
@@ -20,6 +22,7 @@ from semel.testing.conformance.base import (
     completed,
     held,
     record,
+    taken_over,
 )
 from semel.testing.conformance.handles import Handle
 
@@ -32,6 +35,27 @@ class Reading(Suite):
     def test_absent_record(self, store: Handle, scope: str) -> None:
         """There is nothing to see of a key that nobody sent."""
         assert store.perform(Look(scope, "key")) is None
+
+    def test_request_line(self, store: Handle, scope: str, age: Age) -> None:
+        """Method and path of the request that made a record are shown with it, until another takes its place."""
+        dead = held(store, replace(claim_on(scope), request_line="POST /payments"))
+        held(store, claim_on(scope, "none"))
+        assert (record(store, scope).request_line, record(store, scope, "none").request_line) == ("POST /payments", "")
+        age(LEASE)
+        other = replace(claim_on(scope), request_line="POST /refunds")
+        hold = taken_over(store, other, dead)
+        store.perform(Complete(hold, Event.COMPLETE, CREATED))
+        assert record(store, scope).request_line == "POST /payments"
+        age(RETENTION)
+        taken_over(store, replace(other, token=uuid4().bytes), hold)
+        assert record(store, scope).request_line == "POST /refunds"
+
+    def test_odd_request_lines(self, store: Handle, scope: str) -> None:
+        """A line that is no plain text, or too long, is shown as well as it can be, and stops nothing."""
+        held(store, replace(claim_on(scope), request_line="PUT /caf\u00e9/\ud800\x00" + "x" * 500))
+        seen = record(store, scope).request_line
+        assert seen.startswith("PUT /caf\\xe9/\\ud800\\x00x")
+        assert len(seen) == 200  # noqa: PLR2004 - the most there is
 
     def test_record_in_progress(self, store: Handle, scope: str) -> None:
         """A record in progress shows who holds it since when and for how long, by the store's clock."""

@@ -1,29 +1,34 @@
-"""Connections that are lent to the application for one transaction, and kept for the next. Whose turn it is, is for
-``units.py`` and ``async_units.py`` to say.
+"""Transactions that are lent to the application on connections to the file, in both colours. Which statements of ours
+join them is in ``statements.py``.
 
-As with the ledger's, a connection must not live through a fork: those that nobody uses are closed before it, and those
+As with the writer's, a connection must not live through a fork: those that are idle are closed before it, and those
 that are in use stay the parent's. The child neither uses nor closes them, since either would undo the parent's work.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn, Self, TypeVar
 from weakref import WeakSet
 
-from semel.core.commands import Begin
+from semel.core.commands import Begin, Open
+from semel.core.key import Key
 from semel.core.record import NOBODYS_TOKEN, Found
 from semel.core.state import State
-from semel.errors import CommitUnknown, ConfigurationError
-from semel.stores.sqlite.file import Place, connect, explained, is_migrated, migrate
-from semel.stores.sqlite.joined import SQLiteJoins
-from semel.stores.sqlite.ledger import FORK_PATIENCE
-from semel.stores.sqlite.statements import Statements
+from semel.errors import CommitUnknown, ConfigurationError, StoreUnavailable
+from semel.stores.forks import start_afresh_in_children
+from semel.stores.sqlite import file
+from semel.stores.sqlite.file import FORK_PATIENCE, Place, connect, explained, is_migrated, migrate
+from semel.stores.sqlite.statements import SQLiteJoins, Statements
 from semel.stores.statement import Joined
+from semel.stores.transaction import AsyncConnections, AsyncUnit, Connections, Unit
 
 T = TypeVar("T")
 
@@ -92,6 +97,11 @@ class Lender:
         """Set down that it has ended, however it ended."""
         if isinstance(command, Begin):
             self._running.pop((command.claim.scope, command.claim.key), None)
+
+    @property
+    def can_peek(self) -> bool:
+        """Whether a connection to ``peek`` with is open already."""
+        return bool(self._readers)
 
     def peek(self, command: object) -> Found | None:
         """Read without the write lock what makes it needless: an answer, or a worker whose lease is not over.
@@ -248,6 +258,230 @@ class Lender:
         # Rows as they come, whatever the application would like its own to be.
         cursor.row_factory = None
         return cursor.execute(joined.query.text, joined.parameters).fetchall()
+
+
+class SQLiteUnit(Unit):
+    """One transaction that has the write lock. The others of this process wait for it here, in turn: left to SQLite,
+    the one that asks most often would get it, and the rest would starve.
+    """
+
+    connection: sqlite3.Connection
+    has_lock = True
+
+    def __init__(self, connections: SQLiteConnections, connection: sqlite3.Connection, command: Begin | Open) -> None:
+        """It is begun."""
+        self.connection = connection
+        self._connections = connections
+        self._command = command
+
+    def run(self, joined: Joined[T]) -> T:
+        """Run one statement in the transaction."""
+        return self._connections.lender.run(self.connection, joined)
+
+    def commit(self) -> None:
+        """Commit, and let go of the connection and of the turn."""
+        try:
+            self._connections.lender.commit(self.connection)
+        finally:
+            self._connections.end(self._command)
+
+    def rollback(self) -> None:
+        """Roll back, and let go of the connection and of the turn."""
+        try:
+            self._connections.lender.rollback(self.connection)
+        finally:
+            self._connections.end(self._command)
+
+
+class SQLiteConnections(Connections):
+    """Transactions on one file. What the handler gets is a plain ``sqlite3.Connection``."""
+
+    def __init__(self, place: Place) -> None:
+        """Nothing is opened yet."""
+        self.lender = Lender(place)
+        self.start_afresh()
+        start_afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Have nobody waiting: in a child, whoever had the turn is not there to give it on."""
+        self._turn = threading.Lock()
+        self._holder = ""
+
+    def begin(self, command: Begin | Open, opening: str | None = None) -> Unit | Found:  # noqa: ARG002 - PostgreSQL's
+        """Wait for the turn and for the write lock, unless what is there makes them needless."""
+        if isinstance(command, Begin) and (rival := self.lender.start(command)) is not None:
+            return self.lender.peek(command) or rival
+        try:
+            found = self.lender.peek(command)
+            begun = found or SQLiteUnit(self, self._begin(command), command)
+        except BaseException:
+            self.lender.stop(command)
+            raise
+        if found is not None:
+            self.lender.stop(command)
+        return begun
+
+    def end(self, command: Begin | Open) -> None:
+        """Let the next have its turn."""
+        self.lender.stop(command)
+        self._turn.release()
+
+    def _begin(self, command: Begin | Open) -> sqlite3.Connection:
+        if not self._turn.acquire(timeout=file.BUSY_TIMEOUT.total_seconds()):
+            raise kept_waiting(self.lender.place, self._holder)
+        try:
+            connection = self.lender.begin()
+        except BaseException:
+            self._turn.release()
+            raise
+        self._holder = name(command)
+        return connection
+
+    def close(self) -> None:
+        """Close the connections that nobody uses."""
+        self.lender.close()
+
+
+def name(command: Begin | Open) -> str:
+    """Say whose transaction it is, to those who wait for it."""
+    return f"that of key {Key(command.claim.key).short()}" if isinstance(command, Begin) else "that of a phase"
+
+
+def kept_waiting(place: Place, holder: str) -> StoreUnavailable:
+    """Say who kept the file to itself."""
+    seconds = file.BUSY_TIMEOUT.total_seconds()
+    return StoreUnavailable(
+        f"{place.path} was kept locked for {seconds:.0f} s by a transaction of this process, {holder}. SQLite lets "
+        "one write at a time: do what is slow before or after it."
+    )
+
+
+class AsyncSQLiteUnit(AsyncUnit):
+    """One transaction that has the write lock."""
+
+    connection: sqlite3.Connection
+    has_lock = True
+
+    def __init__(
+        self, connections: AsyncSQLiteConnections, connection: sqlite3.Connection, command: Begin | Open
+    ) -> None:
+        """It is begun."""
+        self.connection = connection
+        self._connections = connections
+        self._command = command
+
+    async def run(self, joined: Joined[T]) -> T:
+        """Run one statement in the transaction: on the loop, since it has the lock and nothing to wait for."""
+        return self._connections.lender.run(self.connection, joined)
+
+    async def commit(self) -> None:
+        """Commit, and let go of the connection and of the turn. Cancelled in the middle, it goes on without us."""
+        await self._end(self._connections.lender.commit)
+
+    async def rollback(self) -> None:
+        """Roll back, and let go of the connection and of the turn."""
+        await self._end(self._connections.lender.rollback)
+
+    async def _end(self, how: Callable[[sqlite3.Connection], None]) -> None:
+        ending = self._connections.in_thread(partial(how, self.connection))
+        # Cancelled, we are not there any more when the thread is through.
+        ending.add_done_callback(lambda _: self._connections.end(self._command))
+        await asyncio.shield(ending)
+
+
+class AsyncSQLiteConnections(AsyncConnections):
+    """Transactions on one file, for one event loop at a time. What the handler gets is a ``sqlite3.Connection``."""
+
+    def __init__(self, place: Place) -> None:
+        """Nothing is opened yet."""
+        self.lender = Lender(place)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._holder = ""
+
+    async def begin(self, command: Begin | Open, opening: str | None = None) -> AsyncUnit | Found:  # noqa: ARG002 - PostgreSQL's
+        """Wait for the turn and for the write lock, unless what is there makes them needless."""
+        if asyncio.get_running_loop() is not self._loop:
+            self._start()
+        if isinstance(command, Begin) and (rival := self.lender.start(command)) is not None:
+            return await self._peek(command) or rival
+        try:
+            # Where the turn is free, one way to the thread is enough: there is looked first as well.
+            found = await self._peek(command) if self._turn.locked() or self.lender.can_peek else None
+            if found is None:
+                await self._wait()
+        except BaseException:
+            self.lender.stop(command)
+            raise
+        if found is not None:
+            self.lender.stop(command)
+            return found
+        return await self._begin(command)
+
+    def in_thread(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Call it in a thread."""
+        return asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    def end(self, command: Begin | Open) -> None:
+        """Let the next have its turn."""
+        self.lender.stop(command)
+        self._turn.release()
+
+    async def close(self) -> None:
+        """Close the connections that nobody uses."""
+        if self._loop is not None:
+            self._threads.shutdown(wait=False)
+            self._loop = None
+        self.lender.close()
+
+    async def _peek(self, command: Begin | Open) -> Found | None:
+        # On a connection that is open already, it is one look-up, and the loop can do it. To open one is for a thread.
+        if self.lender.can_peek:
+            return self.lender.peek(command)
+        return await self.in_thread(partial(self.lender.peek, command))
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(file.BUSY_TIMEOUT.total_seconds()):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise kept_waiting(self.lender.place, self._holder) from None
+
+    async def _begin(self, command: Begin | Open) -> AsyncUnit | Found:
+        """Begin, the turn being ours. Cancelled, we leave it to the thread's end to give the turn on."""
+        beginning = self.in_thread(partial(self._look_and_begin, command))
+        try:
+            begun = await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            beginning.add_done_callback(partial(self._undo, command))
+            raise
+        except BaseException:
+            self.end(command)
+            raise
+        if isinstance(begun, Found):
+            self.end(command)
+            return begun
+        self._holder = name(command)
+        return AsyncSQLiteUnit(self, begun, command)
+
+    def _look_and_begin(self, command: Begin | Open) -> sqlite3.Connection | Found:
+        return self.lender.peek(command) or self.lender.begin()
+
+    def _undo(self, command: Begin | Open, beginning: asyncio.Future[sqlite3.Connection | Found]) -> None:
+        if not beginning.cancelled() and not beginning.exception():
+            begun = beginning.result()
+            if not isinstance(begun, Found):
+                self.lender.rollback(begun)
+        self.end(command)
+
+    def _start(self) -> None:
+        """Begin on the running loop. What another one left unfinished, nobody is going to finish."""
+        if self._loop is not None and self._loop.is_running():
+            raise ConfigurationError("This store is in use on another event loop. Give each loop a store of its own.")
+        self._loop = asyncio.get_running_loop()
+        self.lender.drop_all()
+        self._turn = asyncio.Lock()
+        # As many as can be of use: one begins or commits, the others look.
+        self._threads = ThreadPoolExecutor(max_workers=MAX_IDLE, thread_name_prefix="semel-sqlite-unit")
 
 
 _lenders: WeakSet[Lender] = WeakSet()

@@ -1,0 +1,66 @@
+-- The same records in a table that costs half as much to write, and a column for the request's method and path.
+-- schema.sql explains every part.
+--
+-- A CHECK can't be altered, so the table is made again. What was in it waits in a copy meanwhile: to rename a table
+-- would be less work, but SQLite refuses it where a view of the application's names the one that was dropped.
+
+CREATE TABLE semel_keys_before AS SELECT * FROM semel_keys ORDER BY rowid;
+
+DROP TABLE semel_keys;
+
+CREATE TABLE semel_keys (
+    scope TEXT NOT NULL,
+    key TEXT NOT NULL,
+    state TEXT NOT NULL, -- pending, processing, unknown, complete or failed
+    attempt INTEGER NOT NULL CHECK (attempt >= 1),
+    token BLOB NOT NULL CHECK (length(token) = 16),
+    fingerprint BLOB NOT NULL,
+    recovery_point TEXT,
+    on_crash TEXT NOT NULL DEFAULT 'rerun', -- or refuse
+    after_retention TEXT NOT NULL DEFAULT 'delete', -- or strip; keep, once it was stripped
+    created_at INTEGER NOT NULL,
+    lease_expires_at INTEGER,
+    completed_at INTEGER,
+    expires_at INTEGER NOT NULL,
+    steps TEXT, -- a JSON array of the steps that were taken, in their order, with what they returned
+    status INTEGER CHECK (status BETWEEN 100 AND 999),
+    headers TEXT, -- a JSON array of [name, value] pairs in their order, each decoded as Latin-1
+    request_line TEXT, -- method and path, for people; NULL where they are not known
+    request TEXT, -- while it has not ended: what it takes, beside the body, to run it again without its client
+    request_body BLOB,
+    tries INTEGER NOT NULL DEFAULT 0, -- how often it was run without its client
+    accepted INTEGER NOT NULL DEFAULT 0 CHECK (accepted BETWEEN 0 AND 1), -- a worker is to run it
+    milestone TEXT, -- how far its handler says it is, as JSON: a fraction and a note
+    body BLOB, -- NULL in a terminal record is a tombstone: the answer was sent, but could not be kept
+    PRIMARY KEY (scope, key),
+    CONSTRAINT terminal_has_an_answer CHECK ((state = 'complete' OR state = 'failed') = (status IS NOT NULL)),
+    CONSTRAINT answer_has_headers CHECK ((status IS NOT NULL) = (headers IS NOT NULL)),
+    CONSTRAINT body_is_an_answers CHECK (body IS NULL OR status IS NOT NULL),
+    CONSTRAINT terminal_says_when_it_ended CHECK ((status IS NOT NULL) = (completed_at IS NOT NULL)),
+    CONSTRAINT processing_has_a_lease CHECK ((state = 'processing') = (lease_expires_at IS NOT NULL)),
+    CONSTRAINT request_has_a_body CHECK ((request IS NULL) = (request_body IS NULL)),
+    CONSTRAINT terminal_keeps_no_request CHECK (request IS NULL OR status IS NULL),
+    CONSTRAINT pending_is_accepted CHECK (state <> 'pending' OR accepted),
+    CONSTRAINT accepted_has_a_request CHECK (NOT accepted OR request IS NOT NULL OR status IS NOT NULL)
+) STRICT;
+
+-- What may be reaped, oldest first; what is stripped already is walked no more. Nothing that an answer changes is in it,
+-- so that storing one leaves it as it is.
+CREATE INDEX semel_keys_reap ON semel_keys (expires_at) WHERE after_retention <> 'keep';
+
+-- What the sweeper and the completer walk: small, since little is in progress at a time. By age and not by lease,
+-- because an index on the lease would make every renewal write to it.
+CREATE INDEX semel_keys_in_progress ON semel_keys (created_at) WHERE status IS NULL;
+
+INSERT INTO semel_keys (
+    scope, key, state, attempt, token, fingerprint, recovery_point, on_crash, after_retention,
+    created_at, lease_expires_at, completed_at, expires_at, steps, status, headers, request, request_body, tries,
+    accepted, milestone, body
+)
+SELECT
+    scope, key, state, attempt, token, fingerprint, recovery_point, on_crash, after_retention,
+    created_at, lease_expires_at, completed_at, expires_at, steps, status, headers, request, request_body, tries,
+    accepted, milestone, body
+FROM semel_keys_before ORDER BY rowid;
+
+DROP TABLE semel_keys_before;
