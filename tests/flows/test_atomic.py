@@ -67,7 +67,7 @@ def fingerprint(body: bytes = BODY) -> bytes:
     return ATOMIC.fingerprint.of(Subject("POST", "/charges", b"", head().headers, body))
 
 
-CLAIM = Claim("alice", KEY, TOKEN, fingerprint(), ATOMIC.lease, ATOMIC.retention)
+CLAIM = Claim("alice", KEY, TOKEN, fingerprint(), ATOMIC.lease, ATOMIC.retention, request_line="POST /charges")
 
 
 def found(

@@ -212,7 +212,7 @@ def test_new_key_runs_and_is_stored_before_it_is_sent() -> None:
         (
             NameScope(),
             ReadBody(POLICY.max_request_body),
-            Claim("alice", KEY, TOKEN, fingerprint(), POLICY.lease, POLICY.retention),
+            Claim("alice", KEY, TOKEN, fingerprint(), POLICY.lease, POLICY.retention, request_line="POST /charges"),
             RunHandler(
                 HOLD,
                 POLICY.lease,
@@ -369,7 +369,7 @@ def test_take_over_from_the_dead() -> None:
     """When a worker died, the next request takes over from exactly the one it saw, tells of it, and runs."""
     script: list[Line] = [*BEGIN, (Claim, found(lease_is_over=True)), *TAKE_OVER, *RUN]
     result = played(script)
-    claim = Claim("alice", KEY, TOKEN, fingerprint(), POLICY.lease, POLICY.retention)
+    claim = Claim("alice", KEY, TOKEN, fingerprint(), POLICY.lease, POLICY.retention, request_line="POST /charges")
     assert result.commands[3:] == (
         TakeOver(claim, SEEN),
         Tell(TookOver(SHORT, 2)),

@@ -41,7 +41,7 @@ async def run_atomically(
     ports: GuardPorts, asked: Asked, claim: Claim, wishes: Preferences = NO_PREFERENCES, *, notes_replays: bool = False
 ) -> Reply:
     """Guard one request in the application's own transaction."""
-    key, policy, subject = asked.key, asked.policy, asked.subject
+    key, policy = asked.key, asked.policy
     try:
         seen, got = await _begin(ports, asked, claim, wishes)
         before = _hold_of(seen, claim)
@@ -53,7 +53,7 @@ async def run_atomically(
             await _refuse_late(ports, key, policy)
         if got.attempt > 1:
             ports.tell(TookOver(key.short(), got.attempt))
-        request = request_of(subject.method, subject.path)
+        request = request_of(asked.subject.method, asked.subject.path)
         limit, time = policy.max_response_body, policy.max_held
         ending = await ports.run_handler(RunHandler(got, None, limit, request=request, max_response_time=time))
         return await _end(ports, asked, claim, got, ending, before=before)

@@ -48,12 +48,12 @@ async def guard(
     wishes = preferences_of(subject.headers)
     wants_async = status_path is not None and wishes.respond_async and "respond-async" in policy.preferences
     is_accepted = status_path is not None and (policy.in_progress == "accept" or wants_async)
-    claim = claim_on(asked, token, is_accepted=is_accepted)
+    request = request_of(subject.method, subject.path)
+    claim = claim_on(asked, token, request=request, is_accepted=is_accepted)
     if policy.mode == "atomic":
         return await run_atomically(ports, asked, claim, wishes, notes_replays=notes_replays)
     got = await _claim(ports, _Seeker(asked, claim, wishes, wants_async, notes_replays))
     if isinstance(got, _Held):
-        request = request_of(subject.method, subject.path)
         return await run_handler(ports, asked.key, got.hold, got.progress, policy, request=request)
     if isinstance(got, Answer):
         return Send(got)
@@ -91,7 +91,7 @@ class _Held:
     progress: Progress
 
 
-def claim_on(asked: Asked, token: bytes, *, is_accepted: bool = False) -> Claim:
+def claim_on(asked: Asked, token: bytes, *, request: str, is_accepted: bool = False) -> Claim:
     """Return the claim of this attempt on its key."""
     policy, subject = asked.policy, asked.subject
     is_late_refused = policy.late == "refuse"
@@ -109,6 +109,7 @@ def claim_on(asked: Asked, token: bytes, *, is_accepted: bool = False) -> Claim:
         is_accepted,
         # A key that tells its own age can be refused without a record, unless its client's clock was ahead.
         asked.key.made_at if is_late_refused else None,
+        request,
     )
 
 

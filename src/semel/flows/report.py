@@ -15,7 +15,7 @@ from semel.core.decision import Accepted, Busy, Refuse, Replay, Run, decide
 from semel.core.events import Reported, ReportFailed
 from semel.core.fingerprint import is_same_request
 from semel.core.handler import Streaming
-from semel.core.message import Head
+from semel.core.message import Head, request_of
 from semel.core.outcome import Outcome, outcome_of, route_of
 from semel.core.policy import Policy
 from semel.core.record import Found, Hold
@@ -52,7 +52,7 @@ async def report(ports: GuardPorts, head: Head, policy: Policy, token: bytes) ->
 async def _look(ports: GuardPorts, asked: Asked, token: bytes) -> tuple[Hold | None, Outcome]:
     """Claim the key, or find out what is there; the outcomes that are refusals are raised."""
     policy = asked.policy
-    claim = claim_on(asked, token)
+    claim = claim_on(asked, token, request=request_of(asked.subject.method, asked.subject.path))
     # Nobody may be bothered with what is left of it: no operator with unknown outcomes, no completer with requests.
     claim = replace(claim, scope=reported(claim.scope), on_crash="rerun", after_retention="delete", request=None)
     try:
