@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from semel.core.message import Head
 from semel.core.policy import Policy
-from semel.core.scope import MAX_PRINCIPAL_LENGTH, MAX_SCOPE_LENGTH, SEPARATOR, SINGLE_TENANT, reported, scoped
+from semel.core.scope import (
+    MAX_PRINCIPAL_LENGTH,
+    MAX_SCOPE_LENGTH,
+    SEPARATOR,
+    SINGLE_TENANT,
+    principal_of,
+    reported,
+    scoped,
+)
 from semel.errors import ConfigurationError, ScopeMissing
 
 BY_PRINCIPAL = Policy()
@@ -44,7 +52,7 @@ def test_principal_and_operation() -> None:
 def test_nobody(nobody: object) -> None:
     """A request that is nobody's is refused: a shared scope would let strangers meet."""
     with pytest.raises(ScopeMissing):
-        scoped(nobody, head(), BY_PRINCIPAL)
+        scoped(principal_of(nobody), head(), BY_PRINCIPAL)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +69,7 @@ def test_nobody(nobody: object) -> None:
 def test_wrong_principals(wrong: object, said: str) -> None:
     """A scope function that returns what can't be stored is the developer's mistake, and says which."""
     with pytest.raises(ConfigurationError, match=said):
-        scoped(wrong, head(), BY_PRINCIPAL)
+        scoped(principal_of(wrong), head(), BY_PRINCIPAL)
 
 
 @pytest.mark.parametrize(
@@ -76,14 +84,14 @@ def test_wrong_principals(wrong: object, said: str) -> None:
 )
 def test_numbers_and_uuids(named: object, scope: str) -> None:
     """A primary key names an account as its digits do, alone or among others; 0 is a number like any other."""
-    assert scoped(named, head(), BY_PRINCIPAL) == scope
+    assert scoped(principal_of(named), head(), BY_PRINCIPAL) == scope
 
 
 @given(st.lists(principals, min_size=1, max_size=3), st.lists(principals, min_size=1, max_size=3))
 def test_several_names_are_joined(one: list[str], other: list[str]) -> None:
     """A principal of several names is told from every other, whatever is in the names."""
     try:
-        scopes = [scoped(tuple(each), head(), BY_PRINCIPAL) for each in (one, other)]
+        scopes = [scoped(principal_of(tuple(each)), head(), BY_PRINCIPAL) for each in (one, other)]
     except ConfigurationError:
         return  # together they are too long
     assert (scopes[0] == scopes[1]) == (one == other)
@@ -101,15 +109,15 @@ def test_several_names_are_joined(one: list[str], other: list[str]) -> None:
 )
 def test_how_several_names_are_joined(names: tuple[str, ...], scope: str) -> None:
     """What people see of several names is the names, with a slash between them that none of them can have brought."""
-    assert scoped(names, head(), BY_PRINCIPAL) == scope
-    assert scoped(names, head(), BY_OPERATION) == f"{scope}\tPOST /charges"
+    assert scoped(principal_of(names), head(), BY_PRINCIPAL) == scope
+    assert scoped(principal_of(names), head(), BY_OPERATION) == f"{scope}\tPOST /charges"
 
 
 @pytest.mark.parametrize("names", [(), ("alice", ""), ("", "acme"), ("alice", None)])
 def test_a_name_that_is_missing(names: tuple[str, ...]) -> None:
     """Who has no account is refused, and does not share the scope of all that have none."""
     with pytest.raises(ScopeMissing):
-        scoped(names, head(), BY_PRINCIPAL)
+        scoped(principal_of(names), head(), BY_PRINCIPAL)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +127,7 @@ def test_a_name_that_is_missing(names: tuple[str, ...]) -> None:
 def test_wrong_names(wrong: tuple[object, ...], said: str) -> None:
     """Each of several names is what one may be, and together they are no longer than one."""
     with pytest.raises(ConfigurationError, match=said):
-        scoped(wrong, head(), BY_PRINCIPAL)
+        scoped(principal_of(wrong), head(), BY_PRINCIPAL)
 
 
 def test_long_paths_are_hashed() -> None:

@@ -173,7 +173,7 @@ class AppRun:
             self._status, self._headers = message["status"], lowered(self._held[-1]["headers"])
             if flows_at_once(self._headers, operation, self._run.max_response_time):
                 return streaming(self._status, self._headers, operation)
-            if not any(name == b"content-length" for name, _ in self._headers):
+            if self._run.max_response_time is not None and b"content-length" not in dict(self._headers):
                 self._is_late(operation)  # A stream, most likely: its time begins now.
         elif kind == "http.response.body":
             self._held.append({**message})
@@ -211,7 +211,7 @@ class AppRun:
         self.has_ended = True
         if self._timer is not None:
             self._timer.cancel()
-        if operation.loose_ends:
+        if operation.story.running is not None:
             await operation.tie_up()
         self._ending.settle(ending)
 

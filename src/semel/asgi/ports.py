@@ -43,7 +43,7 @@ from semel.flows.reply import PassOn, Reply, Reraise, Send
 from semel.flows.serve import serve
 from semel.guard.body import Body
 from semel.guard.ports import AsyncGuard, AsyncPorts
-from semel.guard.request import RequestView, declared_length
+from semel.guard.request import RequestView
 from semel.guard.running import Running, seen_by_flow
 from semel.operation import around, enter
 from semel.stores.keeper import AsyncKeeper
@@ -178,12 +178,12 @@ class RequestPorts(AsyncPorts):
 
     async def run_handler(self, run: RunHandler) -> Ending:
         """Run the app in a task of its own, and hold its answer back."""
-        refused = await self.refuses(run)
-        if refused is not None:
+        if self._is_doubtful(run) and (refused := await self.refuses(run)) is not None:
             return refused
         self.is_interruptible = False
         scope = self._scope
-        hide_extensions(scope)
+        if "extensions" in scope:
+            hide_extensions(scope)
         scope[EXCHANGE] = WHOLE_APP
         operation = scope[OPERATION] = self._operation(run)
         app_run = self._app_run = AppRun(self._send, self._killed)
@@ -200,9 +200,10 @@ class RequestPorts(AsyncPorts):
 
     async def principal(self) -> object:
         """Ask the application for the user of this request."""
-        self.guard.gate.check()
+        if self.guard.gate.is_closed:
+            self.guard.gate.check()
         if self.guard.scope is SINGLE_TENANT:
-            return SINGLE_TENANT(None)
+            return SINGLE_TENANT.principal
         named = self.guard.scope(RequestView.of(self._head, full_path(self._scope), self._scope))
         if not inspect.isawaitable(named):
             return named
@@ -213,8 +214,9 @@ class RequestPorts(AsyncPorts):
 
     async def read_body(self, limit: int) -> Buffer | None:
         """Read the whole body, while it is within the limit."""
-        if declared_length(self._head) > limit:
-            return None
+        for name, value in self._head.headers:
+            if name == b"content-length" and value.isdigit() and int(value) > limit:
+                return None
         body = self._body
         try:
             while True:

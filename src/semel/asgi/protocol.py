@@ -52,8 +52,14 @@ def head_of(scope: ASGIScope) -> Head:
     """Return all of the request but its body."""
     raw = scope.get("raw_path")
     path = raw.decode("latin-1").partition("?")[0] if raw else quote(full_path(scope))
-    headers = lowered(scope["headers"])
-    return Head(method_of(scope), path, scope.get("query_string", b""), headers, mount_of(scope))
+    mount = scope.get("root_path", "")
+    return Head(
+        scope["method"].upper(),
+        path,
+        scope.get("query_string", b""),
+        lowered(scope["headers"]),
+        mount.rstrip("/") if mount else "",
+    )
 
 
 def method_of(scope: ASGIScope) -> str:

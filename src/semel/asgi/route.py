@@ -187,8 +187,7 @@ class RoutePorts(RequestPorts):
 
     async def run_handler(self, run: RunHandler) -> Ending:
         """Hold back the answer of the app, which is on its way to its handler, and goes on with this."""
-        refusal = await self.refuses(run)
-        if refusal is not None:
+        if self._is_doubtful(run) and (refusal := await self.refuses(run)) is not None:
             return refusal
         self.is_interruptible = False
         operation = self._operation(run)

@@ -121,9 +121,15 @@ class Fingerprinter:
 
     def of(self, subject: Subject) -> bytes:
         """Give the fingerprint to store with the key."""
-        media = media_type(_value(subject, b"content-type"))
+        kind = encoding = b""
+        for name, each in subject.headers:
+            if name == b"content-type":
+                kind = each if not kind else kind + b", " + each
+            elif name == b"content-encoding":
+                encoding = each if not encoding else encoding + b", " + each
+        media = media_type(kind.decode("latin-1"))
         head = self._recipe + _place(self.secret, subject.method, subject.path, subject.query)
-        raw = self._begin(subject, media)
+        raw = self._begin(subject, media, encoding)
         formed = raw.copy()
         raw.update(_AS_IT_CAME)
         if self.select is not None:
@@ -155,10 +161,10 @@ class Fingerprinter:
                 return _alike(stored, older.of(subject))
         return _is_same_place(stored, subject, self.secret, *secrets)
 
-    def _begin(self, subject: Subject, media: MediaType) -> hashlib._Hash | hmac.HMAC:
+    def _begin(self, subject: Subject, media: MediaType, encoding: bytes) -> hashlib._Hash | hmac.HMAC:
         """Hash all but the body, which can follow without its length: the parts in front of it are always six."""
-        encoding = _value(subject, b"content-encoding").strip().lower()
-        start = _start(subject.method, subject.path, subject.query, media.name, encoding)
+        coding = encoding.decode("latin-1").strip().lower()
+        start = _start(subject.method, subject.path, subject.query, media.name, coding)
         if self._header_names:
             start += pack((pack(pack(_lines(subject, name)) for name in self._header_names),))
         else:
@@ -285,10 +291,6 @@ def _alike(one: bytes, other: bytes) -> bool:
 
 def _lines(subject: Subject, name: bytes) -> list[bytes]:
     return [value for each, value in subject.headers if each == name]
-
-
-def _value(subject: Subject, name: bytes) -> str:
-    return b", ".join(_lines(subject, name)).decode("latin-1")
 
 
 def _qualified_name(function: Callable[[Subject], bytes]) -> str:

@@ -176,15 +176,18 @@ def find(
     max_length: int = DEFAULT_MAX_LENGTH,
 ) -> Key | None:
     """Read the key that *headers* hold under any of *names* (lower case); None means that they hold no such header."""
-    # A server that forgets to lower its header names must not switch the guard off.
-    present = [(name.lower(), value) for name, value in headers if name.lower() in names]
-    if not present:
-        return None
-    first = present[0][0]
-    key = parse([value for name, value in present if name == first], strict=strict, max_length=max_length)
-    others = [(name, value) for name, value in present if name != first]
-    if others and find(others, names, strict=strict, max_length=max_length) != key:
-        raise KeyInvalid(_DISAGREE)
+    present: dict[bytes, list[bytes | str]] = {}
+    for name, value in headers:
+        # A server that forgets to lower its header names must not switch the guard off.
+        lowered = name.lower()
+        if lowered in names:
+            present.setdefault(lowered, []).append(value)
+    key: Key | None = None
+    for lines in present.values():
+        found = parse(lines, strict=strict, max_length=max_length)
+        if key is not None and found != key:
+            raise KeyInvalid(_DISAGREE)
+        key = found
     return key
 
 

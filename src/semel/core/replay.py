@@ -50,6 +50,8 @@ STREAMED_MEDIA_TYPES = (
 )
 
 FIRST_SERVER_ERROR = 500
+#: As a plain number: every answer is compared with it, and an enumeration's members are slow to get.
+_CONFLICT = int(HTTPStatus.CONFLICT)
 
 
 @value
@@ -69,10 +71,12 @@ def judge(ending: Answered | Streaming | Raised, policy: Policy) -> Keep | Free:
     """Say what becomes of a handler's ending."""
     match ending:
         case Answered(answer, reached_handler, no_effect):
-            is_final = _is_kept(answer.status, policy, no_effect=no_effect) and not says_later(answer)
-            if not reached_handler or not is_final:
+            status = answer.status
+            if not reached_handler or not _is_kept(status, policy, no_effect=no_effect):
                 return Free()
-            return Keep(_event(answer.status), Answer(answer.status, kept(answer.headers, policy), answer.body))
+            if status == _CONFLICT and says_later(answer):
+                return Free()
+            return Keep(_event(status), Answer(answer.status, kept(answer.headers, policy), answer.body))
         case Streaming(status, headers):
             if not _is_kept(status, policy) or says_later(Answer(status, headers)):
                 return Free()
@@ -89,7 +93,9 @@ def judge(ending: Answered | Streaming | Raised, policy: Policy) -> Keep | Free:
 
 def kept(headers: Headers, policy: Policy) -> Headers:
     """Return those of *headers* that a replay repeats, in order, repeats and all."""
-    wanted = REPLAYED_HEADERS | {name.encode() for name in policy.replay_headers}
+    wanted = REPLAYED_HEADERS
+    if policy.replay_headers:
+        wanted = REPLAYED_HEADERS | {name.encode() for name in policy.replay_headers}
     return tuple([pair for pair in headers if pair[0] in wanted])
 
 
@@ -133,18 +139,24 @@ def _is_retryable(problem: bytes) -> bool:
 
 def is_endless(headers: Headers) -> bool:
     """Whether these headers begin a response that has no end of its own."""
-    return _has_type(headers, ENDLESS_MEDIA_TYPES)
+    for name, value in headers:
+        if name == b"content-type" and value.lower().startswith(ENDLESS_MEDIA_TYPES):
+            return True
+    return False
 
 
 def may_be_endless(headers: Headers) -> bool:
     """Whether these headers begin a response that is a stream, and may have no end: it is sent as it comes."""
-    if is_endless(headers):
-        return True
-    return _has_type(headers, STREAMED_MEDIA_TYPES) and not any(name == b"content-length" for name, _ in headers)
-
-
-def _has_type(headers: Headers, types: tuple[bytes, ...]) -> bool:
-    return any(name == b"content-type" and value.lower().startswith(types) for name, value in headers)
+    is_streamed = has_length = False
+    for name, value in headers:
+        if name == b"content-type":
+            media = value.lower()
+            if media.startswith(ENDLESS_MEDIA_TYPES):
+                return True
+            is_streamed = is_streamed or media.startswith(STREAMED_MEDIA_TYPES)
+        elif name == b"content-length":
+            has_length = True
+    return is_streamed and not has_length
 
 
 def _is_kept(status: int, policy: Policy, *, no_effect: bool = False) -> bool:

@@ -27,9 +27,12 @@ REPORTED = f"{SEPARATOR}report{SEPARATOR}"
 class SingleTenant:
     """The scope of an API that has one user only, said aloud: every key belongs to the same principal."""
 
+    #: The one principal there is.
+    principal = "single-tenant"
+
     def __call__(self, _request: object) -> str:
-        """Name the one principal there is."""
-        return "single-tenant"
+        """Name it."""
+        return self.principal
 
     def __repr__(self) -> str:
         """Spell it as it is written."""
@@ -39,9 +42,8 @@ class SingleTenant:
 SINGLE_TENANT = SingleTenant()
 
 
-def scoped(principal: object, head: Head, policy: Policy) -> str:
+def scoped(principal: str, head: Head, policy: Policy) -> str:
     """Return the scope of a request of *principal*: the principal, or the principal and the operation."""
-    principal = principal_of(principal)
     if policy.scope_by == "principal":
         return principal
     scope = f"{principal}{SEPARATOR}{head.method} {head.path}"
@@ -52,7 +54,10 @@ def scoped(principal: object, head: Head, policy: Policy) -> str:
 
 def principal_of(named: object) -> str:
     """Return whom the application *named*, by one name or by several, if that can be anybody."""
-    principal = _joined(named) if isinstance(named, tuple) else _spelled(named)
+    if isinstance(named, str):
+        principal = named
+    else:
+        principal = _joined(named) if isinstance(named, tuple) else _spelled(named)
     if not principal:
         raise ScopeMissing
     if len(principal) > MAX_PRINCIPAL_LENGTH or _CONTROL.search(principal):

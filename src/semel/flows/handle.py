@@ -92,7 +92,7 @@ async def end(
     """
     if isinstance(ending, NotStarted):
         await release(ports, hold, policy, "shutting down")
-    ended = await handler_ran(ports, key, hold, ending)
+    ended = ending if isinstance(ending, Ran) else await handler_ran(ports, key, hold, ending)
     if is_accepted and isinstance(ended, Answered):
         ended = replace(ended, reached_handler=True)
     ran, verdict = _weigh(ended, policy)

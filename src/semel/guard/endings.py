@@ -19,7 +19,8 @@ def answered(answer: Answer, operation: Operation, *, reached_handler: bool, no_
         reached_handler = False
     # What a handler of steps did is recorded, so an error leaves it where a retry can go on.
     nothing_lost = no_effect or operation.has_no_effect or story.is_used
-    return _standing(Answered(answer, reached_handler, nothing_lost, story.skipped, story.is_used), operation)
+    skipped = story.skipped if story.may_skip else None
+    return _standing(Answered(answer, reached_handler, nothing_lost, skipped, story.is_used), operation)
 
 
 def streaming(status: int, headers: Headers, operation: Operation) -> Ending:

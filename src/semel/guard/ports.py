@@ -149,8 +149,9 @@ class _Ports(ABC):
 
     def let_go(self) -> None:
         """Work under no hold any more."""
-        if self._hold is not None:
-            self.guard.let_go(self._hold)
+        hold = self._hold
+        if hold is not None:
+            self.guard.let_go(hold)
 
     def keep_lease(self, hold: Hold, lease: timedelta, on_lost: OnLost = ignore) -> None:
         """Renew the lease of *hold* from now on."""
@@ -159,7 +160,8 @@ class _Ports(ABC):
 
     def _operation(self, run: RunHandler) -> Operation:
         """Return the operation that the application is to work on."""
-        self.end_waiting()
+        if self._visit is not None:
+            self.end_waiting()
         self._hold = run.hold
         transaction = self._transaction
         steps = self._steps(self.guard.store) if transaction is None else None
@@ -319,6 +321,11 @@ class AsyncPorts(_Ports):
         if self._transaction is not None:
             await self._transaction.perform(Undo())
 
+    def _is_doubtful(self, run: RunHandler) -> bool:
+        """Whether the handler may have to be left alone: ``refuses`` finds out."""
+        lease = run.lease
+        return self.guard.gate.is_closed or (lease is not None and is_late(self._asked_at, lease))
+
     async def refuses(self, run: RunHandler) -> NotStarted | Lost | None:
         """Say why the handler must not be run: this process is about to end, or a claim that was answered late may be
         another worker's by now.
@@ -357,8 +364,7 @@ class AsyncCallPorts(AsyncPorts):
 
     async def run_handler(self, run: RunHandler) -> Ending:
         """Let the application do its work, as an operation, in a task of its own."""
-        refused = await self.refuses(run)
-        if refused is not None:
+        if self._is_doubtful(run) and (refused := await self.refuses(run)) is not None:
             return refused
         self.is_interruptible = False
         operation = self._operation(run)
