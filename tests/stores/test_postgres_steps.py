@@ -121,6 +121,7 @@ def age(operator: psycopg.Connection[Any], by: timedelta, key: str = "%") -> Non
     times = ("created_at", "lease_expires_at", "completed_at", "expires_at")
     back = ", ".join(f"{time} = {time} - %(by)s" for time in times)
     operator.execute(f"UPDATE semel_keys SET {back} WHERE key LIKE %(key)s".encode(), {"by": by, "key": key})
+    operator.execute("UPDATE semel_keys_watermark SET swept_to = swept_to - %s", [by])
 
 
 def trail(semel: Handle, key: str = "k") -> list[tuple[int, str, str | None]]:

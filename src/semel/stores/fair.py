@@ -35,7 +35,7 @@ from semel.core.message import Answer, Request
 T = TypeVar("T")
 
 #: Past this a statement takes longer to plan and to send than a second one costs.
-MAX_BATCH = 128
+MAX_BATCH = 32
 #: Of bodies in one statement: so much is on its way in a few milliseconds, and a driver keeps a few copies of it
 #: meanwhile. What is larger by itself goes alone.
 MAX_BATCH_BYTES = 1024 * 1024

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 
+from semel.core.commands import Claim
 from semel.core.credentials import NEVER_STORED
 from semel.core.message import Head, Request
 
 #: What else is left out, a policy has said before (``core/credentials.py``); these, no store ever writes.
 _NEVER_STORED = frozenset(name.encode() for name in NEVER_STORED)
+
+#: Characters of a request line that are stored.
+MAX_REQUEST_LINE = 200
 
 # In ASCII: a path may hold half of a surrogate pair, which no database takes as text.
 _write = json.JSONEncoder(separators=(",", ":")).encode
@@ -31,6 +35,14 @@ def written(request: Request) -> str:
         }
         | ({"mount": head.mount} if head.mount else {})
     )
+
+
+def line_of(claim: Claim) -> str | None:
+    """Return the request line that is stored with a claim, for people; None where it has none. In ASCII, as above."""
+    line = claim.request_line[:MAX_REQUEST_LINE]
+    if line.isascii() and line.isprintable():
+        return line or None
+    return line.encode("unicode_escape").decode("ascii")[:MAX_REQUEST_LINE]
 
 
 def read_back(text: str, body: bytes) -> Request:

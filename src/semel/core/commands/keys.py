@@ -38,6 +38,9 @@ class Claim(Command[Hold | Found | Again]):
     #: When the key says that it was made. If that is not after the store's own clock when the record is made, no
     #: tombstone is left ("strip" becomes "delete"): a retry past the retention is told by the age of its key.
     made_at: datetime | None = None
+    #: Method and path of the request, such as "POST /payments", for people who look at the record; it decides nothing.
+    #: At most 200 characters; empty where they are not known.
+    request_line: str = ""
 
 
 @value

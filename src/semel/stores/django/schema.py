@@ -9,7 +9,7 @@ from typing import Any
 
 from semel.stores.django.wrapper import Wrapper
 from semel.stores.sqlite import file
-from semel.stores.statement import DEFAULT_AUDIT, DEFAULT_TABLE, Names, load_migrations
+from semel.stores.statement import DEFAULT_AUDIT, DEFAULT_TABLE, DEFAULT_WATERMARK, Names, load_migrations
 
 #: Where the files of each database are.
 PACKAGES = {"postgresql": "semel.stores.postgres", "sqlite": "semel.stores.sqlite"}
@@ -54,7 +54,7 @@ def revert(editor: Any, name: str) -> None:
     vendor = editor.connection.vendor
     if vendor == "sqlite":
         editor.execute(f"DROP VIEW IF EXISTS {DEFAULT_TABLE}_clock", params=None)
-    for table in (DEFAULT_AUDIT, DEFAULT_TABLE, BOOK):
+    for table in (DEFAULT_AUDIT, DEFAULT_TABLE, DEFAULT_WATERMARK, BOOK):
         editor.execute(f"DROP TABLE IF EXISTS {table}", params=None)
     if not editor.collect_sql:
         for earlier, _ in _scripts(vendor):

@@ -1,0 +1,82 @@
+"""What an audit trail tells, and the story of one key. Who writes a line, and where, is for ``stores/`` to say.
+
+The record itself tells the ordinary: when it was made, in which attempt it is, when and how it ended. So the trail has
+only the rest, unless more is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from operator import attrgetter
+from typing import Literal, get_args
+
+from semel.core.record import NOBODYS_TOKEN, Entry, Record
+from semel.core.state import State
+
+#: How much is written down: what the record does not tell; everything; everything and every replay; nothing.
+Audit = Literal["on", "all", "replays", "off"]
+AUDITS: tuple[Audit, ...] = get_args(Audit)
+
+#: With these a line is written for every change of a record.
+FULL: frozenset[str] = frozenset({"all", "replays"})
+
+#: What the record tells; and what one line for a whole batch of the reaper tells, where nothing more is asked for.
+ORDINARY = frozenset({"claimed", "accepted", "completed", "failed", "reaped", "stripped"})
+
+#: Of the lines that tell of no single key.
+NO_KEY = ""
+
+#: Lines and records of one transaction may bear times that are a little apart.
+_APART = timedelta(seconds=1)
+
+_BEGINNINGS = frozenset({"claimed", "accepted"})
+_ENDINGS = frozenset({"completed", "failed"})
+#: Endings that leave a record without a holder.
+_ENDINGS_BY_OTHERS = frozenset({"resolved", "abandoned"})
+
+
+def reaped(deleted: int, stripped: int) -> str | None:
+    """Sum up one batch of the reaper, for one line of the trail; None where there is nothing to tell."""
+    counts = ((deleted, "deleted"), (stripped, "stripped"))
+    return ", ".join(f"{count} {what}" for count, what in counts if count) or None
+
+
+def story(record: Record, trail: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Return the lines of *trail* and what *record* tells by itself, oldest first.
+
+    What the record tells names no process: its lines have an empty actor.
+    """
+    beginning = () if _tells_the_beginning(record, trail) else (_beginning(record),)
+    ending = () if _tells_the_ending(record, trail) else _ending(record)
+    return tuple(sorted((*beginning, *trail, *ending), key=attrgetter("at")))
+
+
+def _beginning(record: Record) -> Entry:
+    event = "accepted" if record.is_accepted else "claimed"
+    return Entry(record.created_at, record.scope, record.key, 1, event, "", None)
+
+
+def _ending(record: Record) -> tuple[Entry, ...]:
+    if record.completed_at is None:
+        return ()
+    event = "completed" if record.state is State.COMPLETE else "failed"
+    return (Entry(record.completed_at, record.scope, record.key, record.attempt, event, "", None),)
+
+
+def _tells_the_beginning(record: Record, trail: Sequence[Entry]) -> bool:
+    if record.created_at == record.completed_at:
+        # In atomic mode the record is made when the operation has ended: there was no claim.
+        return True
+    return any(
+        line.event in _BEGINNINGS or (line.event == "taken over" and line.attempt == 1)
+        for line in trail
+        if line.at > record.created_at - _APART
+    )
+
+
+def _tells_the_ending(record: Record, trail: Sequence[Entry]) -> bool:
+    if record.completed_at is None:
+        return False
+    told = _ENDINGS | _ENDINGS_BY_OTHERS if record.token == NOBODYS_TOKEN else _ENDINGS
+    return any(line.event in told for line in trail if line.at > record.completed_at - _APART)
