@@ -187,6 +187,9 @@ class Keys(Table):
             lease_expires_at=None,
             request=None,
         )
+        if self._audit == "on" and hold.attempt > 1:
+            # The attempt before this one did not end, which the record does not tell.
+            self._write_down(hold, "taken over", moment)
         self._write_down(hold, _ENDED[command.event], moment)
         return Verdict.DONE
 

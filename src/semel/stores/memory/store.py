@@ -38,6 +38,7 @@ from semel.core.commands import (
     Unpark,
 )
 from semel.core.record import Hold
+from semel.core.trail import AUDITS, Audit
 from semel.errors import ConfigurationError
 from semel.stores.base import AsyncStore, Store, this_process
 from semel.stores.memory.keys import Keys
@@ -60,7 +61,7 @@ class MemoryStore(Keys, Upkeep, Store):
     def __init__(self, url: str = "memory://", *, clock: Clock = _system_clock) -> None:
         """Start empty. Tests give a *clock* they can move."""
         audit = _audit(url)
-        super().__init__(with_trail=audit != "off")
+        super().__init__(audit)
         self.notes_replays = audit == "replays"
         self._clock = clock
         self._lock = threading.Lock()
@@ -168,8 +169,9 @@ class AsyncMemoryStore(AsyncStore):
         """There is nothing to let go of."""
 
 
-def _audit(url: str) -> str:
-    audit = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True)).get("audit", "on")
-    if audit not in {"on", "off", "replays"}:
-        raise ConfigurationError(f"audit={audit} is not known: it is on, off or replays.")
-    return audit
+def _audit(url: str) -> Audit:
+    said = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True)).get("audit", "on")
+    for audit in AUDITS:
+        if said == audit:
+            return audit
+    raise ConfigurationError(f"audit={said} is not known: it is {', '.join(AUDITS[:-1])} or {AUDITS[-1]}.")

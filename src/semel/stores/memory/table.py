@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from semel.core.commands import Claim
 from semel.core.message import Answer, Request
-from semel.core.record import AfterRetention, Entry, Found, Hold, Milestone, OnCrash, Record
+from semel.core.record import NOBODYS_TOKEN, AfterRetention, Entry, Found, Hold, Milestone, OnCrash, Record
 from semel.core.state import State
+from semel.core.trail import FULL, NO_KEY, ORDINARY, Audit, reaped
 from semel.core.value import value
 from semel.stores.requests import read_back, written
 
@@ -39,6 +40,7 @@ class Row:
     tries: int = 0
     is_accepted: bool = False
     milestone: Milestone | None = None
+    request_line: str = ""
 
     def is_expired(self, now: datetime) -> bool:
         """Whether it is past its retention. What is unknown never is."""
@@ -87,6 +89,7 @@ class Row:
             retention_left=self.expires_at - now,
             is_accepted=self.is_accepted,
             milestone=self.milestone,
+            request_line=self.request_line,
         )
 
     def without_body(self) -> Row:
@@ -107,13 +110,13 @@ class Moment:
 class Table:
     """Records by scope and key, and the lines of their trail. It locks nothing."""
 
-    def __init__(self, *, with_trail: bool) -> None:
-        """Start empty."""
+    def __init__(self, audit: Audit) -> None:
+        """Start empty. *audit* says how much the trail has."""
         self._rows: dict[tuple[str, str], Row] = {}
         #: The keys of open transactions in atomic mode, whose records are not there yet, and their fingerprints.
         self._running: dict[tuple[str, str], bytes] = {}
         self._trail: list[Entry] = []
-        self._with_trail = with_trail
+        self._audit = audit
 
     def _mine(self, hold: Hold, *states: State) -> Row | None:
         """The record, if it is one that *hold* may write to."""
@@ -126,10 +129,18 @@ class Table:
         self._rows[hold.scope, hold.key] = replace(self._rows[hold.scope, hold.key], **changes)
 
     def _write_down(self, hold: Hold, event: str, moment: Moment, detail: str | None = None) -> None:
-        if self._with_trail:
-            self._trail.append(
-                Entry(moment.now, hold.scope, hold.key, hold.attempt, event, actor=moment.actor, detail=detail)
-            )
+        """Write a line, where there is a trail and the record itself does not tell as much."""
+        if self._audit != "off" and (self._audit in FULL or event not in ORDINARY):
+            self._append(hold, event, moment, detail)
+
+    def _sum_up(self, deleted: int, stripped: int, moment: Moment) -> None:
+        """Write one line for a batch of the reaper, where no record has its own."""
+        summary = reaped(deleted, stripped)
+        if self._audit == "on" and summary is not None:
+            self._append(Hold(NO_KEY, NO_KEY, 0, NOBODYS_TOKEN), "reaped", moment, summary)
+
+    def _append(self, hold: Hold, event: str, moment: Moment, detail: str | None) -> None:
+        self._trail.append(Entry(moment.now, hold.scope, hold.key, hold.attempt, event, moment.actor, detail))
 
     def _make_older(self, duration: timedelta) -> None:
         for place, row in self._rows.items():
@@ -159,6 +170,7 @@ def new_row(claim: Claim, state: State, attempt: int, now: datetime) -> Row:
         # As every store does: what is never stored is gone at once.
         request=claim.request and read_back(written(claim.request), claim.request.body),
         is_accepted=claim.is_accepted,
+        request_line=claim.request_line,
     )
 
 

@@ -84,6 +84,7 @@ class Upkeep(Table):
                 del self._rows[scope, key]
                 self._write_down(hold, "reaped", moment)
                 deleted += 1
+        self._sum_up(deleted, stripped, moment)
         return Reaped(deleted=deleted, stripped=stripped, failed=failed)
 
     def _abandon(self, hold: Hold, row: Row, answer: Answer, moment: Moment) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.core.commands import Claim, Command, Complete, FindStuck, Renew, Settle
 from semel.core.record import Hold
-from semel.errors import ConfigurationError, StoreError, StoreUnavailable
+from semel.errors import ConfigurationError, StoreError, StoreNotPermitted, StoreReadOnly, StoreUnavailable
 from semel.stores.base import AsyncStore, this_process
 from semel.stores.fair import MAX_BATCH_BYTES, size_of
 from semel.stores.forks import leave_alone, start_afresh_in_children
@@ -235,9 +235,10 @@ class AsyncPostgresStore(AsyncStore):
         return await link.run(self._statements.of(command))
 
     async def _advance(self, link: _Link) -> None:
-        for _ in range(MAX_WALKS):
-            if not await link.run(advance(self._statements)):
-                return
+        with suppress(StoreNotPermitted, StoreReadOnly):  # Whoever may only look sees what is followed already.
+            for _ in range(MAX_WALKS):
+                if not await link.run(advance(self._statements)):
+                    return
 
     async def _caught(self, running: Coroutine[Any, Any, T]) -> T | Exception:
         try:

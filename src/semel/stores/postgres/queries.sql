@@ -499,7 +499,7 @@ SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, st
          UNION ALL
         SELECT * FROM semel_keys
          WHERE upkeep IS NULL
-           AND created_at >= coalesce((SELECT swept_to FROM semel_keys_watermark), '-infinity')) AS unfinished
+           AND created_at >= coalesce((SELECT swept_to FROM semel_keys_watermark WHERE one), '-infinity')) AS unfinished
 --]
  WHERE (:scope::text IS NULL OR scope = :scope)
    AND (:key::text IS NULL OR key = :key)
@@ -518,12 +518,14 @@ SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, st
 -- whichever service comes along; for an operation that takes long, one more write.
 -- The watermark stays :settled seconds behind the clock. A claim can't take that long from its clock to its COMMIT, so
 -- none can appear behind the watermark. A clock that was set back by more than that makes it start anew.
--- At most :window records are walked past; it returns whether there are more.
+-- At most :window records are walked past; it returns whether there may be more. A watermark that would move by a few
+-- seconds stays where it is: services that look every second need not write every second.
+-- Behind a pooler a claim may wait for longer, but its client has given up by then: a retry takes it over.
 -- SKIP LOCKED: nobody's record is waited for. The watermark stays in front of what is locked, or was changed meanwhile.
 WITH clock AS MATERIALIZED (
     SELECT clock_timestamp() - :settled::float8 * interval '1 second' AS settled
 ), watermark AS MATERIALIZED (
-    SELECT coalesce((SELECT swept_to FROM semel_keys_watermark, clock WHERE swept_to <= settled),
+    SELECT coalesce((SELECT swept_to FROM semel_keys_watermark, clock WHERE one AND swept_to <= settled),
                     '-infinity') AS swept_to
 ), walked AS MATERIALIZED (
     SELECT found.*
@@ -544,13 +546,14 @@ WITH clock AS MATERIALIZED (
     UPDATE semel_keys
        SET upkeep = 'open'
      WHERE ctid = ANY (ARRAY(SELECT place FROM locked))
+), counted AS MATERIALIZED (
+    SELECT count(*) = :window AS is_full, max(created_at) AS last FROM walked
 ), target AS MATERIALIZED (
     SELECT coalesce((SELECT min(created_at) FROM walked
                       WHERE is_new AND place <> ALL (ARRAY(SELECT place FROM locked))),
-                    (SELECT greatest(max(created_at), watermark.swept_to + interval '1 microsecond') FROM walked
-                     HAVING count(*) = :window),
+                    CASE WHEN is_full THEN greatest(last, watermark.swept_to + interval '1 microsecond') END,
                     clock.settled) AS swept_to
-      FROM watermark, clock
+      FROM watermark, clock, counted
 ), moved AS (
     INSERT INTO semel_keys_watermark AS old (one, swept_to)
     SELECT true, swept_to
@@ -558,8 +561,9 @@ WITH clock AS MATERIALIZED (
         ON CONFLICT (one) DO UPDATE
        SET swept_to = excluded.swept_to
      WHERE excluded.swept_to NOT BETWEEN old.swept_to AND old.swept_to + interval '5 seconds'
+        OR (SELECT is_full FROM counted)
 )
-SELECT count(*) = :window FROM walked
+SELECT is_full FROM counted
 
 
 -- name: find_stuck
@@ -601,7 +605,7 @@ WITH clock AS MATERIALIZED (
         SELECT ctid AS place, scope, state, created_at, lease_expires_at, expires_at, token, owner, accepted, tries,
                request IS NOT NULL AS has_request
           FROM semel_keys
-         WHERE created_at >= coalesce((SELECT swept_to FROM semel_keys_watermark), '-infinity')
+         WHERE created_at >= coalesce((SELECT swept_to FROM semel_keys_watermark WHERE one), '-infinity')
          ORDER BY created_at
          LIMIT :window
      ) AS young

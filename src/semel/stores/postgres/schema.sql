@@ -45,7 +45,7 @@ CREATE TABLE semel_keys (
 -- Indexes name no column that an ordinary completion changes (state, lease, answer), nor does a predicate: then it is a
 -- heap-only update.
 -- What the reaper walks: neither tombstones, which are stripped already, nor what is parked.
-CREATE INDEX semel_keys_reap ON semel_keys (expires_at)
+CREATE INDEX semel_keys_expiry ON semel_keys (expires_at)
  WHERE after_retention <> 'keep' AND upkeep IS DISTINCT FROM 'parked';
 
 -- What the services walk, past each record once, and people, from the newest on. It grows at one end.

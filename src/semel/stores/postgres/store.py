@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Self, TypeVar, cast
 
 from semel.core.commands import Claim, Command, Complete, FindStuck, Renew, Settle
-from semel.errors import ConfigurationError, StoreError, StoreUnavailable
+from semel.errors import ConfigurationError, StoreError, StoreNotPermitted, StoreReadOnly, StoreUnavailable
 from semel.stores.base import Store, this_process
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.lane import Lane, refused
@@ -182,9 +183,10 @@ class PostgresStore(Store):
         return self._caught(run)
 
     def _advance(self, link: _Link) -> None:
-        for _ in range(MAX_WALKS):
-            if not link.run(advance(self._statements)):
-                return
+        with suppress(StoreNotPermitted, StoreReadOnly):  # Whoever may only look sees what is followed already.
+            for _ in range(MAX_WALKS):
+                if not link.run(advance(self._statements)):
+                    return
 
     @staticmethod
     def _caught(run: Callable[[], Any]) -> Any:
