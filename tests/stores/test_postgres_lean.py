@@ -125,15 +125,16 @@ class TestCost:
                 before = _wal(watcher)
                 await _run_all(postgres, keys)
                 between = _wal(watcher)
-                for key in keys:
-                    found: Any = await postgres.perform(claim(key, request_line="POST /orders"))
-                    assert isinstance(found, Found)
+                await _replay_all(postgres, keys)  # The first to read a page has the server tidy it up, once.
+                tidied = _wal(watcher)
+                await _replay_all(postgres, keys)
                 after = _wal(watcher)
             updated, heap_only = _updates(watcher, self.COUNT)
 
         assert heap_only >= 0.9 * updated
         assert (between - before) / self.COUNT <= 900
-        assert (after - between) / self.COUNT < 10  # The server itself writes a line now and then.
+        assert (tidied - between) / self.COUNT < 20
+        assert (after - tidied) / self.COUNT < 1  # The server itself writes a line now and then.
 
     def test_a_completion_leaves_the_indexes_alone(self, operator: Any) -> None:
         """Beside the primary key, no index names a column that completion changes, but for the mark of the few that the
@@ -466,6 +467,12 @@ async def _run_all(postgres: AsyncPostgresStore, keys: list[str]) -> None:
             assert await postgres.perform(Complete(hold, Event.COMPLETE, ANSWER)) is Verdict.DONE
 
     await asyncio.gather(*[work() for _ in range(64)])
+
+
+async def _replay_all(postgres: AsyncPostgresStore, keys: list[str]) -> None:
+    for key in keys:
+        found: Any = await postgres.perform(claim(key, request_line="POST /orders"))
+        assert isinstance(found, Found)
 
 
 def _wal(connection: psycopg.Connection[Any]) -> int:

@@ -36,11 +36,16 @@ _commanded: Callable[[Any], Any] = attrgetter("command")
 class AsyncLane(Generic[C]):
     """A lane for the tasks of one event loop."""
 
-    def __init__(self, execute: Callable[[list[C]], Awaitable[list[Any]]], terms: Terms | None = None) -> None:
-        """Send batches through *execute*, those alone together that have the same *terms*."""
+    def __init__(
+        self,
+        execute: Callable[[list[C]], Awaitable[list[Any]]],
+        terms: Terms | None = None,
+        limit: int | None = None,
+    ) -> None:
+        """Send batches of at most *limit* through *execute*, those alone together that have the same *terms*."""
         self._execute = execute
         self._terms = terms
-        self._queue: FairQueue[tuple[C, Step[Any]]] = FairQueue()
+        self._queue: FairQueue[tuple[C, Step[Any]]] = FairQueue(limit)
         self._drain: asyncio.Task[None] | None = None
 
     def submit(self, command: C) -> Step[Any]:
@@ -89,12 +94,16 @@ class AsyncLane(Generic[C]):
 class Lane(Generic[C]):
     """A lane for threads. There is no thread of its own: whoever finds it free carries a batch for all who wait."""
 
-    def __init__(self, execute: Callable[[list[C]], list[Any]], terms: Terms | None = None) -> None:
-        """Send batches through *execute*, one at a time, those alone together that have the same *terms*."""
+    def __init__(
+        self, execute: Callable[[list[C]], list[Any]], terms: Terms | None = None, limit: int | None = None
+    ) -> None:
+        """Send batches of at most *limit* through *execute*, one at a time, those alone together that have the same
+        *terms*.
+        """
         self._execute = execute
         self._terms = terms
         self._mutex = threading.Lock()
-        self._queue: FairQueue[_Ticket[C]] = FairQueue()
+        self._queue: FairQueue[_Ticket[C]] = FairQueue(limit)
         #: Whose turn it is to carry the queue.
         self._leader: _Ticket[C] | None = None
 

@@ -33,8 +33,11 @@ def applied(wrapper: Wrapper) -> list[str]:
 
 
 def apply(editor: Any, name: str) -> None:
-    """Apply one migration with a schema editor of Django's, unless it was applied before."""
+    """Apply one migration with a schema editor of Django's, unless it was applied before, or is of another database."""
     wrapper = editor.connection
+    scripts = dict(_scripts(wrapper.vendor))
+    if name not in scripts:
+        return
     if not editor.collect_sql:
         _wait_for_others(wrapper)
         done = applied(wrapper)
@@ -44,7 +47,7 @@ def apply(editor: Any, name: str) -> None:
             _make_book(editor)
     elif wrapper.vendor == "postgresql" and name == _scripts(wrapper.vendor)[0][0]:
         _make_book(editor)
-    for statement in _statements(wrapper.vendor, dict(_scripts(wrapper.vendor))[name]):
+    for statement in _statements(wrapper.vendor, scripts[name]):
         editor.execute(statement, params=None)
     editor.execute(_WRITE_DOWN[wrapper.vendor] % name, params=None)
 

@@ -24,7 +24,15 @@ from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, read
 from semel.stores.postgres.joined import JoinedStatements
 from semel.stores.postgres.pooler import is_direct_async
 from semel.stores.postgres.renewals import Renewals
-from semel.stores.postgres.statements import OTHERS, OWNED, UPKEEP, Statements, terms_of_claim, terms_of_complete
+from semel.stores.postgres.statements import (
+    MAX_BATCH,
+    OTHERS,
+    OWNED,
+    UPKEEP,
+    Statements,
+    terms_of_claim,
+    terms_of_complete,
+)
 from semel.stores.postgres.upkeep import MAX_WALKS, advance
 from semel.stores.statement import Statement
 from semel.stores.step import Step
@@ -185,8 +193,8 @@ class AsyncPostgresStore(AsyncStore):
         self._listener.drop()
         self._links = [_Link(self.address) for _ in range(6)]
         claims, answers, leases, settlements, others, upkeep = self._links
-        claim = AsyncLane[Any](lambda batch: self._claim(claims, batch), terms_of_claim)
-        complete = AsyncLane[Any](lambda batch: self._complete(answers, batch), terms_of_complete)
+        claim = AsyncLane[Any](lambda batch: self._claim(claims, batch), terms_of_claim, MAX_BATCH)
+        complete = AsyncLane[Any](lambda batch: self._complete(answers, batch), terms_of_complete, MAX_BATCH)
         # Renewals skip locked rows, and must not wait behind those who don't.
         renew = AsyncLane[Any](lambda batch: self._each(leases, batch))
         other = AsyncLane[Any](lambda batch: self._each(others, batch))

@@ -25,7 +25,6 @@ CREATE TABLE semel_keys (
     milestone        text,                        -- how far its handler says it is, as JSON: a fraction and a note
     owner            bigint,                      -- the advisory lock that its worker's process holds while it lives;
                                                   -- NULL: only the lease tells
-
     request_line     text,                        -- for people: "POST /payments"; NULL where that is not known
     upkeep           text COLLATE "C",            -- open: the services look after it until it ends; parked: it waits for
                                                   -- a person; NULL: it has ended, or is young and most likely will soon

@@ -39,9 +39,13 @@ from semel.stores.requests import line_of
 from semel.stores.requests import written as written_request
 from semel.stores.statement import Statement
 
-__all__ = ["OTHERS", "OWNED", "PACKAGE", "UPKEEP", "Statements", "terms_of_claim", "terms_of_complete"]
+__all__ = ["MAX_BATCH", "OTHERS", "OWNED", "PACKAGE", "UPKEEP", "Statements", "terms_of_claim", "terms_of_complete"]
 
 T = TypeVar("T")
+
+#: Of claims, or of answers, in one statement. What a statement costs by itself is shared by so many, and hardly less by
+#: more. Measured with 64 callers: in batches of 64 an operation costs the server half of what it does in 16.
+MAX_BATCH = 64
 
 TOKEN_BYTES = 16
 #: Of the first row that a claim returns: the tokens that won.

@@ -22,7 +22,15 @@ from semel.stores.postgres.listening import Listener
 from semel.stores.postgres.liveness import Liveness
 from semel.stores.postgres.opening import as_given, settle
 from semel.stores.postgres.pooler import BEGIN, is_direct
-from semel.stores.postgres.statements import OWNED, PACKAGE, UPKEEP, Statements, terms_of_claim, terms_of_complete
+from semel.stores.postgres.statements import (
+    MAX_BATCH,
+    OWNED,
+    PACKAGE,
+    UPKEEP,
+    Statements,
+    terms_of_claim,
+    terms_of_complete,
+)
 from semel.stores.postgres.upkeep import MAX_WALKS, advance
 from semel.stores.statement import DEFAULT_TABLE, Statement, load_migrations
 from semel.stores.transaction import Connections, Transaction
@@ -148,8 +156,8 @@ class PostgresStore(Store):
         self._connections = self._given
         self._links = [_Link(self.address) for _ in range(6)]
         claims, answers, leases, settlements, others, upkeep = self._links
-        self._claims = Lane[Claim](lambda batch: self._claim(claims, batch), terms_of_claim)
-        self._answers = Lane[Complete](lambda batch: self._complete(answers, batch), terms_of_complete)
+        self._claims = Lane[Claim](lambda batch: self._claim(claims, batch), terms_of_claim, MAX_BATCH)
+        self._answers = Lane[Complete](lambda batch: self._complete(answers, batch), terms_of_complete, MAX_BATCH)
         # Renewals skip locked rows, and must not wait behind those who don't.
         self._leases = Lane[Any](lambda batch: [self._other(leases, command) for command in batch])
         # It waits for a transaction that may hang, and none of the others has to.
