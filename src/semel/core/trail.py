@@ -7,11 +7,11 @@ only the rest, unless more is asked for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from operator import attrgetter
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
-from semel.core.record import NOBODYS_TOKEN, Entry, Record
+from semel.core.record import NOBODYS_TOKEN, Entry
 from semel.core.state import State
 
 #: How much is written down: what the record does not tell; everything; everything and every replay; nothing.
@@ -42,7 +42,43 @@ def reaped(deleted: int, stripped: int) -> str | None:
     return ", ".join(f"{count} {what}" for count, what in counts if count) or None
 
 
-def story(record: Record, trail: Sequence[Entry]) -> tuple[Entry, ...]:
+class Telling(Protocol):
+    """As much of a record as it takes to tell its story: a ``Record``, or a row of a table of records."""
+
+    @property
+    def scope(self) -> str:
+        """Half of its name."""
+
+    @property
+    def key(self) -> str:
+        """The other half."""
+
+    @property
+    def state(self) -> str:
+        """Where it is."""
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt it is in, or ended with."""
+
+    @property
+    def token(self) -> bytes:
+        """The token of that attempt."""
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether it was accepted, to be run by a worker."""
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was made."""
+
+    @property
+    def completed_at(self) -> datetime | None:
+        """When it ended."""
+
+
+def story(record: Telling, trail: Sequence[Entry]) -> tuple[Entry, ...]:
     """Return the lines of *trail* and what *record* tells by itself, oldest first.
 
     What the record tells names no process: its lines have an empty actor.
@@ -52,19 +88,19 @@ def story(record: Record, trail: Sequence[Entry]) -> tuple[Entry, ...]:
     return tuple(sorted((*beginning, *trail, *ending), key=attrgetter("at")))
 
 
-def _beginning(record: Record) -> Entry:
+def _beginning(record: Telling) -> Entry:
     event = "accepted" if record.is_accepted else "claimed"
     return Entry(record.created_at, record.scope, record.key, 1, event, "", None)
 
 
-def _ending(record: Record) -> tuple[Entry, ...]:
+def _ending(record: Telling) -> tuple[Entry, ...]:
     if record.completed_at is None:
         return ()
-    event = "completed" if record.state is State.COMPLETE else "failed"
+    event = "completed" if record.state == State.COMPLETE else "failed"
     return (Entry(record.completed_at, record.scope, record.key, record.attempt, event, "", None),)
 
 
-def _tells_the_beginning(record: Record, trail: Sequence[Entry]) -> bool:
+def _tells_the_beginning(record: Telling, trail: Sequence[Entry]) -> bool:
     if record.created_at == record.completed_at:
         # In atomic mode the record is made when the operation has ended: there was no claim.
         return True
@@ -75,7 +111,7 @@ def _tells_the_beginning(record: Record, trail: Sequence[Entry]) -> bool:
     )
 
 
-def _tells_the_ending(record: Record, trail: Sequence[Entry]) -> bool:
+def _tells_the_ending(record: Telling, trail: Sequence[Entry]) -> bool:
     if record.completed_at is None:
         return False
     told = _ENDINGS | _ENDINGS_BY_OTHERS if record.token == NOBODYS_TOKEN else _ENDINGS
