@@ -52,6 +52,8 @@ def age(duration: timedelta) -> None:
     with connection.cursor() as cursor:
         cursor.execute(f"UPDATE semel_keys SET {back}")
         cursor.execute(f"UPDATE semel_audit SET at = at - {seconds} * {unit}")
+        if connection.vendor == "postgresql":
+            cursor.execute(f"UPDATE semel_keys_watermark SET swept_to = swept_to - {seconds} * {unit}")
 
 
 def said(name: str, *arguments: str) -> str:

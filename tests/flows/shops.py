@@ -116,6 +116,7 @@ def postgres(url: str) -> Iterator[Shop]:
 
         def age(key: str, duration: timedelta) -> None:
             other.execute(make_older, {"duration": duration, "key": key})
+            other.execute("UPDATE semel_keys_watermark SET swept_to = swept_to - %s", [duration])
 
         def enter(connection: Any, *line: str) -> None:
             connection.execute("INSERT INTO books (customer, entry) VALUES (%s, %s)", line)

@@ -37,7 +37,7 @@ from semel.core.commands import (
 from semel.core.message import Answer
 from semel.core.record import Found, Hold, Milestone
 from semel.core.recovery import Done, Progress
-from semel.core.state import Event
+from semel.core.state import Event, State
 from semel.errors import StoreError
 from semel.stores import Store, store
 from semel.work import Reaper, Sweeper
@@ -106,7 +106,7 @@ def test_the_application(urls: dict[str, str]) -> None:
             assert keys.perform(Decree(parked, ANSWER) if key == "decreed" else Unpark(parked, steps)) is Verdict.DONE
         keys.perform(Note(hold, "replayed"))
         assert keys.perform(Settle(hold)) is not None
-        assert len(keys.perform(ReadTrail("acme", "done"))) == 4
+        assert len(keys.perform(ReadTrail("acme", "done"))) == 2
         assert keys.perform(FindStuck(10)) == ()
         held(keys, "dead", OVER)
         assert Sweeper(keys).run_once().freed == 1
@@ -119,7 +119,7 @@ def test_the_application(urls: dict[str, str]) -> None:
 def test_the_trail_is_added_to_only(urls: dict[str, str], postgres_url: str) -> None:
     """The role of an application can't take a line away from the trail; that of a worker reaps it."""
     with closing(store(urls["semel_app"])) as keys:
-        held(keys, "done")
+        keys.perform(Note(held(keys, "done"), "replayed"))
         report = Reaper(keys, audit_retention=timedelta(0)).run_once()
         assert isinstance(report.error, StoreError)
     with closing(store(urls["semel_worker"])) as keys:
@@ -130,9 +130,13 @@ def test_the_trail_is_added_to_only(urls: dict[str, str], postgres_url: str) -> 
 def test_who_only_looks(urls: dict[str, str], postgres_url: str) -> None:
     """A role that can only read lists and shows keys, and changes none."""
     with closing(store(postgres_url)) as keys:
-        held(keys, "done")
+        keys.perform(Note(held(keys, "done"), "replayed"))
+        held(keys, "dead", OVER)
+        keys.perform(Discard(held(keys, "gone")))
     with closing(store(urls["semel_reader"])) as keys:
-        assert [each.key for each in keys.perform(Browse(10))] == ["done"]
+        assert [each.hold.key for each in keys.perform(FindStuck(10))] == ["dead"]
+        assert {each.key for each in keys.perform(Browse(10, state=State.PROCESSING))} == {"done", "dead"}
+        assert [each.key for each in keys.perform(Browse(10))] == ["dead", "done"]
         assert keys.perform(Look("acme", "done")) is not None
         assert len(keys.perform(ReadTrail("acme", "done"))) == 1
         with pytest.raises(StoreError):

@@ -14,18 +14,19 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from semel.core.commands import Again, Browse, Claim, Complete, Look, Release, Renew, Verdict
+from semel.core.commands import Again, Browse, Claim, Complete, FindStuck, Look, Release, Renew, Verdict
 from semel.core.message import Answer
 from semel.core.record import Found, Hold
-from semel.core.state import Event
+from semel.core.state import Event, State
 from semel.errors import ConfigurationError, StoreNotReady, StoreReadOnly, StoreRefused, StoreUnavailable
 from semel.stores import async_store, store
 from semel.stores.postgres import store as sync_store
 from semel.stores.postgres.address import SESSION
 from semel.stores.postgres.async_store import AsyncPostgresStore
+from semel.stores.postgres.builder import queries_of
 from semel.stores.postgres.statements import PACKAGE, Statements
 from semel.stores.postgres.store import PostgresStore
-from semel.stores.statement import Names, load_migrations, load_queries
+from semel.stores.statement import Names, load_migrations
 from semel.testing import servers
 
 LEASE, RETENTION = timedelta(seconds=30), timedelta(hours=24)
@@ -293,15 +294,16 @@ class TestSchema:
 
             assert migrated.result() == [name for name, _ in load_migrations(PACKAGE, Names())]
 
-    def test_every_query_can_be_prepared(self, postgres_url: str) -> None:
-        """The database accepts every statement in queries.sql as it stands."""
+    @pytest.mark.parametrize("audit", ["on", "all"])
+    def test_every_query_can_be_prepared(self, postgres_url: str, audit: Any) -> None:
+        """The database accepts every statement in queries.sql, in every variant."""
         store(postgres_url).migrate()
         with psycopg.connect(postgres_url) as connection:
-            for name, query in load_queries(PACKAGE, Names()).items():
+            for name, query in queries_of(Names(), audit).items():
                 connection.execute(f"PREPARE the_{name} AS {query.numbered}".encode())
             prepared = {name for (name,) in connection.execute("SELECT name FROM pg_prepared_statements")}
 
-        assert prepared == {f"the_{name}" for name in load_queries(PACKAGE, Names())}
+        assert prepared == {f"the_{name}" for name in queries_of(Names(), audit)}
 
     def test_table_and_schema_can_have_names_of_their_own(self, postgres_url: str) -> None:
         """``?schema=`` and ``?table=`` put the records elsewhere, and nothing of Semel's stands outside of that."""
@@ -313,13 +315,20 @@ class TestSchema:
             assert record is not None
             assert record.answer == ANSWER
             assert len(postgres.perform(Browse(10))) == 1
+            assert postgres.perform(FindStuck(10)) == ()
+            assert postgres.perform(Browse(10, state=State.PENDING)) == ()
         with psycopg.connect(postgres_url) as connection:
             made = connection.execute(
                 "SELECT schemaname || '.' || tablename FROM pg_tables WHERE schemaname NOT LIKE 'pg_%' "
                 "AND schemaname <> 'information_schema' ORDER BY 1"
             ).fetchall()
 
-        assert made == [("billing.idem",), ("billing.idem_audit",), ("billing.idem_migrations",)]
+        assert made == [
+            ("billing.idem",),
+            ("billing.idem_audit",),
+            ("billing.idem_migrations",),
+            ("billing.idem_watermark",),
+        ]
 
 
 def _until_somebody_waits(url: str, *, longer_than: str = "0", or_done: Future[Any] | None = None) -> None:

@@ -111,7 +111,8 @@ def sqlite_world(url: str) -> World:
 def postgres_world(url: str) -> World:
     def age(duration: timedelta) -> None:
         with psycopg.connect(url) as connection:
-            for statement in _ageing(f"- interval '{duration.total_seconds()} seconds'"):
+            earlier = f"- interval '{duration.total_seconds()} seconds'"
+            for statement in (*_ageing(earlier), f"UPDATE semel_keys_watermark SET swept_to = swept_to {earlier}"):
                 connection.execute(statement.encode())
 
     with closing(stores.store(url)) as store:

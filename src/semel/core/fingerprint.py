@@ -1,8 +1,8 @@
 """What makes a retry the same request: a digest of what was asked. What follows from it is for ``decision``.
 
-Of a request two digests are stored: one of the bytes as they came, and one of the body's canonical form where it has
-one, so that a client which rebuilds its JSON in another order is not told that it asked for something else. A third, of
-its method, path and query alone, can be compared whatever the recipe of the other two was.
+Of a request one digest is stored: of the body's canonical form where it has one, so that a client which rebuilds its
+JSON in another order is not told that it asked for something else; or else of the bytes as they came. A second, of its
+method, path and query alone, can be compared whatever the recipe of the first was.
 """
 
 from __future__ import annotations
@@ -23,19 +23,24 @@ from semel.errors import ConfigurationError
 
 __all__ = ["Buffer", "Fingerprinter", "Subject", "fingerprint_of", "is_same_request"]
 
-#: The stored form: version (1 byte), recipe (4), digest of the place (16), of the request with its raw body (16), and
-#: with its canonical one (16 or none). Raise the version when any byte that is hashed changes.
-VERSION = b"\x02"
+#: The stored form: version (1 byte), recipe (4), digest of the place (16) and of the request (16). Raise the version
+#: when any byte that is hashed changes.
+VERSION = b"\x03"
+#: What else can be compared: version 2 hashed the same, and stored the digest of the body as it came even where there
+#: was one of its canonical form, which followed.
+_COMPARABLE = frozenset({VERSION, b"\x02"})
 RECIPE_BYTES = 4
 #: Of SHA-256. Only one client's requests under one key are compared: another that fits takes 2^128 tries to find.
 DIGEST_BYTES = 16
-_RECIPE = slice(0, 5)
+_VERSION = slice(0, 1)
+_RECIPE = slice(1, 5)
 _PLACE = slice(5, 21)
-_RAW = slice(21, 37)
+_REQUEST = slice(21, 37)
+#: Of version 2.
 _CANONICAL = slice(37, 53)
 
 #: In the place of a recipe where there is none, and nothing but the key is compared.
-_NO_RECIPE = VERSION + bytes(RECIPE_BYTES)
+_NO_RECIPE = bytes(RECIPE_BYTES)
 
 #: In front of a body as it came, and in front of its canonical form: neither is ever taken for the other.
 _AS_IT_CAME, _IN_FORM = b"\x00", b"\x01"
@@ -128,20 +133,19 @@ class Fingerprinter:
             elif name == b"content-encoding":
                 encoding = each if not encoding else encoding + b", " + each
         media = media_type(kind.decode("latin-1"))
-        head = self._recipe + _place(self.secret, subject.method, subject.path, subject.query)
-        raw = self._begin(subject, media, encoding)
-        formed = raw.copy()
-        raw.update(_AS_IT_CAME)
-        if self.select is not None:
-            raw.update(self.select(subject))
-            return head + raw.digest()[:DIGEST_BYTES]
-        raw.update(subject.body)
-        form = canonical(media, subject.body, limit=self.canonical_limit, omit=self._omit_paths)
-        if form is None:
-            return head + raw.digest()[:DIGEST_BYTES]
-        formed.update(_IN_FORM)
-        formed.update(form)
-        return head + raw.digest()[:DIGEST_BYTES] + formed.digest()[:DIGEST_BYTES]
+        head = VERSION + self._recipe + _place(self.secret, subject.method, subject.path, subject.query)
+        request = self._begin(subject, media, encoding)
+        form = None
+        if self.select is None:
+            form = canonical(media, subject.body, limit=self.canonical_limit, omit=self._omit_paths)
+        if form is not None:
+            # Of bodies that are the same byte by byte, so are the canonical forms: one digest is enough.
+            request.update(_IN_FORM)
+            request.update(form)
+        else:
+            request.update(_AS_IT_CAME)
+            request.update(subject.body if self.select is None else self.select(subject))
+        return head + request.digest()[:DIGEST_BYTES]
 
     def matches(self, stored: bytes, fresh: bytes, subject: Subject) -> bool:
         """Tell whether *subject*, whose fingerprint is *fresh*, asks for what was *stored*.
@@ -152,12 +156,12 @@ class Fingerprinter:
         """
         if _alike(stored, fresh):
             return True
-        if stored[_RECIPE] == fresh[_RECIPE]:
+        if stored[_VERSION] in _COMPARABLE and stored[_RECIPE] == fresh[_RECIPE]:
             return False
         secrets = (*self.previous_secrets, None)
         for secret in secrets:
             older = dataclasses.replace(self, secret=secret)
-            if stored[_RECIPE] == older._recipe:  # noqa: SLF001 - a Fingerprinter like this one
+            if stored[_VERSION] in _COMPARABLE and stored[_RECIPE] == older._recipe:  # noqa: SLF001 - a Fingerprinter like this one
                 return _alike(stored, older.of(subject))
         return _is_same_place(stored, subject, self.secret, *secrets)
 
@@ -206,7 +210,7 @@ class Fingerprinter:
             # Under another limit the same body may have a canonical digest or not.
             b"%d" % self.canonical_limit,
         )
-        return VERSION + hashlib.sha256(pack(parts)).digest()[:RECIPE_BYTES]
+        return hashlib.sha256(pack(parts)).digest()[:RECIPE_BYTES]
 
     def _set(self, name: str, value: object) -> None:
         # The dataclass is frozen to its users; this is still its constructor.
@@ -216,7 +220,7 @@ class Fingerprinter:
 def fingerprint_of(recipe: Fingerprinter | None, subject: Subject) -> bytes:
     """Give the fingerprint to store with the key of *subject*; without a *recipe* it only says where it was sent."""
     if recipe is None:
-        return _NO_RECIPE + _place(None, subject.method, subject.path, subject.query)
+        return VERSION + _NO_RECIPE + _place(None, subject.method, subject.path, subject.query)
     return recipe.of(subject)
 
 
@@ -227,7 +231,8 @@ def is_same_request(recipe: Fingerprinter | None, stored: bytes, fresh: bytes, s
     compared is not given away to another method, path or query.
     """
     if recipe is None:
-        return stored[_RECIPE] in {_NO_RECIPE, b""} or _is_same_place(stored, subject, None)
+        has_none = not stored or (stored[_VERSION] in _COMPARABLE and stored[_RECIPE] == _NO_RECIPE)
+        return has_none or _is_same_place(stored, subject, None)
     return recipe.matches(stored, fresh, subject)
 
 
@@ -277,16 +282,16 @@ def _is_same_place(stored: bytes, subject: Subject, *secrets: bytes | None) -> b
     One of another version, or under another secret, can't be compared, and is not the same.
     """
     place = subject.method, subject.path, subject.query
-    return stored.startswith(VERSION) and any(
+    return stored[_VERSION] in _COMPARABLE and any(
         hmac.compare_digest(stored[_PLACE], _place(secret, *place)) for secret in secrets
     )
 
 
-def _alike(one: bytes, other: bytes) -> bool:
-    if hmac.compare_digest(one[_RAW], other[_RAW]):
+def _alike(stored: bytes, fresh: bytes) -> bool:
+    request = fresh[_REQUEST]
+    if hmac.compare_digest(stored[_REQUEST], request):
         return True
-    canonical_digest = one[_CANONICAL]
-    return bool(canonical_digest) and hmac.compare_digest(canonical_digest, other[_CANONICAL])
+    return stored[_VERSION] != VERSION and hmac.compare_digest(stored[_CANONICAL], request)
 
 
 def _lines(subject: Subject, name: bytes) -> list[bytes]:

@@ -44,8 +44,9 @@ MAX_BATCH_BYTES = 1024 * 1024
 class FairQueue(Generic[T]):
     """Commands that wait, each with what its caller has to be told by. It locks nothing."""
 
-    def __init__(self) -> None:
-        """Have none."""
+    def __init__(self, limit: int | None = None) -> None:
+        """Have none. A batch is of *limit* commands at most, if that is given."""
+        self._limit = limit
         #: What came since a batch was last taken, and how many bytes that is. Mostly it all goes out at once, and then
         #: there are no turns to take.
         self._arrived: list[tuple[int, Command[Any], T]] = []
@@ -87,7 +88,7 @@ class FairQueue(Generic[T]):
 
     def take(self) -> list[T]:
         """Take the next batch: one of each scope in turn, as long as it is not too many, or too much."""
-        if not self._by_scope and len(self._arrived) <= MAX_BATCH and self._bytes <= MAX_BATCH_BYTES:
+        if not self._by_scope and len(self._arrived) <= (self._limit or MAX_BATCH) and self._bytes <= MAX_BATCH_BYTES:
             batch = [item for _, _, item in self._arrived]
             self._arrived, self._bytes = [], 0
             return batch
@@ -112,7 +113,8 @@ class FairQueue(Generic[T]):
         batch: list[T] = []
         total = 0
         by_scope = self._by_scope
-        while by_scope and len(batch) < MAX_BATCH:
+        limit = self._limit or MAX_BATCH
+        while by_scope and len(batch) < limit:
             scope, waiting = next(iter(by_scope.items()))
             size, item = waiting[0]
             total += size

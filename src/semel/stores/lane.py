@@ -5,14 +5,17 @@ How much that is, and whose turn it is first, ``fair.py`` says.
 A lane that is free sends at once, so a lone request waits for nobody; there is no timer to linger on (a linger of 1 ms
 was measured to cost a lone caller 60 % and to win nothing for a crowd). ``execute`` carries out a batch and answers
 with one outcome for each command, in order; an outcome that is an exception is raised to that command's caller alone.
+Where commands have *terms* that one statement must share, those of a batch that differ in them go out one after the
+other, each with their like.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from copy import copy
+from operator import attrgetter, itemgetter
 from typing import Any, Generic, TypeVar
 
 from semel.core.commands import Command
@@ -21,15 +24,28 @@ from semel.stores.fair import FairQueue
 from semel.stores.step import Step
 
 C = TypeVar("C", bound=Command[Any])
+T = TypeVar("T")
+
+#: What commands must have in common to go out together.
+Terms = Callable[[Any], object]
+
+_command: Callable[[Any], Any] = itemgetter(0)
+_commanded: Callable[[Any], Any] = attrgetter("command")
 
 
 class AsyncLane(Generic[C]):
     """A lane for the tasks of one event loop."""
 
-    def __init__(self, execute: Callable[[list[C]], Awaitable[list[Any]]]) -> None:
-        """Send batches through *execute*."""
+    def __init__(
+        self,
+        execute: Callable[[list[C]], Awaitable[list[Any]]],
+        terms: Terms | None = None,
+        limit: int | None = None,
+    ) -> None:
+        """Send batches of at most *limit* through *execute*, those alone together that have the same *terms*."""
         self._execute = execute
-        self._queue: FairQueue[tuple[C, Step[Any]]] = FairQueue()
+        self._terms = terms
+        self._queue: FairQueue[tuple[C, Step[Any]]] = FairQueue(limit)
         self._drain: asyncio.Task[None] | None = None
 
     def submit(self, command: C) -> Step[Any]:
@@ -51,9 +67,10 @@ class AsyncLane(Generic[C]):
         try:
             while self._queue:
                 batch = self._queue.take()
-                outcomes = await self._outcomes([command for command, _ in batch])
-                for (_, answer), outcome in zip(batch, outcomes, strict=True):
-                    answer.settle(outcome)
+                for part in _alike(batch, _command, self._terms):
+                    outcomes = await self._outcomes([command for command, _ in part])
+                    for (_, answer), outcome in zip(part, outcomes, strict=True):
+                        answer.settle(outcome)
         except BaseException:
             # Only the end of the loop cancels a lane. Those who wait for it must not wait for ever.
             for _, answer in (*batch, *self._queue):
@@ -77,11 +94,16 @@ class AsyncLane(Generic[C]):
 class Lane(Generic[C]):
     """A lane for threads. There is no thread of its own: whoever finds it free carries a batch for all who wait."""
 
-    def __init__(self, execute: Callable[[list[C]], list[Any]]) -> None:
-        """Send batches through *execute*, one at a time."""
+    def __init__(
+        self, execute: Callable[[list[C]], list[Any]], terms: Terms | None = None, limit: int | None = None
+    ) -> None:
+        """Send batches of at most *limit* through *execute*, one at a time, those alone together that have the same
+        *terms*.
+        """
         self._execute = execute
+        self._terms = terms
         self._mutex = threading.Lock()
-        self._queue: FairQueue[_Ticket[C]] = FairQueue()
+        self._queue: FairQueue[_Ticket[C]] = FairQueue(limit)
         #: Whose turn it is to carry the queue.
         self._leader: _Ticket[C] | None = None
 
@@ -108,13 +130,16 @@ class Lane(Generic[C]):
         """Carry out the next batch, which its leader is the first of; then hand the lane to the first of the next."""
         with self._mutex:
             batch = self._queue.take()
-        # What the waiting get if this thread is killed in the middle.
-        outcomes: list[Any] = [StoreUnavailable("The thread that asked was interrupted.", was_sent=True)] * len(batch)
         try:
-            outcomes = self._outcomes([ticket.command for ticket in batch])
+            for part in _alike(batch, _commanded, self._terms):
+                outcomes = self._outcomes([ticket.command for ticket in part])
+                for ticket, outcome in zip(part, outcomes, strict=True):
+                    ticket.settle(outcome)
         finally:
-            for ticket, outcome in zip(batch, outcomes, strict=True):
-                ticket.settle(outcome)
+            for ticket in batch:
+                if not ticket.is_done:
+                    # This thread is killed in the middle.
+                    ticket.settle(StoreUnavailable("The thread that asked was interrupted.", was_sent=True))
             with self._mutex:
                 self._hand_on()
 
@@ -163,6 +188,16 @@ class _Ticket(Generic[C]):
         self.outcome = outcome
         self.is_done = True
         self.wake()
+
+
+def _alike(batch: list[T], command: Callable[[T], Any], terms: Terms | None) -> Collection[list[T]]:
+    """Return *batch* in parts of the same *terms*: mostly there is one."""
+    if terms is None or len(batch) == 1:
+        return (batch,)
+    parts: dict[object, list[T]] = {}
+    for each in batch:
+        parts.setdefault(terms(command(each)), []).append(each)
+    return parts.values()
 
 
 def refused(error: Exception) -> StoreRefused:

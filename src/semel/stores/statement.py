@@ -2,6 +2,7 @@
 
 A file holds blocks that begin ``-- name: claim``; parameters are spelled ``:scope``. The files name the table
 ``semel_keys``, and so do the objects that belong to it (``semel_keys_reap``); another name is put in on loading.
+Lines between ``--[kept`` and ``--]`` are a part: a variant of the statement has it or not (``Query.with_parts``).
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ T = TypeVar("T")
 
 DEFAULT_TABLE = "semel_keys"
 DEFAULT_AUDIT = "semel_audit"
+DEFAULT_WATERMARK = "semel_keys_watermark"
 MIGRATIONS = "migrations"
 
 _BLOCK = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 # Not the second colon of a cast (::text).
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)\b")
+_PART = re.compile(r"^--\[(\w+)\n(.*?)^--\]\n?", re.MULTILINE | re.DOTALL)
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 
 
@@ -50,13 +53,19 @@ class Names:
         return DEFAULT_AUDIT if self.table == DEFAULT_TABLE else f"{self.table}_audit"
 
     @property
+    def watermark(self) -> str:
+        """Where it says how far the services have walked along the table."""
+        return f"{self.table}_watermark"
+
+    @property
     def tables(self) -> frozenset[str]:
         """Everything that is made beside the application's own tables."""
-        return frozenset({self.table, self.audit, f"{self.table}_migrations"})
+        return frozenset({self.table, self.audit, self.watermark, f"{self.table}_migrations"})
 
     def put_into(self, sql: str) -> str:
         """Return *sql* with these names in place of the usual ones."""
         prefix = f"{self.schema}." if self.schema else ""
+        sql = sql.replace(DEFAULT_WATERMARK, prefix + self.watermark)
         for usual, name in ((DEFAULT_TABLE, self.table), (DEFAULT_AUDIT, self.audit)):
             sql = re.sub(rf"\b{usual}(?=_)", name, sql)
             sql = re.sub(rf"\b{usual}\b", prefix + name, sql)
@@ -85,6 +94,10 @@ class Query:
     def formatted(self) -> str:
         """The text with its parameters spelled ``%(name)s``, for a client that writes them into it."""
         return _PARAMETER.sub(lambda match: f"%({match[1]})s", self.text)
+
+    def with_parts(self, *names: str) -> Query:
+        """Return the variant that has these parts, and no others."""
+        return Query(_PART.sub(lambda match: match[2] if match[1] in names else "", self.text))
 
 
 @value
@@ -136,4 +149,4 @@ def _stem(file: Traversable) -> str:
 
 def _without_comments(text: str) -> str:
     # Comments are for the reader of the file; the server's logs and statistics are clearer without.
-    return "\n".join(line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("--"))
+    return "\n".join(line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("-- "))

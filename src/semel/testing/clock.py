@@ -145,6 +145,12 @@ def _statements(names: Names, placeholder: str) -> list[str]:
     ]
 
 
+def _postgres_statements(names: Names, placeholder: str) -> list[str]:
+    """Return the same, and what moves the services' watermark with the records that it was moved past."""
+    back = f"UPDATE semel_keys_watermark SET swept_to = swept_to - {placeholder}"  # noqa: S608 - constants
+    return [*_statements(names, placeholder), names.put_into(back)]
+
+
 def _age_sqlite(place: Place, duration: timedelta) -> None:
     if not place.path.exists():
         return  # Nothing is stored yet.
@@ -160,7 +166,7 @@ def _age_postgres(address: Any, duration: timedelta) -> None:
     psycopg: Any = import_module("psycopg")
     with psycopg.connect(address.url, application_name="semel test clock") as connection:
         connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
-        for statement in _statements(address.names, "%(by)s"):
+        for statement in _postgres_statements(address.names, "%(by)s"):
             connection.execute(statement, {"by": duration})
 
 
@@ -168,7 +174,7 @@ def _age_djangos(connection: Any, duration: timedelta) -> None:
     is_sqlite = connection.vendor == "sqlite"
     by: Any = duration // timedelta(milliseconds=1) if is_sqlite else duration
     with connection.cursor() as cursor:
-        for statement in _statements(Names(), "%s"):
+        for statement in (_statements if is_sqlite else _postgres_statements)(Names(), "%s"):
             cursor.execute(statement, [by] * statement.count("%s"))
 
 

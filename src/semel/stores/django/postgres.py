@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from django.db import Error as DjangoError
 
-from semel.core.commands import Begin, Claim, Command, Complete, Open, Settle
+from semel.core.commands import Begin, Claim, Command, Complete, FindStuck, Open, Settle
 from semel.errors import (
     ConfigurationError,
     StoreError,
@@ -26,12 +26,13 @@ from semel.stores.connections.endings import HAS_LOCK, Notices, lost, of_commit,
 from semel.stores.django.units import Database, no_tables
 from semel.stores.django.wrapper import Block, Wrapper, close, name_of
 from semel.stores.lane import refused
-from semel.stores.postgres.address import LOCK_SECONDS, Address
+from semel.stores.postgres.address import LOCK_SECONDS, Address, Audit
 from semel.stores.postgres.durability import Durability
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
 from semel.stores.postgres.statements import Statements
 from semel.stores.postgres.store import TRIES
+from semel.stores.postgres.upkeep import MAX_WALKS, advance
 from semel.stores.statement import Joined, Names, Statement
 
 try:
@@ -57,11 +58,11 @@ class _Name(Address):
 class Postgres(Database):
     """One PostgreSQL database of Django's."""
 
-    def __init__(self, alias: str, *, audit: bool, actor: Callable[[], str]) -> None:
+    def __init__(self, alias: str, *, audit: bool | Audit, actor: Callable[[], str]) -> None:
         """Nothing is connected yet."""
         self._alias = alias
         self._may_write = False
-        self._statements = Statements(Names(), audit=audit, actor=actor)
+        self._statements = Statements(Names(), audit=_audit(audit), actor=actor)
         self._address = _Name(f'DATABASES["{alias}"]', Names())
         self._joined = JoinedStatements(self._statements, str(self._address))
         self._durability = Durability(self._address)
@@ -107,6 +108,11 @@ class Postgres(Database):
             case Settle():
                 run(wrapper, self._statements.wait(command), is_patient=False)
                 outcome = run(wrapper, self._statements.of(command), is_patient=False)
+            case FindStuck():
+                for _ in range(MAX_WALKS):
+                    if not run(wrapper, advance(self._statements)):
+                        break
+                outcome = run(wrapper, self._statements.of(command))
             case _:
                 outcome = run(wrapper, self._statements.of(command))
         return outcome  # type: ignore[no-any-return]  # by the command's own type
@@ -288,6 +294,12 @@ class Postgres(Database):
             f"{self._address} takes no writes: it is a replica, or default_transaction_read_only is on for the server, "
             'the database or the role. Name the primary in SEMEL["DATABASE"], or let it be written.'
         )
+
+
+def _audit(given: bool | Audit) -> Audit:  # noqa: FBT001 - or one of the words
+    if isinstance(given, bool):
+        return "on" if given else "off"
+    return given
 
 
 _IMPATIENT = f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'".encode()

@@ -9,7 +9,7 @@ from typing import Any
 
 from semel.stores.django.wrapper import Wrapper
 from semel.stores.sqlite import file
-from semel.stores.statement import DEFAULT_AUDIT, DEFAULT_TABLE, Names, load_migrations
+from semel.stores.statement import DEFAULT_AUDIT, DEFAULT_TABLE, DEFAULT_WATERMARK, Names, load_migrations
 
 #: Where the files of each database are.
 PACKAGES = {"postgresql": "semel.stores.postgres", "sqlite": "semel.stores.sqlite"}
@@ -33,8 +33,11 @@ def applied(wrapper: Wrapper) -> list[str]:
 
 
 def apply(editor: Any, name: str) -> None:
-    """Apply one migration with a schema editor of Django's, unless it was applied before."""
+    """Apply one migration with a schema editor of Django's, unless it was applied before, or is of another database."""
     wrapper = editor.connection
+    scripts = dict(_scripts(wrapper.vendor))
+    if name not in scripts:
+        return
     if not editor.collect_sql:
         _wait_for_others(wrapper)
         done = applied(wrapper)
@@ -44,7 +47,7 @@ def apply(editor: Any, name: str) -> None:
             _make_book(editor)
     elif wrapper.vendor == "postgresql" and name == _scripts(wrapper.vendor)[0][0]:
         _make_book(editor)
-    for statement in _statements(wrapper.vendor, dict(_scripts(wrapper.vendor))[name]):
+    for statement in _statements(wrapper.vendor, scripts[name]):
         editor.execute(statement, params=None)
     editor.execute(_WRITE_DOWN[wrapper.vendor] % name, params=None)
 
@@ -54,7 +57,7 @@ def revert(editor: Any, name: str) -> None:
     vendor = editor.connection.vendor
     if vendor == "sqlite":
         editor.execute(f"DROP VIEW IF EXISTS {DEFAULT_TABLE}_clock", params=None)
-    for table in (DEFAULT_AUDIT, DEFAULT_TABLE, BOOK):
+    for table in (DEFAULT_AUDIT, DEFAULT_TABLE, DEFAULT_WATERMARK, BOOK):
         editor.execute(f"DROP TABLE IF EXISTS {table}", params=None)
     if not editor.collect_sql:
         for earlier, _ in _scripts(vendor):

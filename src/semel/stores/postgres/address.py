@@ -18,14 +18,18 @@ LOCK_SECONDS = 2
 #: How many transactions of the application's may be open at once, unless ``?pool=`` says otherwise.
 POOL_SIZE = 16
 
-#: Whether there is an audit trail: one for every change, and, with ``replays``, for every replay too.
-Audit = Literal["on", "off", "replays"]
+#: What the audit trail tells: what the record does not; everything; and every replay, too; nothing.
+Audit = Literal["on", "all", "replays", "off"]
+#: With these there is a line for every change.
+FULL: frozenset[Audit] = frozenset({"all", "replays"})
 #: When a key in progress may be taken over: when its lease is over; or, *instant*, when its worker's process is dead.
 Takeover = Literal["lease", "instant"]
 
 #: What our sessions ask of the server. They send nothing but the statements of ``queries.sql``, each of which is a
 #: handful of look-ups by primary key, or a walk along an index. A table that was never analysed makes the planner cache
 #: a sequential scan for that, or sort all that is due to reap some of it, and keep to it while the table grows.
+#: The plan is made once for all values: left to itself, the server takes a statement for one key to be so much cheaper
+#: than one for many that it plans it anew each time, which takes several times as long as to run it.
 SESSION = {
     "application_name": "semel",
     "default_transaction_isolation": "read committed",
@@ -34,6 +38,7 @@ SESSION = {
     "enable_seqscan": "off",
     "enable_sort": "off",
     "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
     "lock_timeout": f"{LOCK_SECONDS}s",
     "statement_timeout": f"{STATEMENT_SECONDS}s",
 }
@@ -94,7 +99,7 @@ class Address:
 
 def _audit(value: str | None) -> Audit:
     if value not in get_args(Audit):
-        raise ConfigurationError(f"?audit={value} is not known: on, off and replays are.")
+        raise ConfigurationError(f"?audit={value} is not known: on, all, replays and off are.")
     return cast("Audit", value)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from semel.core.commands import Claim, Command, Complete, Renew, Settle
+from semel.core.commands import Claim, Command, Complete, FindStuck, Renew, Settle
 from semel.core.record import Hold
-from semel.errors import ConfigurationError, StoreError, StoreUnavailable
+from semel.errors import ConfigurationError, StoreError, StoreNotPermitted, StoreReadOnly, StoreUnavailable
 from semel.stores.base import AsyncStore, this_process
 from semel.stores.fair import MAX_BATCH_BYTES, size_of
 from semel.stores.forks import leave_alone, start_afresh_in_children
@@ -24,7 +24,16 @@ from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, read
 from semel.stores.postgres.joined import JoinedStatements
 from semel.stores.postgres.pooler import is_direct_async
 from semel.stores.postgres.renewals import Renewals
-from semel.stores.postgres.statements import OTHERS, OWNED, UPKEEP, Statements
+from semel.stores.postgres.statements import (
+    MAX_BATCH,
+    OTHERS,
+    OWNED,
+    UPKEEP,
+    Statements,
+    terms_of_claim,
+    terms_of_complete,
+)
+from semel.stores.postgres.upkeep import MAX_WALKS, advance
 from semel.stores.statement import Statement
 from semel.stores.step import Step
 from semel.stores.transaction import AsyncConnections, AsyncTransaction
@@ -67,7 +76,7 @@ class AsyncPostgresStore(AsyncStore):
         self._liveness = _liveness(self.address)
         self._statements = Statements(
             self.address.names,
-            audit=self.address.audit != "off",
+            audit=self.address.audit,
             actor=lambda: self.actor or this_process(),
             owner=self._liveness.owner if self._liveness else nobody,
         )
@@ -184,8 +193,8 @@ class AsyncPostgresStore(AsyncStore):
         self._listener.drop()
         self._links = [_Link(self.address) for _ in range(6)]
         claims, answers, leases, settlements, others, upkeep = self._links
-        claim = AsyncLane[Any](lambda batch: self._claim(claims, batch))
-        complete = AsyncLane[Any](lambda batch: self._complete(answers, batch))
+        claim = AsyncLane[Any](lambda batch: self._claim(claims, batch), terms_of_claim, MAX_BATCH)
+        complete = AsyncLane[Any](lambda batch: self._complete(answers, batch), terms_of_complete, MAX_BATCH)
         # Renewals skip locked rows, and must not wait behind those who don't.
         renew = AsyncLane[Any](lambda batch: self._each(leases, batch))
         other = AsyncLane[Any](lambda batch: self._each(others, batch))
@@ -229,7 +238,15 @@ class AsyncPostgresStore(AsyncStore):
             await self._settle()
         if isinstance(command, Settle):
             await link.run(self._statements.wait(command))
+        elif isinstance(command, FindStuck):
+            await self._advance(link)
         return await link.run(self._statements.of(command))
+
+    async def _advance(self, link: _Link) -> None:
+        with suppress(StoreNotPermitted, StoreReadOnly):  # Whoever may only look sees what is followed already.
+            for _ in range(MAX_WALKS):
+                if not await link.run(advance(self._statements)):
+                    return
 
     async def _caught(self, running: Coroutine[Any, Any, T]) -> T | Exception:
         try:

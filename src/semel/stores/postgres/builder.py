@@ -11,6 +11,7 @@ from semel.core.message import Answer
 from semel.core.record import NOBODYS_TOKEN, Hold
 from semel.stores.base import this_process
 from semel.stores.headers import written
+from semel.stores.postgres.address import FULL, Audit
 from semel.stores.postgres.signals import channel_of
 from semel.stores.statement import Joined, Names, Query, Statement, load_queries
 
@@ -38,6 +39,7 @@ class Queries:
     look: Query
     browse: Query
     find_stuck: Query
+    advance: Query
     read_request: Query
     sweep: Query
     reap: Query
@@ -52,6 +54,25 @@ class Queries:
     privileges: Query
 
 
+#: The queries that have parts: each variant's name, and which parts it has.
+_VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "claim": {"claim": ("plain",), "claim_kept": ("kept",)},
+    "complete": {"complete": (), "complete_told": ("hints",)},
+    "browse": {"browse": ("plain",), "browse_unfinished": ("unfinished",)},
+}
+
+
+def queries_of(names: Names, audit: Audit) -> dict[str, Query]:
+    """Load the queries, each variant of those that have parts under a name of its own."""
+    loaded = Queries(**load_queries(PACKAGE, names))
+    queries: dict[str, Query] = {each.name: getattr(loaded, each.name) for each in fields(Queries)}
+    trail = ("trail",) if audit in FULL else ()
+    for name, variants in _VARIANTS.items():
+        query = queries.pop(name)
+        queries |= {variant: query.with_parts(*parts, *trail) for variant, parts in variants.items()}
+    return queries
+
+
 def nobody() -> int | None:
     """Have no lock that shows that this process lives: only leases tell."""
     return None
@@ -64,28 +85,34 @@ class Builder:
         self,
         names: Names,
         *,
-        audit: bool = True,
+        audit: Audit = "on",
         actor: Callable[[], str] = this_process,
         owner: Callable[[], int | None] = nobody,
     ) -> None:
-        """Load the queries with *names* put in. *actor* says who the audit trail shall name, if there is one.
+        """Load the queries with *names* put in. *actor* says who the audit trail shall name, if there is one: *audit*.
 
         *owner* is asked with every statement for the lock (``signals.owner_lock``) that this process holds now. What
         is claimed bears it; and only while there is one is it tested whether the owners of others still live.
         """
         self.names = names
-        self._audit = audit
+        self._audit = audit != "off"
+        self._tells_all = audit in FULL
         self._actor = actor
         self._owner = owner
         self._channel = channel_of(names)
-        queries = Queries(**load_queries(PACKAGE, names))
-        self._queries: dict[str, Query] = {each.name: getattr(queries, each.name) for each in fields(Queries)}
+        self._queries = queries_of(names, audit)
         self._sql = {name: query.numbered for name, query in self._queries.items()}
         self._order = {name: query.parameters for name, query in self._queries.items()}
 
     def statement(self, name: str, read: Any, **parameters: Any) -> Statement[Any]:
         """Build a statement of the store's own."""
         values = self._with_usual(parameters)
+        return Statement(self._sql[name], [values[each] for each in self._order[name]], read)
+
+    def batch(self, name: str, read: Any, values: dict[str, Any]) -> Statement[Any]:
+        """Build a statement of the store's own of which many are sent: *values* has all that it takes."""
+        if self._tells_all:
+            values["actor"] = self._actor()
         return Statement(self._sql[name], [values[each] for each in self._order[name]], read)
 
     def joined(self, name: str, read: Any, **parameters: Any) -> Joined[Any]:
@@ -97,6 +124,7 @@ class Builder:
         owner = self._owner()
         return parameters | {
             "audit": self._audit,
+            "everything": self._tells_all,
             "actor": self._actor(),
             "nobodys_token": NOBODYS_TOKEN,
             "channel": self._channel,

@@ -16,6 +16,7 @@ from semel.core.state import State, after
 from semel.stores.postgres import rows as read
 from semel.stores.postgres.builder import Builder, hint, of_answer, of_hold
 from semel.stores.postgres.errors import lacking, read_only
+from semel.stores.requests import line_of
 from semel.stores.statement import DEFAULT_AUDIT, DEFAULT_TABLE, Joined, Names, Query, Statement
 from semel.stores.transaction import Begun
 
@@ -83,6 +84,7 @@ class JoinedStatements:
             retention=claim.retention.total_seconds(),
             on_crash=claim.on_crash,
             after_retention=claim.after_retention,
+            request_line=line_of(claim),
             made_at=claim.made_at and claim.made_at.timestamp(),
             seen_attempt=seen and seen.attempt,
             seen_token=seen and seen.token,

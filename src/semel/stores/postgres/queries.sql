@@ -3,13 +3,15 @@
 -- is a percent sign or a stray colon.
 -- Only the server's clock decides, and it is clock_timestamp(): now() stands still within a transaction.
 -- Plural parameters are arrays: one statement serves everybody who asked meanwhile.
--- What is about one record finds it by its primary key, and says state || '' = 'processing' where it means that state:
--- said plainly, the planner may look in semel_keys_in_progress instead, because there seem to be few rows in it. But it
--- has an entry for every operation that ended since the last vacuum, and each of them would be read.
+-- What is about one record finds it by its primary key. No index names a column that completion changes (state, lease,
+-- answer), so that completion is a heap-only update: no index entry is written, and none is left behind dead.
 -- Where a statement joins many keys to the table, it says scope = ANY (ARRAY[asked.scope]): that is looked up for each
 -- key, and can't be done by walking along the whole primary key, which a plan that was made for a small table does for
 -- as long as the session keeps the plan.
--- What changes a record writes a line of the audit trail in the same statement; :audit says whether there is one.
+-- Lines between --[ and --] are a part with a name, and are there only in the variants that ask for it (statement.py).
+-- What is extraordinary writes a line of the audit trail in the same statement; :audit says whether there is a trail. The
+-- ordinary (claimed, accepted, completed, failed, and a line for each record that was reaped) is told by the record, and
+-- is written down only where everything is asked for: the part "trail" and :everything.
 --
 -- A worker's process may hold a lock while it lives, exclusively, in a session of its own; the records that it works on
 -- bear the lock's number as their owner. Whoever gets that lock, shared, has proof that the process is dead, and need
@@ -24,52 +26,81 @@
 
 -- name: claim
 -- Take the keys that nobody has; say of the others what is there.
+-- The claims of one statement share the terms of their policy, which are scalars. Scopes and request lines are
+-- arrays only where there is more than one of them: unnest() pads an array that is NULL.
 -- DO NOTHING, not DO UPDATE: a replay then writes no row version and no WAL.
--- ORDER BY, because two processes that insert the same keys in different orders deadlock.
+-- The keys come sorted, because two processes that insert the same keys in different orders deadlock; MATERIALIZED keeps
+-- the order.
+-- The first row has the tokens that won, one after the other, 16 bytes each. The others are what was found, by its place
+-- among the keys that were asked for. They are looked for only where not all have won.
 -- The read sees the table as it was before the insert. So a key that a rival took in between comes back
 -- in neither part, and its caller asks again.
 -- OFFSET 0 makes the planner look each key up by itself, through the primary key.
--- A key that tells when it was made needs no tombstone: by its age it is refused. But only one that was made before
--- now by this clock; its client's may be ahead.
-WITH asked AS (
-    SELECT *
-      FROM unnest(:scopes::text[], :keys::text[], :tokens::bytea[], :fingerprints::bytea[],
-                  :leases::float8[], :retentions::float8[],
-                  :on_crashes::text[], :after_retentions::text[], :requests::text[], :request_bodies::bytea[],
-                  :accepteds::boolean[], :made_ats::float8[])
-        AS asked (scope, key, token, fingerprint, lease, retention, on_crash, after_retention, request, request_body,
-                  accepted, made_at)
+-- The part "kept" is for claims with a request that is kept, or a key that tells when it was made. Such a key needs no
+-- tombstone: by its age it is refused. But only one that was made before now by this clock; its client's may be ahead.
+WITH asked AS MATERIALIZED (
+    SELECT coalesce(asked.scope, :scope::text) AS scope, key, token, fingerprint,
+           coalesce(asked.request_line, :request_line::text) AS request_line, place
+--[kept
+         , request, request_body, made_at
+--]
+      FROM unnest(:scopes::text[], :keys::text[], :tokens::bytea[], :fingerprints::bytea[], :request_lines::text[]
+--[kept
+                , :requests::text[], :request_bodies::bytea[], :made_ats::float8[]
+--]
+           ) WITH ORDINALITY AS asked (scope, key, token, fingerprint, request_line
+--[kept
+                                     , request, request_body, made_at
+--]
+                                     , place)
 ), won AS (
-    INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, created_at, lease_expires_at, expires_at,
-                            on_crash, after_retention, request, request_body, accepted, owner)
-    SELECT scope, key, CASE WHEN accepted THEN 'pending' ELSE 'processing' END, 1, token, fingerprint,
-           clock_timestamp(), CASE WHEN NOT accepted THEN clock_timestamp() + lease * interval '1 second' END,
-           clock_timestamp() + retention * interval '1 second',
-           on_crash, CASE WHEN after_retention = 'strip' AND to_timestamp(made_at) <= clock_timestamp() THEN 'delete'
-                          ELSE after_retention END,
-           request, request_body, accepted,
-           CASE WHEN NOT accepted
-                THEN (SELECT :owner::bigint WHERE NOT pg_try_advisory_xact_lock_shared(:owner::bigint)) END
+    INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, request_line, created_at, lease_expires_at,
+                            expires_at, on_crash, after_retention, owner
+--[kept
+                          , request, request_body, accepted, upkeep
+--]
+                           )
+    SELECT scope, key,
+--[plain
+           'processing', 1, token, fingerprint, request_line, clock_timestamp(),
+           clock_timestamp() + :lease::float8 * interval '1 second',
+           clock_timestamp() + :retention::float8 * interval '1 second', :on_crash::text, :after_retention::text,
+           (SELECT :owner::bigint WHERE NOT pg_try_advisory_xact_lock_shared(:owner::bigint))
+--]
+--[kept
+           CASE WHEN :accepted::boolean THEN 'pending' ELSE 'processing' END, 1, token, fingerprint, request_line,
+           clock_timestamp(),
+           CASE WHEN NOT :accepted::boolean THEN clock_timestamp() + :lease::float8 * interval '1 second' END,
+           clock_timestamp() + :retention::float8 * interval '1 second', :on_crash::text,
+           CASE WHEN :after_retention::text = 'strip' AND to_timestamp(made_at) <= clock_timestamp() THEN 'delete'
+                ELSE :after_retention::text END,
+           (SELECT :owner::bigint
+             WHERE NOT :accepted::boolean AND NOT pg_try_advisory_xact_lock_shared(:owner::bigint)),
+           request, request_body, :accepted::boolean, CASE WHEN :accepted::boolean THEN 'open' END
+--]
       FROM asked
-     ORDER BY scope COLLATE "C", key COLLATE "C"
         ON CONFLICT (scope, key) DO NOTHING
- RETURNING scope, key, accepted
+ RETURNING token
+--[trail
+         , scope, key, accepted
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
     SELECT clock_timestamp(), scope, key, 1, CASE WHEN accepted THEN 'accepted' ELSE 'claimed' END, :actor::text
       FROM won
-     WHERE :audit::boolean
+--]
 )
-SELECT scope, key, NULL AS state, 1 AS attempt, NULL::bytea AS token, NULL::bytea AS fingerprint,
+SELECT 0::bigint AS place, NULL AS state, 1 AS attempt, string_agg(token, '') AS token, NULL::bytea AS fingerprint,
        NULL::smallint AS status, NULL AS headers, NULL::bytea AS body, false AS lease_is_over,
-       0::float8 AS retention_left, NULL AS steps, accepted
+       0::float8 AS retention_left, NULL AS steps, false AS accepted
   FROM won
- WHERE CASE WHEN accepted THEN pg_notify(:channel, 'accepted') IS NOT NULL ELSE true END
+--[kept
+HAVING CASE WHEN :accepted::boolean AND count(*) > 0 THEN pg_notify(:channel, 'accepted') IS NOT NULL ELSE true END
+--]
  UNION ALL
-SELECT found.*
+SELECT asked.place, found.*
   FROM asked
  CROSS JOIN LATERAL (
-    SELECT scope, key, state, attempt, token, fingerprint, status, headers, body,
+    SELECT state, attempt, token, fingerprint, status, headers, body,
            CASE WHEN lease_expires_at IS NULL OR lease_expires_at <= clock_timestamp() THEN true
                 WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
                 ELSE false END,
@@ -78,6 +109,7 @@ SELECT found.*
      WHERE semel_keys.scope = asked.scope AND semel_keys.key = asked.key
     OFFSET 0
  ) AS found
+ WHERE (SELECT count(*) FROM won) < cardinality(:keys::text[])
 
 
 -- name: take_over
@@ -85,6 +117,7 @@ SELECT found.*
 -- A record that expired starts anew. One that did not stays the same operation: it keeps its age, its fingerprint,
 -- its steps and its request. One that is pending is begun, by a worker alone, and that is its first attempt still.
 -- What is unknown never expires: an operator has to say what it did.
+-- The trail tells of an operation that another worker goes on with. One that begins is ordinary.
 WITH taken AS (
     UPDATE semel_keys
        SET state            = CASE WHEN expires_at <= clock.now AND :accepted::boolean THEN 'pending'
@@ -113,6 +146,9 @@ WITH taken AS (
                                    ELSE :after_retention END,
            request          = CASE WHEN expires_at <= clock.now THEN :request ELSE request END,
            request_body     = CASE WHEN expires_at <= clock.now THEN :request_body ELSE request_body END,
+           request_line     = CASE WHEN expires_at <= clock.now THEN :request_line ELSE request_line END,
+           upkeep           = CASE WHEN expires_at > clock.now THEN upkeep
+                                   WHEN :accepted::boolean THEN 'open' END,
            tries            = CASE WHEN expires_at <= clock.now THEN 0
                                    WHEN :is_abandoned::boolean THEN tries + 1 ELSE tries END,
            created_at       = CASE WHEN expires_at <= clock.now THEN clock.now ELSE created_at END,
@@ -137,7 +173,7 @@ WITH taken AS (
                 ELSE 'taken over' END,
            :actor::text
       FROM taken
-     WHERE :audit::boolean
+     WHERE :everything::boolean OR (:audit::boolean AND attempt > :seen_attempt)
 )
 SELECT attempt
   FROM taken
@@ -146,28 +182,44 @@ SELECT attempt
 
 -- name: complete
 -- Store how each operation ended. Only the attempt that holds the key may, and it proves it by its token.
--- The request is needed no more; the steps stay, for people to look at. Where there is a hint, those who listen get it.
+-- The request is needed no more; the steps stay, for people to look at. Where there are hints, those who listen get them.
+-- Those of one statement end in the same state and attempt. Scopes, statuses and headers are arrays only where there is
+-- more than one of them. What is stored comes back by its place among the keys, in one array.
 WITH ended AS (
     UPDATE semel_keys
-       SET state = asked.state, status = asked.status, headers = asked.headers, body = asked.body,
-           completed_at = clock_timestamp(), lease_expires_at = NULL, owner = NULL, request = NULL, request_body = NULL
-      FROM unnest(:scopes::text[], :keys::text[], :attempts::int[], :tokens::bytea[],
-                  :states::text[], :statuses::smallint[], :headers::text[], :bodies::bytea[], :hints::text[])
-        AS asked (scope, key, attempt, token, state, status, headers, body, hint)
-     WHERE semel_keys.scope = ANY (ARRAY[asked.scope]) AND semel_keys.key = asked.key
-       AND semel_keys.attempt = asked.attempt AND semel_keys.token = asked.token
-       AND semel_keys.state || '' = 'processing'
- RETURNING semel_keys.scope, semel_keys.key, semel_keys.attempt, semel_keys.token, semel_keys.state, asked.hint
+       SET state = :state::text, status = coalesce(asked.status, :status::smallint),
+           headers = coalesce(asked.headers, :headers::text), body = asked.body, completed_at = clock_timestamp(),
+           lease_expires_at = NULL, owner = NULL, request = NULL, request_body = NULL, upkeep = NULL
+      FROM unnest(:scopes::text[], :keys::text[], :tokens::bytea[], :statuses::smallint[], :headers_of_each::text[],
+                  :bodies::bytea[]
+--[hints
+                , :hints::text[]
+--]
+                 ) WITH ORDINALITY AS asked (scope, key, token, status, headers, body
+--[hints
+                                           , hint
+--]
+                                           , place)
+     WHERE semel_keys.scope = ANY (ARRAY[coalesce(asked.scope, :scope::text)]) AND semel_keys.key = asked.key
+       AND semel_keys.attempt = :attempt::int AND semel_keys.token = asked.token AND semel_keys.state = 'processing'
+ RETURNING asked.place
+--[hints
+         , asked.hint
+--]
+--[trail
+         , semel_keys.scope, semel_keys.key
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
-    SELECT clock_timestamp(), scope, key, attempt, CASE state WHEN 'complete' THEN 'completed' ELSE 'failed' END,
-           :actor::text
+    SELECT clock_timestamp(), scope, key, :attempt::int,
+           CASE :state::text WHEN 'complete' THEN 'completed' ELSE 'failed' END, :actor::text
       FROM ended
-     WHERE :audit::boolean
+--]
 )
-SELECT scope, key, attempt, token
+SELECT array_agg(place)
   FROM ended
+--[hints
  WHERE CASE WHEN hint IS NULL THEN true ELSE pg_notify(:channel, hint) IS NOT NULL END
+--]
 
 
 -- name: completed
@@ -185,13 +237,13 @@ SELECT true
 WITH freed AS (
     DELETE FROM semel_keys
      WHERE scope = :scope AND key = :key AND token = :token AND :attempt::int IN (0, attempt)
-       AND (state || '' = 'pending' OR (state || '' = 'processing' AND attempt = 1 AND steps IS NULL AND NOT accepted))
+       AND (state = 'pending' OR (state = 'processing' AND attempt = 1 AND steps IS NULL AND NOT accepted))
  RETURNING scope, key, attempt, 'released' AS event
 ), given_up AS (
     UPDATE semel_keys
        SET token = :nobodys_token, lease_expires_at = clock_timestamp(), owner = NULL
      WHERE scope = :scope AND key = :key AND token = :token AND :attempt::int IN (0, attempt)
-       AND state || '' = 'processing' AND (attempt > 1 OR steps IS NOT NULL OR accepted)
+       AND state = 'processing' AND (attempt > 1 OR steps IS NOT NULL OR accepted)
  RETURNING scope, key, attempt, 'given up' AS event
 ), ended AS (
     SELECT * FROM freed UNION ALL SELECT * FROM given_up
@@ -220,7 +272,7 @@ WITH asked AS (
         SELECT 1
           FROM semel_keys
          WHERE scope = asked.scope AND key = asked.key
-           AND attempt = asked.attempt AND token = asked.token AND state || '' = 'processing'
+           AND attempt = asked.attempt AND token = asked.token AND state = 'processing'
            AND CASE WHEN owner IS NOT NULL AND :tests_owner::boolean
                     THEN NOT pg_try_advisory_xact_lock_shared(owner) ELSE true END
            FOR UPDATE SKIP LOCKED
@@ -237,7 +289,7 @@ SELECT scope, key, attempt, token
     SELECT
       FROM semel_keys
      WHERE scope = ANY (ARRAY[asked.scope]) AND key = asked.key
-       AND attempt = asked.attempt AND token = asked.token AND state || '' = 'processing'
+       AND attempt = asked.attempt AND token = asked.token AND state = 'processing'
        AND CASE WHEN owner IS NOT NULL AND :tests_owner::boolean
                 THEN NOT pg_try_advisory_xact_lock_shared(owner) ELSE true END
  )
@@ -250,7 +302,7 @@ WITH saved AS (
     UPDATE semel_keys
        SET steps = CAST(:steps AS text), recovery_point = CAST(:recovery_point AS text)
      WHERE scope = CAST(:scope AS text) AND key = CAST(:key AS text)
-       AND attempt = CAST(:attempt AS integer) AND token = CAST(:token AS bytea) AND state || '' = 'processing'
+       AND attempt = CAST(:attempt AS integer) AND token = CAST(:token AS bytea) AND state = 'processing'
        AND (steps IS NOT DISTINCT FROM CAST(:before AS text) OR steps IS NOT DISTINCT FROM CAST(:steps AS text))
  RETURNING scope, key, attempt
 ), noted AS (
@@ -266,7 +318,7 @@ SELECT 1 FROM saved
 -- Store how far the handler says it is. Nothing depends on it, so the audit trail does not tell.
 UPDATE semel_keys
    SET milestone = :milestone
- WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state || '' = 'processing'
+ WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
 RETURNING 1
 
 
@@ -321,14 +373,15 @@ SELECT CAST(:scope AS text), CAST(:key AS text), 'processing', 1, CAST(:token AS
 -- was seen and may be taken over. One that did not expire stays the same operation.
 WITH finished AS (
     INSERT INTO semel_keys AS old (scope, key, state, attempt, token, fingerprint, status, headers, body,
-                                   created_at, completed_at, expires_at, on_crash, after_retention)
+                                   created_at, completed_at, expires_at, on_crash, after_retention, request_line)
     SELECT CAST(:scope AS text), CAST(:key AS text), CAST(:state AS text), CAST(:attempt AS integer),
            CAST(:token AS bytea), CAST(:fingerprint AS bytea),
            CAST(:status AS smallint), CAST(:headers AS text), CAST(:body AS bytea),
            clock.now, clock.now, clock.now + CAST(:retention AS float8) * interval '1 second',
            CAST(:on_crash AS text),
            CASE WHEN CAST(:after_retention AS text) = 'strip' AND to_timestamp(CAST(:made_at AS float8)) <= clock.now
-                THEN 'delete' ELSE CAST(:after_retention AS text) END
+                THEN 'delete' ELSE CAST(:after_retention AS text) END,
+           CAST(:request_line AS text)
       FROM (SELECT clock_timestamp() AS now) AS clock
         ON CONFLICT (scope, key) DO UPDATE
        SET state            = excluded.state,
@@ -344,6 +397,9 @@ WITH finished AS (
            milestone        = CASE WHEN old.expires_at <= excluded.completed_at THEN NULL ELSE old.milestone END,
            request          = NULL,
            request_body     = NULL,
+           upkeep           = NULL,
+           request_line     = CASE WHEN old.expires_at <= excluded.completed_at THEN excluded.request_line
+                                   ELSE old.request_line END,
            steps            = CASE WHEN old.expires_at <= excluded.completed_at THEN NULL ELSE old.steps END,
            recovery_point   = CASE WHEN old.expires_at <= excluded.completed_at THEN NULL ELSE old.recovery_point END,
            fingerprint      = CASE WHEN old.expires_at <= excluded.completed_at THEN excluded.fingerprint
@@ -367,10 +423,12 @@ WITH finished AS (
  RETURNING scope, key, attempt, state
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
-    SELECT clock_timestamp(), scope, key, attempt, CASE state WHEN 'complete' THEN 'completed' ELSE 'failed' END,
+    SELECT clock_timestamp(), scope, key, attempt,
+           CASE WHEN NOT CAST(:everything AS boolean) THEN 'taken over'
+                WHEN state = 'complete' THEN 'completed' ELSE 'failed' END,
            CAST(:actor AS text)
       FROM finished
-     WHERE CAST(:audit AS boolean)
+     WHERE CAST(:everything AS boolean) OR (CAST(:audit AS boolean) AND attempt > 1)
 )
 SELECT 1
   FROM finished
@@ -386,7 +444,7 @@ SELECT pg_advisory_xact_lock(CAST(:key_lock AS text)::bigint)
 -- name: settle
 -- One record, whole, once no transaction is changing it any more.
 SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body, body IS NULL,
-       accepted, milestone, created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
+       accepted, milestone, request_line, created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
   FROM semel_keys
  WHERE scope = :scope AND key = :key
    FOR UPDATE
@@ -395,11 +453,12 @@ SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, st
 -- name: park
 -- Stop an operation until an operator has said what it did. Its worker may ask for it, and may ask twice; or, once that
 -- is silent, others: of several that ask at once, one is told that it did. A pending one has no worker yet.
+-- It leaves the index that the reaper walks: what is parked never expires.
 WITH parked AS (
     UPDATE semel_keys
-       SET state = 'unknown', lease_expires_at = NULL, owner = NULL
+       SET state = 'unknown', lease_expires_at = NULL, owner = NULL, upkeep = 'parked'
      WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token
-       AND state || '' IN ('pending', 'processing')
+       AND state IN ('pending', 'processing')
        AND CASE WHEN NOT :if_silent::boolean OR lease_expires_at IS NULL OR lease_expires_at <= clock_timestamp()
                 THEN true
                 WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
@@ -414,23 +473,34 @@ WITH parked AS (
 SELECT 1 FROM parked
  UNION ALL
 SELECT 1 FROM semel_keys
- WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state || '' = 'unknown'
+ WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
    AND NOT :if_silent::boolean
 
 
 -- name: look
 -- One record, whole.
 SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body, body IS NULL,
-       accepted, milestone, created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
+       accepted, milestone, request_line, created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
   FROM semel_keys
  WHERE scope = :scope AND key = :key
 
 
 -- name: browse
--- The newest records, without their bodies.
+-- The newest records, without their bodies. It walks back in time until it has enough, so what is rare is far to seek.
+-- The part "unfinished" is for the states that an operation leaves again: those records are followed (see advance), or
+-- younger than the watermark, and nothing else is read.
 SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, ''::bytea, body IS NULL,
-       accepted, milestone, created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
+       accepted, milestone, request_line, created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
+--[plain
   FROM semel_keys
+--]
+--[unfinished
+  FROM (SELECT * FROM semel_keys WHERE upkeep IS NOT NULL
+         UNION ALL
+        SELECT * FROM semel_keys
+         WHERE upkeep IS NULL
+           AND created_at >= coalesce((SELECT swept_to FROM semel_keys_watermark WHERE one), '-infinity')) AS unfinished
+--]
  WHERE (:scope::text IS NULL OR scope = :scope)
    AND (:key::text IS NULL OR key = :key)
    AND (:state::text IS NULL OR state = :state)
@@ -439,13 +509,71 @@ SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, st
  LIMIT :limit
 
 
+-- name: advance
+-- Follow what takes long. Most operations end within seconds, and nothing has to look for them: no index tells them from
+-- those that have ended. This walks along the age of the records, from the watermark on, past each of them once. What it
+-- finds unfinished is followed from then on: it gets into a small index, and stays there until it ends. Its end is then
+-- no heap-only update; but it is one of few.
+-- The cost: one entry of an index for each record that is made, in the order of time, and one look at it, later, by
+-- whichever service comes along; for an operation that takes long, one more write.
+-- The watermark stays :settled seconds behind the clock. A claim can't take that long from its clock to its COMMIT, so
+-- none can appear behind the watermark. A clock that was set back by more than that makes it start anew.
+-- At most :window records are walked past; it returns whether there may be more. A watermark that would move by a few
+-- seconds stays where it is: services that look every second need not write every second.
+-- Behind a pooler a claim may wait for longer, but its client has given up by then: a retry takes it over.
+-- SKIP LOCKED: nobody's record is waited for. The watermark stays in front of what is locked, or was changed meanwhile.
+WITH clock AS MATERIALIZED (
+    SELECT clock_timestamp() - :settled::float8 * interval '1 second' AS settled
+), watermark AS MATERIALIZED (
+    SELECT coalesce((SELECT swept_to FROM semel_keys_watermark, clock WHERE one AND swept_to <= settled),
+                    '-infinity') AS swept_to
+), walked AS MATERIALIZED (
+    SELECT found.*
+      FROM watermark, clock
+     CROSS JOIN LATERAL (
+        SELECT ctid AS place, created_at, state IN ('pending', 'processing') AND upkeep IS NULL AS is_new
+          FROM semel_keys
+         WHERE created_at >= watermark.swept_to AND created_at <= clock.settled
+         ORDER BY created_at
+         LIMIT :window
+     ) AS found
+), locked AS MATERIALIZED (
+    SELECT ctid AS place
+      FROM semel_keys
+     WHERE ctid = ANY (ARRAY(SELECT place FROM walked WHERE is_new)) AND state IN ('pending', 'processing')
+       FOR UPDATE SKIP LOCKED
+), followed AS (
+    UPDATE semel_keys
+       SET upkeep = 'open'
+     WHERE ctid = ANY (ARRAY(SELECT place FROM locked))
+), counted AS MATERIALIZED (
+    SELECT count(*) = :window AS is_full, max(created_at) AS last FROM walked
+), target AS MATERIALIZED (
+    SELECT coalesce((SELECT min(created_at) FROM walked
+                      WHERE is_new AND place <> ALL (ARRAY(SELECT place FROM locked))),
+                    CASE WHEN is_full THEN greatest(last, watermark.swept_to + interval '1 microsecond') END,
+                    clock.settled) AS swept_to
+      FROM watermark, clock, counted
+), moved AS (
+    INSERT INTO semel_keys_watermark AS old (one, swept_to)
+    SELECT true, swept_to
+      FROM target
+        ON CONFLICT (one) DO UPDATE
+       SET swept_to = excluded.swept_to
+     WHERE excluded.swept_to NOT BETWEEN old.swept_to AND old.swept_to + interval '5 seconds'
+        OR (SELECT is_full FROM counted)
+)
+SELECT is_full FROM counted
+
+
 -- name: find_stuck
 -- The records whose worker is silent past its lease, or dead; and those that wait for their first worker, by their age.
 -- Scopes take turns, and of each scope the longest silent comes first. Past its retention it is the reaper's.
 -- When a process died is not known: it counts as silent from now on, and not before.
 -- MATERIALIZED: the clock is read once, so that who is silent for longer comes first.
--- At most :window are looked at from the oldest on, along the index on what is in progress, and as many from some moment
--- on: one scope that has more than that to do can't hide for long what others have behind it.
+-- At most :window of those that are followed are looked at from the oldest on, and as many from some moment on: one scope
+-- that has more than that to do can't hide for long what others have behind it. Of the younger ones that nobody follows
+-- yet (see advance), at most :window are read.
 -- The rest of a record is read when it is chosen, at its place (ctid), which stays the same within a statement.
 -- What is due after its pause is said in words of its own in core/upkeep.py.
 WITH clock AS MATERIALIZED (
@@ -453,34 +581,48 @@ WITH clock AS MATERIALIZED (
 ), oldest AS MATERIALIZED (
     SELECT created_at
       FROM semel_keys
-     WHERE state IN ('pending', 'processing')
+     WHERE upkeep = 'open'
      ORDER BY created_at
      LIMIT 1
 ), start AS MATERIALIZED (
     SELECT created_at AS at FROM oldest
      UNION ALL
     SELECT created_at + random() * (clock.now - created_at) FROM oldest, clock
-), due AS MATERIALIZED (
-    SELECT DISTINCT found.place, found.scope, found.silent_since
-      FROM start, clock
+), unfinished AS MATERIALIZED (
+    SELECT followed.*
+      FROM start
      CROSS JOIN LATERAL (
-        SELECT ctid AS place, scope, least(coalesce(lease_expires_at, created_at), clock.now) AS silent_since
+        SELECT ctid AS place, scope, state, created_at, lease_expires_at, expires_at, token, owner, accepted, tries,
+               request IS NOT NULL AS has_request
           FROM semel_keys
-         WHERE state IN ('pending', 'processing', 'unknown') AND created_at >= start.at
-           AND (state = 'processing' OR (state = 'pending' AND :with_pending::boolean)) AND expires_at > clock.now
-           AND (:with_nobodys::boolean OR token <> :nobodys_token)
-           AND (NOT :with_request::boolean OR request IS NOT NULL)
-           AND CASE WHEN lease_expires_at IS NULL OR lease_expires_at <= clock.now THEN true
-                    WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
-                    ELSE false END
-           AND (NOT :only_due::boolean
-                OR (accepted AND (tries = 0 OR token <> :nobodys_token))
-                OR clock.now - least(coalesce(lease_expires_at, created_at), clock.now)
-                   >= make_interval(secs => :first_pause::float8)
-                      * (1 << least(tries - accepted::integer, :most_doublings::integer)))
+         WHERE upkeep = 'open' AND created_at >= start.at
          ORDER BY created_at
          LIMIT :window
-     ) AS found
+     ) AS followed
+     UNION
+    SELECT young.*
+      FROM (
+        SELECT ctid AS place, scope, state, created_at, lease_expires_at, expires_at, token, owner, accepted, tries,
+               request IS NOT NULL AS has_request
+          FROM semel_keys
+         WHERE created_at >= coalesce((SELECT swept_to FROM semel_keys_watermark WHERE one), '-infinity')
+         ORDER BY created_at
+         LIMIT :window
+     ) AS young
+), due AS MATERIALIZED (
+    SELECT place, scope, least(coalesce(lease_expires_at, created_at), clock.now) AS silent_since
+      FROM unfinished, clock
+     WHERE (state = 'processing' OR (state = 'pending' AND :with_pending::boolean)) AND expires_at > clock.now
+       AND (:with_nobodys::boolean OR token <> :nobodys_token)
+       AND (NOT :with_request::boolean OR has_request)
+       AND CASE WHEN lease_expires_at IS NULL OR lease_expires_at <= clock.now THEN true
+                WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
+                ELSE false END
+       AND (NOT :only_due::boolean
+            OR (accepted AND (tries = 0 OR token <> :nobodys_token))
+            OR clock.now - least(coalesce(lease_expires_at, created_at), clock.now)
+               >= make_interval(secs => :first_pause::float8)
+                  * (1 << least(tries - accepted::integer, :most_doublings::integer)))
 ), chosen AS MATERIALIZED (
     SELECT place, silent_since, row_number() OVER (PARTITION BY scope ORDER BY silent_since) AS turn
       FROM due
@@ -512,7 +654,7 @@ SELECT request, request_body
 WITH swept AS (
     UPDATE semel_keys
        SET token = :nobodys_token, lease_expires_at = least(lease_expires_at, clock_timestamp()), owner = NULL
-     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state || '' = 'processing'
+     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
        AND CASE WHEN lease_expires_at <= clock_timestamp() THEN true
                 WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
                 ELSE false END
@@ -529,29 +671,23 @@ SELECT 1 FROM swept
 -- name: reap
 -- Clear away what is past its retention, the oldest first: delete it; or leave a tombstone where a late retry is to be
 -- refused; or, where nobody ended it and nobody holds it, say that it failed. That one is deleted another time.
+-- Its index has neither tombstones nor what is parked; in flight past its retention is next to nothing.
 -- (SELECT clock_timestamp()), because a volatile function can't be looked up in an index.
 -- SKIP LOCKED: several may reap at once, and nobody's record is waited for. A row that is locked stays where it is,
 -- so that it is found again by its place (ctid) and not by its key.
 -- Nobody's token: the silent worker, should it wake, must not take the answer for its own.
-WITH ended AS (
-    SELECT ctid AS place, after_retention AS fate, expires_at
+-- The trail has one line that sums up; or, where everything is asked for, one for each record. What was abandoned has
+-- its own line in any case.
+WITH due AS (
+    SELECT ctid AS place, CASE WHEN state IN ('complete', 'failed') THEN after_retention ELSE 'fail' END AS fate
       FROM semel_keys
-     WHERE state IN ('complete', 'failed') AND after_retention <> 'keep'
+     WHERE after_retention <> 'keep' AND upkeep IS DISTINCT FROM 'parked'
        AND expires_at <= (SELECT clock_timestamp())
+       AND (state IN ('complete', 'failed', 'pending')
+            OR (state = 'processing' AND lease_expires_at <= (SELECT clock_timestamp())))
      ORDER BY expires_at
      LIMIT :limit
        FOR UPDATE SKIP LOCKED
-), left_behind AS (
-    SELECT ctid AS place, 'fail' AS fate, expires_at
-      FROM semel_keys
-     WHERE state IN ('pending', 'processing')
-       AND expires_at <= (SELECT clock_timestamp())
-       AND (state = 'pending' OR lease_expires_at <= (SELECT clock_timestamp()))
-     ORDER BY expires_at
-     LIMIT :limit
-       FOR UPDATE SKIP LOCKED
-), due AS (
-    SELECT * FROM ended UNION ALL SELECT * FROM left_behind ORDER BY expires_at LIMIT :limit
 ), deleted AS (
     DELETE FROM semel_keys
      WHERE ctid = ANY (ARRAY(SELECT place FROM due WHERE fate = 'delete'))
@@ -564,16 +700,30 @@ WITH ended AS (
 ), failed AS (
     UPDATE semel_keys
        SET state = 'failed', status = :status, headers = :headers, body = :body, completed_at = clock_timestamp(),
-           token = :nobodys_token, lease_expires_at = NULL, owner = NULL, request = NULL, request_body = NULL
+           token = :nobodys_token, lease_expires_at = NULL, owner = NULL, request = NULL, request_body = NULL,
+           upkeep = NULL
      WHERE ctid = ANY (ARRAY(SELECT place FROM due WHERE fate = 'fail'))
  RETURNING scope, key, attempt, 'abandoned' AS event
+), counted AS MATERIALIZED (
+    SELECT (SELECT count(*) FROM deleted) AS deleted, (SELECT count(*) FROM stripped) AS stripped,
+           (SELECT count(*) FROM failed) AS failed
 ), noted AS (
-    INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
-    SELECT clock_timestamp(), scope, key, attempt, event, :actor::text
-      FROM (SELECT * FROM deleted UNION ALL SELECT * FROM stripped UNION ALL SELECT * FROM failed) AS reaped
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor, detail)
+    SELECT clock_timestamp(), scope, key, attempt, event, :actor::text, NULL
+      FROM (SELECT * FROM deleted UNION ALL SELECT * FROM stripped) AS reaped
+     WHERE :everything::boolean
+     UNION ALL
+    SELECT clock_timestamp(), scope, key, attempt, event, :actor::text, NULL
+      FROM failed
      WHERE :audit::boolean
+     UNION ALL
+    SELECT clock_timestamp(), '', '', 0, 'reaped', :actor::text, 
+           concat_ws(', ', CASE WHEN deleted > 0 THEN deleted || ' deleted' END,
+                           CASE WHEN stripped > 0 THEN stripped || ' stripped' END)
+      FROM counted
+     WHERE :audit::boolean AND NOT :everything::boolean AND deleted + stripped > 0
 )
-SELECT (SELECT count(*) FROM deleted), (SELECT count(*) FROM stripped), (SELECT count(*) FROM failed)
+SELECT deleted, stripped, failed FROM counted
 
 
 -- name: reap_trail
@@ -597,7 +747,7 @@ SELECT count(*) FROM deleted
 WITH discarded AS (
     DELETE FROM semel_keys
      WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token
-       AND state || '' IN ('pending', 'processing', 'unknown')
+       AND state IN ('pending', 'processing', 'unknown')
  RETURNING scope, key, attempt
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
@@ -615,9 +765,9 @@ SELECT 1 FROM discarded
 WITH resolved AS (
     UPDATE semel_keys
        SET state = 'processing', attempt = attempt + 1, token = :nobodys_token, lease_expires_at = clock_timestamp(),
-           expires_at = clock_timestamp() + (expires_at - created_at),
+           expires_at = clock_timestamp() + (expires_at - created_at), upkeep = 'open',
            tries = 0, steps = :steps, recovery_point = :recovery_point
-     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state || '' = 'unknown'
+     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
  RETURNING scope, key, attempt
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
@@ -635,8 +785,8 @@ WITH resolved AS (
     UPDATE semel_keys
        SET state = 'complete', status = :status, headers = :headers, body = :body, completed_at = clock_timestamp(),
            expires_at = clock_timestamp() + (expires_at - created_at),
-           token = :nobodys_token, request = NULL, request_body = NULL
-     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state || '' = 'unknown'
+           token = :nobodys_token, request = NULL, request_body = NULL, upkeep = NULL
+     WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
  RETURNING scope, key, attempt
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
@@ -671,7 +821,7 @@ SELECT clock_timestamp()
 
 -- name: check
 -- Whether this server can serve: it has the table, and it takes writes.
-SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool, EXISTS (SELECT owner FROM semel_keys),
+SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool, EXISTS (SELECT upkeep FROM semel_keys),
        CAST('semel_audit' AS regclass) IS NOT NULL
 
 

@@ -44,7 +44,7 @@ def found(row: Row) -> Found:
 def record(row: Row) -> Record:
     """Read a whole record."""
     scope, key, state, attempt, token, fingerprint, point, steps, status, headers, body, is_tombstone, *more = row
-    is_accepted, milestone, created_at, lease_expires_at, completed_at, expires_at, now = more
+    is_accepted, milestone, request_line, created_at, lease_expires_at, completed_at, expires_at, now = more
     answer = None if status is None else Answer(status, read_back(headers), None if is_tombstone else body)
     left: timedelta | None = lease_expires_at and lease_expires_at - now
     return Record(
@@ -65,6 +65,7 @@ def record(row: Row) -> Record:
         retention_left=expires_at - now,
         is_accepted=is_accepted,
         milestone=milestones.read_back(milestone),
+        request_line=request_line or "",
     )
 
 

@@ -1,5 +1,4 @@
 -- One row for each idempotency key that was used within its retention.
--- What is true of a row is said by its constraints, so that no program has to be trusted.
 -- The collation is "C": a key is compared byte for byte, and sorted the same way on every server.
 CREATE TABLE semel_keys (
     scope            text COLLATE "C" NOT NULL,   -- whose key it is: two principals with one key never meet
@@ -26,43 +25,50 @@ CREATE TABLE semel_keys (
     milestone        text,                        -- how far its handler says it is, as JSON: a fraction and a note
     owner            bigint,                      -- the advisory lock that its worker's process holds while it lives;
                                                   -- NULL: only the lease tells
+    request_line     text,                        -- for people: "POST /payments"; NULL where that is not known
+    upkeep           text COLLATE "C",            -- open: the services look after it until it ends; parked: it waits for
+                                                  -- a person; NULL: it has ended, or is young and most likely will soon
 
     PRIMARY KEY (scope, key),
-    CONSTRAINT semel_keys_state    CHECK (state IN ('pending', 'processing', 'unknown', 'complete', 'failed')),
-    CONSTRAINT semel_keys_attempt  CHECK (attempt >= 1),
-    CONSTRAINT semel_keys_token    CHECK (octet_length(token) = 16),
-    CONSTRAINT semel_keys_lease    CHECK ((state = 'processing') = (lease_expires_at IS NOT NULL)),
-    CONSTRAINT semel_keys_ending   CHECK ((state IN ('complete', 'failed')) = (completed_at IS NOT NULL)),
-    CONSTRAINT semel_keys_answer   CHECK ((state IN ('complete', 'failed')) = (status IS NOT NULL)
-                                          AND (status IS NULL) = (headers IS NULL)
-                                          AND (status IS NOT NULL OR body IS NULL)),
-    CONSTRAINT semel_keys_on_crash CHECK (on_crash IN ('rerun', 'refuse')),
-    CONSTRAINT semel_keys_after_retention CHECK (after_retention IN ('delete', 'strip', 'keep')),
-    CONSTRAINT semel_keys_steps    CHECK (recovery_point IS NULL OR steps IS NOT NULL),
-    CONSTRAINT semel_keys_request  CHECK ((request IS NULL) = (request_body IS NULL)
-                                          AND (request IS NULL OR state NOT IN ('complete', 'failed'))),
-    CONSTRAINT semel_keys_pending  CHECK (state <> 'pending' OR accepted),
-    CONSTRAINT semel_keys_accepted CHECK (NOT accepted OR request IS NOT NULL OR state IN ('complete', 'failed')),
-    CONSTRAINT semel_keys_milestone CHECK (milestone IS NULL OR state <> 'pending')
+    -- Each costs its microseconds with every statement that writes, so there are two. A token of another length would be
+    -- nobody's, and the fence open; tokens that won come back one after the other, 16 bytes each.
+    CONSTRAINT semel_keys_token CHECK (octet_length(token) = 16),
+    -- A record in progress without a lease would be taken over at once, and run twice; one that ended without an answer,
+    -- or began anew with the old one, would replay what never was.
+    CONSTRAINT semel_keys_shape CHECK (
+        CASE WHEN state = 'processing' THEN lease_expires_at IS NOT NULL AND status IS NULL
+             WHEN state IN ('complete', 'failed') THEN status IS NOT NULL AND completed_at IS NOT NULL
+             ELSE state IN ('pending', 'unknown') AND status IS NULL END)
+) WITH (fillfactor = 40);   -- Each row is written twice. The answer finds room on the same page, and no index is written.
+
+-- Indexes name no column that an ordinary completion changes (state, lease, answer), nor does a predicate: then it is a
+-- heap-only update.
+-- What the reaper walks: neither tombstones, which are stripped already, nor what is parked.
+CREATE INDEX semel_keys_expiry ON semel_keys (expires_at)
+ WHERE after_retention <> 'keep' AND upkeep IS DISTINCT FROM 'parked';
+
+-- What the services walk, past each record once, and people, from the newest on. It grows at one end.
+CREATE INDEX semel_keys_age ON semel_keys (created_at);
+
+-- The few that the services look after: accepted, long in progress, left by a worker, parked.
+CREATE INDEX semel_keys_upkeep ON semel_keys (upkeep, created_at) WHERE upkeep IS NOT NULL;
+
+-- How far the services have walked: what is older and has not ended is in semel_keys_upkeep. It may be moved back at any
+-- time, and be missing.
+CREATE TABLE semel_keys_watermark (
+    one      boolean     PRIMARY KEY DEFAULT true CHECK (one),   -- there is one row
+    swept_to timestamptz NOT NULL
 );
 
--- What the reaper walks. now() can't stand in an index predicate (it must be immutable), but a state can,
--- and it keeps what is in flight out of reach. What is stripped already is not walked again.
-CREATE INDEX semel_keys_reap ON semel_keys (expires_at)
- WHERE state IN ('complete', 'failed') AND after_retention <> 'keep';
-
--- What the sweeper and the completer walk: small, since little is in progress at a time. By age and not by lease,
--- because an index on the lease would make every renewal write to it.
-CREATE INDEX semel_keys_in_progress ON semel_keys (created_at) WHERE state IN ('pending', 'processing', 'unknown');
-
--- One line for each change of a record, written in the same transaction. It outlives the record.
+-- One line for each extraordinary change of a record, or, on request, for each; written in the same transaction. It
+-- outlives the record.
 CREATE TABLE semel_audit (
     id      bigint           GENERATED ALWAYS AS IDENTITY,
     at      timestamptz      NOT NULL,
     scope   text COLLATE "C" NOT NULL,
     key     text COLLATE "C" NOT NULL,
     attempt integer          NOT NULL,
-    event   text COLLATE "C" NOT NULL,   -- claimed, taken over, saved, completed, failed, released, swept, reaped ...
+    event   text COLLATE "C" NOT NULL,   -- taken over, saved, released, swept, reaped ...
     actor   text             NOT NULL,   -- the process, or the operator
     detail  text,
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Self, TypeVar, cast
 
-from semel.core.commands import Claim, Command, Complete, Renew, Settle
-from semel.errors import ConfigurationError, StoreError, StoreUnavailable
+from semel.core.commands import Claim, Command, Complete, FindStuck, Renew, Settle
+from semel.errors import ConfigurationError, StoreError, StoreNotPermitted, StoreReadOnly, StoreUnavailable
 from semel.stores.base import Store, this_process
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.lane import Lane, refused
@@ -21,7 +22,16 @@ from semel.stores.postgres.listening import Listener
 from semel.stores.postgres.liveness import Liveness
 from semel.stores.postgres.opening import as_given, settle
 from semel.stores.postgres.pooler import BEGIN, is_direct
-from semel.stores.postgres.statements import OWNED, PACKAGE, UPKEEP, Statements
+from semel.stores.postgres.statements import (
+    MAX_BATCH,
+    OWNED,
+    PACKAGE,
+    UPKEEP,
+    Statements,
+    terms_of_claim,
+    terms_of_complete,
+)
+from semel.stores.postgres.upkeep import MAX_WALKS, advance
 from semel.stores.statement import DEFAULT_TABLE, Statement, load_migrations
 from semel.stores.transaction import Connections, Transaction
 
@@ -53,7 +63,7 @@ class PostgresStore(Store):
         self._liveness = Liveness(self.address) if self.address.takeover == "instant" else None
         self._statements = Statements(
             self.address.names,
-            audit=self.address.audit != "off",
+            audit=self.address.audit,
             actor=lambda: self.actor or this_process(),
             owner=self._liveness.owner if self._liveness else nobody,
         )
@@ -146,8 +156,8 @@ class PostgresStore(Store):
         self._connections = self._given
         self._links = [_Link(self.address) for _ in range(6)]
         claims, answers, leases, settlements, others, upkeep = self._links
-        self._claims = Lane[Claim](lambda batch: self._claim(claims, batch))
-        self._answers = Lane[Complete](lambda batch: self._complete(answers, batch))
+        self._claims = Lane[Claim](lambda batch: self._claim(claims, batch), terms_of_claim, MAX_BATCH)
+        self._answers = Lane[Complete](lambda batch: self._complete(answers, batch), terms_of_complete, MAX_BATCH)
         # Renewals skip locked rows, and must not wait behind those who don't.
         self._leases = Lane[Any](lambda batch: [self._other(leases, command) for command in batch])
         # It waits for a transaction that may hang, and none of the others has to.
@@ -174,9 +184,17 @@ class PostgresStore(Store):
         def run() -> Any:
             if isinstance(command, Settle):
                 link.run(self._statements.wait(command))
+            elif isinstance(command, FindStuck):
+                self._advance(link)
             return link.run(self._statements.of(command))
 
         return self._caught(run)
+
+    def _advance(self, link: _Link) -> None:
+        with suppress(StoreNotPermitted, StoreReadOnly):  # Whoever may only look sees what is followed already.
+            for _ in range(MAX_WALKS):
+                if not link.run(advance(self._statements)):
+                    return
 
     @staticmethod
     def _caught(run: Callable[[], Any]) -> Any:

@@ -28,8 +28,21 @@ from semel.stores.postgres.rows import Row, verdict
 from semel.stores.requests import read_back
 from semel.stores.statement import Statement
 
+#: How far the watermark stays behind the clock, in seconds: more than any statement may take (``address.py``), and with
+#: it a claim from its clock to its COMMIT.
+SETTLED_SECONDS = 15
+#: How many records one statement walks past: milliseconds. A thousand operations a second are ten times less.
+MAX_WALK = 10_000
+#: So many of these statements, at most, go in front of one look at what is stuck: a table that was never walked along.
+MAX_WALKS = 100
+
 #: How many records are looked at, however few are wanted, so that each scope has its turn among them: milliseconds.
 MIN_WINDOW = 5000
+
+
+def advance(builder: Builder) -> Statement[bool]:
+    """Walk on along the records, and follow what has not ended; whether there are more to walk past."""
+    return builder.statement("advance", lambda rows: bool(rows[0][0]), settled=SETTLED_SECONDS, window=MAX_WALK)
 
 
 def _find_stuck(builder: Builder, command: FindStuck) -> Statement[tuple[Stuck, ...]]:

@@ -25,7 +25,7 @@ LEASE = timedelta(minutes=30)
 RETENTION = timedelta(hours=24)
 
 #: As long as the longest fingerprint there is.
-FINGERPRINT = bytes(range(53))
+FINGERPRINT = bytes(range(37))
 
 #: The steps of an operation in the middle, with a result of odd text.
 RIDE = Progress((Done("phase", "ride_created", {"id": 7, "name": "Zoë 租 \"'\\"}),))
