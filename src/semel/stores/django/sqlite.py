@@ -19,6 +19,7 @@ from semel.errors import CommitUnknown, ConfigurationError, StoreError, StoreUna
 from semel.stores.django.turns import Turns, turns_of
 from semel.stores.django.units import Database, no_tables
 from semel.stores.django.wrapper import Block, Wrapper, close, name_of
+from semel.stores.postgres.address import Audit
 from semel.stores.sqlite.batch import Batch
 from semel.stores.sqlite.file import OLDEST_SQLITE, Place, explained, is_busy, is_migrated, is_outdated
 from semel.stores.sqlite.joined import SQLiteJoins
@@ -41,14 +42,14 @@ _LOCKING = frozenset({"IMMEDIATE", "EXCLUSIVE"})
 class SQLite(Database):
     """One SQLite database of Django's."""
 
-    def __init__(self, alias: str, *, audit: bool, actor: Callable[[], str]) -> None:
+    def __init__(self, alias: str, *, audit: Audit, actor: Callable[[], str]) -> None:
         """Nothing is connected yet."""
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             needed = ".".join(map(str, OLDEST_SQLITE))
             raise ConfigurationError(f"SQLite {needed} or newer is needed; this Python has {sqlite3.sqlite_version}.")
         self._alias = alias
         self._statements = Statements(Names())
-        self._has_audit = audit
+        self._has_audit = audit != "off"
         self._actor = actor
         self._turns = turns_of(alias)
 

@@ -42,7 +42,7 @@ class DjangoStore(Store):
         """Nothing is connected yet."""
         self.alias = alias
         self.notes_replays = audit == "replays"
-        self._has_audit = audit != "off"
+        self._audit: Audit = audit
         self._databases: dict[str, Database] = {}
         #: Claimed inside the transaction of a test: nobody else can see them, so nobody can take them over.
         self._sheltered: set[Hold] = set()
@@ -107,7 +107,7 @@ class DjangoStore(Store):
             kind = getattr(import_module(module), name)
         except ImportError as error:
             raise ConfigurationError(f"{name_of(wrapper)}: {error}") from error
-        made: Database = kind(self.alias, audit=self._has_audit, actor=self._author)
+        made: Database = kind(self.alias, audit=self._audit, actor=self._author)
         return made
 
     def _author(self) -> str:

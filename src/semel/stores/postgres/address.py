@@ -18,8 +18,8 @@ LOCK_SECONDS = 2
 #: How many transactions of the application's may be open at once, unless ``?pool=`` says otherwise.
 POOL_SIZE = 16
 
-#: Whether there is an audit trail: one for every change, and, with ``replays``, for every replay too.
-Audit = Literal["on", "off", "replays"]
+#: What the audit trail tells: what the record does not; everything; and every replay, too; nothing.
+Audit = Literal["on", "all", "replays", "off"]
 #: When a key in progress may be taken over: when its lease is over; or, *instant*, when its worker's process is dead.
 Takeover = Literal["lease", "instant"]
 
@@ -94,7 +94,7 @@ class Address:
 
 def _audit(value: str | None) -> Audit:
     if value not in get_args(Audit):
-        raise ConfigurationError(f"?audit={value} is not known: on, off and replays are.")
+        raise ConfigurationError(f"?audit={value} is not known: on, all, replays and off are.")
     return cast("Audit", value)
 
 

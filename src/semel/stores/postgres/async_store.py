@@ -67,7 +67,7 @@ class AsyncPostgresStore(AsyncStore):
         self._liveness = _liveness(self.address)
         self._statements = Statements(
             self.address.names,
-            audit=self.address.audit != "off",
+            audit=self.address.audit,
             actor=lambda: self.actor or this_process(),
             owner=self._liveness.owner if self._liveness else nobody,
         )

@@ -11,6 +11,7 @@ from semel.core.message import Answer
 from semel.core.record import NOBODYS_TOKEN, Hold
 from semel.stores.base import this_process
 from semel.stores.headers import written
+from semel.stores.postgres.address import Audit
 from semel.stores.postgres.signals import channel_of
 from semel.stores.statement import Joined, Names, Query, Statement, load_queries
 
@@ -29,9 +30,13 @@ class Queries:
     renew: Query
     save: Query
     mark: Query
+    lock: Query
+    peek: Query
     begin: Query
     probe: Query
     finish: Query
+    note_finish: Query
+    replace: Query
     wait: Query
     settle: Query
     park: Query
@@ -64,17 +69,18 @@ class Builder:
         self,
         names: Names,
         *,
-        audit: bool = True,
+        audit: Audit = "on",
         actor: Callable[[], str] = this_process,
         owner: Callable[[], int | None] = nobody,
     ) -> None:
-        """Load the queries with *names* put in. *actor* says who the audit trail shall name, if there is one.
+        """Load the queries with *names* put in. *actor* says who the audit trail shall name, if there is one: *audit*.
 
         *owner* is asked with every statement for the lock (``signals.owner_lock``) that this process holds now. What
         is claimed bears it; and only while there is one is it tested whether the owners of others still live.
         """
         self.names = names
-        self._audit = audit
+        self._audit = audit != "off"
+        self._tells_all = audit in {"all", "replays"}
         self._actor = actor
         self._owner = owner
         self._channel = channel_of(names)
@@ -88,15 +94,25 @@ class Builder:
         values = self._with_usual(parameters)
         return Statement(self._sql[name], [values[each] for each in self._order[name]], read)
 
-    def joined(self, name: str, read: Any, **parameters: Any) -> Joined[Any]:
+    @property
+    def tells_all(self) -> bool:
+        """Whether the audit trail has what is ordinary, too."""
+        return self._tells_all
+
+    def query(self, name: str) -> Query:
+        """Return a query by its name."""
+        return self._queries[name]
+
+    def joined(self, query: Query, read: Any, **parameters: Any) -> Joined[Any]:
         """Build a statement that joins a transaction of the application's."""
         values = self._with_usual(parameters)
-        return Joined(self._queries[name], {each: values[each] for each in self._order[name]}, read)
+        return Joined(query, {each: values[each] for each in query.parameters}, read)
 
     def _with_usual(self, parameters: dict[str, Any]) -> dict[str, Any]:
         owner = self._owner()
         return parameters | {
             "audit": self._audit,
+            "everything": self._tells_all,
             "actor": self._actor(),
             "nobodys_token": NOBODYS_TOKEN,
             "channel": self._channel,

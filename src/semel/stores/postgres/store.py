@@ -53,7 +53,7 @@ class PostgresStore(Store):
         self._liveness = Liveness(self.address) if self.address.takeover == "instant" else None
         self._statements = Statements(
             self.address.names,
-            audit=self.address.audit != "off",
+            audit=self.address.audit,
             actor=lambda: self.actor or this_process(),
             owner=self._liveness.owner if self._liveness else nobody,
         )
