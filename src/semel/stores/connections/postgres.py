@@ -171,10 +171,12 @@ class Kernel:
         try:
             self._check_before_commit()
             commit = commit_sql(is_direct=session.is_direct, is_off=session.is_off) if session else "COMMIT"
-            executor.hear(notices, listens=True)
             await executor.over()
-            tag = await executor.script(f"{last}; {commit}" if last else commit, COMMIT_SECONDS)
-            executor.hear(notices, listens=False)
+            executor.hear(notices, listens=True)
+            try:
+                tag = await executor.script(f"{last}; {commit}" if last else commit, COMMIT_SECONDS)
+            finally:
+                executor.hear(notices, listens=False)
             self._note_sent()
         except executor.faults as error:
             if last is not None and executor.status in _IN_TRANSACTION:
@@ -183,7 +185,6 @@ class Kernel:
                 self._raise_known(error)
             else:
                 self._raise_of_commit(error)
-            executor.hear(notices, listens=False)
             raise
         except BaseException:
             executor.drop()
