@@ -274,7 +274,7 @@ class TestTogether:
 
     @every_kind
     async def test_busy_and_answered(self, kind: str, url: str) -> None:
-        """A rival learns that the key is in use; a finished record is its answer, whichever transaction has the lock."""
+        """A rival learns that the key is in use; a finished record is its answer, whatever transaction has the lock."""
         async with KINDS[kind](url) as shop, own(url) as other:
             claim = claim_of()
             transaction, hold = await shop.begun(claim)
@@ -389,9 +389,10 @@ class TestSessions:
             transaction, _hold = await shop.begun(claim_of())
             kept = transaction.connection
             await shop.do(transaction.perform, Undo())
-            await shop.begun(claim_of("next"))
+            following, _hold = await shop.begun(claim_of("next"))
             with pytest.raises(asyncpg.InterfaceError, match="released"):
                 await kept.execute("INSERT INTO rides VALUES (1)")
+            await shop.do(following.perform, Undo())
 
 
 ODD = ["", "plain", "it's", "back\\slash", "\n\t", "\N{SNOWMAN}", "\x7f", "%s", ";--", "$1", "a" * 300]
@@ -481,6 +482,20 @@ def test_waiting_in_a_thread_is_a_mistake() -> None:
     """What runs in a thread must not wait for an event loop: it is told so, and not left hanging."""
     with pytest.raises(RuntimeError, match="event loop"):
         at_once(asyncio.sleep(1))
+
+
+@pytest.mark.parametrize("audit, expected", [("on", ["taken over"]), ("all", ["completed", "failed"]), ("off", [])])
+async def test_trail(url: str, audit: str, expected: list[str]) -> None:
+    """The trail has a finished record only where it took another's place, or where it has everything."""
+    shop = Shop(store(f"{url}?audit={audit}"))
+    await shop.paid("a", 1)
+    left, claim = await shop.perform(claim_of("b")), claim_of("b")
+    await do(url, "UPDATE semel_keys SET lease_expires_at = clock_timestamp() WHERE key = 'b'")
+    transaction, _seen = await shop.begun(claim)
+    finish = Finish(claim, Hold("alice", "b", 2, claim.token), left, Event.FAIL, ANSWER)
+    assert await shop.do(transaction.perform, finish) is Verdict.DONE
+    await shop.do(shop.store.close)
+    assert await rows(url, "SELECT event FROM semel_audit WHERE event <> 'claimed' ORDER BY at") == expected
 
 
 async def test_complete_is_not_in_the_way(url: str) -> None:

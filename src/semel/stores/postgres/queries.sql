@@ -414,14 +414,12 @@ WITH clock AS MATERIALIZED (
  RETURNING old.scope, old.key, old.attempt, old.state, old.created_at < clock.now AS is_the_same
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
-    SELECT clock_timestamp(), scope, key, attempt, 'taken over', CAST(:actor AS text)
-      FROM written
-     WHERE CAST(:audit AS boolean) AND is_the_same
-     UNION ALL
-    SELECT clock_timestamp(), scope, key, attempt, CASE state WHEN 'complete' THEN 'completed' ELSE 'failed' END,
+    SELECT clock_timestamp(), scope, key, attempt,
+           CASE WHEN NOT CAST(:everything AS boolean) THEN 'taken over'
+                WHEN state = 'complete' THEN 'completed' ELSE 'failed' END,
            CAST(:actor AS text)
       FROM written
-     WHERE CAST(:everything AS boolean)
+     WHERE CAST(:everything AS boolean) OR (CAST(:audit AS boolean) AND is_the_same)
 )
 SELECT 1
   FROM written
