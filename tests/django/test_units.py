@@ -26,7 +26,7 @@ from semel.testing import servers
 from tests.django import project
 from tests.django.operations import ANSWER, STEPS, begun, claim_on, finish, finished, step
 from tests.django.shop.models import Payment
-from torture.proxy import Cut, Lost, Proxy
+from torture.proxy import Cut, Lost, Proxy, is_commit
 
 DEFERRED = """
 CREATE TABLE shelves (id integer PRIMARY KEY);
@@ -345,7 +345,7 @@ class TestLostCommits:
         lost: list[Lost] = []
 
         def choose(sql: str, _marks: tuple[str, ...]) -> Cut | None:
-            return cut if sql.upper().startswith("COMMIT") and not lost else None
+            return cut if is_commit(sql) and not lost else None
 
         with Proxy(django_postgres_url, choose, lost.append) as proxy:
             entry = project.settings_of(proxy.address(django_postgres_url))

@@ -17,9 +17,8 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from semel.core.commands import Open
-from semel.stores.connections.async_psycopg import AsyncPsycopgConnections
 from semel.stores.connections.asyncpg import AsyncpgConnections
-from semel.stores.connections.psycopg import PsycopgConnections
+from semel.stores.connections.psycopg import AsyncPsycopgConnections, PsycopgConnections
 from semel.stores.connections.sqlalchemy import AsyncSQLAlchemyConnections, SQLAlchemyConnections
 from semel.stores.postgres.address import Address
 from semel.stores.statement import Joined, Query

@@ -18,12 +18,12 @@ from semel.core.commands import Begin, Open
 from semel.core.record import Hold
 from semel.errors import AnswerNotStored, CommitUnknown, ConfigurationError, SemelError, StoreReadOnly, StoreUnavailable
 from semel.stores import async_store, store
-from semel.stores.connections import async_psycopg, endings
 from semel.stores.connections import asyncpg as on_asyncpg
+from semel.stores.connections import endings
+from semel.stores.connections import postgres as on_postgres
 from semel.stores.connections import psycopg as on_psycopg
-from semel.stores.connections.async_psycopg import AsyncPsycopgConnections
 from semel.stores.connections.asyncpg import AsyncpgConnections
-from semel.stores.connections.psycopg import PsycopgConnections
+from semel.stores.connections.psycopg import AsyncPsycopgConnections, PsycopgConnections
 from semel.stores.postgres.address import Address
 from semel.stores.postgres.joined import JoinedStatements
 from semel.stores.postgres.statements import Statements
@@ -306,7 +306,7 @@ class TestCancelled:
 
     async def test_commit_without_an_end(self, async_lender: Lender, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """A COMMIT that is not answered in time has an unknown outcome."""
-        for module in (on_asyncpg, async_psycopg, _sqlalchemy()):
+        for module in (on_postgres, _sqlalchemy()):
             monkeypatch.setattr(module, "COMMIT_SECONDS", 0.3)
         await do(url, SLOW_COMMIT)
         lent, pid = await begun(async_lender)
@@ -330,7 +330,7 @@ def _sqlalchemy() -> Any:
 class TestPools:
     async def test_all_in_use(self, lender: Lender, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """While all connections are in use, one more transaction waits a while and is then told how many there are."""
-        for module in (endings, on_asyncpg, on_psycopg, async_psycopg):
+        for module in (endings, on_asyncpg, on_psycopg):
             monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
         lents = [await lender.begin() for _ in range(2)]
         with pytest.raises(StoreUnavailable, match="all 2 connections are in use") as caught:
@@ -367,8 +367,7 @@ class TestPools:
 
     async def test_given_pool_that_cannot_connect(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """An application's pool with no server behind it is told from one whose connections are all in use."""
-        for module in (on_psycopg, async_psycopg):
-            monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
+        monkeypatch.setattr(on_psycopg, "WAIT_SECONDS", 0.2)
         nowhere = "postgresql://me:secret@127.0.0.1:1/db"
         with (
             psycopg_pool.ConnectionPool(nowhere, min_size=1, max_size=1, open=True) as pool,

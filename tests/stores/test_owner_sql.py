@@ -250,5 +250,9 @@ def test_transaction_takes_over_from_the_dead(first: Process, other: Process, is
         assert isinstance(seen, Found)
         assert seen.lease_is_over == is_dead
         heir = Hold("alice", "k", 2, asked.token)
-        verdict = other.join(other.joined.finish(Finish(asked, heir, hold, Event.COMPLETE, ANSWER)))
-        assert verdict is (Verdict.DONE if is_dead else Verdict.FENCED)
+        finish = other.joined.finish(Finish(asked, heir, hold, Event.COMPLETE, ANSWER))
+        if is_dead:
+            assert other.join(finish) is Verdict.DONE
+            return
+        with pytest.raises(psycopg.Error, match="semel: fenced"), other.connection.transaction():
+            other.join(finish)

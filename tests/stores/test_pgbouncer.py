@@ -33,9 +33,8 @@ from semel.core.message import Answer
 from semel.core.record import Found, Hold
 from semel.core.state import Event
 from semel.errors import StoreUnavailable
-from semel.stores.connections.async_psycopg import AsyncPsycopgConnections
 from semel.stores.connections.asyncpg import AsyncpgConnections
-from semel.stores.connections.psycopg import PsycopgConnections
+from semel.stores.connections.psycopg import AsyncPsycopgConnections, PsycopgConnections
 from semel.stores.connections.sqlalchemy import SQLAlchemyConnections
 from semel.stores.postgres import async_store, pooler
 from semel.stores.postgres.address import SESSION

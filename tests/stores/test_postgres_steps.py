@@ -49,6 +49,7 @@ from semel.core.recovery import Begun, Done, Progress, written
 from semel.core.state import Event, State
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.stores import async_store, store
+from semel.stores.connections.endings import is_fence
 from semel.stores.postgres import async_store as async_module
 from semel.stores.postgres import store as sync_module
 from semel.stores.postgres.address import SESSION, Address
@@ -554,7 +555,7 @@ class TestJoined:
         """The record is there when the transaction commits, and whoever begins then is given the answer."""
         asked = claim(on_crash="refuse", after_retention="strip")
         hold = _begun(mine, asked)
-        assert _join(mine, JOINED.finish(Finish(asked, hold, None, Event.COMPLETE, ANSWER))) is Verdict.DONE
+        assert _verdict(mine, JOINED.finish(Finish(asked, hold, None, Event.COMPLETE, ANSWER))) is Verdict.DONE
         assert semel.perform(Look("alice", "k")) is None
         mine.commit()
 
@@ -572,11 +573,11 @@ class TestJoined:
         hold = _begun(mine, asked)
         rival = held(semel, claim())
         finish = Finish(asked, hold, None, Event.COMPLETE, ANSWER)
-        assert _join(mine, JOINED.finish(finish)) is Verdict.FENCED
+        assert _verdict(mine, JOINED.finish(finish)) is Verdict.FENCED
         mine.rollback()
         semel.perform(Complete(rival, Event.FAIL, ABANDONED))
 
-        assert _join(mine, JOINED.finish(finish)) is Verdict.FENCED
+        assert _verdict(mine, JOINED.finish(finish)) is Verdict.FENCED
         mine.rollback()
         assert record(semel).answer == ABANDONED
 
@@ -586,11 +587,11 @@ class TestJoined:
         semel.perform(Save(seen, PROGRESS))
         asked = claim()
         finish = Finish(asked, Hold("alice", "k", 2, asked.token), seen, Event.COMPLETE, ANSWER)
-        assert _join(mine, JOINED.finish(finish)) is Verdict.FENCED
+        assert _verdict(mine, JOINED.finish(finish)) is Verdict.FENCED
         mine.rollback()
         age(operator, LEASE)
         before = record(semel)
-        assert _join(mine, JOINED.finish(finish)) is Verdict.DONE
+        assert _verdict(mine, JOINED.finish(finish)) is Verdict.DONE
         mine.commit()
 
         left = record(semel)
@@ -606,8 +607,8 @@ class TestJoined:
         asked = claim(fingerprint=OTHER_FINGERPRINT)
         hold = Hold("alice", "k", 1, asked.token)
         strange = Hold("alice", "k", 1, uuid4().bytes)
-        assert _join(mine, JOINED.finish(Finish(asked, hold, strange, Event.FAIL, ANSWER))) is Verdict.FENCED
-        assert _join(mine, JOINED.finish(Finish(asked, hold, seen, Event.FAIL, ANSWER))) is Verdict.DONE
+        assert _verdict(mine, JOINED.finish(Finish(asked, hold, strange, Event.FAIL, ANSWER))) is Verdict.FENCED
+        assert _verdict(mine, JOINED.finish(Finish(asked, hold, seen, Event.FAIL, ANSWER))) is Verdict.DONE
         mine.commit()
 
         left = record(semel)
@@ -619,8 +620,8 @@ class TestJoined:
         """A phase's step is stored in the phase's own transaction, and only by the holder."""
         hold = held(semel, claim())
         strange = Hold("alice", "k", 2, hold.token)
-        assert _join(mine, JOINED.commit(Commit(strange, PROGRESS))) is Verdict.FENCED
-        assert _join(mine, JOINED.commit(Commit(hold, PROGRESS))) is Verdict.DONE
+        assert _verdict(mine, JOINED.commit(Commit(strange, PROGRESS))) is Verdict.FENCED
+        assert _verdict(mine, JOINED.commit(Commit(hold, PROGRESS))) is Verdict.DONE
         assert record(semel).steps is None
         mine.commit()
 
@@ -631,7 +632,7 @@ class TestJoined:
         """Whoever asks what became of a lost COMMIT gets its answer when the transaction has ended."""
         asked = claim()
         hold = _begun(mine, asked)
-        _join(mine, JOINED.finish(Finish(asked, hold, None, Event.COMPLETE, ANSWER)))
+        _verdict(mine, JOINED.finish(Finish(asked, hold, None, Event.COMPLETE, ANSWER)))
         with ThreadPoolExecutor() as threads:
             settled = threads.submit(semel.perform, Settle(hold))
             _until_somebody_waits(url, settled)
@@ -644,7 +645,7 @@ class TestJoined:
     def test_settling_waits_for_a_phase(self, mine: Any, semel: Handle, url: str) -> None:
         """The same for a phase, whose transaction holds the record."""
         hold = held(semel, claim())
-        _join(mine, JOINED.commit(Commit(hold, PROGRESS)))
+        _verdict(mine, JOINED.commit(Commit(hold, PROGRESS)))
         with ThreadPoolExecutor() as threads:
             settled = threads.submit(semel.perform, Settle(hold))
             _until_somebody_waits(url, settled)
@@ -847,7 +848,7 @@ class _AsyncGivenUnit(AsyncUnit):
     async def run(self, joined: Joined[T]) -> T:
         cursor = psycopg.AsyncRawCursor(self.connection)
         await cursor.execute(joined.query.numbered.encode(), joined.in_order)
-        return joined.read(await cursor.fetchall())
+        return joined.read(await cursor.fetchall() if cursor.description else [])
 
     async def commit(self) -> None:
         await self.connection.commit()
@@ -875,7 +876,19 @@ CREATE TRIGGER delay BEFORE DELETE ON semel_keys FOR EACH ROW EXECUTE FUNCTION d
 def _join(connection: psycopg.Connection[Any], joined: Joined[T]) -> T:
     cursor = psycopg.RawCursor(connection)
     cursor.execute(joined.query.numbered.encode(), joined.in_order)
-    return joined.read(cursor.fetchall())
+    return joined.read(cursor.fetchall() if cursor.description else [])
+
+
+def _verdict(connection: psycopg.Connection[Any], joined: Joined[Verdict]) -> Verdict:
+    """Run a statement that fails where it is fenced, so that a COMMIT sent with it is not carried out."""
+    connection.execute("SELECT 1")  # begins a transaction, which stays open; the next block is a savepoint in it
+    try:
+        with connection.transaction():
+            return _join(connection, joined)
+    except psycopg.Error as error:
+        if not is_fence(error, error.sqlstate, Names()):
+            raise
+        return Verdict.FENCED
 
 
 def _begun(connection: psycopg.Connection[Any], asked: Claim) -> Hold:

@@ -52,7 +52,7 @@ _GIVEN = {
 }
 _ASYNC_GIVEN = {
     ("asyncpg", "Pool"): ("semel.stores.connections.asyncpg", "AsyncpgConnections"),
-    ("psycopg_pool", "AsyncConnectionPool"): ("semel.stores.connections.async_psycopg", "AsyncPsycopgConnections"),
+    ("psycopg_pool", "AsyncConnectionPool"): ("semel.stores.connections.psycopg", "AsyncPsycopgConnections"),
     ("sqlalchemy", "AsyncEngine"): ("semel.stores.connections.sqlalchemy", "AsyncSQLAlchemyConnections"),
     ("sqlalchemy", "async_sessionmaker"): ("semel.stores.connections.sqlalchemy", "AsyncSQLAlchemyConnections"),
 }

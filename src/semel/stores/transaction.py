@@ -1,13 +1,16 @@
-"""A transaction of the application's own, which a few statements of the store's join. Drivers are in ``drivers/``.
+"""A transaction of the application's own, which a few statements of the store's join. Drivers are in ``connections/``.
 
 In atomic mode it is open while the handler runs; in a phase, while the phase's function runs. The application writes
 through ``connection``, in its driver's own type. Which statements join, and in what order, the flows say.
+
+What is done is written once, as coroutines. On an event loop they are awaited; in a thread nothing in them ever waits
+for a loop, so one step runs each to its end (``at_once``).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from semel.core.commands import Begin, Command, Commit, CommitAlone, Finish, Open, Undo, Verdict
@@ -36,12 +39,19 @@ class Begun:
         return not isinstance(self.seen, Found) or self.seen.may_be_taken
 
 
+class Fenced(Exception):
+    """The record is not the one that was seen. A statement that writes it fails by this, so that no COMMIT which was
+    sent with it is carried out.
+    """
+
+
 class JoinedStatements(Protocol):
     """The statements of one store that join."""
 
-    def opening(self, command: Begin) -> str | None:
-        """Take the key's lock by a statement without parameters, which brings a row if the lock was free. None: to
-        begin is to have the lock.
+    def opening(self, command: Begin) -> Sequence[Joined[Any]] | None:
+        """Take the key's lock, and look, with a snapshot that is younger than the lock: the last of these brings no row
+        if the lock is ours, nothing is there and the record could be written. They are sent together with BEGIN where
+        that takes no round trip of its own. None: to begin is to have the lock.
         """
 
     def begin(self, command: Begin) -> Joined[Begun]:
@@ -51,10 +61,10 @@ class JoinedStatements(Protocol):
         """Fail where a record was committed after the snapshot that the transaction keeps."""
 
     def finish(self, command: Finish) -> Joined[Verdict]:
-        """Write the finished record, if it is still what was seen."""
+        """Write the finished record, if it is still what was seen; else it is ``FENCED``, or raises ``Fenced``."""
 
     def commit(self, command: Commit) -> Joined[Verdict]:
-        """Write how far the operation has come, if its hold is live."""
+        """Write how far the operation has come, if its hold is live; else as ``finish``."""
 
 
 class Durability(Protocol):
@@ -64,19 +74,33 @@ class Durability(Protocol):
         """Return what is to be asked in the next transaction, if anything is."""
 
 
-class Unit(ABC):
-    """One open transaction on one connection of some driver's. Used by one thread at a time."""
+class _AnyUnit:
+    """What units have in both colours."""
 
     #: In the driver's own type.
     connection: Any
     #: Whether it had the key's lock before its first look.
     has_lock: bool = False
+    #: Whether the opening, sent with BEGIN, has found that nothing is in the way: there is no need to look.
+    is_clear: bool = False
+    #: Whether there is a ``commit_with``.
+    pipelines: bool = False
+
+
+class Unit(_AnyUnit, ABC):
+    """One open transaction on one connection of some driver's. Used by one thread at a time."""
 
     @abstractmethod
     def run(self, joined: Joined[T]) -> T:
-        """Run one statement in the transaction. Raises ``StoreError`` for trouble with the server, the driver's own
-        error for trouble with the data.
+        """Run one statement in the transaction. Raises ``StoreError`` for trouble with the server, ``Fenced``, and the
+        driver's own error for trouble with the data.
         """
+
+    def commit_with(self, last: Joined[Any]) -> None:
+        """Run the *last* statement and commit, in one round trip; or else roll back. ``Fenced`` where that statement
+        finds another record than it should. In any case the connection is let go of.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def commit(self) -> None:
@@ -98,9 +122,9 @@ class Connections(ABC):
     opener: Callable[[], Any] | None = None
 
     @abstractmethod
-    def begin(self, command: Begin | Open, opening: str | None = None) -> Unit | Found:
-        """Begin a transaction. ``Found``: this process knows already that the key is in use. *opening* is sent together
-        with BEGIN where that takes no round trip of its own, and left out elsewhere.
+    def begin(self, command: Begin | Open, opening: Any = None) -> Unit | Found:
+        """Begin a transaction. ``Found``: this process knows already that the key is in use. *opening*, of
+        ``JoinedStatements``, is sent with BEGIN where that takes no round trip of its own, and left out elsewhere.
         """
 
     @abstractmethod
@@ -108,109 +132,16 @@ class Connections(ABC):
         """Let go of what is this store's own. What the application gave, the application closes."""
 
 
-class Transaction:
-    """One transaction, from ``Begin`` or ``Open`` to its end."""
-
-    def __init__(
-        self, connections: Connections, statements: JoinedStatements, durability: Durability | None = None
-    ) -> None:
-        """Nothing is begun yet."""
-        self._connections = connections
-        self._statements = statements
-        self._durability = durability
-        self._unit: Unit | None = None
-
-    @property
-    def connection(self) -> Any:
-        """The open connection."""
-        if self._unit is None:
-            raise NoConnection
-        return self._unit.connection
-
-    def perform(self, command: Command[T]) -> T:
-        """Carry out one command."""
-        answer: Any = None
-        match command:
-            case Begin() | Open():
-                answer = self._begin(command)
-            case Finish():
-                answer = self._end(self._statements.finish(command))
-            case Commit():
-                answer = self._end(self._statements.commit(command))
-            case CommitAlone():
-                self._take_unit().commit()
-            case Undo():
-                self._undo()
-            case _:
-                raise AssertionError(command)
-        return answer  # type: ignore[no-any-return]  # by the command's own type
-
-    def _begin(self, command: Begin | Open) -> Hold | Found | None:
-        opening = self._statements.opening(command) if isinstance(command, Begin) else None
-        for is_last in (*(False,) * (TRIES - 1), True):
-            begun = self._connections.begin(command, opening)
-            if isinstance(begun, Found):
-                return begun
-            self._unit = begun
-            if self._durability and (question := self._durability.question()):
-                begun.run(question)
-            if isinstance(command, Open):
-                return None
-            try:
-                return self._look(begun, command)
-            except Overtaken:
-                if is_last:
-                    raise
-                self._undo()
-        raise AssertionError  # pragma: no cover - the last round returned or raised
-
-    def _look(self, unit: Unit, command: Begin) -> Hold | Found:
-        """Read what is there, with a snapshot that is younger than the lock if the handler is to run."""
-        look = self._statements.begin(command)
-        begun = unit.run(look)
-        if begun.lets_run and begun.keeps_snapshot:
-            for statement in self._statements.probe(command):
-                unit.run(statement)
-        elif begun.lets_run and not unit.has_lock:
-            begun = unit.run(look)
-        return begun.seen
-
-    def _end(self, last: Joined[Verdict]) -> Verdict:
-        unit = self._open_unit()
-        verdict = unit.run(last)
-        self._unit = None
-        if verdict is Verdict.DONE:
-            unit.commit()
-        else:
-            unit.rollback()
-        return verdict
-
-    def _undo(self) -> None:
-        unit, self._unit = self._unit, None
-        if unit is not None:
-            unit.rollback()
-
-    def _take_unit(self) -> Unit:
-        unit, self._unit = self._open_unit(), None
-        return unit
-
-    def _open_unit(self) -> Unit:
-        if self._unit is None:
-            raise NoConnection
-        return self._unit
-
-
-class AsyncUnit(ABC):
+class AsyncUnit(_AnyUnit, ABC):
     """The same on an event loop."""
-
-    #: In the driver's own type.
-    connection: Any
-    #: Whether it had the key's lock before its first look.
-    has_lock: bool = False
 
     @abstractmethod
     async def run(self, joined: Joined[T]) -> T:
         """As ``Unit.run``."""
+
+    async def commit_with(self, last: Joined[Any]) -> None:
+        """As ``Unit.commit_with``. Cancelled in the middle, it closes the connection."""
+        raise NotImplementedError
 
     @abstractmethod
     async def commit(self) -> None:
@@ -228,7 +159,7 @@ class AsyncConnections(ABC):
     opener: Callable[[], Awaitable[Any]] | None = None
 
     @abstractmethod
-    async def begin(self, command: Begin | Open, opening: str | None = None) -> AsyncUnit | Found:
+    async def begin(self, command: Begin | Open, opening: Any = None) -> AsyncUnit | Found:
         """As ``Connections.begin``."""
 
     @abstractmethod
@@ -236,52 +167,47 @@ class AsyncConnections(ABC):
         """As ``Connections.close``."""
 
 
-class AsyncTransaction:
-    """One transaction on an event loop, from ``Begin`` or ``Open`` to its end."""
+class _Kernel:
+    """One transaction, in either colour: *call* calls a method of a unit, and awaits what it returns where needed."""
 
     def __init__(
-        self, connections: AsyncConnections, statements: JoinedStatements, durability: Durability | None = None
+        self, call: Callable[..., Awaitable[Any]], connections: Any, statements: JoinedStatements, durability: Any
     ) -> None:
-        """Nothing is begun yet."""
+        self._call = call
         self._connections = connections
         self._statements = statements
-        self._durability = durability
-        self._unit: AsyncUnit | None = None
+        self._durability: Durability | None = durability
+        self._unit: Any = None
 
     @property
     def connection(self) -> Any:
         """The open connection."""
-        if self._unit is None:
-            raise NoConnection
-        return self._unit.connection
+        return self._open_unit().connection
 
-    async def perform(self, command: Command[T]) -> T:
-        """Carry out one command."""
-        answer: Any = None
+    async def _perform(self, command: Command[Any]) -> Any:
         match command:
             case Begin() | Open():
-                answer = await self._begin(command)
+                return await self._begin(command)
             case Finish():
-                answer = await self._end(self._statements.finish(command))
+                return await self._end(self._statements.finish(command))
             case Commit():
-                answer = await self._end(self._statements.commit(command))
+                return await self._end(self._statements.commit(command))
             case CommitAlone():
-                await self._take_unit().commit()
+                return await self._call(self._take_unit().commit)
             case Undo():
-                await self._undo()
+                return await self._undo()
             case _:
                 raise AssertionError(command)
-        return answer  # type: ignore[no-any-return]  # by the command's own type
 
     async def _begin(self, command: Begin | Open) -> Hold | Found | None:
         opening = self._statements.opening(command) if isinstance(command, Begin) else None
         for is_last in (*(False,) * (TRIES - 1), True):
-            begun = await self._connections.begin(command, opening)
+            begun = await self._call(self._connections.begin, command, opening)
             if isinstance(begun, Found):
                 return begun
             self._unit = begun
             if self._durability and (question := self._durability.question()):
-                await begun.run(question)
+                await self._call(begun.run, question)
             if isinstance(command, Open):
                 return None
             try:
@@ -292,37 +218,96 @@ class AsyncTransaction:
                 await self._undo()
         raise AssertionError  # pragma: no cover - the last round returned or raised
 
-    async def _look(self, unit: AsyncUnit, command: Begin) -> Hold | Found:
-        """As ``Transaction._look``."""
+    async def _look(self, unit: Any, command: Begin) -> Hold | Found:
+        """Read what is there, with a snapshot that is younger than the lock if the handler is to run."""
+        if unit.is_clear:
+            claim = command.claim
+            return Hold(claim.scope, claim.key, 1, claim.token)
         look = self._statements.begin(command)
-        begun = await unit.run(look)
+        begun: Begun = await self._call(unit.run, look)
         if begun.lets_run and begun.keeps_snapshot:
             for statement in self._statements.probe(command):
-                await unit.run(statement)
+                await self._call(unit.run, statement)
         elif begun.lets_run and not unit.has_lock:
-            begun = await unit.run(look)
+            begun = await self._call(unit.run, look)
         return begun.seen
 
     async def _end(self, last: Joined[Verdict]) -> Verdict:
         unit = self._open_unit()
-        verdict = await unit.run(last)
+        try:
+            if unit.pipelines:
+                self._unit = None
+                await self._call(unit.commit_with, last)
+                return Verdict.DONE
+            verdict: Verdict = await self._call(unit.run, last)
+        except Fenced:
+            verdict = Verdict.FENCED
         self._unit = None
         if verdict is Verdict.DONE:
-            await unit.commit()
-        else:
-            await unit.rollback()
+            await self._call(unit.commit)
+        elif not unit.pipelines:
+            await self._call(unit.rollback)
         return verdict
 
     async def _undo(self) -> None:
         unit, self._unit = self._unit, None
         if unit is not None:
-            await unit.rollback()
+            await self._call(unit.rollback)
 
-    def _take_unit(self) -> AsyncUnit:
+    def _take_unit(self) -> Any:
         unit, self._unit = self._open_unit(), None
         return unit
 
-    def _open_unit(self) -> AsyncUnit:
+    def _open_unit(self) -> Any:
         if self._unit is None:
             raise NoConnection
         return self._unit
+
+
+class Transaction(_Kernel):
+    """One transaction, from ``Begin`` or ``Open`` to its end."""
+
+    def __init__(
+        self, connections: Connections, statements: JoinedStatements, durability: Durability | None = None
+    ) -> None:
+        """Nothing is begun yet."""
+        super().__init__(_called, connections, statements, durability)
+
+    def perform(self, command: Command[T]) -> T:
+        """Carry out one command."""
+        answer: T = at_once(self._perform(command))
+        return answer
+
+
+class AsyncTransaction(_Kernel):
+    """One transaction on an event loop, from ``Begin`` or ``Open`` to its end."""
+
+    def __init__(
+        self, connections: AsyncConnections, statements: JoinedStatements, durability: Durability | None = None
+    ) -> None:
+        """Nothing is begun yet."""
+        super().__init__(_awaited, connections, statements, durability)
+
+    async def perform(self, command: Command[T]) -> T:
+        """Carry out one command."""
+        answer: T = await self._perform(command)
+        return answer
+
+
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run to its end, in a thread, a coroutine in which nothing waits for an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        answer: T = stop.value
+        return answer
+    coroutine.close()
+    raise RuntimeError(f"{coroutine!r} waits for an event loop, and there is none in this thread.")
+
+
+async def _called(call: Callable[..., Any], *arguments: Any) -> Any:
+    return call(*arguments)
+
+
+async def _awaited(call: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    return await call(*arguments)

@@ -1,52 +1,42 @@
-"""Transactions on asyncpg: from a pool of the store's own, or from the application's. Which statements join them is
-the stores' affair.
+"""Transactions on asyncpg: from a pool of the store's own, or from the application's. How they begin and end is in
+``postgres.py``, which statements join them is the stores' affair.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Self, TypeVar, cast
+from types import SimpleNamespace
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
-from semel.core.commands import Begin, Open
-from semel.errors import ConfigurationError, StoreError, StoreReadOnly
+from semel.errors import ConfigurationError
 from semel.stores.connections.endings import (
     APPLICATION_NAME,
-    COMMIT_SECONDS,
     FAILED_INSIDE,
-    HAS_LOCK,
-    RESET,
-    ROLLBACK_SECONDS,
+    MORE,
+    MORE_OF_THEIRS,
     WAIT_SECONDS,
     Notices,
     all_in_use,
-    commit_sql,
-    ended_inside,
-    lost,
-    of_commit,
-    of_statement,
 )
+from semel.stores.connections.pool import AllInUse, AsyncPool
+from semel.stores.connections.postgres import AsyncPostgresConnections, Session, Status
 from semel.stores.connections.urls import postgres_url, unknown_address
 from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, Address
-from semel.stores.postgres.durability import FOR_TRANSACTION, is_off_async
+from semel.stores.postgres.durability import is_off_async
 from semel.stores.postgres.errors import unreachable
 from semel.stores.postgres.pooler import is_direct_async
-from semel.stores.statement import Joined
-from semel.stores.transaction import AsyncConnections, AsyncUnit
 
 try:
     import asyncpg
+    from asyncpg.pool import PoolConnectionProxy
     from asyncpg.transaction import TransactionState
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("PostgreSQL under an event loop needs asyncpg. Run: pip install 'semel[postgres]'") from error
-
-T = TypeVar("T")
-
-_MORE = "Add ?pool= with a higher number to the store's URL."
-_MORE_OF_THEIRS = "Raise the max_size of the pool."
 
 #: The last is what the driver says in the moment between the server's last word and the end of the connection.
 _FAULTS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, asyncpg.InternalClientError)
@@ -61,52 +51,42 @@ _HOW = ("_connect_args", "_connect_kwargs", "_connect", "_connection_class", "_r
 class _Connection(asyncpg.Connection):
     """One of our own."""
 
-    #: Whether it is to the server itself, and not to a pooler.
-    is_direct = True
-    #: Whether its COMMIT would be answered too early.
-    is_off = False
-    #: Whether the next statement is the BEGIN of a transaction of ours.
-    is_beginning = False
+    session: Session
 
-    def get_reset_query(self) -> str:
-        # A round trip after each request costs 30 %. What is to be reset is reset with the next BEGIN.
-        return ""
+    @classmethod
+    async def opened(cls, url: str) -> Self:
+        """Connect; through a pooler, without the prepared statements that asyncpg makes of everything."""
+        named: dict[str, Any] = {
+            "connection_class": cls,
+            "timeout": CONNECT_SECONDS,
+            "server_settings": {"application_name": APPLICATION_NAME},
+        }
+        made: Any = await asyncpg.connect(url, **named)
+        is_direct = await is_direct_async(made)
+        if not is_direct:
+            await made.close(timeout=CONNECT_SECONDS)
+            made = await asyncpg.connect(url, **named, statement_cache_size=0)
+        made.session = Session(is_direct=is_direct, is_off=await is_off_async(made))
+        opened: Self = made
+        return opened
 
-    def commit_sql(self) -> str:
-        """How to commit on it."""
-        return commit_sql(is_direct=self.is_direct, is_off=self.is_off)
-
-    async def execute(self, query: str, *arguments: Any, timeout: float | None = None) -> str:  # noqa: ASYNC109 - asyncpg's
-        """Put before and behind a BEGIN what belongs to it. asyncpg sends that by itself, and must: it would not know
-        of a transaction that was begun without it.
-        """
-        if self.is_beginning:
-            self.is_beginning = False
-            query = f"{RESET}; {query}" + (f" {FOR_TRANSACTION};" if self.is_off else "")
-        return await super().execute(query, *arguments, timeout=timeout)
-
-
-async def _connect(*arguments: Any, **named: Any) -> _Connection:
-    """Connect; through a pooler, without the prepared statements that asyncpg makes of everything."""
-    connection: Any = await asyncpg.connect(*arguments, **named)
-    is_direct = await is_direct_async(connection)
-    if not is_direct:
-        await connection.close(timeout=CONNECT_SECONDS)
-        connection = await asyncpg.connect(*arguments, **named, statement_cache_size=0)
-    connection.is_direct, connection.is_off = is_direct, await is_off_async(connection)
-    return cast("_Connection", connection)
+    @property
+    def is_usable(self) -> bool:
+        """Whether the next transaction can be on it, as far as is known here."""
+        if self.is_closed() or self.is_in_transaction():
+            return False
+        protocol: Any = self._protocol  # type: ignore[attr-defined]  # asyncpg's own pool asks it the same
+        return not protocol._is_cancelling()  # noqa: SLF001 - as above
 
 
-class AsyncpgConnections(AsyncConnections):
+class AsyncpgConnections(AsyncPostgresConnections):
     """Transactions on an event loop, on asyncpg."""
 
     def __init__(self, address: Address, pool: asyncpg.Pool[Any] | None = None) -> None:
         """Open a pool of its own on first use; or take from *pool*, which the application opens and closes."""
-        self._address = address
-        self.opener = address.opener
+        super().__init__(address)
         self._given = pool
-        self._own: asyncpg.Pool[Any] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._own: AsyncPool[_Connection] | None = None
         start_afresh_in_children(self)
 
     @classmethod
@@ -129,216 +109,149 @@ class AsyncpgConnections(AsyncConnections):
             return postgres_url({"user": unquote(user), "host": hosts, "dbname": unquote(where.path.lstrip("/"))})
         return str(dsn)
 
-    async def begin(self, command: Begin | Open, opening: str | None = None) -> AsyncUnit:  # noqa: ARG002 - the same for both
-        """Begin a transaction, *opening* with it."""
-        pool = self._given or await self._opened()
-        for is_last in (False, True):
-            connection = await self._connection(pool)
-            is_ours = self._given is None
-            isolation = "read_committed" if is_ours else None
-            transaction = connection.transaction(isolation=isolation)
-            unit = _Unit(connection, transaction, pool, self._address, is_ours=is_ours)
-            try:
-                await unit.begin(opening)
-            except StoreError:
-                # The server was restarted, or another is the primary now: what is idle in the pool may be as useless.
-                was_broken = unit.is_closed
-                await unit.rollback()
-                if is_last or not was_broken:
-                    raise
-                await pool.expire_connections()
-            except BaseException:
-                unit.drop()
-                raise
-            else:
-                return unit
-        raise AssertionError  # pragma: no cover - the last round returned or raised
+    async def take(self) -> _Executor:
+        """Return a connection of the pool's."""
+        if self._given is not None:
+            return _Executor(await self._acquired(self._given), self._given)
+        pool = self._opened()
+        try:
+            connection = await pool.take(WAIT_SECONDS)
+            while connection.is_closed():  # known of some; of the others, BEGIN tells
+                pool.give_back(None)
+                connection = await pool.take(WAIT_SECONDS)
+        except AllInUse:
+            raise all_in_use(self._address, pool.size, MORE) from None
+        except _FAULTS as error:
+            raise unreachable(error, self._address) from error
+        except ValueError:
+            # The driver's own words may quote the password, so they go no further.
+            message = f"{self._address} can't be read as the address of a PostgreSQL server."
+            raise ConfigurationError(message) from None
+        return _Executor(PoolConnectionProxy(_HOLDER, connection), pool, connection.session)
+
+    async def renew(self) -> None:
+        """Replace what is idle in the pool."""
+        if self._given is not None:
+            await self._given.expire_connections()
+        else:
+            self._opened().idle.drop()
 
     async def close(self) -> None:
         """Close the pool, if it is the store's own."""
         pool, self._own = self._own, None
-        if pool is None:
-            return
-        if asyncio.get_running_loop() is self._loop:
-            try:
-                async with asyncio.timeout(CONNECT_SECONDS):
-                    await pool.close()
-            except _FAULTS:
-                pool.terminate()
-        else:
-            _terminate(pool)
+        if pool is not None and pool.loop is asyncio.get_running_loop():
+            while (connection := pool.idle.pop()) is not None:
+                with suppress(*_FAULTS):
+                    await connection.close(timeout=CONNECT_SECONDS)
+        if pool is not None:
+            pool.idle.close()
 
     def start_afresh(self) -> None:
         """Have no pool: its connections are the parent's."""
         leave_alone(self._own)
         self._own = None
 
-    async def _opened(self) -> asyncpg.Pool[Any]:
-        loop = asyncio.get_running_loop()
-        if self._own is not None and self._loop is not loop:
-            pool, self._own = self._own, None
-            _terminate(pool)
+    def _opened(self) -> AsyncPool[_Connection]:
+        if self._own is not None and self._own.loop is not asyncio.get_running_loop():
+            self._own.idle.close()
+            self._own = None
         if self._own is None:
-            self._loop = loop
-            try:
-                pool = asyncpg.create_pool(
-                    self._address.url,
-                    min_size=0,
-                    max_size=self._address.pool,
-                    connect=_connect,
-                    connection_class=_Connection,
-                    timeout=CONNECT_SECONDS,
-                    server_settings={"application_name": APPLICATION_NAME},
-                )
-            except ValueError:
-                # The driver's own words may quote the password, so they go no further.
-                message = f"{self._address} can't be read as the address of a PostgreSQL server."
-                raise ConfigurationError(message) from None
-            # With no connection to begin with, this does not wait: nobody can come in between.
-            await pool
-            self._own = pool
+            self._own = AsyncPool(self._address.pool, partial(_Connection.opened, self._address.url), _close)
         return self._own
 
-    async def _connection(self, pool: asyncpg.Pool[Any]) -> Any:
+    async def _acquired(self, pool: asyncpg.Pool[Any]) -> Any:
         # Where one is free there is nothing to wait for, and a time limit costs a task of its own.
         limit = None if pool.get_idle_size() else WAIT_SECONDS
         try:
             return await pool.acquire(timeout=limit)
         except TimeoutError as error:
             if pool.get_idle_size() == 0 and pool.get_size() >= pool.get_max_size():
-                how = _MORE if self._given is None else _MORE_OF_THEIRS
-                raise all_in_use(self._address, pool.get_max_size(), how) from error
+                raise all_in_use(self._address, pool.get_max_size(), MORE_OF_THEIRS) from error
             raise unreachable(error, self._address) from error
         except _FAULTS as error:
             raise unreachable(error, self._address) from error
 
 
-class _Unit(AsyncUnit):
-    def __init__(
-        self, connection: Any, transaction: Any, pool: asyncpg.Pool[Any], address: Address, *, is_ours: bool
-    ) -> None:
+#: What asyncpg's wrapper asks of the pool that it belongs to: ours has nothing to clear for all of its connections.
+_HOLDER: Any = SimpleNamespace(
+    _pool=SimpleNamespace(_drop_statement_cache=lambda: None, _drop_type_cache=lambda: None),
+)
+
+
+class _Executor:
+    faults: tuple[type[Exception], ...] = _FAULTS
+
+    def __init__(self, connection: Any, pool: Any, session: Session | None = None) -> None:
+        #: A wrapper that can't be used after it was given back: right for an application, and felt where a dozen calls
+        #: go through it.
         self.connection = connection
-        # What the pool lends is a wrapper that can't be used after it was given back: right for an application, and
-        # felt where a dozen calls go through it.
-        self._inner = getattr(connection, "_con", None) or connection
-        # Not asked of the connection: to asyncpg, every connection is an instance of every class of connections.
-        self._own: _Connection | None = self._inner if is_ours else None
-        self._transaction = transaction
+        self.session = session
+        self._inner = connection._con  # noqa: SLF001 - see above
         self._pool = pool
-        self._address = address
 
     @property
-    def is_closed(self) -> bool:
-        """Whether the connection is gone. One that was lost is taken back by its pool, and can't be asked any more."""
+    def status(self) -> Status:
         try:
-            return bool(self._inner.is_closed())
-        except asyncpg.InterfaceError:
-            return True
+            if self._inner.is_closed():
+                return Status.LOST
+        except asyncpg.InterfaceError:  # one that was lost is taken back by its pool, and can't be asked any more
+            return Status.LOST
+        return Status.OPEN if self._inner.is_in_transaction() else Status.IDLE
 
-    async def begin(self, opening: str | None) -> None:
-        try:
-            if opening is not None:
-                await self._start_with(opening)
-                return
-            if self._own is not None:
-                self._own.is_beginning = True
-            await self._transaction.start()
-        except _FAULTS as error:
-            self._raise_known(error)
-            raise
+    def begin_sql(self) -> str:
+        return "BEGIN ISOLATION LEVEL READ COMMITTED" if self.session else "BEGIN"
 
-    async def _start_with(self, opening: str) -> None:
-        # What start() does, whose BEGIN takes a round trip of its own. A block of the handler's, made by
-        # connection.transaction(), has to find this one around it, and rollback() has to take it for begun.
-        self._transaction._connection._top_xact = self._transaction  # noqa: SLF001 - as start() does
-        self._transaction._state = TransactionState.STARTED  # noqa: SLF001 - as start() does
-        begin = "BEGIN" if self._own is None else f"{RESET}; BEGIN ISOLATION LEVEL READ COMMITTED"
-        if self._own is not None and self._own.is_off:
-            begin = f"{begin}; {FOR_TRANSACTION}"
-        self.has_lock = await self._inner.execute(f"{begin}; {opening}") == HAS_LOCK
+    async def begun(self) -> None:
+        # What start() does, whose BEGIN takes a round trip of its own: a block of the handler's, made by
+        # connection.transaction(), has to find this one around it.
+        transaction = self.connection.transaction(isolation="read_committed" if self.session else None)
+        transaction._state = TransactionState.STARTED  # noqa: SLF001 - as start() does
+        self._inner._top_xact = transaction  # noqa: SLF001 - as start() does
 
-    async def run(self, joined: Joined[T]) -> T:
-        self._check_open()
-        try:
-            rows = await self._inner.fetch(joined.query.numbered, *joined.in_order)
-        except _FAULTS as error:
-            self._raise_known(error)
-            raise
-        except BaseException:
-            self.drop()
-            raise
-        try:
-            return joined.read(rows)
-        except StoreReadOnly:
-            if self._own is not None:
-                # The last handler may have made its session so, which the RESET of a transaction that is begun
-                # already can't undo; or it was the primary once. A new connection is neither.
-                self.drop()
-            raise
+    async def over(self) -> None:
+        self._inner._top_xact = None  # noqa: SLF001 - as commit() and rollback() do before they send
 
-    async def commit(self) -> None:
-        notices = Notices()
-        try:
-            self._check_before_commit()
-            self._inner.add_log_listener(notices.from_asyncpg)
-            # Its own commit() has no time limit and keeps the server's reply to itself.
-            self._transaction._connection._top_xact = None  # noqa: SLF001 - as that one does before it sends
-            tag = await self._inner.execute(self._own.commit_sql() if self._own else "COMMIT", timeout=COMMIT_SECONDS)
-            self._inner.remove_log_listener(notices.from_asyncpg)
-        except _FAULTS as error:
-            known = of_commit(error, _sqlstate(error), self._address, is_lost=self.is_closed)
-            if known is None:
-                self._inner.remove_log_listener(notices.from_asyncpg)
-                if self._inner.is_in_transaction():  # what was deferred has failed before COMMIT
-                    self.drop()
-                raise
-            self.drop()
-            raise known from error
-        except BaseException:
-            self.drop()
-            raise
-        finally:
-            await self._let_go()
-        if tag != "COMMIT":
-            raise asyncpg.InFailedSQLTransactionError(FAILED_INSIDE)
-        notices.check(self._address)
+    async def script(self, sql: str, limit: float | None = None) -> str:
+        tag: str = await self._inner.execute(sql, timeout=limit)
+        return tag
 
-    async def rollback(self) -> None:
-        await asyncio.shield(self._rollback())
+    async def fetch(self, sql: str, parameters: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        rows: Sequence[Sequence[Any]] = await self._inner.fetch(sql, *parameters)
+        return rows
+
+    def hear(self, notices: Notices, *, listens: bool) -> None:
+        change = self._inner.add_log_listener if listens else self._inner.remove_log_listener
+        change(notices.from_asyncpg)
+
+    def failed_inside(self) -> Exception:
+        return asyncpg.InFailedSQLTransactionError(FAILED_INSIDE)
 
     def drop(self) -> None:
-        """Close the connection at once; the pool sees to the rest."""
         with suppress(*_FAULTS):
-            self.connection.terminate()
+            self._inner.terminate()
 
-    async def _rollback(self) -> None:
-        try:
-            async with asyncio.timeout(ROLLBACK_SECONDS):
-                await self._transaction.rollback()
-        except _FAULTS:
-            self.drop()
-        finally:
-            await self._let_go()
+    async def let_go(self) -> None:
+        if self.session is None:
+            # It is given back whether or not we are cancelled meanwhile: asyncpg sees to that. What goes wrong with a
+            # reset of the application's own closes the connection, and is none of the transaction's.
+            with suppress(*_FAULTS):
+                await self._pool.release(self.connection)
+            return
+        connection = self._inner
+        self.connection._detach()  # noqa: SLF001 - as asyncpg's own pool does
+        if connection.is_usable:
+            connection._on_release()  # noqa: SLF001 - as above: what the handler has kept of it is of no use any more
+            connection._listeners.clear()  # noqa: SLF001 - as above
+            connection._log_listeners.clear()  # noqa: SLF001 - as above
+            self._pool.give_back(connection)
+        else:
+            _close(connection)
+            self._pool.give_back(None)
 
-    async def _let_go(self) -> None:
-        # It is given back whether or not we are cancelled meanwhile: asyncpg sees to that. What goes wrong with a reset
-        # of the application's own closes the connection, and is none of the transaction's.
-        with suppress(*_FAULTS):
-            await self._pool.release(self.connection)
 
-    def _check_open(self) -> None:
-        if not self.is_closed and not self._inner.is_in_transaction():
-            raise ended_inside()
-
-    def _check_before_commit(self) -> None:
-        self._check_open()
-        if self.is_closed:
-            raise lost(self._address)
-
-    def _raise_known(self, error: Exception) -> None:
-        known = of_statement(error, _sqlstate(error), self._address)
-        if known is not None:
-            raise known from error
+def _close(connection: asyncpg.Connection[Any]) -> None:
+    with suppress(RuntimeError, *_FAULTS):  # the loop that it was opened on may be closed
+        connection.terminate()
 
 
 def _settings_of(pool: asyncpg.Pool[Any]) -> list[Any]:
@@ -364,12 +277,3 @@ async def _made_by(pool: asyncpg.Pool[Any]) -> asyncpg.Connection[Any]:
         connection.terminate()
         raise
     return connection
-
-
-def _sqlstate(error: BaseException) -> str | None:
-    return getattr(error, "sqlstate", None)
-
-
-def _terminate(pool: asyncpg.Pool[Any]) -> None:
-    with suppress(RuntimeError):  # the loop that it was opened on may be closed
-        pool.terminate()

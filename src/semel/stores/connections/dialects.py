@@ -13,12 +13,13 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from semel.core.commands import Begin, Open
 from semel.core.record import Found
 from semel.errors import ConfigurationError, StoreError, StoreUnavailable
-from semel.stores.connections.endings import FAILED_INSIDE, Notices, of_commit, of_statement
+from semel.stores.connections.endings import FAILED_INSIDE, Notices, is_fence, of_commit, of_statement
 from semel.stores.connections.urls import postgres_url, sqlite_url
 from semel.stores.postgres.address import Address
 from semel.stores.sqlite.file import explained, locate
 from semel.stores.sqlite.statements import Statements
 from semel.stores.sqlite.transactions import Lender
+from semel.stores.transaction import Fenced
 
 #: psycopg's word for a transaction in which a statement has failed; named, so that psycopg need not be there.
 _IN_ERROR = "INERROR"
@@ -45,7 +46,7 @@ class Dialect(Protocol):
     def begin(self, connection: Connection, command: Begin | Open) -> None:
         """Begin what ``connection.begin()`` has only promised."""
 
-    def of_statement(self, error: DBAPIError) -> StoreError | None:
+    def of_statement(self, error: DBAPIError) -> Exception | None:
         """Return what an error of a statement of ours means; None: it is raised as it is."""
 
     def of_commit(self, error: DBAPIError) -> StoreError | None:
@@ -86,9 +87,12 @@ class Postgres:
                 'This engine has isolation_level="AUTOCOMMIT", so it has no transactions. Give one that has.'
             )
 
-    def of_statement(self, error: DBAPIError) -> StoreError | None:
+    def of_statement(self, error: DBAPIError) -> Exception | None:
         """Return what an error of a statement of ours means."""
-        return of_statement(_origin(error), _sqlstate(error), self._address)
+        origin, sqlstate = _origin(error), _sqlstate(error)
+        if is_fence(origin, sqlstate, self._address.names):
+            return Fenced()
+        return of_statement(origin, sqlstate, self._address)
 
     def of_commit(self, error: DBAPIError) -> StoreError | None:
         """Return what an error of COMMIT means."""
@@ -227,7 +231,9 @@ def no_connection(error: Exception, engine: Engine, dialect: Dialect) -> StoreEr
             f"{engine.url!r}: all {checked_out} connections are in use. Raise pool_size or max_overflow of the engine."
         )
     known = dialect.of_statement(error) if isinstance(error, DBAPIError) else None
-    return known or StoreUnavailable(f"{engine.url!r} can't be reached: {' '.join(str(error).split())}")
+    if isinstance(known, StoreError):
+        return known
+    return StoreUnavailable(f"{engine.url!r} can't be reached: {' '.join(str(error).split())}")
 
 
 def _origin(error: DBAPIError) -> Exception:

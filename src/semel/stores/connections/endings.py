@@ -8,6 +8,8 @@ from semel.errors import AnswerNotStored, CommitUnknown, ConfigurationError, Ove
 from semel.stores.postgres.address import Address
 from semel.stores.postgres.durability import FOR_TRANSACTION
 from semel.stores.postgres.errors import TRANSIENT, translated
+from semel.stores.postgres.joined import FENCED
+from semel.stores.statement import Names
 
 #: How long to wait for a connection while all are in use. A client that waits longer has given up by itself.
 WAIT_SECONDS = 10
@@ -15,6 +17,10 @@ WAIT_SECONDS = 10
 COMMIT_SECONDS = 30
 #: How long a ROLLBACK may take. The connection is closed then, which does the same.
 ROLLBACK_SECONDS = 5
+
+#: How there can be more of them.
+MORE = "Add ?pool= with a higher number to the store's URL."
+MORE_OF_THEIRS = "Raise the max_size of the pool."
 
 #: What our own sessions are called in ``pg_stat_activity``. The rest of a session's settings is the handler's affair.
 APPLICATION_NAME = "semel"
@@ -25,8 +31,12 @@ RESET = "RESET ROLE; RESET ALL"
 #: A pooler lends the session to others before our next BEGIN. So what is deferred is run first, and then reset.
 _BEFORE_COMMIT = f"SET CONSTRAINTS ALL IMMEDIATE; {RESET}"
 
-#: What the server says of a statement that was sent with BEGIN, and has brought its row: the lock is ours.
-HAS_LOCK = "SELECT 1"
+#: What the server says of an opening that was sent with BEGIN: nothing is in the way of the handler.
+_CLEAR = "SELECT 0"
+
+#: A key that is there already, and a text that is no number.
+_DUPLICATE = "23505"
+_NO_NUMBER = "22P02"
 
 FAILED_INSIDE = "a statement of this transaction had failed, so COMMIT rolled everything back; nothing was written"
 
@@ -42,6 +52,25 @@ def commit_sql(*, is_direct: bool, is_off: bool) -> str:
         return "COMMIT"
     # What BEGIN has said about the disk is reset with the rest, and is for this COMMIT.
     return "; ".join(filter(None, (_BEFORE_COMMIT, FOR_TRANSACTION if is_off else None, "COMMIT")))
+
+
+def tells_clear(tag: str | None) -> bool:
+    """Read the command tag of an opening."""
+    return tag == _CLEAR
+
+
+def is_fence(error: BaseException, sqlstate: str | None, names: Names) -> bool:
+    """Tell whether a statement has failed because the record is not the one that was seen: there is one by now, or it
+    is another's.
+    """
+    if sqlstate == _DUPLICATE:
+        return _table_of(error) == names.table or _table_of(error.__cause__) == names.table
+    return sqlstate == _NO_NUMBER and FENCED in str(error)
+
+
+def _table_of(error: BaseException | None) -> str | None:
+    name: str | None = getattr(getattr(error, "diag", error), "table_name", None)
+    return name
 
 
 def of_statement(error: Exception, sqlstate: str | None, address: Address) -> StoreError | None:

@@ -48,7 +48,7 @@ class FlaskSQLAlchemyConnections(Connections):
         """Return where its default engine connects to."""
         return SQLAlchemyConnections.url_of(given.engine)
 
-    def begin(self, command: Begin | Open, opening: str | None = None) -> Unit | Found:
+    def begin(self, command: Begin | Open, opening: Any = None) -> Unit | Found:
         """Begin a transaction, unless what is there makes it needless."""
         # First of all: a request that waits for a second connection while it has one can wait for others that do, too.
         self._db.session.commit()

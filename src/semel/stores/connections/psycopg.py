@@ -1,39 +1,35 @@
-"""Transactions on psycopg: from a pool of the store's own, or from the application's. Which statements join them is
-the stores' affair.
+"""Transactions on psycopg, in both colours: from a pool of the store's own, or from the application's. How they begin
+and end is in ``postgres.py``, which statements join them is the stores' affair.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from inspect import isawaitable
 from threading import Lock
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from semel.core.commands import Begin, Open
-from semel.errors import StoreError, StoreReadOnly
 from semel.stores.connections.endings import (
     APPLICATION_NAME,
     FAILED_INSIDE,
-    HAS_LOCK,
-    RESET,
+    MORE,
+    MORE_OF_THEIRS,
     WAIT_SECONDS,
     Notices,
     all_in_use,
-    commit_sql,
-    ended_inside,
-    lost,
-    of_commit,
-    of_statement,
 )
+from semel.stores.connections.pool import AllInUse, Pool
+from semel.stores.connections.postgres import AsyncPostgresConnections, PostgresConnections, Session, Status
 from semel.stores.connections.urls import postgres_url, unknown_address
 from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, STATEMENT_SECONDS, Address
-from semel.stores.postgres.durability import FOR_TRANSACTION, is_off
+from semel.stores.postgres.durability import is_off
 from semel.stores.postgres.errors import unreachable
 from semel.stores.postgres.opening import as_given
 from semel.stores.postgres.pooler import is_direct
-from semel.stores.statement import Joined
-from semel.stores.transaction import Connections, Unit
 
 try:
     import psycopg
@@ -44,25 +40,33 @@ try:
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("PostgreSQL needs psycopg and its pool. Run: pip install 'semel[postgres]'") from error
 
-T = TypeVar("T")
-
-_MORE = "Add ?pool= with a higher number to the store's URL."
-MORE_OF_THEIRS = "Raise the max_size of the pool."
-
 #: What an address is made of.
 _PARTS = ("dbname", "host", "hostaddr", "port", "user")
 
+#: The handler's own statements run on it, so it has none of the settings that suit ours alone.
+_SESSION: dict[str, Any] = {
+    "autocommit": True,
+    "prepare_threshold": 0,
+    "connect_timeout": CONNECT_SECONDS,
+    "tcp_user_timeout": STATEMENT_SECONDS * 1000,
+    "fallback_application_name": APPLICATION_NAME,
+}
 
-class PsycopgConnections(Connections):
+_STATUS = {
+    TransactionStatus.IDLE: Status.IDLE,
+    TransactionStatus.INTRANS: Status.OPEN,
+    TransactionStatus.INERROR: Status.FAILED,
+}
+
+
+class PsycopgConnections(PostgresConnections):
     """Transactions for threads, on psycopg."""
 
     def __init__(self, address: Address, pool: ConnectionPool[Any] | None = None) -> None:
         """Open a pool of its own on first use; or take from *pool*, which the application opens and closes."""
-        self._address = address
-        self.opener = address.opener
+        super().__init__(address)
         self._given = pool
-        self._own: ConnectionPool[Any] | None = None
-        self._failures = 0
+        self._own: Pool[_Connection] | None = None
         self._lock = Lock()
         start_afresh_in_children(self)
 
@@ -74,267 +78,225 @@ class PsycopgConnections(Connections):
     @staticmethod
     def url_of(pool: ConnectionPool[Any]) -> str:
         """Return where *pool* connects to."""
-        return pool_url(pool)
-
-    def begin(self, command: Begin | Open, opening: str | None = None) -> Unit:  # noqa: ARG002 - the same for both
-        """Begin a transaction, *opening* with it."""
-        pool = self._given or self._opened()
-        for is_last in (False, True):
-            unit = _Unit(self._connection(pool), pool, self._address)
-            try:
-                unit.begin(opening)
-            except StoreError:
-                was_broken = unit.connection.closed
-                unit.rollback()
-                if is_last or not was_broken:
-                    raise
-                # The server was restarted, or another is the primary now: what else is idle in the pool is as useless.
-                pool.check()
-            except BaseException:
-                unit.rollback()
-                raise
-            else:
-                return unit
-        raise AssertionError  # pragma: no cover - the last round returned or raised
+        return _pool_url(pool)
 
     def close(self) -> None:
         """Close the pool, if it is the store's own."""
         with self._lock:
             pool, self._own = self._own, None
         if pool is not None:
-            pool.close()
+            pool.idle.close()
 
     def start_afresh(self) -> None:
-        """Have no pool: its threads and connections are the parent's."""
+        """Have no pool: its connections are the parent's."""
         leave_alone(self._own)
         self._own = None
         self._lock = Lock()
 
-    def _opened(self) -> ConnectionPool[Any]:
-        pool = self._own
-        if pool is None:
-            self._probe()
-            with self._lock:
-                if self._own is None:
-                    self._own = ConnectionPool(
-                        self._address.url,
-                        kwargs=SESSION,
-                        connection_class=_Connection,
-                        configure=_Connection.configure,
-                        min_size=0,
-                        max_size=self._address.pool,
-                        open=True,
-                        name="semel",
-                    )
-                    self._failures = 0
-                return self._own
-        figures = pool.get_stats()
-        failures = figures.get("connections_errors", 0)
-        if failures != self._failures and not figures.get("pool_available"):
-            # The pool connects behind our back and goes on trying for minutes, while whoever waits is told nothing.
-            self._probe()
-            self._failures = failures
-        return pool
+    async def take(self) -> _Executor:
+        """Return a connection of the pool's."""
+        if self._given is None:
+            pool = self._opened()
+            try:
+                return _Executor(connection := pool.take(WAIT_SECONDS), pool, connection.session)
+            except AllInUse:
+                raise all_in_use(self._address, pool.size, MORE) from None
+            except psycopg.Error as error:
+                raise unreachable(error, self._address) from error
+        try:
+            return _Executor(self._given.getconn(timeout=WAIT_SECONDS), self._given)
+        except PoolTimeout as error:
+            self._probe()  # a pool that can't connect has nothing to give either, and says the same
+            raise all_in_use(self._address, self._given.max_size, MORE_OF_THEIRS) from error
+        except psycopg.Error as error:  # the pool is closed, or has a limit on those who wait
+            raise unreachable(error, self._address) from error
+
+    async def renew(self) -> None:
+        """Replace what is idle in the pool."""
+        if self._given is None:
+            self._opened().idle.drop()
+        else:
+            self._given.check()
+
+    def _opened(self) -> Pool[_Connection]:
+        with self._lock:
+            if self._own is None:
+                connect = partial(_Connection.opened, self._address.url)
+                self._own = Pool(self._address.pool, connect, _Connection.close)
+            return self._own
 
     def _probe(self) -> None:
         try:
             if self._address.opener is None:
-                psycopg.connect(self._address.url, **SESSION).close()
+                psycopg.connect(self._address.url, **_SESSION).close()
             else:
                 as_given(self._address, {}).close()
         except psycopg.Error as error:
             raise unreachable(error, self._address) from error
 
-    def _connection(self, pool: ConnectionPool[Any]) -> psycopg.Connection[Any]:
+
+class AsyncPsycopgConnections(AsyncPostgresConnections):
+    """Transactions on an event loop, on psycopg. The pool is the application's."""
+
+    def __init__(self, address: Address, pool: AsyncConnectionPool[Any]) -> None:
+        """Take from *pool*, which the application opens and closes."""
+        super().__init__(address)
+        self._pool = pool
+
+    @classmethod
+    def of(cls, pool: AsyncConnectionPool[Any], url: str | None = None) -> Self:
+        """Take connections from a pool of the application's. Without *url*, the store's own are made as the pool's."""
+        return cls(Address.of(url or cls.url_of(pool), None if url else partial(_async_made_by, pool)), pool)
+
+    @staticmethod
+    def url_of(pool: AsyncConnectionPool[Any]) -> str:
+        """Return where *pool* connects to."""
+        return _pool_url(pool)
+
+    async def close(self) -> None:
+        """Leave the pool alone: it is the application's."""
+
+    async def take(self) -> _AsyncExecutor:
+        """Return a connection of the pool's."""
         try:
-            connection: psycopg.Connection[Any] = pool.getconn(timeout=WAIT_SECONDS)
-            return connection
+            return _AsyncExecutor(await self._pool.getconn(timeout=WAIT_SECONDS), self._pool)
         except PoolTimeout as error:
-            self._probe()  # a pool that can't connect has nothing to give either, and says the same
-            raise all_in_use(self._address, pool.max_size, MORE_OF_THEIRS if self._given else _MORE) from error
-        except psycopg.Error as error:  # the pool is closed, or has a limit on those who wait
+            await self._probe()  # a pool that can't connect has nothing to give either, and says the same
+            raise all_in_use(self._address, self._pool.max_size, MORE_OF_THEIRS) from error
+        except psycopg.Error as error:
+            raise unreachable(error, self._address) from error
+
+    async def renew(self) -> None:
+        """Replace what is idle in the pool."""
+        await self._pool.check()
+
+    async def _probe(self) -> None:
+        connect: Any = partial(psycopg.AsyncConnection.connect, self._address.url, **_SESSION)
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await (await (self._address.opener or connect)()).close()
+        except (psycopg.Error, OSError) as error:
             raise unreachable(error, self._address) from error
 
 
 class _Connection(psycopg.Connection[Any]):
     """One of our own."""
 
-    #: Whether it is to the server itself, and not to a pooler.
-    is_direct = True
-    #: Whether its COMMIT would be answered too early.
-    is_off = False
+    session: Session
 
-    def configure(self) -> None:
-        """Find out what it is, when it is made."""
-        self.is_direct, self.is_off = is_direct(self), is_off(self)
-        if not self.is_direct:
-            self.prepare_threshold = None
-
-    def begin_sql(self, opening: str | None) -> str:
-        """How to begin on it: without what an earlier handler has set, and with *opening* last."""
-        first = "; ".join(filter(None, (FOR_TRANSACTION if self.is_off else None, opening)))
-        return f"{RESET}; {begin_sql(self, first or None, is_ours=True)}"
-
-    def commit_sql(self) -> str:
-        """How to commit on it."""
-        return commit_sql(is_direct=self.is_direct, is_off=self.is_off)
+    @classmethod
+    def opened(cls, url: str) -> Self:
+        """Connect, and find out what it is."""
+        made = cls.connect(url, **_SESSION)
+        made.session = Session(is_direct=is_direct(made), is_off=is_off(made))
+        if not made.session.is_direct:
+            made.prepare_threshold = None
+        return made
 
 
-class _Unit(Unit):
-    connection: psycopg.Connection[Any]
+class _AnyExecutor:
+    """What does not wait."""
 
-    def __init__(self, connection: psycopg.Connection[Any], pool: ConnectionPool[Any], address: Address) -> None:
+    faults: tuple[type[Exception], ...] = (psycopg.Error, TimeoutError)
+
+    def __init__(self, connection: Any, pool: Any, session: Session | None = None) -> None:
         self.connection = connection
+        self.session = session
         self._pool = pool
-        self._address = address
         self._was_autocommit = connection.autocommit
         self._factories = connection.row_factory, connection.cursor_factory
 
-    def begin(self, opening: str | None) -> None:
-        own = _own(self.connection)
-        try:
-            # Else psycopg would send a BEGIN of its own, and whether it has can't be seen.
-            self.connection.autocommit = True
-            begin = own.begin_sql(opening) if own else begin_sql(self.connection, opening, is_ours=False)
-            self.has_lock = self._execute(begin) == HAS_LOCK
-        except psycopg.Error as error:
-            raise_known(error, self._address)
-            raise
+    @property
+    def status(self) -> Status:
+        return _STATUS.get(self.connection.info.transaction_status, Status.LOST)
 
-    def run(self, joined: Joined[T]) -> T:
-        check_open(self.connection)
-        try:
-            cursor = psycopg.RawCursor(self.connection, row_factory=tuple_row)
-            cursor.execute(joined.query.numbered.encode(), joined.in_order, binary=True)
-            rows = cursor.fetchall() if cursor.description else []
-        except psycopg.Error as error:
-            raise_known(error, self._address)
-            raise
-        except BaseException:
-            self._drop()
-            raise
-        try:
-            return joined.read(rows)
-        except StoreReadOnly:
-            if _own(self.connection):
-                # The last handler may have made its session so, which the RESET of a transaction that is begun
-                # already can't undo; or it was the primary once. A new connection is neither.
-                self._drop()
-            raise
+    def begin_sql(self) -> str:
+        connection = self.connection
+        ours = psycopg.IsolationLevel.READ_COMMITTED if self.session else None
+        level = connection.isolation_level or ours
+        modes = [f"ISOLATION LEVEL {level.name.replace('_', ' ')}"] if level else []
+        if connection.read_only:
+            modes.append("READ ONLY")
+        return " ".join(("BEGIN", ", ".join(modes))).strip()
 
-    def commit(self) -> None:
-        notices = Notices()
-        own = _own(self.connection)
-        try:
-            check_before_commit(self.connection, self._address)
-            self.connection.add_notice_handler(notices.from_psycopg)
-            # How long it may take, nobody here limits: TCP ends it when the server is gone (for our own connections
-            # after STATEMENT_SECONDS, by tcp_user_timeout), and the server ends it when its operator says so.
-            tag = self._execute(own.commit_sql() if own else "COMMIT")
-            self.connection.remove_notice_handler(notices.from_psycopg)
-        except psycopg.Error as error:
-            known = of_commit(error, error.sqlstate, self._address, is_lost=self.connection.closed)
-            if known is None:
-                self.connection.remove_notice_handler(notices.from_psycopg)
-                raise
-            self._drop()
-            raise known from error
-        except BaseException:
-            self._drop()
-            raise
-        finally:
-            self._let_go()
-        check_tag(tag)
-        notices.check(self._address)
+    async def over(self) -> None:
+        """Nothing: it is the server's word that psycopg goes by."""
 
-    def rollback(self) -> None:
-        try:
-            if self.connection.info.transaction_status in IN_TRANSACTION:
-                self._execute("ROLLBACK")
-        except psycopg.Error:
-            self._drop()
-        finally:
-            self._let_go()
+    def hear(self, notices: Notices, *, listens: bool) -> None:
+        change = self.connection.add_notice_handler if listens else self.connection.remove_notice_handler
+        change(notices.from_psycopg)
 
-    def _execute(self, sql: str) -> str | None:
+    def failed_inside(self) -> Exception:
+        return psycopg.errors.InFailedSqlTransaction(FAILED_INSIDE)
+
+    def drop(self) -> None:
+        # Not close(): a pool may have made "give it back" of that.
+        self.connection.pgconn.finish()
+
+
+class _Executor(_AnyExecutor):
+    async def begun(self) -> None:
+        # Else psycopg would send a BEGIN of its own, and whether it has can't be seen.
+        self.connection.autocommit = True
+
+    async def script(self, sql: str, limit: float | None = None) -> str | None:  # noqa: ARG002 - see below
+        # How long it may take, nothing here limits: TCP ends it when the server is gone (for our own connections
+        # after STATEMENT_SECONDS, by tcp_user_timeout), and the server ends it when its operator says so.
         # Not the connection's own cursor: which kind that is, the application has said.
         cursor = psycopg.Cursor(self.connection).execute(sql.encode(), prepare=False)
         while cursor.nextset():
             pass
         return cursor.statusmessage
 
-    def _drop(self) -> None:
-        # Not close(): a pool may have made "give it back" of that.
-        self.connection.pgconn.finish()
+    async def fetch(self, sql: str, parameters: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        cursor = psycopg.RawCursor(self.connection, row_factory=tuple_row)
+        cursor.execute(sql.encode(), parameters, binary=True)
+        return cursor.fetchall() if cursor.description else []
 
-    def _let_go(self) -> None:
-        if self.connection.info.transaction_status == TransactionStatus.IDLE:
-            self.connection.autocommit = self._was_autocommit
+    async def let_go(self) -> None:
+        connection, is_idle = self.connection, self.status is Status.IDLE
+        if is_idle:
+            connection.autocommit = self._was_autocommit
+            connection.row_factory, connection.cursor_factory = self._factories
+        else:
+            self.drop()
+        if self.session is not None:
+            self._pool.give_back(connection if is_idle else None)
+            return
+        with suppress(psycopg.Error, ValueError):  # a pool that is closed closes it; one that is gone can't
+            self._pool.putconn(connection)
+
+
+class _AsyncExecutor(_AnyExecutor):
+    async def begun(self) -> None:
+        await self.connection.set_autocommit(True)
+
+    async def script(self, sql: str, limit: float | None = None) -> str | None:
+        async with asyncio.timeout(limit):
+            cursor = await psycopg.AsyncCursor(self.connection).execute(sql.encode(), prepare=False)
+        while cursor.nextset():
+            pass
+        return cursor.statusmessage
+
+    async def fetch(self, sql: str, parameters: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        cursor = psycopg.AsyncRawCursor(self.connection, row_factory=tuple_row)
+        await cursor.execute(sql.encode(), parameters, binary=True)
+        return await cursor.fetchall() if cursor.description else []
+
+    async def let_go(self) -> None:
+        await asyncio.shield(self._given_back())
+
+    async def _given_back(self) -> None:
+        if self.status is Status.IDLE:
+            await self.connection.set_autocommit(self._was_autocommit)
             self.connection.row_factory, self.connection.cursor_factory = self._factories
         else:
-            self._drop()
-        with suppress(psycopg.Error, ValueError):  # a pool that is closed closes it; one that is gone can't
-            self._pool.putconn(self.connection)
+            self.drop()
+        with suppress(psycopg.Error, ValueError):
+            await self._pool.putconn(self.connection)
 
 
-def _own(connection: psycopg.Connection[Any]) -> _Connection | None:
-    return connection if isinstance(connection, _Connection) else None
-
-
-#: The handler's own statements run on it, so it has none of the settings that suit ours alone.
-SESSION: dict[str, Any] = {
-    "autocommit": True,
-    "prepare_threshold": 0,
-    "connect_timeout": CONNECT_SECONDS,
-    "tcp_user_timeout": STATEMENT_SECONDS * 1000,
-    "fallback_application_name": APPLICATION_NAME,
-}
-
-IN_TRANSACTION = frozenset({TransactionStatus.INTRANS, TransactionStatus.INERROR})
-
-AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
-AnyPool = ConnectionPool[Any] | AsyncConnectionPool[Any]
-
-
-def begin_sql(connection: AnyConnection, opening: str | None, *, is_ours: bool) -> str:
-    """Return how to begin: on a connection of the application's, in the isolation that it has asked for, and read-only
-    if it has asked for that. Never READ WRITE: that would force a server which was made read-only on purpose.
-    """
-    level = connection.isolation_level or (psycopg.IsolationLevel.READ_COMMITTED if is_ours else None)
-    modes = [f"ISOLATION LEVEL {level.name.replace('_', ' ')}"] if level else []
-    if connection.read_only:
-        modes.append("READ ONLY")
-    begin = " ".join(("BEGIN", ", ".join(modes))).strip()
-    return f"{begin}; {opening}" if opening else begin
-
-
-def check_open(connection: AnyConnection) -> None:
-    """Raise where the handler has ended the transaction."""
-    if connection.info.transaction_status == TransactionStatus.IDLE:
-        raise ended_inside()
-
-
-def check_before_commit(connection: AnyConnection, address: Address) -> None:
-    """Raise where there is nothing to commit: the handler has ended it, or the connection is gone."""
-    check_open(connection)
-    if connection.closed:
-        raise lost(address)
-
-
-def raise_known(error: psycopg.Error, address: Address) -> None:
-    """Raise what the *error* of a statement means, where it is the store's affair."""
-    known = of_statement(error, error.sqlstate, address)
-    if known is not None:
-        raise known from error
-
-
-def check_tag(tag: str | None) -> None:
-    """Raise where the server's reply to COMMIT is that it has rolled back."""
-    if tag != "COMMIT":
-        raise psycopg.errors.InFailedSqlTransaction(FAILED_INSIDE)
-
-
-def pool_url(pool: AnyPool) -> str:
+def _pool_url(pool: ConnectionPool[Any] | AsyncConnectionPool[Any]) -> str:
     """Name where *pool* connects to, as far as it says so beforehand."""
     if not hasattr(pool, "_configure"):  # see _made_by
         raise unknown_address("this pool")
@@ -360,3 +322,21 @@ def _made_by(pool: ConnectionPool[Any]) -> psycopg.Connection[Any]:
             connection.close()
             raise
     return connection
+
+
+async def _async_made_by(pool: AsyncConnectionPool[Any]) -> psycopg.AsyncConnection[Any]:
+    """As ``_made_by``."""
+    conninfo, kwargs = await _value(pool.conninfo) or "", await _value(pool.kwargs) or {}
+    connection: psycopg.AsyncConnection[Any] = await pool.connection_class.connect(conninfo, **kwargs)
+    if configure := pool._configure:  # noqa: SLF001 - as above
+        try:
+            await configure(connection)
+        except BaseException:
+            await connection.close()
+            raise
+    return connection
+
+
+async def _value(given: Any) -> Any:
+    made = given() if callable(given) else given
+    return await made if isawaitable(made) else made

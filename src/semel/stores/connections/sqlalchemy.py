@@ -58,7 +58,7 @@ class SQLAlchemyConnections(Connections):
         """Return where it connects to."""
         return url_of_engine(_engine(given))
 
-    def begin(self, command: Begin | Open, opening: str | None = None) -> Unit | Found:  # noqa: ARG002 - the driver begins
+    def begin(self, command: Begin | Open, opening: Any = None) -> Unit | Found:  # noqa: ARG002 - the driver begins
         """Begin a transaction, unless what is there makes it needless."""
         if (rival := self._dialect.start(command)) is not None:
             return self._dialect.peek(command) or rival
@@ -226,7 +226,7 @@ class AsyncSQLAlchemyConnections(AsyncConnections):
         """Return where it connects to."""
         return url_of_engine(_async_engine(given).sync_engine)
 
-    async def begin(self, command: Begin | Open, opening: str | None = None) -> AsyncUnit | Found:  # noqa: ARG002 - as above
+    async def begin(self, command: Begin | Open, opening: Any = None) -> AsyncUnit | Found:  # noqa: ARG002 - as above
         """Begin a transaction, unless what is there makes it needless."""
         if (rival := self._dialect.start(command)) is not None:
             return await asyncio.to_thread(self._dialect.peek, command) or rival

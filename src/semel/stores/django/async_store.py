@@ -104,7 +104,7 @@ class AsyncDjangoConnections(AsyncConnections):
         """Take them from *connections*."""
         self._connections = connections
 
-    async def begin(self, command: Begin | Open, opening: str | None = None) -> AsyncUnit | Found:
+    async def begin(self, command: Begin | Open, opening: Any = None) -> AsyncUnit | Found:
         """Begin a transaction. Cancelled in the middle, it is undone once it is begun."""
         beginning = _start(sync_to_async(self._connections.begin)(command, opening))
         try:
@@ -125,12 +125,15 @@ class AsyncDjangoUnit(AsyncUnit):
         """It is begun."""
         self._unit = unit
         self.connection = unit.connection
+        self.has_lock, self.is_clear, self.pipelines = unit.has_lock, unit.is_clear, unit.pipelines
 
     async def run(self, joined: Joined[T]) -> T:
         """Run one statement in the transaction."""
-        answer = await in_the_orms_thread(partial(self._unit.run, joined))
-        self.has_lock = self._unit.has_lock
-        return answer
+        return await in_the_orms_thread(partial(self._unit.run, joined))
+
+    async def commit_with(self, last: Joined[Any]) -> None:
+        """Run the last statement and commit."""
+        await in_the_orms_thread(partial(self._unit.commit_with, last))
 
     async def commit(self) -> None:
         """Commit."""

@@ -6,7 +6,7 @@ statement may take is what OPTIONS says, and whether it is prepared (``prepare_t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from django.db import Error as DjangoError
 
 from semel.core.commands import Begin, Claim, Command, Complete, FindStuck, Open, Settle
+from semel.core.trail import Audit
 from semel.errors import (
     ConfigurationError,
     StoreError,
@@ -22,11 +23,12 @@ from semel.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from semel.stores.connections.endings import HAS_LOCK, Notices, lost, of_commit, of_statement
+from semel.stores.connections.endings import Notices, is_fence, lost, of_commit, of_statement, tells_clear
+from semel.stores.connections.script import is_short, plain
 from semel.stores.django.units import Database, no_tables
 from semel.stores.django.wrapper import Block, Wrapper, close, name_of
 from semel.stores.lane import refused
-from semel.stores.postgres.address import LOCK_SECONDS, Address, Audit
+from semel.stores.postgres.address import LOCK_SECONDS, Address
 from semel.stores.postgres.durability import Durability
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
@@ -34,6 +36,7 @@ from semel.stores.postgres.statements import Statements
 from semel.stores.postgres.store import TRIES
 from semel.stores.postgres.upkeep import MAX_WALKS, advance
 from semel.stores.statement import Joined, Names, Statement
+from semel.stores.transaction import Fenced
 
 try:
     import psycopg
@@ -58,11 +61,13 @@ class _Name(Address):
 class Postgres(Database):
     """One PostgreSQL database of Django's."""
 
-    def __init__(self, alias: str, *, audit: bool | Audit, actor: Callable[[], str]) -> None:
+    pipelines = True
+
+    def __init__(self, alias: str, *, audit: Audit, actor: Callable[[], str]) -> None:
         """Nothing is connected yet."""
         self._alias = alias
         self._may_write = False
-        self._statements = Statements(Names(), audit=_audit(audit), actor=actor)
+        self._statements = Statements(Names(), audit=audit, actor=actor)
         self._address = _Name(f'DATABASES["{alias}"]', Names())
         self._joined = JoinedStatements(self._statements, str(self._address))
         self._durability = Durability(self._address)
@@ -166,27 +171,19 @@ class Postgres(Database):
             lambda: self._execute(wrapper, Statement(joined.query.numbered, joined.in_order, joined.read)),
         )
 
-    def run_first(self, wrapper: Wrapper, opening: str, joined: Joined[T]) -> tuple[bool, T]:
-        """Run two statements in one text, which takes no parameters but those that the client writes into it. The
-        second sees what was committed before the first had the lock: each has a snapshot of its own.
+    def run_opening(self, wrapper: Wrapper, opening: Sequence[Joined[Any]]) -> bool:
+        """Run an opening as one text. Its last statement sees what was committed before the first had the lock: each
+        has a snapshot of its own.
         """
-
-        def send() -> tuple[bool, T]:
-            cursor = psycopg.ClientCursor(wrapper.connection, row_factory=tuple_row)
-            cursor.execute(f"{opening}; {joined.query.formatted}".encode(), joined.parameters)
-            has_lock = cursor.statusmessage == HAS_LOCK
-            cursor.nextset()
-            return has_lock, joined.read(cursor.fetchall())
-
-        return self._in_transaction(wrapper, send)
+        tag = self._in_transaction(wrapper, lambda: _sent(wrapper, "; ".join(map(plain, opening))))
+        self._look_at_durability(wrapper)
+        return tells_clear(tag)
 
     def _in_transaction(self, wrapper: Wrapper, send: Callable[[], T]) -> T:
         try:
             return send()
         except psycopg.Error as error:
-            known = self._in_our_words(of_statement(error, error.sqlstate, self._address))
-            if known is not None:
-                raise known from error
+            self._raise_known(error)
             raise
         except Exception:
             raise  # A value that can't be sent.
@@ -194,16 +191,37 @@ class Postgres(Database):
             close(wrapper)
             raise
 
+    def _raise_known(self, error: psycopg.Error) -> None:
+        if is_fence(error, error.sqlstate, self._address.names):
+            raise Fenced from error
+        known = self._in_our_words(of_statement(error, error.sqlstate, self._address))
+        if known is not None:
+            raise known from error
+
+    def commit_with(self, wrapper: Wrapper, last: Joined[Any]) -> StoreError | None:
+        """Run the last statement and say COMMIT."""
+        if is_short(last):
+            return self._commit(wrapper, f"{plain(last)}; ")
+        self.run(wrapper, last)
+        return self._commit(wrapper)
+
     def commit(self, wrapper: Wrapper) -> StoreError | None:
         """Say COMMIT; return that it may not have reached a replica, where the server says so."""
+        return self._commit(wrapper)
+
+    def _commit(self, wrapper: Wrapper, last: str = "") -> StoreError | None:
         connection, notices = wrapper.connection, Notices()
         try:
             connection.add_notice_handler(notices.from_psycopg)
             try:
-                psycopg.Cursor(connection).execute(b"COMMIT", prepare=False)
+                _sent(wrapper, f"{last}COMMIT")
             finally:
                 connection.remove_notice_handler(notices.from_psycopg)
         except psycopg.Error as error:
+            if last and self.has_failed(wrapper):
+                # COMMIT ends the transaction even where it is refused. This one goes on, so it was the statement.
+                self._raise_known(error)
+                raise
             known = of_commit(error, error.sqlstate, self._address, is_lost=connection.closed)
             if known is None:
                 # Refused, by a constraint that is checked at the end: the handler's own, in Django's words.
@@ -275,11 +293,15 @@ class Postgres(Database):
         cursor = psycopg.RawCursor(wrapper.connection, row_factory=tuple_row)
         cursor.execute(statement.sql.encode(), statement.parameters, binary=True)
         rows = cursor.fetchall() if cursor.description else []
+        self._look_at_durability(wrapper)
+        return statement.read(rows)
+
+    def _look_at_durability(self, wrapper: Wrapper) -> None:
         if question := self._durability.question():
             # Once, after a statement that went through. These sessions are Django's, and are left as they are.
             with suppress(psycopg.Error):  # the next statement tells
+                cursor = psycopg.RawCursor(wrapper.connection, row_factory=tuple_row)
                 question.read(cursor.execute(question.query.numbered.encode()).fetchall())
-        return statement.read(rows)
 
     def _meaning(self, error: psycopg.Error) -> StoreError | None:
         return self._in_our_words(translated(error, error.sqlstate, self._address))
@@ -296,10 +318,12 @@ class Postgres(Database):
         )
 
 
-def _audit(given: bool | Audit) -> Audit:  # noqa: FBT001 - or one of the words
-    if isinstance(given, bool):
-        return "on" if given else "off"
-    return given
-
-
 _IMPATIENT = f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'".encode()
+
+
+def _sent(wrapper: Wrapper, sql: str) -> str | None:
+    """Send statements without parameters in one round trip; return the last one's command tag."""
+    cursor = psycopg.Cursor(wrapper.connection).execute(sql.encode(), prepare=False)
+    while cursor.nextset():
+        pass
+    return cursor.statusmessage

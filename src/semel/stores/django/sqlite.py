@@ -41,14 +41,14 @@ _LOCKING = frozenset({"IMMEDIATE", "EXCLUSIVE"})
 class SQLite(Database):
     """One SQLite database of Django's."""
 
-    def __init__(self, alias: str, *, audit: bool | Audit, actor: Callable[[], str]) -> None:
-        """Nothing is connected yet. *audit* says whether there is a trail, or how much it has."""
+    def __init__(self, alias: str, *, audit: Audit, actor: Callable[[], str]) -> None:
+        """Nothing is connected yet."""
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             needed = ".".join(map(str, OLDEST_SQLITE))
             raise ConfigurationError(f"SQLite {needed} or newer is needed; this Python has {sqlite3.sqlite_version}.")
         self._alias = alias
         self._statements = Statements(Names())
-        self._has_audit = audit not in {False, "off"}
+        self._has_audit = audit != "off"
         self._is_full = audit in FULL
         self._actor = actor
         self._turns = turns_of(alias)

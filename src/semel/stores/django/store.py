@@ -12,7 +12,7 @@ from django.db import transaction
 
 from semel.core.commands import Claim, Command, Now, Renew, TakeOver
 from semel.core.record import Hold
-from semel.core.trail import FULL, Audit
+from semel.core.trail import Audit
 from semel.errors import ConfigurationError, SemelError
 from semel.stores.base import Store, this_process
 from semel.stores.django import schema
@@ -42,8 +42,7 @@ class DjangoStore(Store):
         """Nothing is connected yet."""
         self.alias = alias
         self.notes_replays = audit == "replays"
-        #: Whether there is an audit trail; or that it is to have everything.
-        self._audit: bool | Audit = audit if audit in FULL else audit != "off"
+        self._audit: Audit = audit
         self._databases: dict[str, Database] = {}
         #: Claimed inside the transaction of a test: nobody else can see them, so nobody can take them over.
         self._sheltered: set[Hold] = set()

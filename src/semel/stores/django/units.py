@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -30,6 +31,9 @@ _logger = logging.getLogger("semel")
 
 class Database(ABC):
     """One database below Django, for one alias. Errors that are the store's affair are raised in Semel's words."""
+
+    #: Whether there is a ``commit_with``.
+    pipelines: bool = False
 
     @abstractmethod
     def connect(self, wrapper: Wrapper) -> None:
@@ -79,8 +83,12 @@ class Database(ABC):
     def run(self, wrapper: Wrapper, joined: Joined[T]) -> T:
         """Run one statement in the transaction."""
 
-    def run_first(self, wrapper: Wrapper, opening: str, joined: Joined[T]) -> tuple[bool, T]:
-        """Run *opening* and one statement after it, in one round trip; say whether *opening* brought a row."""
+    def run_opening(self, wrapper: Wrapper, opening: Sequence[Joined[Any]]) -> bool:
+        """Run an opening in one round trip; say whether nothing is in the way."""
+        raise NotImplementedError  # pragma: no cover - asked only where the statements have an opening
+
+    def commit_with(self, wrapper: Wrapper, last: Joined[Any]) -> StoreError | None:
+        """Run the last statement and say COMMIT, in one round trip; return as ``commit``. Raises ``Fenced``."""
         raise NotImplementedError  # pragma: no cover - asked only where the statements have an opening
 
     @abstractmethod
@@ -108,7 +116,7 @@ class DjangoConnections(Connections):
         self._alias = alias
         self._database = database
 
-    def begin(self, command: Begin | Open, opening: str | None = None) -> Unit | Found:
+    def begin(self, command: Begin | Open, opening: Any = None) -> Unit | Found:
         """Begin a transaction, unless what is there makes it needless."""
         wrapper, database = wrapper_of(self._alias), self._database
         opened = Opened(wrapper)
@@ -122,9 +130,9 @@ class DjangoConnections(Connections):
         if found is not None:
             opened.tidy()
             return found
-        unit = DjangoUnit(wrapper, database, command, opened, opening, is_nested=standing is Standing.IN_TEST)
+        unit = DjangoUnit(wrapper, database, command, opened, is_nested=standing is Standing.IN_TEST)
         try:
-            unit.begin()
+            unit.begin(opening)
         except BaseException:
             unit.rollback()
             raise
@@ -157,36 +165,39 @@ class DjangoUnit(Unit):
         database: Database,
         command: Begin | Open,
         opened: Opened,
-        opening: str | None,
         *,
         is_nested: bool,
     ) -> None:
-        """Nothing is begun yet. *opening* takes the key's lock, where that is to be asked for. *nested*: in the
-        transaction of a test.
-        """
+        """Nothing is begun yet. *nested*: in the transaction of a test."""
         self.connection = wrapper
         self._database = database
         self._command = command
         self._opened = opened
-        self._opening = opening
-        self.has_lock = opening is None
         self._block = Block(wrapper.alias, savepoint=True, durable=True)
         self._is_nested = is_nested
         #: Whether its first statement is still to come, which is ours. After an Open there was one.
         self._is_untouched = isinstance(command, Begin)
         self._has_ended = False
 
-    def begin(self) -> None:
-        """Begin it."""
+    def begin(self, opening: Sequence[Joined[Any]] | None) -> None:
+        """Begin it, and look whether the handler can be run, where *opening* tells."""
         self._database.begin(self.connection, self._block, self._command)
+        # Without an opening, to begin is to have the lock.
+        self.has_lock = opening is None
+        if opening is not None:
+            self.has_lock = self.is_clear = self._send(lambda: self._database.run_opening(self.connection, opening))
+        # In the transaction of a test there is nothing to commit.
+        self.pipelines = self._database.pipelines and not self._is_nested
 
     def run(self, joined: Joined[T]) -> T:
         """Run one statement in the transaction."""
+        return self._send(lambda: self._database.run(self.connection, joined))
+
+    def _send(self, send: Callable[[], T]) -> T:
         self._check()
         was_untouched, self._is_untouched = self._is_untouched, False
-        run = self._run_first if was_untouched else self._run
         try:
-            return run(joined)
+            return send()
         except StoreError:
             # The first statement may find that the server was restarted since the connection was last used.
             if self._is_nested or not was_untouched or not self._database.is_lost(self.connection):
@@ -196,19 +207,17 @@ class DjangoUnit(Unit):
         self._block = Block(self.connection.alias, savepoint=True, durable=True)
         self._database.connect(self.connection)
         self._database.begin(self.connection, self._block, self._command)
-        return run(joined)
+        return send()
 
-    def _run_first(self, joined: Joined[T]) -> T:
-        if self._opening is None:
-            return self._run(joined)
-        self.has_lock, answer = self._database.run_first(self.connection, self._opening, joined)
-        return answer
-
-    def _run(self, joined: Joined[T]) -> T:
-        return self._database.run(self.connection, joined)
+    def commit_with(self, last: Joined[Any]) -> None:
+        """Run the last statement and commit; then run what waits for that with ``on_commit``."""
+        self._commit(lambda: self._database.commit_with(self.connection, last))
 
     def commit(self) -> None:
         """Commit; then run what waits for that with ``on_commit``."""
+        self._commit(lambda: self._database.commit(self.connection))
+
+    def _commit(self, commit: Callable[[], StoreError | None]) -> None:
         wrapper = self.connection
         waiting: list[Any] = []
         said: StoreError | None = None
@@ -219,7 +228,7 @@ class DjangoUnit(Unit):
             else:
                 # Taken away, so that what goes wrong with them is not taken for the commit's own trouble.
                 waiting, wrapper.run_on_commit = wrapper.run_on_commit, []
-                said = self._database.commit(wrapper)
+                said = commit()
         except BaseException as error:
             if isinstance(error, CommitUnknown) and waiting:
                 _logger.warning("%d on_commit functions were not run: %s", len(waiting), error)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self, cast, get_args
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
+from semel.core.trail import Audit
 from semel.errors import ConfigurationError
 from semel.stores.statement import DEFAULT_TABLE, Names
 
@@ -18,10 +19,6 @@ LOCK_SECONDS = 2
 #: How many transactions of the application's may be open at once, unless ``?pool=`` says otherwise.
 POOL_SIZE = 16
 
-#: What the audit trail tells: what the record does not; everything; and every replay, too; nothing.
-Audit = Literal["on", "all", "replays", "off"]
-#: With these there is a line for every change.
-FULL: frozenset[Audit] = frozenset({"all", "replays"})
 #: When a key in progress may be taken over: when its lease is over; or, *instant*, when its worker's process is dead.
 Takeover = Literal["lease", "instant"]
 

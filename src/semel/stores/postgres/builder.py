@@ -9,9 +9,9 @@ from typing import Any
 from semel.core.hint import hint_of
 from semel.core.message import Answer
 from semel.core.record import NOBODYS_TOKEN, Hold
+from semel.core.trail import FULL, Audit
 from semel.stores.base import this_process
 from semel.stores.headers import written
-from semel.stores.postgres.address import FULL, Audit
 from semel.stores.postgres.signals import channel_of
 from semel.stores.statement import Joined, Names, Query, Statement, load_queries
 
@@ -30,9 +30,13 @@ class Queries:
     renew: Query
     save: Query
     mark: Query
+    lock: Query
+    peek: Query
     begin: Query
     probe: Query
     finish: Query
+    note_finish: Query
+    replace: Query
     wait: Query
     settle: Query
     park: Query
@@ -115,10 +119,19 @@ class Builder:
             values["actor"] = self._actor()
         return Statement(self._sql[name], [values[each] for each in self._order[name]], read)
 
-    def joined(self, name: str, read: Any, **parameters: Any) -> Joined[Any]:
+    @property
+    def tells_all(self) -> bool:
+        """Whether the audit trail has what is ordinary, too."""
+        return self._tells_all
+
+    def query(self, name: str) -> Query:
+        """Return a query by its name."""
+        return self._queries[name]
+
+    def joined(self, query: Query, read: Any, **parameters: Any) -> Joined[Any]:
         """Build a statement that joins a transaction of the application's."""
         values = self._with_usual(parameters)
-        return Joined(self._queries[name], {each: values[each] for each in self._order[name]}, read)
+        return Joined(query, {each: values[each] for each in query.parameters}, read)
 
     def _with_usual(self, parameters: dict[str, Any]) -> dict[str, Any]:
         owner = self._owner()

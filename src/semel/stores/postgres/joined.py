@@ -23,7 +23,12 @@ from semel.stores.transaction import Begun
 _LOCK_BYTES = 8
 _RECIPE = len(VERSION) + RECIPE_BYTES
 
-_TRY = "pg_try_advisory_xact_lock({})"
+#: What a statement fails by that has found another record than it should: a text that is no number. COMMIT, sent with
+#: it, is not carried out then. The server quotes it, in whatever language it speaks.
+FENCED = "semel: fenced"
+_WAS_WRITTEN = "\nSELECT 1"
+_OR_FAIL = f"\nSELECT CAST(CASE WHEN count(*) = 1 THEN '1' ELSE '{FENCED}' END AS integer)"
+
 #: What a role needs for a request in atomic mode and for all others.
 _NEEDED = (
     (DEFAULT_TABLE, "SELECT"),
@@ -41,18 +46,27 @@ class JoinedStatements:
         """Build with *builder*; *where* is the server's name, for people."""
         self._builder = builder
         self._where = where
+        query = builder.query
+        self._lock, self._peek, self._begin, self._probe = map(query, ("lock", "peek", "begin", "probe"))
+        noted = f"{query('note_finish').text}\n" if builder.tells_all else ""
+        self._finish = Query(noted + query("finish").text)
+        self._replace, self._save = _failing(query("replace")), _failing(query("save"))
 
-    def opening(self, command: Begin) -> str:
-        """Take the locks: a row comes back if both were free. It has no parameters, so it can be sent with BEGIN."""
+    def opening(self, command: Begin) -> Sequence[Joined[None]]:
+        """Take the locks, and look whether the handler can be run: no row comes back if it can."""
         claim, names = command.claim, self._builder.names
-        request, key = request_lock(names, claim), key_lock(names, claim.scope, claim.key)
-        return f"SELECT WHERE CASE WHEN {_TRY.format(request)} THEN {_TRY.format(key)} ELSE false END"
+        locks = {
+            "request_lock": request_lock(names, claim),
+            "key_lock": key_lock(names, claim.scope, claim.key),
+        }
+        place = {"scope": claim.scope, "key": claim.key}
+        return Joined(self._lock, locks, _nothing), Joined(self._peek, place, _nothing)
 
     def begin(self, command: Begin) -> Joined[Begun]:
         """Take the key's lock, and read what is there."""
         claim, names = command.claim, self._builder.names
         return self._builder.joined(
-            "begin",
+            self._begin,
             lambda rows: self._begun(rows[0], claim),
             scope=claim.scope,
             key=claim.key,
@@ -66,7 +80,12 @@ class JoinedStatements:
         return (
             _SAVEPOINT,
             self._builder.joined(
-                "probe", _nothing, scope=claim.scope, key=claim.key, token=claim.token, fingerprint=claim.fingerprint
+                self._probe,
+                _nothing,
+                scope=claim.scope,
+                key=claim.key,
+                token=claim.token,
+                fingerprint=claim.fingerprint,
             ),
             _BACK,
         )
@@ -75,8 +94,8 @@ class JoinedStatements:
         """Write the finished record, if it is still what was seen."""
         claim, seen = command.claim, command.seen
         return self._builder.joined(
-            "finish",
-            read.verdict,
+            self._finish if seen is None else self._replace,
+            _done,
             **of_hold(command.hold),
             **of_answer(command.answer),
             state=str(after(None, command.event)),
@@ -93,7 +112,7 @@ class JoinedStatements:
 
     def commit(self, command: Commit) -> Joined[Verdict]:
         """Write how far the operation has come, if its hold is live."""
-        return self._builder.joined("save", read.verdict, **_of_progress(command))
+        return self._builder.joined(self._save, _done, **_of_progress(command))
 
     def _begun(self, row: Sequence[Any], claim: Claim) -> Begun:
         holder, is_read_only, powerless_role, keeps_snapshot, *record = row
@@ -140,6 +159,17 @@ def _in_progress(found: Found | None, claim: Claim, *, is_same: bool) -> Found:
 
 def _nothing(_rows: Sequence[Sequence[Any]]) -> None:
     """Read no row."""
+
+
+def _done(_rows: Sequence[Sequence[Any]]) -> Verdict:
+    """Read a write that was made: one that was not has failed."""
+    return Verdict.DONE
+
+
+def _failing(query: Query) -> Query:
+    """Return *query*, which ends with a row if it has written, as one that fails if it has not."""
+    before, _, rest = query.text.rpartition(_WAS_WRITTEN)
+    return Query(before + _OR_FAIL + rest)
 
 
 _SAVEPOINT = Joined(Query("SAVEPOINT semel_probe"), {}, _nothing)

@@ -1,6 +1,6 @@
 -- The statements of the PostgreSQL store. Each is one round trip and its own transaction, but for those that join the
--- application's: begin, finish and save. They run on any driver, so their casts are spelled CAST and nothing in them
--- is a percent sign or a stray colon.
+-- application's: lock, peek, begin, probe, finish, replace and save. They run on any driver, so their casts are spelled
+-- CAST and nothing in them is a percent sign or a stray colon.
 -- Only the server's clock decides, and it is clock_timestamp(): now() stands still within a transaction.
 -- Plural parameters are arrays: one statement serves everybody who asked meanwhile.
 -- What is about one record finds it by its primary key. No index names a column that completion changes (state, lease,
@@ -322,14 +322,40 @@ UPDATE semel_keys
 RETURNING 1
 
 
--- name: begin
--- Try to take the locks of a request and of its key until the transaction ends, and read what is there in any case:
--- a finished record is the answer, whichever transaction has the locks.
+-- name: lock
+-- Try to take the locks of a request and of its key until the transaction ends, and keep in a setting of the transaction
+-- which of them it has, for the next statement. It is sent together with BEGIN and peek.
 -- The request's own lock comes first, and the key's only with it. So a request that fails at the first knows that the
 -- request which runs is the same, and one that fails at the second, that it is another.
--- The lock's numbers come as text, because some drivers take every number for one of 32 bits.
--- The read sees the table as it was before this statement took a lock. So the locks are taken together with BEGIN where
--- the driver can send both at once; elsewhere this runs again once it has them, where it has found nothing final.
+-- The locks' numbers come as text, because some drivers take every number for one of 32 bits.
+SELECT set_config('semel.holder',
+                  CASE WHEN pg_try_advisory_xact_lock(CAST(CAST(:request_lock AS text) AS bigint))
+                       THEN CASE WHEN pg_try_advisory_xact_lock(CAST(CAST(:key_lock AS text) AS bigint))
+                                 THEN 'mine' ELSE 'other' END
+                       ELSE 'same' END,
+                  true)
+
+
+-- name: peek
+-- Bring no row where the handler can be run: the locks are ours, there is no record, and one could be written at the
+-- end; else begin tells why not. A driver that reads no rows of what it sends with BEGIN still learns their number.
+-- It is a statement of its own after lock, so that it sees whatever was committed before the locks were free.
+SELECT 1
+ WHERE current_setting('semel.holder') <> 'mine'
+    OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+    OR CAST(current_setting('transaction_read_only') AS boolean)
+    OR NOT (has_any_column_privilege(CAST('semel_keys' AS regclass), 'SELECT')
+            AND has_any_column_privilege(CAST('semel_keys' AS regclass), 'INSERT')
+            AND has_any_column_privilege(CAST('semel_keys' AS regclass), 'UPDATE')
+            AND has_any_column_privilege(CAST('semel_audit' AS regclass), 'INSERT'))
+    OR EXISTS (SELECT FROM semel_keys WHERE scope = CAST(:scope AS text) AND key = CAST(:key AS text))
+
+
+-- name: begin
+-- Try to take the locks, as lock does, and read what is there in any case: a finished record is the answer, whichever
+-- transaction has the locks.
+-- The read sees the table as it was before this statement took a lock. So it runs again once it has them, where it has
+-- found nothing final.
 -- It also says whether the record could be written at the end: not by a transaction that is read-only (a replica; a
 -- server, a database or a role that was made so), nor by a role that lacks a privilege.
 WITH lock AS MATERIALIZED (
@@ -369,69 +395,90 @@ SELECT CAST(:scope AS text), CAST(:key AS text), 'processing', 1, CAST(:token AS
 
 
 -- name: finish
--- Write the finished record into the transaction that did its work, if there is none, or if it is still the one that
--- was seen and may be taken over. One that did not expire stays the same operation.
-WITH finished AS (
-    INSERT INTO semel_keys AS old (scope, key, state, attempt, token, fingerprint, status, headers, body,
-                                   created_at, completed_at, expires_at, on_crash, after_retention, request_line)
-    SELECT CAST(:scope AS text), CAST(:key AS text), CAST(:state AS text), CAST(:attempt AS integer),
-           CAST(:token AS bytea), CAST(:fingerprint AS bytea),
-           CAST(:status AS smallint), CAST(:headers AS text), CAST(:body AS bytea),
-           clock.now, clock.now, clock.now + CAST(:retention AS float8) * interval '1 second',
-           CAST(:on_crash AS text),
-           CASE WHEN CAST(:after_retention AS text) = 'strip' AND to_timestamp(CAST(:made_at AS float8)) <= clock.now
-                THEN 'delete' ELSE CAST(:after_retention AS text) END,
-           CAST(:request_line AS text)
-      FROM (SELECT clock_timestamp() AS now) AS clock
-        ON CONFLICT (scope, key) DO UPDATE
-       SET state            = excluded.state,
-           attempt          = excluded.attempt,
-           token            = excluded.token,
-           status           = excluded.status,
-           headers          = excluded.headers,
-           body             = excluded.body,
-           completed_at     = excluded.completed_at,
+-- Write the finished record into the transaction that did its work, where there was none. Another that came up meanwhile
+-- violates the primary key, and then the transaction can't be committed: not even by a COMMIT that is sent with this.
+INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, status, headers, body,
+                        created_at, completed_at, expires_at, on_crash, after_retention, request_line)
+SELECT CAST(:scope AS text), CAST(:key AS text), CAST(:state AS text), CAST(:attempt AS integer),
+       CAST(:token AS bytea), CAST(:fingerprint AS bytea),
+       CAST(:status AS smallint), CAST(:headers AS text), CAST(:body AS bytea),
+       clock.now, clock.now, clock.now + CAST(:retention AS float8) * interval '1 second',
+       CAST(:on_crash AS text),
+       CASE WHEN CAST(:after_retention AS text) = 'strip' AND to_timestamp(CAST(:made_at AS float8)) <= clock.now
+            THEN 'delete' ELSE CAST(:after_retention AS text) END,
+       CAST(:request_line AS text)
+  FROM (SELECT clock_timestamp() AS now) AS clock
+ WHERE CASE WHEN CAST(:hint AS text) IS NULL THEN true
+            ELSE pg_notify(CAST(:channel AS text), CAST(:hint AS text)) IS NOT NULL END
+
+
+-- name: note_finish
+-- Goes before finish where the audit trail is to have everything.
+WITH noted AS (
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
+    SELECT clock_timestamp(), CAST(:scope AS text), CAST(:key AS text), CAST(:attempt AS integer),
+           CASE CAST(:state AS text) WHEN 'complete' THEN 'completed' ELSE 'failed' END, CAST(:actor AS text)
+)
+
+
+-- name: replace
+-- Write the finished record in the place of the one that was seen, if that is still there and may be taken over. One that
+-- did not expire stays the same operation.
+WITH clock AS MATERIALIZED (
+    SELECT clock_timestamp() AS now
+), written AS (
+    UPDATE semel_keys AS old
+       SET state            = CAST(:state AS text),
+           attempt          = CAST(:attempt AS integer),
+           token            = CAST(:token AS bytea),
+           status           = CAST(:status AS smallint),
+           headers          = CAST(:headers AS text),
+           body             = CAST(:body AS bytea),
+           completed_at     = clock.now,
            lease_expires_at = NULL,
            owner            = NULL,
-           accepted         = CASE WHEN old.expires_at <= excluded.completed_at THEN false ELSE old.accepted END,
-           milestone        = CASE WHEN old.expires_at <= excluded.completed_at THEN NULL ELSE old.milestone END,
+           accepted         = CASE WHEN old.expires_at <= clock.now THEN false ELSE old.accepted END,
+           milestone        = CASE WHEN old.expires_at <= clock.now THEN NULL ELSE old.milestone END,
            request          = NULL,
            request_body     = NULL,
            upkeep           = NULL,
-           request_line     = CASE WHEN old.expires_at <= excluded.completed_at THEN excluded.request_line
+           request_line     = CASE WHEN old.expires_at <= clock.now THEN CAST(:request_line AS text)
                                    ELSE old.request_line END,
-           steps            = CASE WHEN old.expires_at <= excluded.completed_at THEN NULL ELSE old.steps END,
-           recovery_point   = CASE WHEN old.expires_at <= excluded.completed_at THEN NULL ELSE old.recovery_point END,
-           fingerprint      = CASE WHEN old.expires_at <= excluded.completed_at THEN excluded.fingerprint
+           steps            = CASE WHEN old.expires_at <= clock.now THEN NULL ELSE old.steps END,
+           recovery_point   = CASE WHEN old.expires_at <= clock.now THEN NULL ELSE old.recovery_point END,
+           fingerprint      = CASE WHEN old.expires_at <= clock.now THEN CAST(:fingerprint AS bytea)
                                    ELSE old.fingerprint END,
-           on_crash         = CASE WHEN old.expires_at <= excluded.completed_at THEN excluded.on_crash
-                                   ELSE old.on_crash END,
-           after_retention  = CASE WHEN old.expires_at <= excluded.completed_at THEN excluded.after_retention
-                                   ELSE old.after_retention END,
-           created_at       = CASE WHEN old.expires_at <= excluded.completed_at THEN excluded.created_at
-                                   ELSE old.created_at END,
-           expires_at       = CASE WHEN old.expires_at <= excluded.completed_at THEN excluded.expires_at
+           on_crash         = CASE WHEN old.expires_at <= clock.now THEN CAST(:on_crash AS text) ELSE old.on_crash END,
+           after_retention  = CASE WHEN old.expires_at > clock.now THEN old.after_retention
+                                   WHEN CAST(:after_retention AS text) = 'strip'
+                                        AND to_timestamp(CAST(:made_at AS float8)) <= clock.now THEN 'delete'
+                                   ELSE CAST(:after_retention AS text) END,
+           created_at       = CASE WHEN old.expires_at <= clock.now THEN clock.now ELSE old.created_at END,
+           expires_at       = CASE WHEN old.expires_at <= clock.now
+                                   THEN clock.now + CAST(:retention AS float8) * interval '1 second'
                                    ELSE old.expires_at END
-     WHERE old.attempt = CAST(:seen_attempt AS integer) AND old.token = CAST(:seen_token AS bytea)
+      FROM clock
+     WHERE old.scope = CAST(:scope AS text) AND old.key = CAST(:key AS text)
+       AND old.attempt = CAST(:seen_attempt AS integer) AND old.token = CAST(:seen_token AS bytea)
        AND CASE WHEN old.state = 'processing'
-                THEN CASE WHEN old.lease_expires_at <= excluded.completed_at THEN true
+                THEN CASE WHEN old.lease_expires_at <= clock.now THEN true
                           WHEN old.owner IS NOT NULL AND CAST(:tests_owner AS boolean)
                           THEN pg_try_advisory_xact_lock_shared(old.owner)
                           ELSE false END
                 WHEN old.state = 'unknown' THEN false
-                ELSE old.expires_at <= excluded.completed_at END
- RETURNING scope, key, attempt, state
+                ELSE old.expires_at <= clock.now END
+ RETURNING old.scope, old.key, old.attempt, old.state, old.created_at < clock.now AS is_the_same
 ), noted AS (
     INSERT INTO semel_audit (at, scope, key, attempt, event, actor)
     SELECT clock_timestamp(), scope, key, attempt,
            CASE WHEN NOT CAST(:everything AS boolean) THEN 'taken over'
                 WHEN state = 'complete' THEN 'completed' ELSE 'failed' END,
            CAST(:actor AS text)
-      FROM finished
-     WHERE CAST(:everything AS boolean) OR (CAST(:audit AS boolean) AND attempt > 1)
+      FROM written
+     WHERE CAST(:everything AS boolean) OR (CAST(:audit AS boolean) AND is_the_same)
 )
 SELECT 1
-  FROM finished
+  FROM written
  WHERE CASE WHEN CAST(:hint AS text) IS NULL THEN true
             ELSE pg_notify(CAST(:channel AS text), CAST(:hint AS text)) IS NOT NULL END
 
