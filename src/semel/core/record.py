@@ -110,6 +110,8 @@ class Record:
     #: It was accepted, to be run by a worker and by nobody else.
     is_accepted: bool = False
     milestone: Milestone | None = None
+    #: Such as "POST /payments", for people.
+    request_line: str = ""
 
     def __post_init__(self) -> None:
         """Refuse a record that no store may hold; the schema's CHECK constraints say the same."""

@@ -38,6 +38,8 @@ class Claim(Command[Hold | Found | Again]):
     #: When the key says that it was made. If that is not after the store's own clock when the record is made, no
     #: tombstone is left ("strip" becomes "delete"): a retry past the retention is told by the age of its key.
     made_at: datetime | None = None
+    #: Such as "POST /payments", for people; at most 200 characters.
+    request_line: str = ""
 
 
 @value
