@@ -64,8 +64,12 @@ class Client:
         # The usual case, and no more than it takes.
         data = calls[0].data if len(calls) == 1 else b"".join([call.data for call in calls])
         carried = await self.servers.exchange(Pipeline(node, data, len(calls)))
-        if not isinstance(carried, Failure) and not any(isinstance(reply, ReplyError) for reply in carried):
-            return carried
+        if type(carried) is list:
+            for reply in carried:
+                if type(reply) is ReplyError:
+                    break
+            else:
+                return carried
         return await _Delivery(self, calls).go_on(carried, node)
 
     async def read(self, calls: Sequence[Call]) -> list[Reply]:

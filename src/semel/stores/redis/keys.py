@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -89,6 +89,27 @@ class Afterwards:
     unattended: list[tuple[bytes, int]] = field(default_factory=list)
 
 
+class _Batch:
+    """Commands that go out as one call of a script: the terms that they share, and the words of each key."""
+
+    __slots__ = ("names", "places", "terms", "words")
+
+    def __init__(self, terms: tuple[Word, ...]) -> None:
+        self.terms = terms
+        self.places: list[int] = []
+        self.names: list[bytes] = []
+        self.words: list[Word] = []
+
+    def singles(self) -> Iterator[_Batch]:
+        """Return a batch for each of them."""
+        width = len(self.words) // len(self.places)
+        for number, (place, name) in enumerate(zip(self.places, self.names, strict=True)):
+            single = _Batch(self.terms)
+            single.places, single.names = [place], [name]
+            single.words = self.words[number * width : (number + 1) * width]
+            yield single
+
+
 class Keys:
     """The commands on records below one prefix."""
 
@@ -101,6 +122,8 @@ class Keys:
         self.due = DueList(address.prefix)
         self.channel = f"{address.prefix}:ended".encode()
         self._actor = actor
+        self._claim = script("claim")
+        self._complete = script("complete")
         self._head = f"{address.prefix}:".encode()
         self._asks: dict[type[Command[Any]], Callable[[Any], tuple[Call | None, Read]]] = {
             Decree: self._decree,
@@ -134,60 +157,61 @@ class Keys:
 
     async def claim(self, client: Client, claims: Sequence[Claim]) -> list[Any]:
         """Claim every key of *claims*, which may name a key more than once."""
-        groups: dict[tuple[Any, ...], list[int]] = {}
+        batches: dict[tuple[Any, ...], _Batch] = {}
         for place, each in enumerate(claims):
             is_long = each.made_at is not None or each.request is not None
             terms = each.lease, each.retention, each.on_crash, each.after_retention, each.is_accepted, is_long
-            groups.setdefault(terms, []).append(place)
-        names = [self._head + digest_of(each.scope, each.key) for each in claims]
-        batches = [
-            (places, self._terms(claims[places[0]]), [_of_claim(claims[place], is_long=terms[-1]) for place in places])
-            for terms, places in groups.items()
-        ]
-        replies = await self._call_all(client, script("claim"), names, batches)
-        afterwards, began = Afterwards(), []
-        outcomes: list[Any] = []
-        for each, name, reply in zip(claims, names, replies, strict=True):
-            if type(reply) is list:
-                outcomes.append(found(reply))
-            elif reply == 1:
-                hold = Hold(each.scope, each.key, 1, each.token)
-                outcomes.append(hold)
-                if each.is_accepted:
-                    afterwards.unattended.append((name, 0))
-                else:
-                    began.append((name, each))
-                if self.tells_all:
-                    afterwards.lines.append((hold, "accepted" if each.is_accepted else "claimed", None))
-            else:
-                outcomes.append(reply)
-        self._began(began)
-        await self.write(client, afterwards)
+            batch = batches.get(terms)
+            if batch is None:
+                batch = batches[terms] = _Batch(self._terms(each))
+            batch.places.append(place)
+            batch.names.append(self._head + digest_of(each.scope, each.key))
+            batch.words += _of_claim(each, is_long=is_long)
+        outcomes = await self._call(client, self._claim, list(batches.values()), len(claims))
+        afterwards = Afterwards()
+        won = []
+        for batch in batches.values():
+            for place, name in zip(batch.places, batch.names, strict=True):
+                outcome = outcomes[place]
+                if type(outcome) is list:
+                    outcomes[place] = found(outcome)
+                elif outcome == 1:
+                    each = claims[place]
+                    outcomes[place] = Hold(each.scope, each.key, 1, each.token)
+                    won.append((name, each))
+        if won:
+            self._won(won, afterwards)
+        if afterwards.lines or afterwards.unattended:
+            await self.write(client, afterwards)
         return outcomes
 
     async def complete(self, client: Client, commands: Sequence[Complete]) -> list[Any]:
         """Store the answers of *commands*."""
-        names = [self._head + digest_of(each.hold.scope, each.hold.key) for each in commands]
-        groups: dict[bool, list[int]] = {}
+        batches: dict[bool, _Batch] = {}
         for place, each in enumerate(commands):
-            groups.setdefault(each.answer.body is None, []).append(place)
-        batches = [
-            (places, (self.channel,), [_of_complete(commands[place]) for place in places]) for places in groups.values()
-        ]
-        replies = await self._call_all(client, script("complete"), names, batches)
-        afterwards, ended = Afterwards(), []
-        outcomes: list[Any] = []
-        for each, name, reply in zip(commands, names, replies, strict=True):
-            if type(reply) is not int:
-                outcomes.append(reply)
-                continue
-            outcomes.append(Verdict.DONE if reply else Verdict.FENCED)
-            if reply:
-                ended.append((name, reply - _KEPT if reply >= _KEPT else None))
-            if reply >= _ENDED_NOW and self.tells_all:
-                afterwards.lines.append((each.hold, _TOLD[each.event], None))
+            is_tombstone = each.answer.body is None
+            batch = batches.get(is_tombstone)
+            if batch is None:
+                batch = batches[is_tombstone] = _Batch((self.channel,))
+            batch.places.append(place)
+            batch.names.append(self._head + digest_of(each.hold.scope, each.hold.key))
+            batch.words += _of_complete(each)
+        outcomes = await self._call(client, self._complete, list(batches.values()), len(commands))
+        afterwards = Afterwards()
+        ended = []
+        for batch in batches.values():
+            for place, name in zip(batch.places, batch.names, strict=True):
+                outcome = outcomes[place]
+                if type(outcome) is not int:
+                    continue
+                outcomes[place] = Verdict.DONE if outcome else Verdict.FENCED
+                if outcome:
+                    ended.append((name, outcome - _KEPT if outcome >= _KEPT else None))
+                if outcome >= _ENDED_NOW and self.tells_all:
+                    afterwards.lines.append((commands[place].hold, _TOLD[commands[place].event], None))
         self.due.ended(ended)
-        await self.write(client, afterwards)
+        if afterwards.lines:
+            await self.write(client, afterwards)
         return outcomes
 
     async def renew(self, client: Client, commands: Sequence[Renew]) -> list[Any]:
@@ -238,35 +262,20 @@ class Keys:
             trail.append(written_line(hold, event, actor, detail))
         return [script("note").on(key, _TRAIL_MILLISECONDS, *some) for key, some in by_key.items()]
 
-    async def _call_all(
-        self,
-        client: Client,
-        called: Script,
-        names: Sequence[bytes],
-        batches: Iterable[tuple[list[int], tuple[Word, ...], list[tuple[Word, ...]]]],
-    ) -> list[Any]:
-        """Call a script on all keys of *names*: once for each batch of places, under its terms, with the words of each
-        key; in a Cluster once for each key. Return the outcome of each.
-        """
-        calls: list[Call] = []
-        places: list[list[int]] = []
-        for some, terms, words in batches:
-            if len(some) > 1 and client.takes_many_keys:
-                flat = [word for each in words for word in each]
-                calls.append(called.on_all([names[place] for place in some], [*terms, *flat]))
-                places.append(some)
-            else:
-                calls += [called.on(names[place], *terms, *each) for place, each in zip(some, words, strict=True)]
-                places += [[place] for place in some]
-        outcomes: list[Any] = [None] * len(names)
-        for some, reply in zip(places, await self._execute(client, calls), strict=True):
-            if isinstance(reply, Exception):
-                for place in some:
+    async def _call(self, client: Client, called: Script, batches: Sequence[_Batch], count: int) -> list[Any]:
+        """Call a script once for each batch, in a Cluster once for each key; return the *count* outcomes in place."""
+        if not client.takes_many_keys:
+            batches = [single for batch in batches for single in batch.singles()]
+        calls = [called.on_all(batch.names, (*batch.terms, *batch.words)) for batch in batches]
+        outcomes: list[Any] = [None] * count
+        for batch, reply in zip(batches, await self._execute(client, calls), strict=True):
+            if type(reply) is not list:
+                for place in batch.places:
                     # An exception that is raised in several threads gathers all of their tracebacks.
                     outcomes[place] = copy(reply)
                     outcomes[place].__cause__ = reply.__cause__
                 continue
-            for place, outcome in zip(some, reply, strict=True):
+            for place, outcome in zip(batch.places, reply, strict=True):
                 outcomes[place] = client.refusal(outcome) if isinstance(outcome, ReplyError) else outcome
         return outcomes
 
@@ -279,19 +288,20 @@ class Keys:
         self.due.listed(beside, replies[len(calls) :])
         return replies[: len(calls)]
 
-    def _began(self, claims: Iterable[tuple[bytes, Claim]]) -> None:
+    def _won(self, claims: Sequence[tuple[bytes, Claim]], afterwards: Afterwards) -> None:
+        """Note that *claims* have their keys: this process runs them, or a worker has to find them."""
         now = time.monotonic()
-        self.due.began([(name, now + claim.lease.total_seconds()) for name, claim in claims])
+        self.due.began([(name, now + each.lease.total_seconds()) for name, each in claims if not each.is_accepted])
+        afterwards.unattended += [(name, 0) for name, each in claims if each.is_accepted]
+        if self.tells_all:
+            afterwards.lines += [
+                (Hold(each.scope, each.key, 1, each.token), "accepted" if each.is_accepted else "claimed", None)
+                for _, each in claims
+            ]
 
     def _terms(self, claim: Claim) -> tuple[Word, ...]:
-        return (
-            microseconds(claim.lease),
-            microseconds(claim.retention),
-            claim.on_crash,
-            claim.after_retention,
-            int(claim.is_accepted),
-            self.channel,
-        )
+        times = microseconds(claim.lease), microseconds(claim.retention)
+        return (*times, claim.on_crash, claim.after_retention, int(claim.is_accepted), self.channel)
 
     def _take_over(self, command: TakeOver) -> tuple[Call, Read]:
         claim = command.claim
@@ -305,7 +315,7 @@ class Keys:
             if event == b"accepted":
                 afterwards.unattended.append((name, 0))
             else:
-                self._began([(name, claim)])
+                self.due.began([(name, time.monotonic() + claim.lease.total_seconds())])
             if self.tells(event.decode()):
                 afterwards.lines.append((hold, event.decode(), None))
             return hold
@@ -445,8 +455,13 @@ _TOLD = {Event.COMPLETE: "completed", Event.FAIL: "failed"}
 
 
 def _of_claim(claim: Claim, *, is_long: bool) -> tuple[Word, ...]:
-    names = spelled(claim.scope), spelled(claim.key)
-    words = (*names, claim.token.hex(), claim.fingerprint.hex(), spelled(claim.request_line))
+    words = (
+        claim.scope.encode("utf-8", "surrogatepass"),
+        claim.key.encode("utf-8", "surrogatepass"),
+        claim.token.hex(),
+        claim.fingerprint.hex(),
+        claim.request_line.encode("utf-8", "surrogatepass"),
+    )
     if not is_long:
         return words
     made_at: Word = b"" if claim.made_at is None else count(claim.made_at)

@@ -13,13 +13,10 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Any, TypeAlias
 
+from hiredis import pack_command
+
 from semel.errors import StoreError, StoreReadOnly, StoreRefused, StoreUnavailable
 from semel.stores.redis.address import Address, Node
-
-try:
-    from hiredis import pack_command
-except ImportError as error:  # pragma: no cover - seen only where the extra is missing
-    raise ImportError("Redis needs hiredis and redis. Run: pip install 'semel[redis]'") from error
 
 PACKAGE = "semel.stores.redis"
 
@@ -69,7 +66,8 @@ class Script:
 
     def on_all(self, keys: Sequence[bytes], arguments: Sequence[Word]) -> Call:
         """Call it once on several keys, which no Cluster allows."""
-        return Call(keys[0], packed(b"EVALSHA", self._digest, len(keys), *keys, *arguments), self)
+        words: Any = (b"EVALSHA", self._digest, len(keys), *keys, *arguments)
+        return Call(keys[0], pack_command(words), self)
 
 
 @cache

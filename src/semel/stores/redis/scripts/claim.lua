@@ -14,6 +14,10 @@ local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local width = (#ARGV - 6) / #KEYS
 local created_at, expires_at, lease_expires_at
+local function add(record, name, value)
+    record[#record + 1] = name
+    record[#record + 1] = value
+end
 local outcomes = {}
 for place = 1, #KEYS do
     local seen = redis.pcall('HMGET', KEYS[place], 'state', 'attempt', 'token', 'fingerprint', 'status', 'headers',
@@ -34,31 +38,25 @@ for place = 1, #KEYS do
         local record = {'scope', ARGV[at + 1], 'key', ARGV[at + 2], 'state', 'processing', 'attempt', '1',
                         'token', ARGV[at + 3], 'fingerprint', ARGV[at + 4], 'created_at', created_at,
                         'expires_at', expires_at, 'lease_expires_at', lease_expires_at}
-        local count = 18
-        local function add(name, value)
-            record[count + 1] = name
-            record[count + 2] = value
-            count = count + 2
-        end
         if ARGV[5] == '1' then
             record[6] = 'pending'
             record[17] = 'accepted'
             record[18] = '1'
         end
         if ARGV[3] ~= 'rerun' then
-            add('on_crash', ARGV[3])
+            add(record, 'on_crash', ARGV[3])
         end
         if ARGV[at + 5] ~= '' then
-            add('request_line', ARGV[at + 5])
+            add(record, 'request_line', ARGV[at + 5])
         end
         local made_at = width > 5 and ARGV[at + 6] or ''
         local needs_no_tombstone = ARGV[4] == 'strip' and made_at ~= '' and tonumber(made_at) <= now
         if ARGV[4] ~= 'delete' and not needs_no_tombstone then
-            add('after_retention', ARGV[4])
+            add(record, 'after_retention', ARGV[4])
         end
         if width > 5 and ARGV[at + 7] ~= '' then
-            add('request', ARGV[at + 7])
-            add('request_body', ARGV[at + 8])
+            add(record, 'request', ARGV[at + 7])
+            add(record, 'request_body', ARGV[at + 8])
         end
         local done = redis.pcall('HSET', KEYS[place], unpack(record))
         if type(done) ~= 'table' then

@@ -1,7 +1,7 @@
 -- name: decree
 -- End a parked operation with an answer, because an operator says that it took effect. It is kept for as long again as
 -- from its beginning.
--- ARGV: attempt, token, nobodys_token, status, headers [, body]. No body: a tombstone.
+-- ARGV: attempt, token, token_of_none, status, headers [, body]. No body: a tombstone.
 -- Answers 0: fenced; 2: done; 3 and more: done, and it has to be kept for so long (less 3) before it is stripped.
 local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'created_at', 'expires_at', 'after_retention')
 if seen[1] ~= 'unknown' or seen[2] ~= ARGV[1] or seen[3] ~= ARGV[2] then

@@ -1,5 +1,5 @@
 -- name: take_over
--- Take the key from a worker whose lease ran out, or from a record that expired, if it is still the one that was seen;
+-- Take the key where the worker's lease ran out, or the record expired, if it is still the one that was seen;
 -- without a client (is_abandoned), also begin one that is pending.
 -- A record that expired starts anew. One that did not stays the same operation: it keeps its age, its fingerprint,
 -- its steps and its request. Either way it is in flight now, and has no TTL.
