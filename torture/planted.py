@@ -12,7 +12,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from semel.core.commands import Begin, Claim, Command, Commit, Complete, Finish, Look, Reap, Reaped, Save, TakeOver, Verdict
+from semel.core.commands import (
+    Begin,
+    Claim,
+    Command,
+    Commit,
+    Complete,
+    Finish,
+    Look,
+    Reap,
+    Reaped,
+    Save,
+    TakeOver,
+    Verdict,
+)
 from semel.core.record import Found, Hold, Record
 from semel.core.recovery import Progress
 from semel.core.state import State

@@ -20,8 +20,7 @@ from semel.errors import ConfigurationError
 from semel.stores.django import AsyncDjangoStore, DjangoStore
 from semel.stores.sqlite import AsyncSQLiteStore, SQLiteStore
 from semel.stores.tiered import Tiered
-from semel.stores.tiered.async_store import AsyncTieredStore
-from semel.stores.tiered.store import TieredStore
+from semel.stores.tiered.store import AsyncTieredStore, TieredStore
 from tests.django import project
 
 OURS = "semel.django.middleware.IdempotencyMiddleware"

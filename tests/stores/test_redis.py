@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from semel.core.commands import (
     Look,
     Now,
     Park,
+    ReadRequest,
+    ReadTrail,
     Reap,
     Reaped,
     ReapTrail,
@@ -40,12 +43,12 @@ from semel.core.message import Answer, Head, Request
 from semel.core.record import AfterRetention, Found, Hold
 from semel.core.state import Event, State
 from semel.errors import StoreError, StoreNotReady, StoreReadOnly, StoreUnavailable
-from semel.stores.redis import greeting
+from semel.stores.redis import connection
 from semel.stores.redis.address import Address
-from semel.stores.redis.async_wires import AsyncWires
-from semel.stores.redis.courier import Courier
+from semel.stores.redis.cluster import Client
+from semel.stores.redis.connection import AsyncConnections
+from semel.stores.redis.protocol import Call, packed
 from semel.stores.redis.store import RedisStore
-from semel.stores.redis.wire import Call, packed
 from semel.testing import servers
 from semel.testing.process import ServerDidNotStart
 from tests.stores.redis_world import Asking, ageing
@@ -162,14 +165,34 @@ class TestRecord:
         assert held(store).token != hold.token
 
     def test_trails_are_asked_for(self, store: RedisStore, client: Any, redis_url: str) -> None:
-        """Without ?audit=on there is no trail; with it a trail goes by itself in the end."""
-        finished(store)
+        """Without ?audit= there is no trail; with it a trail goes by itself in the end."""
+        store.perform(Park(held(store)))
         assert list(client.scan_iter("semel:trail:*")) == []
         with RedisStore(f"{redis_url}?audit=on") as audited:
-            finished(audited, claim("another"))
+            audited.perform(Park(held(audited, claim("another"))))
         (trail,) = client.scan_iter("semel:trail:*")
-        assert client.llen(trail) == 2
+        assert client.llen(trail) == 1
         assert client.pttl(trail) > 0
+
+    def test_the_request_line_is_kept(self, store: RedisStore, client: Any) -> None:
+        """What the client asked for stands in the record, for people; where it is not known there is no field."""
+        held(store, claim("unknown"))
+        assert client.hget(one_record(client), "request_line") is None
+        asked = replace(claim("known"), request_line="POST /payments")
+        finished(store, asked)
+        seen = store.perform(Look("alice", "known"))
+        assert seen is not None
+        assert seen.request_line == "POST /payments"
+        assert [each.request_line for each in store.perform(Browse(10))] == ["POST /payments", ""]
+
+    def test_an_expired_record_gets_the_new_request_line(self, store: RedisStore, redis_url: str) -> None:
+        """A record that was taken over after its retention says what was asked for this time."""
+        hold = finished(store, replace(claim(), request_line="POST /old"))
+        ageing(redis_url)(RETENTION)
+        assert isinstance(store.perform(TakeOver(replace(claim(), request_line="POST /new"), hold)), Hold)
+        seen = store.perform(Look("alice", "key"))
+        assert seen is not None
+        assert seen.request_line == "POST /new"
 
     def test_prefixes_are_apart(self, store: RedisStore, redis_url: str) -> None:
         """Two applications with prefixes of their own share a server, and none of their keys."""
@@ -181,7 +204,7 @@ class TestRecord:
         """Of two applications, one's prefix the beginning of the other's, neither sees or clears away a record or a
         trail of the other's.
         """
-        with RedisStore(f"{redis_url}?prefix=shop:eu&audit=on") as other:
+        with RedisStore(f"{redis_url}?prefix=shop:eu&audit=all") as other:
             finished(other, claim("expired", LEASE, timedelta(microseconds=1)))
             held(other, claim("stuck", timedelta(microseconds=1)))
         with RedisStore(f"{redis_url}?prefix=shop&audit=on") as ours:
@@ -189,11 +212,101 @@ class TestRecord:
             assert ours.perform(FindStuck(10)) == ()
             assert ours.perform(Reap(10, ABANDONED)) == Reaped()
             assert ours.perform(ReapTrail(10, timedelta(0))) == 0
-        with RedisStore(f"{redis_url}?prefix=shop:eu&audit=on") as other:
+        with RedisStore(f"{redis_url}?prefix=shop:eu&audit=all") as other:
             assert {each.key for each in other.perform(Browse(10))} == {"expired", "stuck"}
 
 
+def events(store: RedisStore, key: str = "key") -> list[str]:
+    return [line.event for line in store.perform(ReadTrail("alice", key))]
+
+
+class TestTrail:
+    def test_the_record_tells_the_ordinary(self, redis_url: str) -> None:
+        """With ?audit=on a claim and an answer leave no line; what the record does not tell has one."""
+        with RedisStore(f"{redis_url}?audit=on") as store:
+            finished(store)
+            assert events(store) == []
+            store.perform(Park(held(store, claim("parked"))))
+            assert events(store, "parked") == ["parked"]
+            dead = held(store, claim("dead"))
+            ageing(redis_url)(LEASE)
+            assert isinstance(store.perform(TakeOver(claim("dead"), dead)), Hold)
+            assert events(store, "dead") == ["taken over"]
+
+    @pytest.mark.parametrize("audit", ["all", "replays"])
+    def test_everything_on_request(self, redis_url: str, audit: str) -> None:
+        """With ?audit=all, and with replays, every change has its line, and so has each record that was reaped."""
+        with RedisStore(f"{redis_url}?audit={audit}") as store:
+            finished(store, claim(keep="strip"))
+            ageing(redis_url)(RETENTION)
+            store.perform(Reap(10, ABANDONED))
+            assert events(store) == ["claimed", "completed", "stripped"]
+            assert store.perform(ReadTrail("", "")) == ()
+            assert store.notes_replays == (audit == "replays")
+
+    def test_reaping_is_summed_up(self, redis_url: str) -> None:
+        """With ?audit=on one line, which is about no key, says what a batch of the reaper deleted and stripped; there
+        is none where it did neither.
+        """
+        with RedisStore(f"{redis_url}?audit=on") as store:
+            store.perform(Reap(10, ABANDONED))
+            assert store.perform(ReadTrail("", "")) == ()
+            finished(store, claim("stripped", keep="strip"))
+            held(store, claim("abandoned"))
+            ageing(redis_url)(RETENTION)
+            store.perform(Reap(10, ABANDONED))
+            (line,) = store.perform(ReadTrail("", ""))
+            assert (line.attempt, line.event, line.detail) == (0, "reaped", "1 stripped")
+            assert (events(store, "stripped"), events(store, "abandoned")) == ([], ["abandoned"])
+
+
 class TestCost:
+    def test_one_script_for_a_batch(self, store: RedisStore, client: Any, redis_url: str) -> None:
+        """Claims that are asked for together, under the same terms, are one call of a script, and so are answers."""
+        finished(store, claim("warm"))
+
+        def calls() -> int:
+            return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+        keys = [f"key {number}" for number in range(50)]
+        with Asking(redis_url, "loop") as crowd:
+            crowd(claim("first"))
+            before = calls()
+            holds = crowd.all([claim(key) for key in keys])
+            crowd.all([Complete(each, Event.COMPLETE, ANSWER) for each in holds])
+            found = crowd.all([claim(key) for key in keys])
+            assert calls() - before < 10
+        assert [each.answer for each in found] == [ANSWER] * len(keys)
+
+    def test_terms_of_one_batch(self, redis_url: str) -> None:
+        """Of claims that go out together, each has its own lease, retention and what else its policy says."""
+        head = Request(Head("POST", "/", b"", ()), b"body", "alice")
+        claims = [
+            claim("plain"),
+            claim("short", lease=timedelta(seconds=1), retention=timedelta(minutes=1)),
+            replace(claim("kept", keep="strip"), on_crash="refuse", request_line="POST /kept"),
+            replace(claim("requested"), request=head),
+            replace(claim("accepted"), request=head, is_accepted=True),
+            claim("plain too"),
+        ]
+        with Asking(redis_url, "loop") as crowd:
+            assert all(isinstance(each, Hold) for each in crowd.all(claims))
+            seen = {each.key: each for each in crowd(Browse(10))}
+            left = {key: round(each.retention_left / timedelta(minutes=1)) for key, each in seen.items()}
+            day = RETENTION // timedelta(minutes=1)
+            assert left == dict.fromkeys(seen, day) | {"short": 1}
+            assert [key for key, each in seen.items() if each.is_accepted] == ["accepted"]
+            assert [key for key, each in seen.items() if each.request_line] == ["kept"]
+            for number, key in enumerate(("requested", "accepted"), 3):
+                assert crowd(ReadRequest(Hold("alice", key, 1, claims[number].token))) == head
+            holds = [Hold("alice", each.key, 1, each.token) for each in claims if not each.is_accepted]
+            tombstone = Answer(201, (), None)
+            answers = [tombstone if hold.key == "short" else ANSWER for hold in holds]
+            ended = [Complete(hold, Event.COMPLETE, answer) for hold, answer in zip(holds, answers, strict=True)]
+            assert set(crowd.all(ended)) == {Verdict.DONE}
+            assert [crowd(Look("alice", hold.key)).answer for hold in holds] == answers
+            assert crowd(ReadRequest(holds[3])) is None
+
     def test_a_replay_writes_nothing(self, store: RedisStore, client: Any) -> None:
         """Any number of replays leave the server's data, and so its replicas and its append-only file, as they were."""
         finished(store)
@@ -389,7 +502,7 @@ class TestServers:
     def test_no_persistence_is_told_once(self, caplog: pytest.LogCaptureFixture) -> None:
         """A server that keeps nothing on disk is warned of, once; one with snapshots or a log is not."""
         for settings, count in (({"appendonly": "yes"}, 0), ({"save": "60 1000"}, 0), (OURS, 1)):
-            greeting._warned.clear()
+            connection._warned.clear()
             caplog.clear()
             with servers.redis(settings=settings) as server, caplog.at_level(logging.WARNING, "semel"):
                 for _ in range(2):
@@ -454,7 +567,7 @@ class TestServers:
             with redis.Redis.from_url(server.url) as client:
                 client.execute_command("ACL", "SETUSER", "semel", *_acl())
             host = server.url.partition("//")[2]
-            with RedisStore(f"redis://semel:secret@{host}?audit=on") as store:
+            with RedisStore(f"redis://semel:secret@{host}?audit=all") as store:
                 finished(store)
                 store.perform(Release(held(store, claim("freed"))))
                 store.perform(Complete(held(store, claim("told")), Event.COMPLETE, ANSWER, wakes=True))
@@ -512,20 +625,21 @@ class TestServers:
             found = await store.perform(claim("another"))
             assert isinstance(found, Found | Hold)
 
-    async def test_nobody_reads_anothers_answer(self, paused: "Paused") -> None:
-        """Whoever is cancelled in the middle leaves no answer behind for the next on his connection."""
+    async def test_no_request_reads_anothers_answer(self, paused: "Paused") -> None:
+        """A request that is cancelled in the middle leaves no answer behind for the next on its connection."""
         address = Address.of(paused.url)
-        wires, courier = AsyncWires(address), Courier(address)
+        connections = AsyncConnections(address)
+        asked = Client(address, connections)
         with redis.Redis.from_url(paused.url) as client:
             client.mset({"mine": "my secret", "yours": "your answer"})
-        assert await wires.run(courier.deliver([Call(b"", packed("PING"))])) == [b"PONG"]
+        assert await asked.execute([Call(b"", packed("PING"))]) == [b"PONG"]
         with paused:
-            asking = asyncio.ensure_future(wires.run(courier.deliver([Call(b"mine", packed("GET", "mine"))])))
+            asking = asyncio.ensure_future(asked.execute([Call(b"mine", packed("GET", "mine"))]))
             await asyncio.sleep(0)
             asking.cancel()
             await asyncio.wait([asking])
-        assert await wires.run(courier.deliver([Call(b"yours", packed("GET", "yours"))])) == [b"your answer"]
-        wires.drop()
+        assert await asked.execute([Call(b"yours", packed("GET", "yours"))]) == [b"your answer"]
+        connections.drop()
 
     @pytest.mark.parametrize("colour", ["threads", "loop"])
     def test_a_server_that_comes_back_is_used_again(self, colour: str) -> None:
@@ -648,7 +762,7 @@ def _now(client: Any) -> int:
 
 
 def _digest() -> str:
-    from semel.stores.redis.replies import digest_of  # noqa: PLC0415
+    from semel.stores.redis.records import digest_of  # noqa: PLC0415
 
     return digest_of("alice", "key").decode()
 

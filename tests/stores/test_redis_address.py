@@ -37,10 +37,9 @@ def test_cluster() -> None:
 def test_sentinels() -> None:
     """Sentinels are named with what they call the master; their login is another."""
     address = Address.of("redis+sentinel://u:p@a:1,b/orders/3?sentinel_password=s")
-    assert address.nodes == (Node("a", 1, is_sentinel=True), Node("b", 26379, is_sentinel=True))
+    assert address.nodes == (Node("a", 1), Node("b", 26379))
     assert (address.service, address.database) == ("orders", 3)
-    assert address.login_at(address.nodes[0]) == Login(None, "s")
-    assert address.login_at(Node("a", 2)) == Login("u", "p")
+    assert (address.sentinel_login, address.login) == (Login(None, "s"), Login("u", "p"))
 
 
 def test_settings() -> None:

@@ -15,9 +15,9 @@ from semel.core.message import Answer
 from semel.core.record import Found, Hold
 from semel.core.state import Event
 from semel.errors import StoreNotReady, StoreUnavailable
-from semel.stores.redis.replies import digest_of
+from semel.stores.redis.protocol import slot_of
+from semel.stores.redis.records import digest_of
 from semel.stores.redis.store import RedisStore
-from semel.stores.redis.wire import slot_of
 from semel.testing import servers
 from semel.testing.servers.base import until
 from semel.testing.servers.resp import RedisRefused, ask, ask_facts

@@ -8,7 +8,7 @@ import redis
 
 from semel import stores
 from semel.stores.base import AsyncStore, Store
-from semel.stores.redis import index
+from semel.stores.redis import due
 from semel.testing import servers
 from semel.testing.clock import Clock
 from semel.testing.conformance import Candidate, Handle, StoreConformance
@@ -31,7 +31,7 @@ class RedisConformance(StoreConformance):
     # What a process remembers of the time can't be made older, so it must not come to be written down.
     @pytest.fixture(autouse=True)
     def unhurried(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(index, "TICK", inf)
+        monkeypatch.setattr(due, "TICK", inf)
 
     # Thousands of commands, each of which the trails of all other tests would make slower.
     @pytest.fixture
@@ -65,7 +65,7 @@ class Cluster(RedisConformance):
 
 
 def candidate_at(url: str, nodes: Nodes, open_store: Callable[[str], Store | AsyncStore]) -> Candidate:
-    return Candidate(open=lambda: open_store(f"{url}?audit=on"), age=Clock(url).advance, has_transactions=False)
+    return Candidate(open=lambda: open_store(f"{url}?audit=all"), age=Clock(url).advance, has_transactions=False)
 
 
 class TestRedis(Lone):

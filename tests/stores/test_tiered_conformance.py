@@ -13,9 +13,7 @@ import redis
 from semel import stores
 from semel.stores.base import AsyncStore, Store
 from semel.stores.tiered import Tiered
-from semel.stores.tiered.async_cache import AsyncCache
-from semel.stores.tiered.async_store import AsyncTieredStore
-from semel.stores.tiered.store import TieredStore
+from semel.stores.tiered.store import AsyncTieredStore, TieredStore
 from semel.testing import servers
 from semel.testing.conformance import Candidate, StoreConformance
 from tests.stores.test_conformance import postgres_candidate, sqlite_candidate
@@ -46,23 +44,10 @@ class Tier:
     def forget(self) -> None:
         for each in self._opened:
             assert isinstance(each, TieredStore | AsyncTieredStore)
-            each.answers.local.clear()
-            each.answers.start_afresh()
-            if isinstance(each, TieredStore) and each.cache is not None:
-                each.cache.flush()
-            elif isinstance(each, AsyncTieredStore) and each.cache is not None:
-                stop_writing(each.cache)
+            each.forget()
         with redis.Redis.from_url(self._url) as client:
             client.ping()  # What others had sent before is done by now.
             client.flushdb()
-
-
-def stop_writing(cache: AsyncCache) -> None:
-    """Its loop stands still while time is bent, and must not go on with what it was about to write."""
-    cache._queue.clear()
-    cache._queued = 0
-    if cache._work is not None and not cache._work.get_loop().is_closed():
-        cache._work.cancel()
 
 
 @pytest.fixture(scope="class")

@@ -20,8 +20,7 @@ from semel import Operation, Policy, functions, stores
 from semel.fastapi import Idempotent, install
 from semel.flask import Semel, idempotent
 from semel.stores.tiered import Tiered
-from semel.stores.tiered.async_store import AsyncTieredStore
-from semel.stores.tiered.store import TieredStore
+from semel.stores.tiered.store import AsyncTieredStore, TieredStore
 
 KEY = {"Idempotency-Key": "key-1"}
 ATOMIC = Policy.ietf(mode="atomic")

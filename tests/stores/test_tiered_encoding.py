@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from semel.core.message import Answer
 from semel.core.state import State
-from semel.stores.tiered.encoding import _SEAL, decoded, encoded, name_of
-from semel.stores.tiered.entry import Entry
+from semel.stores.tiered.cache import _SEAL, decoded, encoded, name_of
+from semel.stores.tiered.memory import Entry
 
 texts = st.text(st.characters(), max_size=40)
 headers = st.lists(st.tuples(st.binary(max_size=12), st.binary(max_size=12)), max_size=4).map(tuple)

@@ -14,9 +14,8 @@ from semel.core.message import Answer
 from semel.core.record import Found
 from semel.core.state import State
 from semel.stores.tiered import memory as module
-from semel.stores.tiered.entry import Entry
-from semel.stores.tiered.expiry import DRIFT, RedisClock, deadline, now
-from semel.stores.tiered.memory import LocalAnswers
+from semel.stores.tiered.cache import RedisClock
+from semel.stores.tiered.memory import DRIFT, Answers, Entry, deadline, now
 
 
 def entry(key: str = "key", size: int = 10, *, until: float | None = None) -> Entry:
@@ -48,7 +47,7 @@ sizes = st.integers(0, 3000)
 @given(st.integers(0, 20_000), st.lists(st.tuples(st.sampled_from(["put", "get"]), st.integers(0, 30), sizes)))
 def test_never_more_than_it_may(limit: int, story: list[tuple[str, int, int]]) -> None:
     """Whatever is kept and asked for, the bytes that are kept are counted right, and are never more than the limit."""
-    answers = LocalAnswers(limit)
+    answers = Answers(limit)
     for what, key, size in story:
         if what == "put":
             answers.put(entry(str(key), size))
@@ -61,7 +60,7 @@ def test_never_more_than_it_may(limit: int, story: list[tuple[str, int, int]]) -
 def test_counts_what_it_takes() -> None:
     """The bytes that are counted are at least those that Python takes for the answers, and not many times as many."""
     limit = 2 * 1024 * 1024
-    answers = LocalAnswers(limit)
+    answers = Answers(limit)
     gc.collect()
     tracemalloc.start()
     try:
@@ -81,7 +80,7 @@ def test_counts_what_it_takes() -> None:
 def test_the_least_asked_for_goes_first() -> None:
     """When there is no more room, the answer goes that nobody has asked for the longest."""
     one = entry("0").size
-    answers = LocalAnswers(3 * one)
+    answers = Answers(3 * one)
     for key in ("0", "1", "2"):
         answers.put(entry(key))
     assert answers.get("scope", "0") is not None
@@ -91,7 +90,7 @@ def test_the_least_asked_for_goes_first() -> None:
 
 def test_too_large() -> None:
     """An answer that is larger than all the room drives out no other, but the older one to its key."""
-    answers = LocalAnswers(5000)
+    answers = Answers(5000)
     answers.put(entry("small"))
     answers.put(entry("large"))
     answers.put(entry("large", 6000))
@@ -101,14 +100,14 @@ def test_too_large() -> None:
 
 def test_no_memory() -> None:
     """A process that is to keep nothing keeps nothing."""
-    answers = LocalAnswers(0)
+    answers = Answers(0)
     answers.put(entry())
     assert len(answers) == 0
 
 
 def test_what_is_found(clock: Clock) -> None:
     """What is kept is found as the durable store would have found it, with the time that is left."""
-    answers = LocalAnswers(5000)
+    answers = Answers(5000)
     kept = replace(entry(until=160.0), steps="[]", is_accepted=True, attempt=3)
     answers.put(kept)
     clock.now = 120.0
@@ -128,7 +127,7 @@ def test_what_is_found(clock: Clock) -> None:
 
 def test_gone_in_time(clock: Clock) -> None:
     """At its deadline an answer is gone, and what it took is free."""
-    answers = LocalAnswers(5000)
+    answers = Answers(5000)
     answers.put(entry(until=160.0))
     clock.now = 159.999
     assert answers.get("scope", "key") is not None
@@ -139,7 +138,7 @@ def test_gone_in_time(clock: Clock) -> None:
 
 def test_comes_too_late(clock: Clock) -> None:
     """An answer whose time is over when it comes is not kept."""
-    answers = LocalAnswers(5000)
+    answers = Answers(5000)
     answers.put(entry(until=100.0))
     assert len(answers) == 0
 

@@ -18,7 +18,6 @@ from uuid import uuid4
 import psycopg
 import pytest
 import redis
-from hiredis import Reader
 
 from semel import stores
 from semel.core.commands import Begin, Claim, Command, Complete, Look, Verdict
@@ -27,13 +26,14 @@ from semel.core.record import Found, Hold
 from semel.core.state import Event, State
 from semel.stores.base import AsyncStore, Store
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
-from semel.stores.redis.courier import Courier
+from semel.stores.redis.address import Address
+from semel.stores.redis.cluster import Client
+from semel.stores.redis.connection import Connections, Failure, Pipeline, at_once
 from semel.stores.tiered import Tiered
-from semel.stores.tiered.async_store import AsyncTieredStore
-from semel.stores.tiered.entry import Entry
-from semel.stores.tiered.expiry import now
-from semel.stores.tiered.store import TieredStore
-from semel.stores.tiered.talks import Talks, cache_address
+from semel.stores.tiered import cache as cache_module
+from semel.stores.tiered.cache import Cache
+from semel.stores.tiered.memory import Entry, now
+from semel.stores.tiered.store import AsyncTieredStore, TieredStore
 from semel.testing import servers
 from semel.testing.conformance import Handle, handle
 
@@ -156,7 +156,7 @@ def test_another_process_finds_it(world: World, redis_url: str) -> None:
     first.flush()
     got = second.find()
     assert (got.answer, got.state, got.is_expired, second.asked) == (CREATED, State.COMPLETE, False, 0)
-    assert len(second.store.answers.local) == 1
+    assert len(second.store.answers) == 1
 
 
 def test_what_was_found_is_shared(world: World, redis_url: str) -> None:
@@ -302,31 +302,38 @@ def test_gone_before_the_record(world: World, redis_url: str, client: Any) -> No
     assert client.keys() == []
 
 
-def test_a_write_that_comes_late(redis_server: servers.RedisServer, redis_url: str) -> None:
-    """An answer that reaches Redis after its time, because Redis hung, is gone at once."""
-    address = cache_address(redis_url, PATIENT)
-    entry = Entry("scope", "key", State.COMPLETE, 1, bytes(16), b"", CREATED, None, False, now() + 0.5)
-    talk = Talks(address, "test").write(Courier(address), [entry])
-    with socket.create_connection(("127.0.0.1", redis_server.port)) as connection:
-        connection.settimeout(LONG)
-        (parcel,) = next(talk)
-        (parcel,) = talk.send([[said(connection, parcel.data)]])
-        os.kill(redis_server.pid, signal.SIGSTOP)
+class Hanging(Connections):
+    """Connections to a server that hangs, once it has told the time, until the moment *until*."""
+
+    def __init__(self, address: Address, pid: int, until: float) -> None:
+        super().__init__(address)
+        self._pid = pid
+        self._until = until
+        self._asked = 0
+
+    async def exchange(self, pipeline: Pipeline) -> list[Any] | Failure:
+        self._asked += 1
+        if self._asked == 1:
+            return await super().exchange(pipeline)
+        os.kill(self._pid, signal.SIGSTOP)
         try:
-            connection.sendall(parcel.data)
-            until(lambda: now() >= entry.deadline)
+            connection = self._send(pipeline)
+            until(lambda: now() >= self._until)
         finally:
-            os.kill(redis_server.pid, signal.SIGCONT)
-        assert said(connection, b"") == b"OK"
-        assert said(connection, b"*2\r\n$4\r\nKEYS\r\n$1\r\n*\r\n") == []
+            os.kill(self._pid, signal.SIGCONT)
+        assert not isinstance(connection, Failure)
+        return self._receive(connection, pipeline)
 
 
-def said(connection: socket.socket, data: bytes) -> Any:
-    connection.sendall(data)
-    reader = Reader()
-    while (reply := reader.gets()) is False:
-        reader.feed(connection.recv(4096))
-    return reply
+def test_a_write_that_comes_late(redis_server: servers.RedisServer, redis_url: str, client: Any) -> None:
+    """An answer that reaches Redis after its time, because Redis hung, is gone at once."""
+    cache = Cache(redis_url, PATIENT, "test")
+    entry = Entry("scope", "key", State.COMPLETE, 1, bytes(16), b"", CREATED, None, False, now() + 0.5)
+    with closing(Hanging(cache.address, redis_server.pid, entry.deadline)) as connections:
+        at_once(cache.write(Client(cache.address, connections), [entry]))
+        assert connections._asked == 2
+    assert cache.writing.is_closed
+    assert client.keys() == []
 
 
 def test_old_data_after_a_restart(world: World) -> None:
@@ -429,7 +436,7 @@ def test_a_hanging_redis(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
             reads: list[Any] = []
             assert second.store.cache is not None
             with monkeypatch.context() as patch:
-                patch.setattr(second.store.cache._talks, "read", reads.append)
+                patch.setattr(second.store.cache, "read", reads.append)
                 assert all(second.find().answer == CREATED for _ in range(200))
             assert reads == []
         finally:
@@ -440,7 +447,7 @@ def test_a_hanging_redis(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 def is_open(process: Process) -> bool:
     cache = process.store.cache
     assert cache is not None
-    return not cache._reading.is_closed
+    return not cache.reading.is_closed
 
 
 def is_warm(process: Process) -> bool:
@@ -513,8 +520,7 @@ def test_another_kind_of_redis(
 
 def test_writes_are_bounded(world: World, redis_url: str, monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
     """A Redis that is slower than the application gets fewer answers: what waits to be written is bounded."""
-    module = sys.modules[type(world.process(redis_url).store.cache).__module__]
-    monkeypatch.setattr(module, "MOST_QUEUED", 100)
+    monkeypatch.setattr(cache_module, "MAX_QUEUED", 100)
     process = world.process(redis_url)
     process.complete()
     process.flush()
@@ -579,7 +585,7 @@ def test_forks(redis_url: str) -> None:
         complete("parent")
         child = os.fork()
         complete("child" if child == 0 else "parent again")
-        store.answers.local.clear()
+        store.answers.start_afresh()
         store.durable.perform = None  # Nobody may ask it.
         found = [store.perform(claim(key)).answer.body for key in ("parent", "child" if child == 0 else "parent again")]
         assert found == [b"parent", b"child" if child == 0 else b"parent again"], found

@@ -37,7 +37,7 @@ _ASYNC_STORES = {
     "memory": ("semel.stores.memory", "AsyncMemoryStore"),
     "postgres": ("semel.stores.postgres.async_store", "AsyncPostgresStore"),
     "postgresql": ("semel.stores.postgres.async_store", "AsyncPostgresStore"),
-    **dict.fromkeys(_REDIS, ("semel.stores.redis.async_store", "AsyncRedisStore")),
+    **dict.fromkeys(_REDIS, ("semel.stores.redis.store", "AsyncRedisStore")),
     "sqlite": ("semel.stores.sqlite.store", "AsyncSQLiteStore"),
 }
 
@@ -56,7 +56,7 @@ _ASYNC_GIVEN = {
     ("sqlalchemy", "AsyncEngine"): ("semel.stores.connections.sqlalchemy", "AsyncSQLAlchemyConnections"),
     ("sqlalchemy", "async_sessionmaker"): ("semel.stores.connections.sqlalchemy", "AsyncSQLAlchemyConnections"),
 }
-_TIERED = "semel.stores.tiered.opening"
+_TIERED = "semel.stores.tiered.store"
 _WHAT = "a URL or what the application has (an engine, a sessionmaker, a connection pool) or"
 
 

@@ -26,8 +26,7 @@ from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.sqlite.file import Place
 from semel.stores.statement import Names
 from semel.stores.tiered import Tiered
-from semel.stores.tiered.async_store import AsyncTieredStore
-from semel.stores.tiered.store import TieredStore
+from semel.stores.tiered.store import AsyncTieredStore, TieredStore
 
 Age = Callable[[timedelta], None]
 
@@ -189,17 +188,16 @@ def forget_redis(url: str, pattern: str) -> None:
 
 
 def _on_every_redis(address: Any, script: str, *arguments: str) -> None:
-    wires = import_module("semel.stores.redis.wires").Wires(address)
-    courier = import_module("semel.stores.redis.courier").Courier(address)
-    wire: Any = import_module("semel.stores.redis.wire")
-    command = wire.packed("EVAL", script, "0", *arguments)
+    connection: Any = import_module("semel.stores.redis.connection")
+    protocol: Any = import_module("semel.stores.redis.protocol")
+    connections = connection.Connections(address)
+    client = import_module("semel.stores.redis.cluster").Client(address, connections)
+    command = protocol.packed("EVAL", script, "0", *arguments)
     try:
-        nodes = wires.run(courier.masters())
-        for reply in wires.run(courier.deliver([wire.Call(b"", command, node=node) for node in nodes])):
-            if isinstance(reply, Exception):
-                raise reply
+        nodes = connection.at_once(client.masters())
+        connection.at_once(client.read([protocol.Call(b"", command, node=node) for node in nodes]))
     finally:
-        wires.close()
+        connections.close()
 
 
 def _age_tiered(store: TieredStore | AsyncTieredStore, age: Age, duration: timedelta) -> None:

@@ -21,11 +21,17 @@ PREFIX = "semel"
 PORT = 6379
 SENTINEL_PORT = 26379
 
-Kind = Literal["lone", "cluster", "sentinel"]
-#: Whether there is an audit trail: one for every change, and, with ``replays``, for every replay too.
-Audit = Literal["on", "off", "replays"]
+Kind = Literal["standalone", "cluster", "sentinel"]
+#: What the audit trail has: what the records don't tell, and, with ``all``, every change, and, with ``replays``, every
+#: replay too.
+Audit = Literal["on", "off", "all", "replays"]
 
-_KINDS: dict[str, Kind] = {"redis": "lone", "rediss": "lone", "redis+cluster": "cluster", "redis+sentinel": "sentinel"}
+_KINDS: dict[str, Kind] = {
+    "redis": "standalone",
+    "rediss": "standalone",
+    "redis+cluster": "cluster",
+    "redis+sentinel": "sentinel",
+}
 
 #: What may stand after the question mark.
 _SETTINGS = frozenset(
@@ -51,12 +57,10 @@ _ON = frozenset({"on", "1", "true", "yes"})
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One server of those that there are."""
+    """One server."""
 
     host: str
     port: int
-    #: A sentinel holds no data: it says who does.
-    is_sentinel: bool = False
 
     def __str__(self) -> str:
         """Show it to people."""
@@ -65,7 +69,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who we are to a server. It is shown to nobody."""
+    """A user of a server. It is never shown."""
 
     user: str | None = field(default=None, repr=False)
     password: str | None = field(default=None, repr=False)
@@ -102,7 +106,7 @@ class Address:
     #: The server; those of the Cluster to ask first; the sentinels.
     nodes: tuple[Node, ...]
     database: int = 0
-    #: What the sentinels call it.
+    #: By what name the sentinels know the master.
     service: str = ""
     login: Login = Login()
     sentinel_login: Login = Login()
@@ -145,15 +149,11 @@ class Address:
             command_seconds=_seconds(settings, "timeout", COMMAND_SECONDS),
         )
 
-    def login_at(self, node: Node) -> Login:
-        """Who we are to *node*."""
-        return self.sentinel_login if node.is_sentinel else self.login
-
     def __str__(self) -> str:
         """Show the address to people: without the password, and without settings."""
-        scheme = {"lone": "rediss" if self.tls else "redis"}.get(self.kind, f"redis+{self.kind}")
+        scheme = {"standalone": "rediss" if self.tls else "redis"}.get(self.kind, f"redis+{self.kind}")
         user = f"{self.login.user}@" if self.login.user else ""
-        path = {"lone": f"/{self.database}", "sentinel": f"/{self.service}/{self.database}"}.get(self.kind, "")
+        path = {"standalone": f"/{self.database}", "sentinel": f"/{self.service}/{self.database}"}.get(self.kind, "")
         said = f"?prefix={self.prefix}" if self.prefix != PREFIX else ""
         return f"{scheme}://{user}{','.join(map(str, self.nodes))}{path}{said}"
 
@@ -161,23 +161,22 @@ class Address:
 
 
 def _nodes(parts: SplitResult, kind: Kind) -> tuple[Node, ...]:
-    is_sentinel = kind == "sentinel"
+    usual = SENTINEL_PORT if kind == "sentinel" else PORT
     said = parts.netloc.rpartition("@")[2] or "localhost"
-    nodes = tuple(_node(each, is_sentinel=is_sentinel) for each in said.split(","))
-    if kind == "lone" and len(nodes) > 1:
+    nodes = tuple(_node(each, usual) for each in said.split(","))
+    if kind == "standalone" and len(nodes) > 1:
         raise ConfigurationError("redis:// names one server. Several are redis+cluster:// or redis+sentinel://.")
     return nodes
 
 
-def _node(said: str, *, is_sentinel: bool) -> Node:
+def _node(said: str, usual: int) -> Node:
     # Of [::1]:6379 the host is what is in the brackets.
     one = urlsplit(f"//{said}")
     try:
         port = one.port
     except ValueError:
         raise ConfigurationError(f"The port in {said!r} is no number between 0 and 65535.") from None
-    usual = SENTINEL_PORT if is_sentinel else PORT
-    return Node(one.hostname or "localhost", usual if port is None else port, is_sentinel)
+    return Node(one.hostname or "localhost", usual if port is None else port)
 
 
 def _login(parts: SplitResult) -> Login:
@@ -230,7 +229,7 @@ def _prefix(value: str) -> str:
 
 def _audit(value: str) -> Audit:
     if value not in get_args(Audit):
-        raise ConfigurationError(f"?audit={value} is not known: on, off and replays are.")
+        raise ConfigurationError(f"?audit={value} is not known: on, off, all and replays are.")
     return cast("Audit", value)
 
 

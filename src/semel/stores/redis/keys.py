@@ -1,62 +1,147 @@
-"""What every request asks of the store: claims, answers, leases, as talks with the server. It sends nothing by itself.
+"""What is asked of single records: claims, answers, leases, and the rarer commands of steps and operators. What is
+asked of many at once is in ``upkeep.py``.
 
-A batch is one round trip. Beside it go, now and then, the errands of ``index.py``; and after it the lines of the audit
-trail, where there is one. Neither can be one step with the change that it is about, since it has a key of its own.
+A batch is one round trip. Beside it goes, now and then, what ``due.py`` has to list; and after it the lines of the
+audit trail, where there is one. Neither can be one step with the change that it is about: it has a key of its own.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from semel.core.commands import Claim, Complete, Renew, Verdict
+from hiredis import ReplyError
+
+from semel.core.commands import (
+    Again,
+    Claim,
+    Command,
+    Complete,
+    Decree,
+    Discard,
+    Look,
+    Mark,
+    Note,
+    Now,
+    Park,
+    ReadRequest,
+    ReadTrail,
+    Release,
+    Renew,
+    Save,
+    Settle,
+    Sweep,
+    TakeOver,
+    Unpark,
+    Verdict,
+)
 from semel.core.hint import hint_of
-from semel.core.record import Hold
+from semel.core.record import NOBODYS_TOKEN, Hold
+from semel.core.recovery import Progress, change, written
 from semel.core.state import Event, State, after
+from semel.errors import StoreError
 from semel.stores.base import this_process
 from semel.stores.headers import written as written_headers
+from semel.stores.lane import refused
+from semel.stores.milestones import written as written_milestone
 from semel.stores.redis.address import Address
-from semel.stores.redis.courier import Courier, Talk
-from semel.stores.redis.index import Index
-from semel.stores.redis.replies import count, digest_of, found, microseconds, spelled, written_line
-from semel.stores.redis.wire import Call, Reply, script
+from semel.stores.redis.cluster import Client
+from semel.stores.redis.due import DueList
+from semel.stores.redis.protocol import Call, Reply, Script, Word, packed, script
+from semel.stores.redis.records import (
+    count,
+    digest_of,
+    entry,
+    found,
+    microseconds,
+    moment,
+    read,
+    record,
+    spelled,
+    written_line,
+)
+from semel.stores.requests import read_back
 from semel.stores.requests import written as written_request
 
 _logger = logging.getLogger("semel")
 
 #: How long a trail is there after its last line, in milliseconds, where no reaper clears it sooner: a year.
-_TRAIL_MILLISECONDS = b"%d" % (366 * 24 * 60 * 60 * 1000)
+_TRAIL_MILLISECONDS = 366 * 24 * 60 * 60 * 1000
 
-YES_OR_NO = {False: b"0", True: b"1"}
+#: What a record itself tells: these events are in a trail of everything only.
+ORDINARY = frozenset({"claimed", "accepted", "completed", "failed", "reaped", "stripped"})
+
+#: How to read a reply, and what to write after it.
+Read = Callable[[Reply, "Afterwards"], Any]
 
 
 @dataclass(slots=True)
-class Aside:
-    """What has to be written down after some commands were carried out."""
+class Afterwards:
+    """What has to be written after some commands were carried out."""
 
     #: Of the audit trail.
     lines: list[tuple[Hold, str, str | None]] = field(default_factory=list)
-    #: Records that nobody runs, and that somebody should look at, after so many microseconds.
+    #: Records without a worker, that a service should look at, after so many microseconds.
     unattended: list[tuple[bytes, int]] = field(default_factory=list)
 
 
+class _Batch:
+    """Commands that go out as one call of a script: the terms that they share, and the words of each key."""
+
+    __slots__ = ("names", "places", "terms", "words")
+
+    def __init__(self, terms: tuple[Word, ...]) -> None:
+        self.terms = terms
+        self.places: list[int] = []
+        self.names: list[bytes] = []
+        self.words: list[Word] = []
+
+    def singles(self) -> Iterator[_Batch]:
+        """Return a batch for each of them."""
+        width = len(self.words) // len(self.places)
+        for number, (place, name) in enumerate(zip(self.places, self.names, strict=True)):
+            single = _Batch(self.terms)
+            single.places, single.names = [place], [name]
+            single.words = self.words[number * width : (number + 1) * width]
+            yield single
+
+
 class Keys:
-    """Talks about records below one prefix."""
+    """The commands on records below one prefix."""
 
     def __init__(self, address: Address, actor: Callable[[], str | None]) -> None:
         """Name *actor* in the audit trail, or this process."""
         self.prefix = address.prefix
         self.has_trail = address.audit != "off"
-        self.index = Index(address.prefix)
+        #: Whether the trail has every change.
+        self.tells_all = address.audit in {"all", "replays"}
+        self.due = DueList(address.prefix)
         self.channel = f"{address.prefix}:ended".encode()
         self._actor = actor
-        self._head = f"{address.prefix}:".encode()
         self._claim = script("claim")
         self._complete = script("complete")
-        self._renew = script("renew")
+        self._head = f"{address.prefix}:".encode()
+        self._asks: dict[type[Command[Any]], Callable[[Any], tuple[Call | None, Read]]] = {
+            Decree: self._decree,
+            Discard: self._discard,
+            Look: self._look,
+            Mark: self._mark,
+            Note: self._note,
+            Now: self._now,
+            Park: self._park,
+            ReadRequest: self._read_request,
+            ReadTrail: self._read_trail,
+            Release: self._release,
+            Save: self._save,
+            Settle: self._settle,
+            Sweep: self._sweep,
+            TakeOver: self._take_over,
+            Unpark: self._unpark,
+        }
 
     def name_of(self, scope: str, key: str) -> bytes:
         """Return the name of a record in the database."""
@@ -66,59 +151,77 @@ class Keys:
         """Return the name of a record's trail."""
         return b"%btrail:%b" % (self._head, digest_of(scope, key))
 
-    def claim(self, courier: Courier, claims: Sequence[Claim]) -> Talk[list[Any]]:
+    def tells(self, event: str) -> bool:
+        """Whether *event* is in the trail, where there is one."""
+        return self.tells_all or event not in ORDINARY
+
+    async def claim(self, client: Client, claims: Sequence[Claim]) -> list[Any]:
         """Claim every key of *claims*, which may name a key more than once."""
-        calls = [self._claim.on(self.name_of(claim.scope, claim.key), *self.of_claim(claim)) for claim in claims]
-        replies = yield from self.beside(courier, calls)
-        aside = Aside()
-        outcomes = [
-            # Anything else is an error.
-            found(reply) if type(reply) is list else self._won(claim, call, aside) if reply == 1 else reply
-            for claim, call, reply in zip(claims, calls, replies, strict=True)
-        ]
-        yield from self.afterwards(courier, aside)
+        batches: dict[tuple[Any, ...], _Batch] = {}
+        for place, each in enumerate(claims):
+            is_long = each.made_at is not None or each.request is not None
+            terms = each.lease, each.retention, each.on_crash, each.after_retention, each.is_accepted, is_long
+            batch = batches.get(terms)
+            if batch is None:
+                batch = batches[terms] = _Batch(self._terms(each))
+            batch.places.append(place)
+            batch.names.append(self._head + digest_of(each.scope, each.key))
+            batch.words += _of_claim(each, is_long=is_long)
+        outcomes = await self._call(client, self._claim, list(batches.values()), len(claims))
+        afterwards = Afterwards()
+        won = []
+        for batch in batches.values():
+            for place, name in zip(batch.places, batch.names, strict=True):
+                outcome = outcomes[place]
+                if type(outcome) is list:
+                    outcomes[place] = found(outcome)
+                elif outcome == 1:
+                    each = claims[place]
+                    outcomes[place] = Hold(each.scope, each.key, 1, each.token)
+                    won.append((name, each))
+        if won:
+            self._won(won, afterwards)
+        if afterwards.lines or afterwards.unattended:
+            await self.write(client, afterwards)
         return outcomes
 
-    def of_claim(self, claim: Claim, *more: bytes) -> list[bytes]:
-        """Return the arguments that hold a claim."""
-        words = [
-            spelled(claim.scope),
-            spelled(claim.key),
-            claim.token.hex().encode(),
-            claim.fingerprint.hex().encode(),
-            b"%d" % microseconds(claim.lease),
-            b"%d" % microseconds(claim.retention),
-            claim.on_crash.encode(),
-            claim.after_retention.encode(),
-            self.channel,
-            YES_OR_NO[claim.is_accepted],
-            b"" if claim.made_at is None else b"%d" % count(claim.made_at),
-            *more,
-        ]
-        if claim.request is not None:
-            words += [spelled(written_request(claim.request)), claim.request.body]
-        return words
-
-    def complete(self, courier: Courier, commands: Sequence[Complete]) -> Talk[list[Any]]:
+    async def complete(self, client: Client, commands: Sequence[Complete]) -> list[Any]:
         """Store the answers of *commands*."""
-        calls = [self._completing(command) for command in commands]
-        replies = yield from self.beside(courier, calls)
-        aside = Aside()
-        outcomes = [
-            self._completed(command, call.key, reply, aside)
-            for command, call, reply in zip(commands, calls, replies, strict=True)
-        ]
-        yield from self.afterwards(courier, aside)
+        batches: dict[bool, _Batch] = {}
+        for place, each in enumerate(commands):
+            is_tombstone = each.answer.body is None
+            batch = batches.get(is_tombstone)
+            if batch is None:
+                batch = batches[is_tombstone] = _Batch((self.channel,))
+            batch.places.append(place)
+            batch.names.append(self._head + digest_of(each.hold.scope, each.hold.key))
+            batch.words += _of_complete(each)
+        outcomes = await self._call(client, self._complete, list(batches.values()), len(commands))
+        afterwards = Afterwards()
+        ended = []
+        for batch in batches.values():
+            for place, name in zip(batch.places, batch.names, strict=True):
+                outcome = outcomes[place]
+                if type(outcome) is not int:
+                    continue
+                outcomes[place] = Verdict.DONE if outcome else Verdict.FENCED
+                if outcome:
+                    ended.append((name, outcome - _KEPT if outcome >= _KEPT else None))
+                if outcome >= _ENDED_NOW and self.tells_all:
+                    afterwards.lines.append((commands[place].hold, _TOLD[commands[place].event], None))
+        self.due.ended(ended)
+        if afterwards.lines:
+            await self.write(client, afterwards)
         return outcomes
 
-    def renew(self, courier: Courier, commands: Sequence[Renew]) -> Talk[list[Any]]:
-        """Prolong all leases of *commands*; whoever has one of them in vain is told which."""
+    async def renew(self, client: Client, commands: Sequence[Renew]) -> list[Any]:
+        """Prolong all leases of *commands*; each is told which of its holds are lost."""
         calls = [
-            self._renew.on(self.name_of(hold.scope, hold.key), *of_hold(hold), b"%d" % microseconds(lease))
+            script("renew").on(self.name_of(hold.scope, hold.key), *_of_hold(hold), microseconds(lease))
             for command in commands
             for hold, lease in command.holds
         ]
-        replies = iter((yield from self.beside(courier, calls)) if calls else [])
+        replies = iter(await self._execute(client, calls) if calls else [])
         outcomes: list[Any] = []
         for command in commands:
             told = {hold: next(replies) for hold, _ in command.holds}
@@ -128,28 +231,29 @@ class Keys:
             outcomes.append(lost or error or lost)
         return outcomes
 
-    def beside(self, courier: Courier, calls: Sequence[Call]) -> Talk[list[Reply]]:
-        """Deliver *calls*, and now and then something else in the same parcel."""
-        errands = self.index.errands(time.monotonic())
-        if not errands:
-            return (yield from courier.deliver(calls))
-        replies = yield from courier.deliver([*calls, *[errand.call for errand in errands]])
-        self.index.done(errands, replies[len(calls) :])
-        return replies[: len(calls)]
+    async def each(self, client: Client, commands: Sequence[Command[Any]]) -> list[Any]:
+        """Carry out the rarer commands, whatever they are, in one round trip."""
+        asked = [self._asks[type(command)](command) for command in commands]
+        calls = [call for call, _ in asked if call is not None]
+        replies = iter(await self._execute(client, calls) if calls else ())
+        afterwards = Afterwards()
+        outcomes = [_outcome(reader, call and next(replies), afterwards) for call, reader in asked]
+        await self.write(client, afterwards)
+        return outcomes
 
-    def afterwards(self, courier: Courier, aside: Aside) -> Talk[None]:
-        """Write down what the records themselves don't say."""
-        if not (aside.unattended or (aside.lines and self.has_trail)):
+    async def write(self, client: Client, afterwards: Afterwards) -> None:
+        """Write what the records themselves don't say."""
+        calls = self.due.enlist(afterwards.unattended) if afterwards.unattended else []
+        if afterwards.lines and self.has_trail:
+            calls += self.noting(afterwards.lines)
+        if not calls:
             return
-        calls = [errand.call for errand in self.index.enlist(aside.unattended)]
-        if self.has_trail:
-            calls += self.noting(aside.lines)
-        for reply in (yield from courier.deliver(calls)):
+        for reply in await client.execute(calls):
             if isinstance(reply, Exception):
                 # What was asked for is done. The list is a hint, and the trail of a Redis store has gaps.
                 _logger.warning("A record was changed, and what belongs beside it could not be written: %s", reply)
 
-    def noting(self, lines: list[tuple[Hold, str, str | None]]) -> list[Call]:
+    def noting(self, lines: Iterable[tuple[Hold, str, str | None]]) -> list[Call]:
         """Return the calls that write lines of the audit trail."""
         actor = self._actor() or this_process()
         by_key: dict[bytes, list[bytes]] = {}
@@ -158,55 +262,244 @@ class Keys:
             trail.append(written_line(hold, event, actor, detail))
         return [script("note").on(key, _TRAIL_MILLISECONDS, *some) for key, some in by_key.items()]
 
-    def _won(self, claim: Claim, call: Call, aside: Aside) -> Hold:
-        hold = Hold(claim.scope, claim.key, 1, claim.token)
-        if claim.is_accepted:
-            aside.unattended.append((call.key, 0))
-        else:
-            self.began(call.key, claim)
-        aside.lines.append((hold, "accepted" if claim.is_accepted else "claimed", None))
-        return hold
+    async def _call(self, client: Client, called: Script, batches: Sequence[_Batch], count: int) -> list[Any]:
+        """Call a script once for each batch, in a Cluster once for each key; return the *count* outcomes in place."""
+        if not client.takes_many_keys:
+            batches = [single for batch in batches for single in batch.singles()]
+        calls = [called.on_all(batch.names, (*batch.terms, *batch.words)) for batch in batches]
+        outcomes: list[Any] = [None] * count
+        for batch, reply in zip(batches, await self._execute(client, calls), strict=True):
+            if type(reply) is not list:
+                for place in batch.places:
+                    # An exception that is raised in several threads gathers all of their tracebacks.
+                    outcomes[place] = copy(reply)
+                    outcomes[place].__cause__ = reply.__cause__
+                continue
+            for place, outcome in zip(batch.places, reply, strict=True):
+                outcomes[place] = client.refusal(outcome) if isinstance(outcome, ReplyError) else outcome
+        return outcomes
 
-    def began(self, name: bytes, claim: Claim) -> None:
-        """Remember that *claim* has got its key."""
-        self.index.began(name, claim.lease, time.monotonic())
+    async def _execute(self, client: Client, calls: Sequence[Call]) -> list[Reply]:
+        """Have *calls* carried out, and now and then something for the lists in the same round trip."""
+        beside = self.due.calls(time.monotonic())
+        if not beside:
+            return await client.execute(calls)
+        replies = await client.execute([*calls, *beside])
+        self.due.listed(beside, replies[len(calls) :])
+        return replies[: len(calls)]
 
-    def _completing(self, command: Complete) -> Call:
+    def _won(self, claims: Sequence[tuple[bytes, Claim]], afterwards: Afterwards) -> None:
+        """Note that *claims* have their keys: this process runs them, or a worker has to find them."""
+        now = time.monotonic()
+        self.due.began([(name, now + each.lease.total_seconds()) for name, each in claims if not each.is_accepted])
+        afterwards.unattended += [(name, 0) for name, each in claims if each.is_accepted]
+        if self.tells_all:
+            afterwards.lines += [
+                (Hold(each.scope, each.key, 1, each.token), "accepted" if each.is_accepted else "claimed", None)
+                for _, each in claims
+            ]
+
+    def _terms(self, claim: Claim) -> tuple[Word, ...]:
+        times = microseconds(claim.lease), microseconds(claim.retention)
+        return (*times, claim.on_crash, claim.after_retention, int(claim.is_accepted), self.channel)
+
+    def _take_over(self, command: TakeOver) -> tuple[Call, Read]:
+        claim = command.claim
+        name = self.name_of(claim.scope, claim.key)
+
+        def reader(reply: Reply, afterwards: Afterwards) -> Hold | Again:
+            if reply is None:
+                return Again.AGAIN
+            attempt, event = reply
+            hold = Hold(claim.scope, claim.key, attempt, claim.token)
+            if event == b"accepted":
+                afterwards.unattended.append((name, 0))
+            else:
+                self.due.began([(name, time.monotonic() + claim.lease.total_seconds())])
+            if self.tells(event.decode()):
+                afterwards.lines.append((hold, event.decode(), None))
+            return hold
+
+        words = (*self._terms(claim), *_of_hold(command.seen), int(command.is_abandoned))
+        return script("take_over").on(name, *words, *_of_claim(claim, is_long=True)), reader
+
+    def _release(self, command: Release) -> tuple[Call, Read]:
+        hold = command.hold
+        name = self.name_of(hold.scope, hold.key)
+
+        def reader(reply: Reply, afterwards: Afterwards) -> Verdict:
+            what, attempt = reply
+            if what == _FENCED:
+                return Verdict.FENCED
+            self.due.ended([(name, None)])
+            if what in _RELEASED:
+                afterwards.lines.append((replace(hold, attempt=attempt), _RELEASED[what], command.reason))
+            if what == _GIVEN_UP:
+                afterwards.unattended.append((name, 0))
+            return Verdict.DONE
+
+        hint = (self.channel, _hint(command)) if command.wakes else (b"", b"")
+        return script("release").on(name, *_of_hold(hold), _NOBODYS, *hint), reader
+
+    def _save(self, command: Save) -> tuple[Call, Read]:
+        words = (_steps(command.before), *_of_progress(command.progress))
+        return self._fenced("save", command.hold, words, "saved", change(command.before, command.progress))
+
+    def _mark(self, command: Mark) -> tuple[Call, Read]:
+        return self._fenced("mark", command.hold, (written_milestone(command.milestone),))
+
+    def _park(self, command: Park) -> tuple[Call, Read]:
+        hold = command.hold
+        name = self.name_of(hold.scope, hold.key)
+
+        def reader(reply: Reply, afterwards: Afterwards) -> Verdict:
+            if reply == _PARKED_NOW:
+                self.due.ended([(name, None)])
+                afterwards.lines.append((hold, "parked", command.reason))
+            return _verdict(reply)
+
+        return script("park").on(name, *_of_hold(hold), int(command.if_silent)), reader
+
+    def _look(self, command: Look) -> tuple[Call, Read]:
+        call = script("look").on(self.name_of(command.scope, command.key), 1)
+        return call, lambda reply, _: None if reply is None else record(reply)
+
+    def _settle(self, command: Settle) -> tuple[Call, Read]:
+        # A script is over when the next begins: there is nothing to wait for.
+        return self._look(Look(command.hold.scope, command.hold.key))
+
+    def _now(self, _command: Now) -> tuple[Call, Read]:
+        return Call(b"", packed("TIME")), lambda reply, _: moment(int(reply[0]) * 1_000_000 + int(reply[1]))
+
+    def _read_request(self, command: ReadRequest) -> tuple[Call, Read]:
+        hold = command.hold
+        call = script("read_request").on(self.name_of(hold.scope, hold.key), *_of_hold(hold))
+        return call, lambda reply, _: None if reply is None else read_back(read(reply[0]), reply[1])
+
+    def _sweep(self, command: Sweep) -> tuple[Call, Read]:
+        return self._fenced("sweep", command.hold, (_NOBODYS,), "swept")
+
+    def _discard(self, command: Discard) -> tuple[Call, Read]:
+        return self._fenced("discard", command.hold, (), "discarded")
+
+    def _unpark(self, command: Unpark) -> tuple[Call, Read]:
+        hold = command.hold
+        name = self.name_of(hold.scope, hold.key)
+
+        def reader(attempt: Reply, afterwards: Afterwards) -> Verdict:
+            if attempt:
+                afterwards.lines.append((replace(hold, attempt=attempt), "resolved", None))
+                afterwards.unattended.append((name, 0))
+            return _verdict(attempt)
+
+        words = (*_of_hold(hold), _NOBODYS, *_of_progress(command.progress))
+        return script("unpark").on(name, *words), reader
+
+    def _decree(self, command: Decree) -> tuple[Call, Read]:
         hold, answer = command.hold, command.answer
-        words = [
-            *of_hold(hold),
-            _ENDS[command.event],
-            b"%d" % answer.status,
-            written_headers(answer.headers).encode(),
-            *self.waking(hold, is_waking=command.wakes),
-        ]
+        name = self.name_of(hold.scope, hold.key)
+
+        def reader(reply: Reply, afterwards: Afterwards) -> Verdict:
+            if reply:
+                afterwards.lines.append((hold, "resolved", None))
+            if reply >= _KEPT:
+                afterwards.unattended.append((name, reply - _KEPT))
+            return _verdict(reply)
+
+        words: list[Word] = [*_of_hold(hold), _NOBODYS, answer.status, written_headers(answer.headers)]
         if answer.body is not None:
             words.append(bytes(answer.body))
-        return self._complete.on(self.name_of(hold.scope, hold.key), *words)
+        return script("decree").on(name, *words), reader
 
-    def waking(self, hold: Hold, *, is_waking: bool) -> tuple[bytes, bytes]:
-        """Return where to give a hint, and which."""
-        return (self.channel, hint_of(hold.scope, hold.key).encode()) if is_waking else (b"", b"")
+    def _note(self, command: Note) -> tuple[Call | None, Read]:
+        calls = self.noting([(command.hold, command.event, command.detail)]) if self.has_trail else [None]
+        return calls[0], lambda _reply, _: None
 
-    def _completed(self, command: Complete, name: bytes, reply: Reply, aside: Aside) -> Any:
-        if isinstance(reply, Exception):
-            return reply
-        if reply == _FENCED:
-            return Verdict.FENCED
-        is_kept = type(reply) is list
-        self.index.ended(name, max(reply[0], 0) if is_kept else None)
-        if is_kept or reply == _NOW:
-            aside.lines.append((command.hold, _TOLD[command.event], None))
-        return Verdict.DONE
+    def _read_trail(self, command: ReadTrail) -> tuple[Call, Read]:
+        name = self.trail_of(command.scope, command.key)
+        call = Call(name, packed("LRANGE", name, 0, command.limit - 1))
+        return call, lambda reply, _: tuple(entry(line) for line in reply)
+
+    def _fenced(
+        self, how: str, hold: Hold, words: tuple[Word, ...], event: str | None = None, detail: str | None = None
+    ) -> tuple[Call, Read]:
+        """Call a script that answers whether *hold* was still the record's; note *event* if so."""
+
+        def reader(reply: Reply, afterwards: Afterwards) -> Verdict:
+            if reply and event is not None:
+                afterwards.lines.append((hold, event, detail))
+            return _verdict(reply)
+
+        return script(how).on(self.name_of(hold.scope, hold.key), *_of_hold(hold), *words), reader
 
 
-#: What the script of ``complete`` answers; _NOW: it has ended by this very call.
-_FENCED, _NOW = 0, 2
+#: The commands of ``Keys.each``.
+OTHERS: tuple[type[Command[Any]], ...] = (
+    *(Decree, Discard, Look, Mark, Note, Now, Park, ReadRequest),
+    *(ReadTrail, Release, Save, Settle, Sweep, TakeOver, Unpark),
+)
+
+_NOBODYS = NOBODYS_TOKEN.hex()
+
+#: What the scripts of ``complete`` and ``decree`` answer: it has ended by this very call, and from 3 on how long it is
+#: kept.
+_ENDED_NOW, _KEPT = 2, 3
+#: What the script of ``release`` answers.
+_FENCED, _FREE, _GIVEN_UP = 0, 2, 3
+_RELEASED = {_FREE: "released", _GIVEN_UP: "given up"}
+#: What the script of ``park`` answers when it was not parked before.
+_PARKED_NOW = 2
 
 _ENDS = {event: str(after(State.PROCESSING, event)).encode() for event in (Event.COMPLETE, Event.FAIL)}
 _TOLD = {Event.COMPLETE: "completed", Event.FAIL: "failed"}
 
 
-def of_hold(hold: Hold) -> tuple[bytes, bytes]:
-    """Return the arguments that name a hold."""
-    return b"%d" % hold.attempt, hold.token.hex().encode()
+def _of_claim(claim: Claim, *, is_long: bool) -> tuple[Word, ...]:
+    words = (
+        claim.scope.encode("utf-8", "surrogatepass"),
+        claim.key.encode("utf-8", "surrogatepass"),
+        claim.token.hex(),
+        claim.fingerprint.hex(),
+        claim.request_line.encode("utf-8", "surrogatepass"),
+    )
+    if not is_long:
+        return words
+    made_at: Word = b"" if claim.made_at is None else count(claim.made_at)
+    request = claim.request
+    kept = (b"", b"") if request is None else (spelled(written_request(request)), request.body)
+    return (*words, made_at, *kept)
+
+
+def _of_complete(command: Complete) -> tuple[Word, ...]:
+    hold, answer = command.hold, command.answer
+    hint = _hint(command) if command.wakes else b""
+    words = hold.attempt, hold.token.hex(), _ENDS[command.event], answer.status, written_headers(answer.headers), hint
+    return words if answer.body is None else (*words, bytes(answer.body))
+
+
+def _of_hold(hold: Hold) -> tuple[int, str]:
+    return hold.attempt, hold.token.hex()
+
+
+def _hint(command: Complete | Release) -> str:
+    return hint_of(command.hold.scope, command.hold.key)
+
+
+def _of_progress(progress: Progress) -> tuple[bytes, bytes]:
+    return _steps(progress), spelled(progress.recovery_point or "")
+
+
+def _steps(progress: Progress) -> bytes:
+    return spelled(written(progress) or "")
+
+
+def _outcome(reader: Read, reply: Reply, afterwards: Afterwards) -> Any:
+    if isinstance(reply, StoreError):
+        return reply
+    if isinstance(reply, Exception):
+        return reply if isinstance(reply, ValueError) else refused(reply)
+    return reader(reply, afterwards)
+
+
+def _verdict(reply: Reply) -> Verdict:
+    return Verdict.DONE if reply else Verdict.FENCED

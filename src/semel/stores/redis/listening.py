@@ -1,6 +1,7 @@
-"""Hears of operations that end, in whatever process: one subscription for each process. What it hears are hints.
+"""Hears of operations that end, in any process: one subscription for each process, by redis-py. It hears hints only.
 
-Some are lost: while there is no connection, and in a fail-over. Whoever waits asks the store now and then all the same.
+Some are lost: while there is no connection, and in a fail-over. A request that waits asks the store now and then all
+the same.
 """
 
 from __future__ import annotations
@@ -9,16 +10,20 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
+
+from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
+from redis.client import PubSub
+from redis.exceptions import RedisError
 
 from semel.errors import StoreError
 from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.redis.address import Address, Node
-from semel.stores.redis.async_wires import AsyncLink, AsyncWires
-from semel.stores.redis.courier import Courier, Talk
-from semel.stores.redis.wire import Reply, packed
-from semel.stores.redis.wires import Link, Wires
+from semel.stores.redis.cluster import Client
+from semel.stores.redis.connection import AsyncConnections, Connections, at_once, client_options
 
 OnEnd = Callable[[str], None]
 
@@ -30,12 +35,15 @@ PATIENCE_SECONDS = 10.0
 #: Between two tries to connect: at first, and at most. Each is somewhat more or less, so that processes that lost their
 #: server together don't come back together.
 FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 15.0
+MAX_PAUSE = 15.0
+
+#: How long the end of a store waits for its thread: a server that hangs does not answer.
+_END_SECONDS = 1.0
 
 #: No connection, or a server that is not one to use: it may be one later.
-_TROUBLE = (OSError, StoreError)
+_TROUBLE = (OSError, RedisError, StoreError)
+_GONE = "The server is silent."
 
-_PING = packed("PING")
 _logger = logging.getLogger("semel")
 
 
@@ -70,50 +78,30 @@ class AsyncListener:
             await asyncio.wait([task])
 
     def start_afresh(self) -> None:
-        """Hear nothing: who listens are the parent's."""
+        """Hear nothing: the subscription is the parent's."""
         leave_alone(self._task)
         self._task, self._heard_by = None, []
 
     async def _listen(self) -> None:
         pauses = _pauses()
         while True:
+            servers = AsyncConnections(self._address)
             try:
-                link = await AsyncLink.open(self._address, await self._node())
-                pauses = _pauses()
-                await self._follow(link)
+                node = _any(await Client(self._address, servers).masters())
+                async with AsyncRedis(**_options(self._address, node)) as client, client.pubsub() as subscription:
+                    await subscription.subscribe(self._channel)
+                    pauses = _pauses()
+                    while True:
+                        message = await subscription.get_message(timeout=SILENCE_SECONDS)
+                        if message is None:
+                            await subscription.ping()
+                            message = await subscription.get_message(timeout=PATIENCE_SECONDS)
+                        _pass_on(message, self._heard_by)
             except _TROUBLE as error:
                 _logger.debug("Hints from %s are not heard for a while: %s", self._address, error)
+            finally:
+                servers.drop()
             await asyncio.sleep(next(pauses))
-
-    async def _node(self) -> Node:
-        wires = AsyncWires(self._address)
-        try:
-            return await wires.run(_somebody(Courier(self._address)))
-        finally:
-            wires.drop()
-
-    async def _follow(self, link: AsyncLink) -> None:
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(SILENCE_SECONDS, lambda: None)
-
-        def wind(seconds: float, then: Callable[[], None]) -> None:
-            nonlocal timer
-            timer.cancel()
-            timer = loop.call_later(seconds, then)
-
-        def ask() -> None:
-            link.send(_PING)
-            wind(PATIENCE_SECONDS, link.give_up)
-
-        def hear(replies: list[Reply]) -> None:
-            wind(SILENCE_SECONDS, ask)
-            _pass_on(replies, self._heard_by)
-
-        wind(SILENCE_SECONDS, ask)
-        try:
-            await link.follow(packed("SUBSCRIBE", self._channel), hear)
-        finally:
-            timer.cancel()
 
 
 class Listener:
@@ -152,75 +140,73 @@ class _Run:
         self._heard_by = heard_by
         self._ended = threading.Event()
         self._mutex = threading.Lock()
-        self._link: Link | None = None
+        self._subscription: PubSub | None = None
         self._thread = threading.Thread(target=self._listen, name="semel-hints", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
         self._ended.set()
-        with self._mutex:
-            if self._link is not None:
-                self._link.wake()
-        self._thread.join()
+        with self._mutex, suppress(*_TROUBLE):
+            if self._subscription is not None:
+                # The server says that it was done, and so wakes the thread.
+                self._subscription.unsubscribe()  # type: ignore[no-untyped-call]
+        self._thread.join(_END_SECONDS)
 
     def _listen(self) -> None:
         pauses = _pauses()
         while not self._ended.is_set():
+            servers = Connections(self._address)
             try:
-                link = Link(self._address, self._node())
-                pauses = _pauses()
-                self._follow(link)
+                node = _any(at_once(Client(self._address, servers).masters()))
+                with Redis(**_options(self._address, node)) as client, client.pubsub() as subscription:
+                    subscription.subscribe(self._channel)
+                    pauses = _pauses()
+                    self._follow(subscription)
             except _TROUBLE as error:
                 _logger.debug("Hints from %s are not heard for a while: %s", self._address, error)
+            finally:
+                servers.close()
             self._ended.wait(next(pauses))
 
-    def _node(self) -> Node:
-        wires = Wires(self._address)
+    def _follow(self, subscription: PubSub) -> None:
+        with self._mutex:
+            self._subscription = subscription
         try:
-            return wires.run(_somebody(Courier(self._address)))
-        finally:
-            wires.close()
-
-    def _follow(self, link: Link) -> None:
-        try:
-            with self._mutex:
-                if self._ended.is_set():
-                    return
-                self._link = link
-            link.send(packed("SUBSCRIBE", self._channel))
             while not self._ended.is_set():
-                _pass_on(self._next(link), self._heard_by)
+                message = subscription.get_message(timeout=SILENCE_SECONDS)
+                if message is None:
+                    subscription.ping()
+                    message = subscription.get_message(timeout=PATIENCE_SECONDS)
+                _pass_on(message, self._heard_by)
         finally:
             with self._mutex:
-                self._link = None
-            link.close()
-
-    @staticmethod
-    def _next(link: Link) -> list[Reply]:
-        try:
-            return link.receive(1, SILENCE_SECONDS)
-        except TimeoutError:
-            link.send(_PING)
-            return link.receive(1, PATIENCE_SECONDS)
+                self._subscription = None
 
 
-def _somebody(courier: Courier) -> Talk[Node]:
+def _any(nodes: list[Node]) -> Node:
     """Return a server that hears of everything: in a Cluster, any."""
-    return random.choice((yield from courier.masters()))  # noqa: S311 - chance here has no enemy
+    return random.choice(nodes)  # noqa: S311 - chance here has no enemy
 
 
-def _pass_on(replies: Iterable[Reply], heard_by: list[OnEnd]) -> None:
-    for reply in replies:
-        if not (isinstance(reply, list) and reply[0] == b"message"):
-            continue
-        with suppress(UnicodeDecodeError):  # Anybody may publish anything there.
-            name = reply[2].decode()
-            for on_end in tuple(heard_by):
-                on_end(name)
+def _options(address: Address, node: Node) -> dict[str, Any]:
+    options = client_options(address, address.login)
+    # Anything may be published there, so that nothing is decoded by redis-py.
+    return options | {"host": node.host, "port": node.port, "decode_responses": False}
+
+
+def _pass_on(message: dict[str, Any] | None, heard_by: list[OnEnd]) -> None:
+    if message is None:
+        raise TimeoutError(_GONE)
+    if message["type"] != "message":
+        return
+    with suppress(UnicodeDecodeError):
+        name = message["data"].decode()
+        for on_end in tuple(heard_by):
+            on_end(name)
 
 
 def _pauses() -> Iterator[float]:
     pause = FIRST_PAUSE
     while True:
         yield pause * random.uniform(0.5, 1.5)  # noqa: S311 - as above
-        pause = min(2 * pause, LONGEST_PAUSE)
+        pause = min(2 * pause, MAX_PAUSE)

@@ -1,27 +1,46 @@
-"""The Redis store for threads. What it says to the server is in ``keys.py``, ``others.py`` and ``upkeep.py``."""
+"""The Redis store in both colours. What it asks the server is in ``keys.py`` and ``upkeep.py``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from semel.core.commands import Claim, Command, Complete, Renew
-from semel.stores.base import Store
+from semel.core.record import Hold
+from semel.stores.base import AsyncStore, Store
 from semel.stores.forks import start_afresh_in_children
-from semel.stores.lane import Lane
+from semel.stores.lane import AsyncLane, Lane
 from semel.stores.redis.address import Address
-from semel.stores.redis.courier import Courier, Talk
-from semel.stores.redis.keys import Keys
-from semel.stores.redis.listening import Listener
-from semel.stores.redis.others import OTHERS, others
+from semel.stores.redis.cluster import Client
+from semel.stores.redis.connection import AsyncConnections, Connections, at_once
+from semel.stores.redis.keys import OTHERS, Keys
+from semel.stores.redis.listening import AsyncListener, Listener
 from semel.stores.redis.upkeep import UPKEEP, Upkeep
-from semel.stores.redis.wires import Wires
+from semel.stores.step import Step
 
 T = TypeVar("T")
+L = TypeVar("L")
+#: Carries out a batch of commands.
+Execute = Callable[[Client, list[Any]], Coroutine[Any, Any, list[Any]]]
+
+
+def _lanes(keys: Keys, upkeep: Upkeep, lane: Callable[[Execute], L]) -> dict[type[Command[Any]], L]:
+    """Make the lanes, each with a connection of its own: claims, answers, leases, and the rest."""
+    return {
+        Claim: lane(keys.claim),
+        Complete: lane(keys.complete),
+        Renew: lane(keys.renew),
+        **dict.fromkeys(OTHERS, lane(keys.each)),
+        # These take their time, and no request waits for them.
+        **dict.fromkeys(UPKEEP, lane(upkeep.each)),
+    }
 
 
 class RedisStore(Store):
-    """Records in Redis. Claims, answers, leases and upkeep have a connection each."""
+    """Records in Redis, for threads."""
 
     def __init__(self, url: str) -> None:
         """Use the server that *url* names. Connects on first use."""
@@ -35,17 +54,12 @@ class RedisStore(Store):
         return cast("T", self._lanes[type(command)].submit(command))
 
     def listen(self, on_end: Callable[[str], None]) -> None:
-        """Subscribe to hints, once for all who listen."""
+        """Subscribe to hints, once for all that listen."""
         self._listener.add(on_end)
 
     def open(self) -> None:
         """Connect, and see whether the server, or every one of them, can serve."""
-        # Not over a lane's own connection: its batch may be under way.
-        wires, courier = Wires(self.address), Courier(self.address)
-        try:
-            wires.run(courier.check())
-        finally:
-            wires.close()
+        self._apart(lambda client: client.check())
 
     def migrate(self) -> list[str]:
         """There is no schema."""
@@ -54,32 +68,134 @@ class RedisStore(Store):
     def close(self) -> None:
         """Disconnect."""
         self._listener.close()
-        errands = self._keys.index.rest()
-        if errands:
-            wires, courier = Wires(self.address), Courier(self.address)
-            wires.run(courier.deliver([errand.call for errand in errands]))
-            wires.close()
-        for wires in self._wires:
-            wires.close()
+        calls = self._keys.due.rest()
+        if calls:
+            self._apart(lambda client: client.execute(calls))
+        for connections in self._connections:
+            connections.close()
 
     def start_afresh(self) -> None:
         """Have no connection, and no operation under way."""
         self._keys = Keys(self.address, lambda: self.actor)
         self._listener = Listener(self.address, self._keys.channel)
-        self._wires: list[Wires] = []
-        keys = self._keys
-        other = self._lane(lambda courier, batch: others(keys, courier, batch))
-        # These take their time, and no request waits for them.
-        upkeep = self._lane(Upkeep(keys).each)
-        self._lanes: dict[type[Command[Any]], Lane[Any]] = {
-            Claim: self._lane(keys.claim),
-            Complete: self._lane(keys.complete),
-            Renew: self._lane(keys.renew),
-            **dict.fromkeys(OTHERS, other),
-            **dict.fromkeys(UPKEEP, upkeep),
-        }
+        self._connections: list[Connections] = []
+        self._lanes = _lanes(self._keys, Upkeep(self._keys), self._lane)
 
-    def _lane(self, talk: Callable[[Courier, list[Any]], Talk[list[Any]]]) -> Lane[Any]:
-        wires, courier = Wires(self.address), Courier(self.address)
-        self._wires.append(wires)
-        return Lane(lambda batch: wires.run(talk(courier, batch)))
+    def _lane(self, execute: Execute) -> Lane[Any]:
+        connections = Connections(self.address)
+        self._connections.append(connections)
+        client = Client(self.address, connections)
+        return Lane(lambda batch: at_once(execute(client, batch)))
+
+    def _apart(self, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> None:
+        """Ask over connections that no lane uses: its batch may be under way."""
+        connections = Connections(self.address)
+        try:
+            at_once(ask(Client(self.address, connections)))
+        finally:
+            connections.close()
+
+
+class AsyncRedisStore(AsyncStore):
+    """Records in Redis, for an event loop."""
+
+    def __init__(self, url: str) -> None:
+        """Use the server that *url* names. Connects on first use."""
+        self.address = Address.of(url)
+        self.notes_replays = self.address.audit == "replays"
+        self._keys = Keys(self.address, lambda: self.actor)
+        self._upkeep = Upkeep(self._keys)
+        self._renewals = _Renewals(self.address, self._keys)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._connections: list[AsyncConnections] = []
+        self._listener = AsyncListener(self.address, self._keys.channel)
+        self._bind(None)
+
+    def perform(self, command: Command[T]) -> Step[T]:
+        """Start one store command."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._bind(loop)
+        return self._lanes[type(command)].submit(command)
+
+    def renew(self, command: Renew) -> frozenset[Hold]:
+        """Prolong leases, from any thread, over a connection of threads."""
+        return self._renewals.perform(command)
+
+    def listen(self, on_end: Callable[[str], None]) -> None:
+        """Subscribe to hints, once for all that listen."""
+        self._listener.add(on_end)
+
+    async def open(self) -> None:
+        """Connect, and see whether the server, or every one of them, can serve."""
+        await self._apart(lambda client: client.check())
+
+    async def close(self) -> None:
+        """Finish what is under way and disconnect."""
+        await self._listener.close()
+        if self._renewals.is_used:
+            await asyncio.to_thread(self._renewals.close)
+        if asyncio.get_running_loop() is not self._loop:
+            return
+        for lane in set(self._lanes.values()):
+            await lane.idle()
+        calls = self._keys.due.rest()
+        if calls:
+            await self._apart(lambda client: client.execute(calls))
+        for connections in self._connections:
+            connections.drop()
+
+    def _bind(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Start afresh on *loop*: a connection belongs to the loop that made it."""
+        self._loop = loop
+        for connections in self._connections:
+            connections.drop()
+        self._connections = []
+        self._lanes = _lanes(self._keys, self._upkeep, self._lane)
+
+    def _lane(self, execute: Execute) -> AsyncLane[Any]:
+        connections = AsyncConnections(self.address)
+        self._connections.append(connections)
+        return AsyncLane(partial(execute, Client(self.address, connections)))
+
+    async def _apart(self, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> None:
+        """Ask over connections that no lane uses: its batch may be under way."""
+        connections = AsyncConnections(self.address)
+        try:
+            await ask(Client(self.address, connections))
+        finally:
+            connections.drop()
+
+
+class _Renewals:
+    """The connections, of those for threads, over which the leases of an event loop are renewed."""
+
+    _mutex: threading.Lock
+    #: Whether there may be a connection to close.
+    is_used: bool
+
+    def __init__(self, address: Address, keys: Keys) -> None:
+        self._address = address
+        self._keys = keys
+        self.start_afresh()
+        start_afresh_in_children(self)
+
+    def perform(self, command: Renew) -> frozenset[Hold]:
+        with self._mutex:
+            self.is_used = True
+            [outcome] = at_once(self._keys.renew(Client(self._address, self._connections), [command]))
+        if isinstance(outcome, Exception):
+            raise outcome
+        return cast("frozenset[Hold]", outcome)
+
+    def close(self) -> None:
+        """Disconnect, once a renewal that is under way has ended. Another one connects again."""
+        with self._mutex:
+            self.is_used = False
+            self._connections.close()
+
+    def start_afresh(self) -> None:
+        """Have no connection: it is the parent's."""
+        self._mutex = threading.Lock()
+        self.is_used = False
+        self._connections = Connections(self._address)

@@ -1,77 +1,380 @@
-"""Answers in Redis, for threads. Nothing here raises, and nobody waits for longer than they said: a cache that fails
-has no answer, and that is all.
+"""Finished answers in Redis, for threads and for an event loop. Nothing here raises, and no request waits for longer
+than the application said: a cache that fails has no answer, and that is all.
 
-Reading is done by whichever thread finds the connection free, for all that wait. Writing is done by a thread of its
-own, which also looks whether a cache that was away is there again.
+Reads go out together, as those of a lane do. Writes are made behind the requests' backs. What is written is
+
+    version   1 byte
+    checksum  CRC-32 of all that follows: against accidents. A user who can write to this Redis can write any answer.
+    fields    each behind its length
+
+and what can't be read with certainty is no answer: a value that is cut off, or another key's, or of a version to come.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
+import struct
 import threading
+import zlib
 from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+from datetime import timedelta
+from hashlib import sha256
 from typing import Any
 
-from semel.errors import StoreError
+from semel.core.canonical import pack
+from semel.core.commands import Command
+from semel.core.message import Answer
+from semel.core.state import State
+from semel.core.value import value
+from semel.errors import StoreError, StoreRefused
 from semel.stores.fair import MAX_BATCH
 from semel.stores.forks import start_afresh_in_children
-from semel.stores.lane import Lane
+from semel.stores.headers import read_back, written
+from semel.stores.lane import AsyncLane, Lane
 from semel.stores.redis.address import Address
-from semel.stores.redis.courier import Courier
-from semel.stores.redis.wires import Wires
-from semel.stores.tiered import fuse
-from semel.stores.tiered.breaker import Leave
-from semel.stores.tiered.encoding import LARGEST
-from semel.stores.tiered.entry import Entry
-from semel.stores.tiered.talks import CLOSE_SECONDS, MOST_QUEUED, Talks, Wanted, unhurried
+from semel.stores.redis.cluster import Client
+from semel.stores.redis.connection import AsyncConnections, Connections, at_once
+from semel.stores.redis.protocol import Call, Reply, packed
+from semel.stores.step import Step
+from semel.stores.tiered.memory import Entry, deadline, now
+
+VERSION = 1
+
+#: An entry that takes more bytes would hold up all that are sent with it.
+MAX_ENTRY = 64 * 1024
+#: Bytes of answers on their way to Redis. A cache that is slower than the application gets fewer of them.
+MAX_QUEUED = 4 * 1024 * 1024
+#: A connection takes several round trips: TCP, TLS, a greeting.
+ROUND_TRIPS_TO_CONNECT = 4
+#: How long a write may take. No request waits for it, and it may be large.
+WRITE_SECONDS = 1.0
+#: How long the end of a process may be put off by what is still on its way to Redis.
+CLOSE_SECONDS = 1.0
+
+#: A connection may be lost by chance, and so may the next one while the server starts again.
+MAX_FAILURES = 3
+#: Seconds. Redis is started again within a second or so.
+FIRST_PAUSE = 0.25
+MAX_PAUSE = 30.0
+#: Seconds after which a probe without an outcome is given up: its thread or its loop has ended.
+PROBE_LIMIT = 10.0
+
+#: Hexadecimal digits of a name: enough that two keys never meet; and if they did, each answer says whose it is.
+_DIGITS = 40
+
+_SEAL = struct.Struct(">BI")
+_LENGTH = struct.Struct(">Q")
+_TIME = packed("TIME")
+
+_logger = logging.getLogger("semel")
 
 
-class Cache:
-    """The answers of one durable store in one Redis."""
+def name_of(prefix: str, namespace: str, scope: str, key: str) -> bytes:
+    """Return what the answer to a key is called in Redis. It is a digest: a key in braces could choose its own slot."""
+    digest = sha256(pack(map(_bytes, (namespace, scope, key)))).hexdigest()
+    return f"{prefix}:answer:{digest[:_DIGITS]}".encode()
 
-    _queue: deque[tuple[Entry, int]]
-    _changed: threading.Condition
-    _thread: threading.Thread | None
 
-    def __init__(self, address: Address, namespace: str) -> None:
+def encoded(namespace: str, entry: Entry) -> bytes:
+    """Return *entry* as it is kept. Until when, Redis is told beside it."""
+    answer = entry.answer
+    texts = (namespace, entry.scope, entry.key, entry.state, f"{entry.attempt}", f"{answer.status}")
+    rest = pack(
+        [
+            *map(_bytes, texts),
+            b"1" if entry.is_accepted else b"",
+            entry.token,
+            entry.fingerprint,
+            _bytes(written(answer.headers)),
+            b"" if entry.steps is None else b"=" + _bytes(entry.steps),
+            b"" if answer.body is None else b"=" + answer.body,
+        ]
+    )
+    return _SEAL.pack(VERSION, zlib.crc32(rest)) + rest
+
+
+def decoded(namespace: str, scope: str, key: str, value: object, until: float) -> Entry | None:
+    """Return the answer in *value*, if it is one to this very key, to be kept until *until*."""
+    try:
+        return _decoded(namespace, scope, key, value, until) if isinstance(value, bytes) else None
+    except Exception:  # noqa: BLE001 - whatever is wrong with it, the durable store has the answer
+        return None
+
+
+def _decoded(namespace: str, scope: str, key: str, value: bytes, until: float) -> Entry | None:
+    version, checksum = _SEAL.unpack_from(value)
+    rest = value[_SEAL.size :]
+    if version != VERSION or zlib.crc32(rest) != checksum:
+        return None
+    fields = []
+    place = 0
+    while place < len(rest):
+        (length,) = _LENGTH.unpack_from(rest, place)
+        place += _LENGTH.size + length
+        fields.append(rest[place - length : place])
+    *owner, state, attempt, status, accepted, token, fingerprint, headers, steps, body = fields
+    if owner != [*map(_bytes, (namespace, scope, key))]:
+        return None
+    answer = Answer(int(status), read_back(_text(headers)), body[1:] if body else None)
+    ended = (State(state.decode()), int(attempt), token, fingerprint, answer, _text(steps[1:]) if steps else None)
+    return Entry(scope, key, *ended, is_accepted=bool(accepted), deadline=until)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+@value
+class RedisClock:
+    """What a Redis server said that the time is, and when it had said so.
+
+    It is told the expiry of an answer as a time of its own clock: a command that is carried out late, by a server that
+    hung, must not keep the answer for that much longer.
+    """
+
+    #: Milliseconds since 1970, as the server counts them.
+    time: int
+    heard_at: float
+
+    @classmethod
+    def read(cls, reply: Any, heard_at: float) -> RedisClock:
+        """Read the reply to TIME: seconds and microseconds."""
+        seconds, microseconds = reply
+        return cls(int(seconds) * 1000 + int(microseconds) // 1000, heard_at)
+
+    def at(self, until: float) -> int:
+        """Return the time that the server shows at *until*, or an earlier one: it is further by now than it said."""
+        return self.time + math.floor((until - self.heard_at) * 1000)
+
+
+class Breaker:
+    """Whether a cache that may fail is used. After a few failures in a row, or one time-out, it is left alone; after a
+    pause one probe is let through, and with each that fails the pause doubles. Any number of threads may use it.
+    """
+
+    def __init__(self, where: str, *, opened: str, closed: str) -> None:
+        """Say *opened* of *where* when it is left alone, with the reason, and *closed* when it is not any more."""
+        self._where = where
+        self._opened = opened
+        self._closed = closed
+        self.start_afresh()
+
+    def start_afresh(self) -> None:
+        """Know of no failure."""
+        self._mutex = threading.Lock()
+        self._failures = 0
+        self._pause = FIRST_PAUSE
+        #: When a probe may be sent; None: it is used.
+        self._until: float | None = None
+        self._is_probing = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the cache is used."""
+        return self._until is None
+
+    @property
+    def is_probing(self) -> bool:
+        """Whether a probe is under way."""
+        return self._is_probing
+
+    def may_probe(self) -> bool:
+        """Whether it is time for a probe, which the caller then sends."""
+        with self._mutex:
+            if self._until is None or now() < self._until:
+                return False
+            self._until, self._is_probing = now() + PROBE_LIMIT, True
+            return True
+
+    def succeeded(self) -> None:
+        """Note that the cache has answered."""
+        if self._until is None and not self._failures:
+            return
+        with self._mutex:
+            if self._until is not None and not self._is_probing:
+                return  # The last answer before the silence.
+            is_back = self._until is not None
+            self._failures, self._pause, self._until, self._is_probing = 0, FIRST_PAUSE, None, False
+        if is_back:
+            _logger.warning("%s %s", self._where, self._closed)
+
+    def failed(self, error: BaseException) -> None:
+        """Note that the cache has failed."""
+        with self._mutex:
+            is_new = self._until is None
+            if is_new:
+                # One that hangs would be waited for by every request that asks it.
+                self._failures += MAX_FAILURES if _is_too_slow(error) else 1
+                if self._failures < MAX_FAILURES:
+                    return
+            elif self._is_probing:
+                self._pause = min(2 * self._pause, MAX_PAUSE)
+            else:
+                return  # Others were under way when it was left alone.
+            self._until, self._is_probing = now() + self._pause, False
+        if is_new:
+            _logger.warning("%s %s: %s", self._where, self._opened, error)
+
+
+def _is_too_slow(error: BaseException) -> bool:
+    return isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError)
+
+
+@value
+class Wanted(Command[Entry | None]):
+    """A request asks for the answer to a key."""
+
+    scope: str
+    key: str
+
+
+class _Answers:
+    """The answers of one durable store in one Redis, as far as nothing waits."""
+
+    def __init__(self, url: str, limit: timedelta, namespace: str) -> None:
+        """Connect to nothing yet. A cache may evict, and a request waits for it no longer than *limit*."""
+        seconds = limit.total_seconds()
+        connect = ROUND_TRIPS_TO_CONNECT * seconds
+        self.address = replace(Address.of(url), connect_seconds=connect, command_seconds=seconds, is_durable=False)
+        #: For what no request waits for.
+        self._unhurried = replace(
+            self.address, connect_seconds=max(connect, WRITE_SECONDS), command_seconds=max(seconds, WRITE_SECONDS)
+        )
+        self._namespace = namespace
+        where = f"The cache {self.address}"
+        self.reading = Breaker(
+            where, opened="is left alone for now, and the durable store answers", closed="is there again."
+        )
+        self.writing = Breaker(where, opened="takes no answers for now", closed="takes answers again.")
+        self._queue: deque[tuple[Entry, int]] = deque()
+        self._queued = 0
+
+    def _reset(self) -> None:
+        self.reading.start_afresh()
+        self.writing.start_afresh()
+        self._queue = deque()
+        self._queued = 0
+
+    def _takes(self, entry: Entry) -> bool:
+        """Queue *entry* if it is to be written, and say whether it is. Where Redis is left alone it is a probe."""
+        size = entry.size
+        if size > MAX_ENTRY or self._queued + size > MAX_QUEUED:
+            return False
+        used = self.writing if self.reading.is_closed else self.reading
+        if not (used.is_closed or used.may_probe()):
+            return False
+        self._queue.append((entry, size))
+        self._queued += size
+        return True
+
+    def _next(self) -> list[Entry]:
+        batch = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
+        self._queued -= sum(size for _, size in batch)
+        return [entry for entry, _ in batch]
+
+    async def greet(self, client: Client) -> None:
+        """See whether it is there, and say so if not: that is no reason not to serve."""
+        try:
+            await client.read_one(Call(b"semel", _TIME))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the durable store has the answers
+            self.reading.failed(error)
+
+    async def read(self, client: Client, wanted: Sequence[Wanted]) -> list[Any]:
+        """Ask for answers; what is not there, or can't be read, is None.
+
+        An answer is asked for as two commands: how long it will be there still, and then what it is. If another takes
+        its place in between, it is that other one that is kept, and for too short a time.
+        """
+        if not self.reading.is_closed:
+            return [None] * len(wanted)
+        asked_at = now()
+        calls = []
+        for each in wanted:
+            name = name_of(self.address.prefix, self._namespace, each.scope, each.key)
+            calls += [Call(name, packed(b"PTTL", name)), Call(name, packed(b"GET", name))]
+        try:
+            replies = await client.execute(calls)
+            _refuse_failures(replies)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the durable store has the answers
+            self.reading.failed(error)
+            return [None] * len(wanted)
+        self.reading.succeeded()
+        return [
+            decoded(self._namespace, each.scope, each.key, found, deadline(asked_at, left / 1000))
+            if isinstance(left, int) and left > 0
+            else None
+            for each, left, found in zip(wanted, replies[::2], replies[1::2], strict=True)
+        ]
+
+    async def write(self, client: Client, entries: Sequence[Entry]) -> None:
+        """Hand answers over."""
+        used = self.writing if self.reading.is_closed else self.reading
+        if not (used.is_closed or used.is_probing):
+            return
+        named = [(name_of(self.address.prefix, self._namespace, entry.scope, entry.key), entry) for entry in entries]
+        # In a Cluster each server has its own clock.
+        asked = named if self.address.kind == "cluster" else named[:1]
+        try:
+            times = await client.read([Call(name, _TIME) for name, _ in asked])
+            heard_at = now()
+            clocks = [RedisClock.read(each, heard_at) for each in times] * (len(named) // len(times))
+            calls = [
+                Call(name, packed(b"SET", name, encoded(self._namespace, entry), b"PXAT", clock.at(entry.deadline)))
+                for (name, entry), clock in zip(named, clocks, strict=True)
+            ]
+            replies = await client.execute(calls)
+        except Exception as error:  # noqa: BLE001 - as above
+            self.reading.failed(error)
+            return
+        refused = next((reply for reply in replies if isinstance(reply, StoreError)), None)
+        if refused is not None and refused.__cause__ is not None:
+            self.reading.failed(refused)  # It could not be asked.
+            return
+        self.reading.succeeded()
+        if refused is None:
+            self.writing.succeeded()
+        else:
+            self.writing.failed(refused)
+
+
+class Cache(_Answers):
+    """The same for threads. Reads are made by a thread that finds the connection free, for all that wait."""
+
+    def __init__(self, url: str, limit: timedelta, namespace: str) -> None:
         """Connect to nothing yet."""
-        self.address = self._address = address
-        self._talks = Talks(address, namespace)
-        self._reading = fuse.reading(str(address))
-        self._writing = fuse.writing(str(address))
+        super().__init__(url, limit, namespace)
         self.start_afresh()
         start_afresh_in_children(self)
 
     def start_afresh(self) -> None:
         """Have no connection, and no thread."""
-        self._reading.start_afresh()
-        self._writing.start_afresh()
-        self._wires, self._courier = Wires(self._address), Courier(self._address)
-        self._lane = Lane[Wanted](self._read)
-        self._queue = deque()
-        self._queued = 0
-        self._is_probe_due = False
-        self._is_busy = False
-        self._changed = threading.Condition()
-        self._thread = None
+        self._reset()
+        self._mutex = threading.Lock()
+        self._is_writing = False
+        self._readers, self._writers = Connections(self.address), Connections(self._unhurried)
+        reader = Client(self.address, self._readers)
+        self._lane = Lane[Wanted](lambda batch: at_once(self.read(reader, batch)))
+        self._writer = Client(self._unhurried, self._writers)
+        self._thread = ThreadPoolExecutor(1, "semel-cache")
 
     def open(self) -> None:
-        """See whether it is there, and say so if not: that is no reason not to serve."""
-        wires = Wires(self._address)
-        try:
-            wires.run(self._talks.greet(Courier(self._address)))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the durable store has the answers
-            self._reading.failed(fuse.failure_of(error), error)
-        finally:
-            wires.close()
+        """See whether it is there."""
+        connections = Connections(self.address)
+        at_once(self.greet(Client(self.address, connections)))
+        connections.close()
 
     def get(self, scope: str, key: str) -> Entry | None:
         """Return the answer to a key, if it is there and can be had in time."""
-        leave = self._reading.asked()
-        if leave is Leave.PROBE:
-            with self._changed:
-                self._is_probe_due = True
-                self._start_work()
-        if leave is not Leave.ASK:
+        if not self.reading.is_closed:
             return None
         try:
             found: Entry | None = self._lane.submit(Wanted(scope, key))
@@ -82,83 +385,111 @@ class Cache:
 
     def put(self, entry: Entry) -> None:
         """Have the answer written at some time soon, if there is room for it on the way."""
-        size = entry.size
-        if size > LARGEST or not self._reading.is_closed:
-            return
-        with self._changed:
-            if self._queued + size <= MOST_QUEUED:
-                self._queue.append((entry, size))
-                self._queued += size
-                self._start_work()
+        with self._mutex:
+            if self._takes(entry) and not self._is_writing:
+                self._is_writing = True
+                self._thread.submit(self._write)
 
     def flush(self, seconds: float = CLOSE_SECONDS) -> None:
         """Wait until nothing is on its way any more."""
-        with self._changed:
-            self._changed.wait_for(lambda: not (self._queue or self._is_busy), seconds)
+        wait([self._thread.submit(lambda: None)], seconds)
+
+    #: For tests that move time: what is on its way is written, and can be deleted.
+    forget = flush
 
     def close(self) -> None:
-        """Disconnect, once what is on its way has been written."""
+        """Disconnect, once what is on its way has been written. Another use connects again."""
         self.flush()
-        with self._changed:
-            thread, self._thread = self._thread, None
-            self._changed.notify_all()
-        if thread is not None:
-            thread.join()
-        self._wires.close()
+        with self._mutex:
+            thread, self._thread = self._thread, ThreadPoolExecutor(1, "semel-cache")
+        thread.shutdown()
+        self._readers.close()
+        self._writers.close()
 
-    def _read(self, batch: list[Wanted]) -> list[Any]:
-        if not self._reading.is_closed:
-            return [None] * len(batch)
+    def _write(self) -> None:
+        while True:
+            with self._mutex:
+                batch = self._next()
+                if not batch:
+                    self._is_writing = False
+                    return
+            at_once(self.write(self._writer, batch))
+
+
+class AsyncCache(_Answers):
+    """The same for an event loop. Writes have a task of their own."""
+
+    def __init__(self, url: str, limit: timedelta, namespace: str) -> None:
+        """Connect to nothing yet."""
+        super().__init__(url, limit, namespace)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._readers, self._writers = AsyncConnections(self.address), AsyncConnections(self._unhurried)
+        self._work: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """See whether it is there."""
+        connections = AsyncConnections(self.address)
+        await self.greet(Client(self.address, connections))
+        connections.drop()
+
+    def get(self, scope: str, key: str) -> Step[Entry | None] | None:
+        """Ask for the answer to a key; None: the cache is left alone."""
+        self._bind()
+        return self._lane.submit(Wanted(scope, key)) if self.reading.is_closed else None
+
+    def put(self, entry: Entry) -> None:
+        """Have the answer written at some time soon, if there is room for it on the way."""
+        loop = self._bind()
+        if self._takes(entry) and self._work is None:
+            self._work = loop.create_task(self._write())
+
+    def forget(self) -> None:
+        """Write nothing that has not been written yet."""
+        self._queue.clear()
+        self._queued = 0
+        if self._work is not None and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._work.cancel)
+
+    async def flush(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Wait until nothing is on its way any more."""
+        if self._work is not None and asyncio.get_running_loop() is self._loop:
+            await asyncio.wait([self._work], timeout=seconds)
+
+    async def close(self) -> None:
+        """Disconnect, once what is on its way has been written."""
+        if asyncio.get_running_loop() is self._loop:
+            await self.flush()
+            if self._work is not None:
+                self._work.cancel()
+                await asyncio.wait([self._work])
+            await self._lane.idle()
+        self._readers.drop()
+        self._writers.drop()
+
+    def _bind(self) -> asyncio.AbstractEventLoop:
+        """Start afresh on the running loop: a connection belongs to the loop that made it."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop = loop
+            self._readers.drop()
+            self._writers.drop()
+            self._reset()
+            reader = Client(self.address, self._readers)
+            self._lane = AsyncLane[Wanted](lambda batch: self.read(reader, batch))
+            self._writer = Client(self._unhurried, self._writers)
+            self._work = None
+        return loop
+
+    async def _write(self) -> None:
         try:
-            entries: list[Any] = self._wires.run(self._talks.read(self._courier, batch))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the durable store has the answers
-            self._reading.failed(fuse.failure_of(error), error)
-            return [None] * len(batch)
-        self._reading.succeeded()
-        return entries
-
-    def _start_work(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="semel-cache", daemon=True)
-            self._thread.start()
-        self._changed.notify_all()
-
-    def _work(self) -> None:
-        changed, thread = self._changed, threading.current_thread()
-        wires, courier = Wires(unhurried(self._address)), Courier(self._address)
-        try:
-            while True:
-                with changed:
-                    self._is_busy = False
-                    changed.notify_all()
-                    changed.wait_for(lambda: self._queue or self._is_probe_due or self._thread is not thread)
-                    if self._thread is not thread:
-                        return
-                    self._is_busy = True
-                    is_probe_due, self._is_probe_due = self._is_probe_due, False
-                    batch = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
-                    self._queued -= sum(size for _, size in batch)
-                if is_probe_due:
-                    self._probe(wires, courier)
-                if batch:
-                    self._write(wires, courier, [entry for entry, _ in batch])
+            while batch := self._next():
+                await self.write(self._writer, batch)
         finally:
-            wires.close()
+            self._work = None
 
-    def _probe(self, wires: Wires, courier: Courier) -> None:
-        try:
-            wires.run(self._talks.greet(courier))
-        except Exception as error:  # noqa: BLE001 - the thread must live to try again
-            self._reading.failed(fuse.failure_of(error), error)
-        else:
-            self._reading.succeeded()
 
-    def _write(self, wires: Wires, courier: Courier, batch: list[Entry]) -> None:
-        if not self._reading.is_closed or self._writing.asked() is Leave.DO_WITHOUT:
-            return
-        try:
-            refused = wires.run(self._talks.write(courier, batch))
-        except Exception as error:  # noqa: BLE001 - as above
-            self._reading.failed(fuse.failure_of(error), error)
-            return
-        fuse.note_written(refused, self._reading, self._writing)
+def _refuse_failures(replies: Sequence[Reply]) -> None:
+    """Raise what is wrong with the server. That a value is of another kind, and no answer of ours, is not."""
+    for reply in replies:
+        if isinstance(reply, StoreError) and not isinstance(reply, StoreRefused):
+            raise reply

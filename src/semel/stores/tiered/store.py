@@ -1,67 +1,86 @@
-"""The tiered store for threads. What is kept, and for how long, is in ``answers.py``."""
+"""The tiered store in both colours: a durable store, with finished answers kept in front of it. What is kept, and for
+how long, is in ``memory.py``; what it says to Redis is in ``cache.py``, which is imported only where there is one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from semel.core.commands import Claim, Command, Complete, Release, Save, TakeOver, Verdict
-from semel.core.record import Found
-from semel.stores.base import Store
-from semel.stores.tiered.answers import Answers
-from semel.stores.tiered.entry import Entry
-from semel.stores.tiered.expiry import now
-from semel.stores.tiered.transaction import TieredTransaction
+from semel import stores
+from semel.core.commands import Begin, Claim, Command, Commit, Complete, Finish, Renew, Undo, Verdict
+from semel.core.record import Found, Hold
+from semel.errors import ConfigurationError, NoConnection
+from semel.stores.base import AsyncStore, Store
+from semel.stores.step import Step
+from semel.stores.tiered.memory import Answers, Entry, deadline, now
+from semel.stores.tiered.value import Tiered
+from semel.stores.transaction import AsyncTransaction, Transaction
 
-if TYPE_CHECKING:  # It needs an extra.
-    from semel.stores.tiered.cache import Cache
+if TYPE_CHECKING:  # They need an extra.
+    from semel.stores.tiered.cache import AsyncCache, Cache
 
 T = TypeVar("T")
 
 
-class TieredStore(Store):
-    """A durable store, with finished answers kept in front of it."""
+def opened(tiered: Tiered, url: str | None = None) -> TieredStore:
+    """Return the store for threads. It connects on first use."""
+    durable = tiered.durable
+    if isinstance(durable, AsyncStore):
+        raise ConfigurationError(f"{type(durable).__name__} belongs to an event loop. Give the store for threads.")
+    store = durable if isinstance(durable, Store) else stores.store(durable, url=url)
+    if tiered.cache is None:
+        return TieredStore(store, memory=tiered.memory)
+    from semel.stores.tiered.cache import Cache  # noqa: PLC0415 - it needs an extra
 
-    def __init__(self, durable: Store, *, memory: int, cache: Cache | None = None) -> None:
-        """Ask *durable* for all that is not kept in *memory* bytes of this process, or in *cache*."""
-        self.durable = durable
-        self.cache = cache
-        self.answers = Answers(memory)
-        self._performs: dict[type[Command[Any]], Callable[[Any], Any]] = {
-            Claim: self._claim,
-            TakeOver: self._take_over,
-            Complete: self._complete,
-            Release: self._release,
-            Save: self._save,
-        }
+    cache = Cache(tiered.cache, tiered.cache_timeout, _namespace(tiered, store))
+    return TieredStore(store, memory=tiered.memory, cache=cache)
+
+
+def async_opened(tiered: Tiered, url: str | None = None) -> AsyncTieredStore:
+    """Return the store for an event loop. It connects on first use."""
+    durable = tiered.durable
+    if isinstance(durable, Store):
+        raise ConfigurationError(f"{type(durable).__name__} would hold up the event loop. Give its async twin.")
+    store = durable if isinstance(durable, AsyncStore) else stores.async_store(durable, url=url)
+    if tiered.cache is None:
+        return AsyncTieredStore(store, memory=tiered.memory)
+    from semel.stores.tiered.cache import AsyncCache  # noqa: PLC0415 - it needs an extra
+
+    cache = AsyncCache(tiered.cache, tiered.cache_timeout, _namespace(tiered, store))
+    return AsyncTieredStore(store, memory=tiered.memory, cache=cache)
+
+
+def _namespace(tiered: Tiered, durable: Store | AsyncStore) -> str:
+    from semel.stores.tiered.namespace import namespace_of  # noqa: PLC0415 - it knows the addresses of Redis
+
+    return tiered.namespace or namespace_of(durable)
+
+
+class _Front:
+    """What both colours have the durable store do, and what they do by themselves at once."""
+
+    durable: Any
+    cache: Any
+    answers: Answers
 
     @property
     def actor(self) -> str | None:
         """Who the audit trail says did it; None is this process."""
-        return self.durable.actor
+        actor: str | None = self.durable.actor
+        return actor
 
     @actor.setter
     def actor(self, actor: str | None) -> None:
         self.durable.actor = actor
 
     @property
-    def notes_replays(self) -> bool:  # type: ignore[override]  # it is the durable store's
-        """Whether its audit trail is to have a line for every replay, too."""
-        return self.durable.notes_replays
-
-    @property
-    def is_callers(self) -> bool:  # type: ignore[override]  # as above
-        """Whether commands are carried out on a connection that is the calling thread's, and the application's."""
-        return self.durable.is_callers
-
-    def perform(self, command: Command[T]) -> T:
-        """Carry out one store command."""
-        perform = self._performs.get(type(command), self.durable.perform)
-        return perform(command)  # type: ignore[no-any-return]  # by the table
-
-    def transaction(self) -> TieredTransaction:
-        """Return a transaction of the durable store's. It is opened only for a key whose answer is not kept."""
-        return TieredTransaction(self.durable.transaction, self._look_up, self.answers, self._share)
+    def notes_replays(self) -> bool:
+        """Whether the durable store's audit trail is to have a line for every replay, too."""
+        notes: bool = self.durable.notes_replays
+        return notes
 
     def listen(self, on_end: Callable[[str], None]) -> None:
         """Have the durable store call *on_end*."""
@@ -71,75 +90,265 @@ class TieredStore(Store):
         """Have the durable store call *on_loss*."""
         self.durable.watch(on_loss)
 
+    def forget(self) -> None:
+        """Keep nothing in this process, and have nothing on its way to the cache. For tests that move time."""
+        self.answers.start_afresh()
+        if self.cache is not None:
+            self.cache.forget()
+
+    def share(self, entry: Entry | None) -> None:
+        """Let other processes have an answer."""
+        if self.cache is not None and entry is not None:
+            self.cache.put(entry)
+
+    def completed(self, command: Complete, known: tuple[bytes, float], verdict: object) -> None:
+        """Keep an answer that the durable store has."""
+        if verdict is Verdict.DONE:
+            self.share(self.answers.ended(command, *known))
+
+
+class TieredStore(_Front, Store):  # type: ignore[override]  # what it has of the durable store: properties
+    """A tiered store for threads."""
+
+    cache: Cache | None
+
+    def __init__(self, durable: Store, *, memory: int, cache: Cache | None = None) -> None:
+        """Ask *durable* for all that is not kept in *memory* bytes of this process, or in *cache*."""
+        self.durable = durable
+        self.cache = cache
+        self.answers = Answers(memory)
+
+    @property
+    def is_callers(self) -> bool:  # type: ignore[override]  # it is the durable store's
+        """Whether commands are carried out on a connection that is the calling thread's, and the application's."""
+        callers: bool = self.durable.is_callers
+        return callers
+
+    def perform(self, command: Command[T]) -> T:
+        """Carry out one store command."""
+        if isinstance(command, Claim):
+            return self._claim(command)  # type: ignore[no-any-return]  # by the command's own type
+        known = self.answers.ending(command)
+        outcome: T = self.durable.perform(command)
+        if known is not None and isinstance(command, Complete):
+            self.completed(command, known, outcome)
+        return outcome
+
+    def transaction(self) -> TieredTransaction:
+        """Return a transaction of the durable store's. It is opened only for a key whose answer is not kept."""
+        return TieredTransaction(self.durable.transaction, self, self.look_up)
+
+    def look_up(self, claim: Claim) -> Found | None:
+        """Return what is kept of a key, here or in the cache."""
+        found = self.answers.get(claim.scope, claim.key)
+        if found is not None or self.cache is None:
+            return found
+        entry = self.cache.get(claim.scope, claim.key)
+        return None if entry is None else self.answers.put(entry).found(now())
+
     def open(self) -> None:
-        """Open the durable store. A cache that can't be reached keeps nobody from serving."""
+        """Open the durable store. A cache that can't be reached is no reason not to serve."""
         self.durable.open()
         if self.cache is not None:
             self.cache.open()
 
     def migrate(self) -> list[str]:
         """Bring the durable store's schema up to date; return what was applied."""
-        return self.durable.migrate()
+        applied: list[str] = self.durable.migrate()
+        return applied
 
     def has_neighbours(self) -> bool:
         """Whether the durable store's tables are among those of others."""
-        return self.durable.has_neighbours()
+        return bool(self.durable.has_neighbours())
 
     def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
         if self.cache is not None:
             self.cache.close()
         self.durable.close()
 
-    def forget(self) -> None:
-        """Keep nothing in this process, and have nothing on its way to the cache. For tests that move time."""
-        self.answers.local.clear()
-        self.answers.start_afresh()
-        if self.cache is not None:
-            self.cache.flush()
-
-    def _look_up(self, claim: Claim) -> Found | None:
-        """Return what is kept of a key, here or in the cache."""
-        found = self.answers.local.get(claim.scope, claim.key)
-        if found is not None or self.cache is None:
-            return found
-        entry = self.cache.get(claim.scope, claim.key)
-        return None if entry is None else self.answers.keep(entry).found(now())
-
-    def _share(self, entry: Entry | None) -> None:
-        if self.cache is not None and entry is not None:
-            self.cache.put(entry)
-
     def _claim(self, claim: Claim) -> Any:
-        kept = self._look_up(claim)
-        if kept is not None:
-            return kept
+        found = self.look_up(claim)
+        if found is not None:
+            return found
         asked_at = now()
         got = self.durable.perform(claim)
-        self._share(self.answers.claimed(claim, got, asked_at))
+        self.share(self.answers.claimed(claim, got, asked_at))
         return got
 
-    def _take_over(self, command: TakeOver) -> Any:
-        asked_at = now()
-        got = self.durable.perform(command)
-        self.answers.taken_over(command, got, asked_at)
-        return got
 
-    def _complete(self, command: Complete) -> Verdict:
-        known = self.answers.ending(command.hold)
-        verdict = self.durable.perform(command)
-        if known is not None:
-            self._share(self.answers.completed(command, known, verdict))
-        return verdict
+class AsyncTieredStore(_Front, AsyncStore):  # type: ignore[override]  # what it has of the durable store: properties
+    """A tiered store for an event loop."""
 
-    def _release(self, command: Release) -> Verdict:
-        self.answers.ending(command.hold)
-        return self.durable.perform(command)
+    cache: AsyncCache | None
 
-    def _save(self, command: Save) -> Verdict:
-        verdict = None
+    def __init__(self, durable: AsyncStore, *, memory: int, cache: AsyncCache | None = None) -> None:
+        """Ask *durable* for all that is not kept in *memory* bytes of this process, or in *cache*."""
+        self.durable = durable
+        self.cache = cache
+        self.answers = Answers(memory)
+
+    def perform(self, command: Command[T]) -> Step[T]:
+        """Start one store command. It is carried out whether or not a task waits for it."""
+        if type(command) is Claim:
+            return self._claim(command)
+        known = self.answers.ending(command)
+        step: Step[T] = self.durable.perform(command)
+        if known is not None and isinstance(command, Complete):
+            _then(step, partial(self.completed, command, known))
+        return step
+
+    def renew(self, command: Renew) -> frozenset[Hold]:
+        """Prolong leases, from any thread. They are the durable store's alone."""
+        lost: frozenset[Hold] = self.durable.renew(command)
+        return lost
+
+    def transaction(self) -> AsyncTieredTransaction:
+        """Return a transaction of the durable store's. It is opened only for a key whose answer is not kept."""
+        return AsyncTieredTransaction(self.durable.transaction, self, self.look_up)
+
+    async def look_up(self, claim: Claim) -> Found | None:
+        """Return what is kept of a key, here or in the cache."""
+        found = self.answers.get(claim.scope, claim.key)
+        asked = None if found is not None or self.cache is None else self.cache.get(claim.scope, claim.key)
+        if asked is None:
+            return found
+        entry = await asked
+        return None if entry is None else self.answers.put(entry).found(now())
+
+    def start_in_thread(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Start a plain function where the durable store would."""
+        started: asyncio.Future[Any] = self.durable.start_in_thread(call)
+        return started
+
+    async def open(self) -> None:
+        """Open the durable store. A cache that can't be reached is no reason not to serve."""
+        await self.durable.open()
+        if self.cache is not None:
+            await self.cache.open()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self.cache is not None:
+            await self.cache.close()
+        await self.durable.close()
+
+    def _claim(self, claim: Claim) -> Step[Any]:
+        found = self.answers.get(claim.scope, claim.key)
+        if found is not None:
+            done: Step[Any] = Step(loop=asyncio.get_running_loop())
+            done.set_result(found)
+            return done
+        asked = self.cache.get(claim.scope, claim.key) if self.cache is not None else None
+        if asked is None:
+            return self._ask(claim)
+        step: Step[Any] = Step(loop=asyncio.get_running_loop())
+        asked.add_done_callback(partial(self._heard_of_cache, claim, step))
+        return step
+
+    def _heard_of_cache(self, claim: Claim, step: Step[Any], asked: asyncio.Future[Entry | None]) -> None:
+        # The end of the loop is all that can have ended it otherwise, and then the durable store says so, too.
+        entry = _outcome(asked)
+        if entry is not None:
+            step.settle(self.answers.put(entry).found(now()))
+            return
         try:
-            verdict = self.durable.perform(command)
-        finally:
-            self.answers.saved(command, verdict)
-        return verdict
+            durable = self._ask(claim)
+        except Exception as error:  # noqa: BLE001 - it is the waiter's to hear, and not the loop's
+            step.settle(error)
+            return
+        durable.add_done_callback(partial(_pass_on, step))
+
+    def _ask(self, claim: Claim) -> Step[Any]:
+        asked_at = now()
+        step: Step[Any] = self.durable.perform(claim)
+        _then(step, lambda got: self.share(self.answers.claimed(claim, got, asked_at)))
+        return step
+
+
+def _then(step: Step[Any], note: Callable[[Any], None]) -> None:
+    """Have *note* hear the outcome before the task that waits for *step*; None: there is none, or no task waits."""
+    if step.done():
+        note(_outcome(step))
+    else:
+        step.add_done_callback(lambda done: note(_outcome(done)))
+
+
+def _outcome(done: asyncio.Future[Any]) -> Any:
+    return None if done.cancelled() or done.exception() else done.result()
+
+
+def _pass_on(step: Step[Any], done: asyncio.Future[Any]) -> None:
+    if done.cancelled():
+        step.abandon()
+    else:
+        step.settle(done.exception() or done.result())
+
+
+class _Lent:
+    """What is the same in both colours of one transaction, from ``Begin`` or ``Open`` to its end."""
+
+    def __init__(self, lend: Callable[[], Any], tier: _Front, look_up: Callable[[Claim], Any]) -> None:
+        """Nothing is begun yet. *lend* gives a transaction of the durable store's."""
+        self._lend = lend
+        self._tier = tier
+        self._look_up = look_up
+        self._lent: Any = None
+        #: When the transaction was asked for.
+        self._begun_at = 0.0
+
+    @property
+    def connection(self) -> Any:
+        """The open connection."""
+        if self._lent is None:
+            raise NoConnection
+        return self._lent.connection
+
+    def _needs_none(self, command: Command[Any]) -> bool:
+        """Whether there is nothing to do for *command*; lend a transaction otherwise."""
+        if self._lent is None:
+            if isinstance(command, Undo):
+                return True
+            self._lent = self._lend()
+        if not isinstance(command, Finish | Commit | Undo):
+            self._begun_at = now()
+        self._tier.answers.ending(command)
+        return False
+
+    def _note(self, command: Command[Any], got: Any) -> None:
+        tier = self._tier
+        if isinstance(command, Begin) and isinstance(got, Found):
+            tier.share(tier.answers.claimed(command.claim, got, self._begun_at))
+        # What took another record's place may have kept its time and its fingerprint.
+        if isinstance(command, Finish) and got is Verdict.DONE and command.seen is None:
+            claim = command.claim
+            until = deadline(self._begun_at, claim.retention.total_seconds())
+            tier.share(tier.answers.ended(command, claim.fingerprint, until))
+
+
+class TieredTransaction(_Lent, Transaction):
+    """One transaction of threads."""
+
+    def perform(self, command: Command[T]) -> T:
+        """Carry out one command."""
+        kept: Any = self._look_up(command.claim) if isinstance(command, Begin) else None
+        if kept is not None or self._needs_none(command):
+            return kept  # type: ignore[no-any-return]  # by the command's own type
+        got: T = self._lent.perform(command)
+        self._note(command, got)
+        return got
+
+
+class AsyncTieredTransaction(_Lent, AsyncTransaction):
+    """One transaction of an event loop."""
+
+    _look_up: Callable[[Claim], Awaitable[Found | None]]
+
+    async def perform(self, command: Command[T]) -> T:
+        """Carry out one command."""
+        kept: Any = await self._look_up(command.claim) if isinstance(command, Begin) else None
+        if kept is not None or self._needs_none(command):
+            return kept  # type: ignore[no-any-return]  # by the command's own type
+        got: T = await self._lent.perform(command)
+        self._note(command, got)
+        return got

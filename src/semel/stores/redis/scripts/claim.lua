@@ -1,44 +1,76 @@
 -- name: claim
--- Take the key if nobody has it; say what is there otherwise.
+-- Take each key that is free; say what is there otherwise.
 -- A script is one step: of any number of claims, one finds nothing. One that finds something writes nothing, so that a
 -- replay costs neither replication nor a line of the append-only file. No record in flight has a TTL: a key that still
 -- runs is never freed by the clock.
+-- Claims under the same terms go in one call, and share one look at the clock; in a Cluster each has its own call. One
+-- that is refused (memory is full) refuses no other: its error is its outcome.
 -- A key that tells when it was made needs no tombstone, if that was before now by this clock: it is refused by its age.
--- ARGV: scope, key, token, fingerprint, lease, retention, on_crash, after_retention, channel, is_accepted,
---       made_at (or an empty text) [, request, request_body]
-local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'fingerprint', 'status', 'headers', 'body',
-                        'lease_expires_at', 'expires_at', 'steps', 'accepted')
+-- on_crash and after_retention are stored where they are not "rerun" and "delete".
+-- ARGV: lease, retention, on_crash, after_retention, is_accepted, channel; and for each key in turn:
+--       scope, key, token, fingerprint, request_line [, made_at, request, request_body]; an empty text stands for none.
+-- Answers for each key 1, or what was found, or an error.
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
-if seen[1] then
-    seen[8] = (not seen[8] or tonumber(seen[8]) <= now) and 1 or 0
-    seen[9] = seen[9] - now
-    return seen
+local width = (#ARGV - 6) / #KEYS
+local created_at, expires_at, lease_expires_at
+local function add(record, name, value)
+    record[#record + 1] = name
+    record[#record + 1] = value
 end
-local after_retention = ARGV[8]
-if after_retention == 'strip' and ARGV[11] ~= '' and tonumber(ARGV[11]) <= now then
-    after_retention = 'delete'
+local outcomes = {}
+for place = 1, #KEYS do
+    local seen = redis.pcall('HMGET', KEYS[place], 'state', 'attempt', 'token', 'fingerprint', 'status', 'headers',
+                             'body', 'lease_expires_at', 'expires_at', 'steps', 'accepted')
+    if seen[1] then
+        seen[8] = (seen[1] == 'processing' and tonumber(seen[8]) > now) and 0 or 1
+        seen[9] = seen[9] - now
+        outcomes[place] = seen
+    elseif seen.err then
+        outcomes[place] = seen
+    else
+        if not created_at then
+            created_at = string.format('%.0f', now)
+            expires_at = string.format('%.0f', now + ARGV[2])
+            lease_expires_at = string.format('%.0f', now + ARGV[1])
+        end
+        local at = 6 + (place - 1) * width
+        local record = {'scope', ARGV[at + 1], 'key', ARGV[at + 2], 'state', 'processing', 'attempt', '1',
+                        'token', ARGV[at + 3], 'fingerprint', ARGV[at + 4], 'created_at', created_at,
+                        'expires_at', expires_at, 'lease_expires_at', lease_expires_at}
+        if ARGV[5] == '1' then
+            record[6] = 'pending'
+            record[17] = 'accepted'
+            record[18] = '1'
+        end
+        if ARGV[3] ~= 'rerun' then
+            add(record, 'on_crash', ARGV[3])
+        end
+        if ARGV[at + 5] ~= '' then
+            add(record, 'request_line', ARGV[at + 5])
+        end
+        local made_at = width > 5 and ARGV[at + 6] or ''
+        local needs_no_tombstone = ARGV[4] == 'strip' and made_at ~= '' and tonumber(made_at) <= now
+        if ARGV[4] ~= 'delete' and not needs_no_tombstone then
+            add(record, 'after_retention', ARGV[4])
+        end
+        if width > 5 and ARGV[at + 7] ~= '' then
+            add(record, 'request', ARGV[at + 7])
+            add(record, 'request_body', ARGV[at + 8])
+        end
+        local done = redis.pcall('HSET', KEYS[place], unpack(record))
+        if type(done) ~= 'table' then
+            outcomes[place] = 1
+            if ARGV[5] == '1' then
+                -- A worker may listen. Without leave to publish it will find the record all the same.
+                redis.pcall('PUBLISH', ARGV[6], 'accepted')
+            end
+        elseif string.find(done.err, 'READONLY') then
+            -- Another server is the master now, for all of these.
+            return done
+        else
+            outcomes[place] = done
+        end
+    end
 end
-local record = {'scope', ARGV[1], 'key', ARGV[2], 'state', 'processing', 'attempt', 1, 'token', ARGV[3],
-                'fingerprint', ARGV[4], 'created_at', now, 'expires_at', now + ARGV[6],
-                'on_crash', ARGV[7], 'after_retention', after_retention}
-if ARGV[10] == '1' then
-    record[6] = 'pending'
-    record[#record + 1] = 'accepted'
-    record[#record + 1] = 1
-else
-    record[#record + 1] = 'lease_expires_at'
-    record[#record + 1] = now + ARGV[5]
-end
-if ARGV[12] then
-    record[#record + 1] = 'request'
-    record[#record + 1] = ARGV[12]
-    record[#record + 1] = 'request_body'
-    record[#record + 1] = ARGV[13]
-end
-redis.call('HSET', KEYS[1], unpack(record))
-if ARGV[10] == '1' then
-    -- A worker may listen. Without leave to publish it will find the record all the same.
-    redis.pcall('PUBLISH', ARGV[9], 'accepted')
-end
-return 1
+return outcomes

@@ -1,34 +1,58 @@
 -- name: complete
--- Store how an operation ended. Only the attempt that holds the key may, and it proves it by its token.
--- From now on Redis may delete the record by itself when its retention is over; but not within the next minute, in
--- which this may be said again because the reply was lost. What is to leave a tombstone is the reaper's to strip.
--- The request is needed no more; the steps stay, for people to look at.
--- ARGV: attempt, token, state, status, headers, channel, hint [, body]. No channel: nobody waits. No body: a tombstone.
--- Answers 0: fenced; 1: it had ended so before; 2: it has now; or how long it has to be kept before it is stripped.
-local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'expires_at', 'after_retention')
-if seen[2] ~= ARGV[1] or seen[3] ~= ARGV[2] then
-    return 0
-end
-if seen[1] == 'complete' or seen[1] == 'failed' then
-    return 1
-end
-if seen[1] ~= 'processing' then
-    return 0
-end
+-- Store how operations ended. Only the attempt that holds a key may, and it proves it by its token.
+-- From now on Redis may delete a record by itself when its retention is over; but not within the next minute, in which
+-- this may be said again because the reply was lost. What is to leave a tombstone is the reaper's to strip.
+-- The request is needed no more; the steps stay, for people to look at. The lease stays, too: it means nothing any more,
+-- and to delete it would be one more command.
+-- ARGV: channel; and for each key in turn: attempt, token, state, status, headers, hint [, body].
+--       No hint: no caller waits. No body: a tombstone.
+-- Answers for each key 0: fenced; 1: it had ended so before; 2: it has now; 3 and more: it has now, and has to be kept
+-- for so long (less 3) before it is stripped; or an error.
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
-if ARGV[8] then
-    redis.call('HSET', KEYS[1], 'state', ARGV[3], 'status', ARGV[4], 'headers', ARGV[5], 'completed_at', now,
-               'body', ARGV[8])
-else
-    redis.call('HSET', KEYS[1], 'state', ARGV[3], 'status', ARGV[4], 'headers', ARGV[5], 'completed_at', now)
+local completed_at = string.format('%.0f', now)
+local width = (#ARGV - 1) / #KEYS
+local outcomes = {}
+for place = 1, #KEYS do
+    local name = KEYS[place]
+    local at = 1 + (place - 1) * width
+    local seen = redis.pcall('HMGET', name, 'state', 'attempt', 'token', 'expires_at', 'after_retention', 'request')
+    if seen.err then
+        outcomes[place] = seen
+    elseif seen[2] ~= ARGV[at + 1] or seen[3] ~= ARGV[at + 2] then
+        outcomes[place] = 0
+    elseif seen[1] == 'complete' or seen[1] == 'failed' then
+        outcomes[place] = 1
+    elseif seen[1] ~= 'processing' then
+        outcomes[place] = 0
+    else
+        local done
+        if width > 6 then
+            done = redis.pcall('HSET', name, 'state', ARGV[at + 3], 'status', ARGV[at + 4], 'headers', ARGV[at + 5],
+                               'completed_at', completed_at, 'body', ARGV[at + 7])
+        else
+            done = redis.pcall('HSET', name, 'state', ARGV[at + 3], 'status', ARGV[at + 4], 'headers', ARGV[at + 5],
+                               'completed_at', completed_at)
+        end
+        if type(done) == 'table' then
+            if string.find(done.err, 'READONLY') then
+                return done
+            end
+            outcomes[place] = done
+        else
+            if seen[6] then
+                redis.call('HDEL', name, 'request', 'request_body')
+            end
+            if ARGV[at + 6] ~= '' then
+                redis.pcall('PUBLISH', ARGV[1], ARGV[at + 6])
+            end
+            if seen[5] then
+                outcomes[place] = 3 + math.max(seen[4] - now, 0)
+            else
+                redis.call('PEXPIREAT', name, math.ceil(math.max(seen[4], now + 60000000) / 1000))
+                outcomes[place] = 2
+            end
+        end
+    end
 end
-redis.call('HDEL', KEYS[1], 'lease_expires_at', 'request', 'request_body')
-if ARGV[6] ~= '' then
-    redis.pcall('PUBLISH', ARGV[6], ARGV[7])
-end
-if seen[5] ~= 'delete' then
-    return {seen[4] - now}
-end
-redis.call('PEXPIREAT', KEYS[1], math.ceil(math.max(seen[4], now + 60000000) / 1000))
-return 2
+return outcomes

@@ -1,8 +1,8 @@
 -- name: decree
 -- End a parked operation with an answer, because an operator says that it took effect. It is kept for as long again as
 -- from its beginning.
--- ARGV: attempt, token, nobodys_token, status, headers [, body]. No body: a tombstone.
--- Answers 0: fenced; 2: done; or how long it has to be kept before it is stripped.
+-- ARGV: attempt, token, token_of_none, status, headers [, body]. No body: a tombstone.
+-- Answers 0: fenced; 2: done; 3 and more: done, and it has to be kept for so long (less 3) before it is stripped.
 local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'created_at', 'expires_at', 'after_retention')
 if seen[1] ~= 'unknown' or seen[2] ~= ARGV[1] or seen[3] ~= ARGV[2] then
     return 0
@@ -16,8 +16,8 @@ if ARGV[6] then
     redis.call('HSET', KEYS[1], 'body', ARGV[6])
 end
 redis.call('HDEL', KEYS[1], 'request', 'request_body')
-if seen[6] ~= 'delete' then
-    return {expires_at - now}
+if seen[6] then
+    return 3 + math.max(expires_at - now, 0)
 end
 redis.call('PEXPIREAT', KEYS[1], math.ceil(math.max(expires_at, now + 60000000) / 1000))
 return 2

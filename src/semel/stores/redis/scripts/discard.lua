@@ -1,6 +1,6 @@
 -- name: discard
--- Forget a record that has not ended, because an operator says so. Whoever holds it is fenced off.
--- ARGV: attempt, token. Answers 1, or 0: it has ended, or somebody else has it.
+-- Forget a record that has not ended, because an operator says so. Its worker is fenced off.
+-- ARGV: attempt, token. Answers 1, or 0: it has ended, or another attempt has it.
 local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token')
 if seen[2] ~= ARGV[1] or seen[3] ~= ARGV[2] or seen[1] == 'complete' or seen[1] == 'failed' then
     return 0

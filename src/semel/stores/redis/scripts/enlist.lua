@@ -1,5 +1,5 @@
 -- name: enlist
--- Write down when somebody should look at some records again: when their leases will be over, or their retention.
+-- Write down when a service should look at some records again: when their leases will be over, or their retention.
 -- It is a hint beside the records, which are on other servers of a Cluster. Nothing is decided by it.
 -- ARGV: names and delays in turn. Answers the time that the delays were added to.
 local clock = redis.call('TIME')

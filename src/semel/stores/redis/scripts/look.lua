@@ -4,9 +4,12 @@
 local clock = redis.call('TIME')
 local seen = redis.call('HMGET', KEYS[1], 'state', 'scope', 'key', 'attempt', 'token', 'fingerprint', 'recovery_point',
                         'steps', 'status', 'headers', 'created_at', 'lease_expires_at', 'completed_at', 'expires_at',
-                        'accepted', 'milestone')
+                        'accepted', 'milestone', 'request_line')
 if not seen[1] then
     return false
+end
+if seen[1] ~= 'processing' then
+    seen[12] = false
 end
 local body = false
 if ARGV[1] == '1' then
@@ -14,6 +17,6 @@ if ARGV[1] == '1' then
 elseif redis.call('HEXISTS', KEYS[1], 'body') == 1 then
     body = ''
 end
-seen[17] = body
-seen[18] = clock[1] * 1000000 + clock[2]
+seen[18] = body
+seen[19] = clock[1] * 1000000 + clock[2]
 return seen

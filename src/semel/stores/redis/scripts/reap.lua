@@ -1,8 +1,8 @@
 -- name: reap
 -- Clear away one record that is past retention: nothing in flight, nothing parked, no tombstone that is to stay.
--- What nobody ended fails first, and is nobody's: its worker, awake again, must not believe that its own answer is the
+-- What has no end fails first, and has no holder: its worker, awake again, must not believe that its own answer is the
 -- one that is kept. Most records never come here: Redis has deleted them by itself.
--- ARGV: nobodys_token, status, headers, body
+-- ARGV: token_of_none, status, headers, body
 -- Answers what came of it (0: nothing, 1: deleted, 2: stripped, 3: failed), and the attempt.
 local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'lease_expires_at', 'expires_at', 'after_retention')
 if not seen[1] or seen[1] == 'unknown' then
@@ -10,7 +10,7 @@ if not seen[1] or seen[1] == 'unknown' then
 end
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
-if tonumber(seen[4]) > now or (seen[3] and tonumber(seen[3]) > now) then
+if tonumber(seen[4]) > now or (seen[1] == 'processing' and tonumber(seen[3]) > now) then
     return {0, 0}
 end
 local attempt = tonumber(seen[2])
@@ -18,7 +18,7 @@ if seen[1] ~= 'complete' and seen[1] ~= 'failed' then
     redis.call('HSET', KEYS[1], 'state', 'failed', 'token', ARGV[1], 'status', ARGV[2], 'headers', ARGV[3],
                'body', ARGV[4], 'completed_at', now)
     redis.call('HDEL', KEYS[1], 'lease_expires_at', 'request', 'request_body')
-    if seen[5] == 'delete' then
+    if not seen[5] then
         redis.call('PEXPIREAT', KEYS[1], math.ceil((now + 60000000) / 1000))
     end
     return {3, attempt}

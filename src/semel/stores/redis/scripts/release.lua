@@ -1,8 +1,8 @@
 -- name: release
 -- Free the key: nothing happened. Attempt 0 stands for whatever number this token was given.
 -- After a take-over, and after a step that was saved, something may have happened; and what was accepted is promised to
--- be run. Such a record stays: it is nobody's, and whoever comes next may have it at once.
--- ARGV: attempt, token, nobodys_token, channel, hint. No channel: nobody waits.
+-- be run. Such a record stays without a holder, and the next request may take it at once.
+-- ARGV: attempt, token, token_of_none, channel, hint. No channel: no request waits.
 -- Answers what came of it (0: fenced, 1: there was none, 2: it is free, 3: it was given up), and the attempt.
 local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'steps', 'accepted')
 if not seen[1] then

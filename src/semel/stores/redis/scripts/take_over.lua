@@ -1,19 +1,19 @@
 -- name: take_over
--- Take the key from a worker whose lease ran out, or from a record that expired, if it is still the one that was seen;
+-- Take the key where the worker's lease ran out, or the record expired, if it is still the one that was seen;
 -- without a client (is_abandoned), also begin one that is pending.
 -- A record that expired starts anew. One that did not stays the same operation: it keeps its age, its fingerprint,
 -- its steps and its request. Either way it is in flight now, and has no TTL.
 -- What is unknown never expires: an operator has to say what it did.
--- ARGV: scope, key, token, fingerprint, lease, retention, on_crash, after_retention, channel, is_accepted,
---       made_at (or an empty text), seen_attempt, seen_token, is_abandoned [, request, request_body]
+-- ARGV: lease, retention, on_crash, after_retention, is_accepted, channel, seen_attempt, seen_token, is_abandoned,
+--       scope, key, token, fingerprint, request_line [, made_at, request, request_body]; as for claim.
 local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'lease_expires_at', 'expires_at')
-if not seen[1] or seen[2] ~= ARGV[12] or seen[3] ~= ARGV[13] then
+if not seen[1] or seen[2] ~= ARGV[7] or seen[3] ~= ARGV[8] then
     return false
 end
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local is_expired = tonumber(seen[5]) <= now
-local is_abandoned = ARGV[14] == '1'
+local is_abandoned = ARGV[9] == '1'
 local is_begun = seen[1] == 'pending' and is_abandoned
 local may_be_taken = is_expired and seen[1] ~= 'unknown'
 if seen[1] == 'processing' then
@@ -27,39 +27,44 @@ if not is_expired then
     if not is_begun then
         attempt = attempt + 1
     end
-    redis.call('HSET', KEYS[1], 'state', 'processing', 'attempt', attempt, 'token', ARGV[3],
-               'lease_expires_at', now + ARGV[5])
+    redis.call('HSET', KEYS[1], 'state', 'processing', 'attempt', attempt, 'token', ARGV[12],
+               'lease_expires_at', now + ARGV[1])
     if is_abandoned then
         redis.call('HINCRBY', KEYS[1], 'tries', 1)
     end
     redis.call('PERSIST', KEYS[1])
     return {attempt, is_begun and 'claimed' or 'taken over'}
 end
-local after_retention = ARGV[8]
-if after_retention == 'strip' and ARGV[11] ~= '' and tonumber(ARGV[11]) <= now then
-    after_retention = 'delete'
+local record = {'scope', ARGV[10], 'key', ARGV[11], 'state', 'processing', 'attempt', 1, 'token', ARGV[12],
+                'fingerprint', ARGV[13], 'created_at', now, 'expires_at', now + ARGV[2]}
+local function add(name, value)
+    record[#record + 1] = name
+    record[#record + 1] = value
 end
-local record = {'scope', ARGV[1], 'key', ARGV[2], 'state', 'processing', 'attempt', 1, 'token', ARGV[3],
-                'fingerprint', ARGV[4], 'created_at', now, 'expires_at', now + ARGV[6],
-                'on_crash', ARGV[7], 'after_retention', after_retention}
-if ARGV[10] == '1' then
+if ARGV[5] == '1' then
     record[6] = 'pending'
-    record[#record + 1] = 'accepted'
-    record[#record + 1] = 1
+    add('accepted', 1)
 else
-    record[#record + 1] = 'lease_expires_at'
-    record[#record + 1] = now + ARGV[5]
+    add('lease_expires_at', now + ARGV[1])
 end
-if ARGV[15] then
-    record[#record + 1] = 'request'
-    record[#record + 1] = ARGV[15]
-    record[#record + 1] = 'request_body'
-    record[#record + 1] = ARGV[16]
+if ARGV[3] ~= 'rerun' then
+    add('on_crash', ARGV[3])
+end
+local made_at = ARGV[15] or ''
+if ARGV[4] ~= 'delete' and not (ARGV[4] == 'strip' and made_at ~= '' and tonumber(made_at) <= now) then
+    add('after_retention', ARGV[4])
+end
+if ARGV[14] ~= '' then
+    add('request_line', ARGV[14])
+end
+if ARGV[16] and ARGV[16] ~= '' then
+    add('request', ARGV[16])
+    add('request_body', ARGV[17])
 end
 redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], unpack(record))
-if ARGV[10] == '1' then
-    redis.pcall('PUBLISH', ARGV[9], 'accepted')
+if ARGV[5] == '1' then
+    redis.pcall('PUBLISH', ARGV[6], 'accepted')
     return {1, 'accepted'}
 end
 return {1, 'taken over'}

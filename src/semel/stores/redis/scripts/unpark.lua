@@ -1,7 +1,7 @@
 -- name: unpark
--- Let a parked operation go on, an operator having said what its effect did. It is nobody's, and may be taken at once.
+-- Let a parked operation go on, an operator having said what its effect did. It has no holder, and may be taken at once.
 -- It counts as an attempt, the operator's; the tries without its client begin anew, and so does its retention.
--- ARGV: attempt, token, nobodys_token, steps, recovery_point; an empty text stands for none.
+-- ARGV: attempt, token, token_of_none, steps, recovery_point; an empty text stands for none.
 -- Answers the new attempt, or 0: fenced.
 local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'created_at', 'expires_at')
 if seen[1] ~= 'unknown' or seen[2] ~= ARGV[1] or seen[3] ~= ARGV[2] then

@@ -1,16 +1,90 @@
-"""Redis's errors in Semel's words, by their first word. Nothing here connects or retries."""
+"""What goes over the wire: commands as bytes, the scripts of ``scripts/``, and error replies in Semel's words. Nothing
+here connects, sends or retries.
+"""
 
 from __future__ import annotations
 
+import binascii
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import Any, TypeAlias
+
+from hiredis import pack_command
 
 from semel.errors import StoreError, StoreReadOnly, StoreRefused, StoreUnavailable
 from semel.stores.redis.address import Address, Node
 
+PACKAGE = "semel.stores.redis"
+
+#: As hiredis reads it; an error is a value, too.
+Reply: TypeAlias = Any
+Word: TypeAlias = bytes | str | int
+
+#: How many slots a Cluster has.
+SLOTS = 16384
+
+
+@dataclass(slots=True)
+class Call:
+    """One command for the server that has *key*; or, without one, for a certain *node*."""
+
+    key: bytes
+    data: bytes
+    script: Script | None = None
+    node: Node | None = None
+
+
+def packed(*words: Word) -> bytes:
+    """Return one command as it is sent."""
+    data: bytes = pack_command(words)  # type: ignore[arg-type]  # its stub says: a tuple of one
+    return data
+
+
+class Script:
+    """One file of ``scripts/``, called by the digest that the server knows it by."""
+
+    def __init__(self, name: str) -> None:
+        """Read the script."""
+        text = (files(PACKAGE) / "scripts" / f"{name}.lua").read_text("utf-8")
+        self.name = name
+        # Comments are for the reader of the file.
+        self._text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--")).encode()
+        self._digest = sha1(self._text, usedforsecurity=False).hexdigest().encode()
+
+    @property
+    def loading(self) -> bytes:
+        """The command that tells a server the script."""
+        return packed("SCRIPT", "LOAD", self._text)
+
+    def on(self, key: bytes, *arguments: Word) -> Call:
+        """Call it on one key."""
+        return Call(key, packed(b"EVALSHA", self._digest, b"1", key, *arguments), self)
+
+    def on_all(self, keys: Sequence[bytes], arguments: Sequence[Word]) -> Call:
+        """Call it once on several keys, which no Cluster allows."""
+        words: Any = (b"EVALSHA", self._digest, len(keys), *keys, *arguments)
+        return Call(keys[0], pack_command(words), self)
+
+
+@cache
+def script(name: str) -> Script:
+    """Return a script, which is read once."""
+    return Script(name)
+
+
+def slot_of(key: bytes) -> int:
+    """Return the slot of a Cluster that *key* is in. None of ours has a hash tag."""
+    return binascii.crc_hqx(key, 0) % SLOTS
+
+
 #: What Redis 6 says of a command in a script is inside its words about the script.
 _INNER = re.compile(r"-([A-Z]{3,}) ")
 
-#: The server can't do anything for anybody just now, and did nothing: what to do about it, where there is something.
+#: The server can't do anything just now, and did nothing: what to do about it, where there is something.
 _UNABLE = {
     "BUSY": "A script has been running for long.",
     "BUSYKEY": "",
@@ -24,7 +98,7 @@ _UNABLE = {
     "UNBLOCKED": "",
 }
 
-#: Who we are is the matter.
+#: The login is the matter.
 _LOGIN = {
     "NOAUTH": "It wants a password. Write it as redis://:password@host, or redis://user:password@host.",
     "WRONGPASS": "User name and password are not known there.",

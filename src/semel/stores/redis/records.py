@@ -1,8 +1,9 @@
-"""Replies of the scripts as outcomes, and what goes into them as bytes: pure, and the same in both colours."""
+"""Replies of the scripts as values, and values as what the scripts are given. It knows no connection."""
 
 from __future__ import annotations
 
 import json
+from binascii import unhexlify
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -15,7 +16,6 @@ from semel.core.record import Entry, Found, Hold, Record
 from semel.core.state import State
 from semel.stores.headers import read_back
 from semel.stores.milestones import read_back as read_milestone
-from semel.stores.redis.wire import Reply
 
 _STATES = {str(state).encode(): state for state in State}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -55,8 +55,8 @@ def found(reply: Sequence[Any]) -> Found:
     return Found(
         _STATES[state],
         int(attempt),
-        bytes.fromhex(token.decode()),
-        bytes.fromhex(fingerprint.decode()),
+        unhexlify(token),
+        unhexlify(fingerprint),
         None if status is None else Answer(int(status), read_back(headers.decode()), body),
         lease_is_over == 1,
         left <= 0 and state != b"unknown",
@@ -69,15 +69,15 @@ def found(reply: Sequence[Any]) -> Found:
 def record(reply: Sequence[Any]) -> Record:
     """Read a whole record."""
     state, scope, key, attempt, token, fingerprint, point, steps, status, headers, *rest = reply
-    created_at, lease_expires_at, completed_at, expires_at, accepted, milestone, body, now = rest
+    created_at, lease_expires_at, completed_at, expires_at, accepted, milestone, line, body, now = rest
     lease = None if lease_expires_at is None else int(lease_expires_at)
     return Record(
         scope=read(scope),
         key=read(key),
         state=_STATES[state],
         attempt=int(attempt),
-        token=bytes.fromhex(token.decode()),
-        fingerprint=bytes.fromhex(fingerprint.decode()),
+        token=unhexlify(token),
+        fingerprint=unhexlify(fingerprint),
         recovery_point=None if point is None else read(point),
         steps=None if steps is None else read(steps),
         answer=None if status is None else Answer(int(status), read_back(headers.decode()), body),
@@ -89,6 +89,7 @@ def record(reply: Sequence[Any]) -> Record:
         retention_left=timedelta(microseconds=int(expires_at) - now),
         is_accepted=accepted is not None,
         milestone=read_milestone(None if milestone is None else read(milestone)),
+        request_line="" if line is None else read(line),
     )
 
 
@@ -112,10 +113,3 @@ def entry(line: bytes) -> Entry:
     """Read a line of the audit trail."""
     at, _, rest = line.partition(b" ")
     return Entry(at=moment(int(at)), **json.loads(read(rest)))
-
-
-def only(reply: Reply) -> Reply:
-    """Return a reply that is none of those that are errors."""
-    if isinstance(reply, Exception):
-        raise reply
-    return reply

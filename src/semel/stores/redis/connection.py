@@ -1,0 +1,453 @@
+"""Connections to servers, for threads and for an event loop, and what a server has to be so that records may be kept
+there. They carry bytes; what is asked, and what is sent again, is in ``cluster.py``.
+
+A server that evicts would forget that an operation was done; a replica takes no writes. It is asked at every new
+connection, since a server may have been set up anew meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
+
+from hiredis import ProtocolError, Reader, ReplyError
+from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
+from redis.exceptions import RedisError
+
+from semel.errors import StoreError, StoreNotReady, StoreUnavailable
+from semel.stores.forks import leave_alone, start_afresh_in_children
+from semel.stores.redis.address import Address, Login, Node
+from semel.stores.redis.protocol import Reply, code_of, lost, packed, read_only, translated
+
+T = TypeVar("T")
+
+_CHUNK = 64 * 1024
+_HUNG_UP = "The server has closed the connection."
+
+_logger = logging.getLogger("semel")
+
+
+@dataclass(slots=True)
+class Pipeline:
+    """Some commands for one server, packed together, and how many replies will come."""
+
+    node: Node
+    data: bytes
+    count: int
+
+
+@dataclass(slots=True)
+class Failure:
+    """What came back in place of replies: no connection, or one that was lost."""
+
+    error: BaseException
+    #: Whether any of it may have reached the server.
+    was_sent: bool
+
+    @property
+    def is_too_slow(self) -> bool:
+        """Whether the server took longer than it may: sending it again would only add to the load."""
+        return isinstance(self.error, TimeoutError)
+
+
+class Servers(Protocol):
+    """Connections in either colour, as ``cluster.py`` uses them: those for threads answer at once."""
+
+    async def exchange(self, pipeline: Pipeline) -> list[Reply] | Failure:
+        """Send commands to one server, and return the replies."""
+
+    async def exchange_all(self, pipelines: Sequence[Pipeline]) -> list[list[Reply] | Failure]:
+        """Send commands to several servers at the same time."""
+
+    async def find_master(self) -> Node:
+        """Ask the sentinels."""
+
+
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return what *coroutine* returns, which uses connections for threads and so never waits for an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return cast("T", end.value)
+    coroutine.close()
+    raise AssertionError("A connection for threads has waited for an event loop.")
+
+
+class Connections:
+    """One connection to each server that is needed, opened when it is, and again when it is lost. Used by one thread at
+    a time.
+    """
+
+    def __init__(self, address: Address) -> None:
+        """Connect to nothing yet."""
+        self._address = address
+        self._open: dict[Node, Connection] = {}
+
+    def close(self) -> None:
+        """Disconnect."""
+        connections, self._open = self._open, {}
+        for connection in connections.values():
+            connection.close()
+
+    async def exchange(self, pipeline: Pipeline) -> list[Reply] | Failure:
+        """Send commands to one server, and return the replies."""
+        [replies] = await self.exchange_all((pipeline,))
+        return replies
+
+    async def exchange_all(self, pipelines: Sequence[Pipeline]) -> list[list[Reply] | Failure]:
+        """Send commands to several servers at the same time."""
+        try:
+            # All are sent before the first is waited for, so that the servers work at the same time.
+            sent = [self._send(each) for each in pipelines]
+            return [
+                connection if isinstance(connection, Failure) else self._receive(connection, each)
+                for connection, each in zip(sent, pipelines, strict=True)
+            ]
+        except BaseException:
+            # Interrupted in the middle: what comes back on a connection next would be another command's reply.
+            self.close()
+            raise
+
+    async def find_master(self) -> Node:
+        """Ask the sentinels."""
+        errors: list[RedisError] = []
+        options = client_options(self._address, self._address.sentinel_login)
+        for node in self._address.nodes:
+            with Redis(node.host, node.port, **options) as sentinel:
+                try:
+                    found: Any = sentinel.sentinel_get_master_addr_by_name(self._address.service)
+                except RedisError as error:
+                    errors.append(error)
+                    continue
+            if found:
+                return Node(found[0], int(found[1]))
+        raise _no_master(errors, self._address)
+
+    def _send(self, pipeline: Pipeline) -> Connection | Failure:
+        connection = self._open.get(pipeline.node)
+        if connection is None:
+            try:
+                connection = self._open[pipeline.node] = Connection(self._address, pipeline.node)
+            except Exception as error:  # noqa: BLE001 - it is the caller's to judge
+                return Failure(error, was_sent=False)
+        try:
+            connection.send(pipeline.data)
+        except OSError as error:
+            self._drop(pipeline.node)
+            return Failure(error, was_sent=True)
+        return connection
+
+    def _receive(self, connection: Connection, pipeline: Pipeline) -> list[Reply] | Failure:
+        try:
+            return connection.receive(pipeline.count)
+        except (OSError, ProtocolError) as error:
+            self._drop(pipeline.node)
+            return Failure(error, was_sent=True)
+
+    def _drop(self, node: Node) -> None:
+        connection = self._open.pop(node, None)
+        if connection is not None:
+            connection.close()
+
+
+class AsyncConnections:
+    """The same for an event loop. Used by one task at a time."""
+
+    def __init__(self, address: Address) -> None:
+        """Connect to nothing yet."""
+        self._address = address
+        self._open: dict[Node, AsyncConnection] = {}
+        start_afresh_in_children(self)
+
+    def drop(self) -> None:
+        """Disconnect at once."""
+        connections, self._open = self._open, {}
+        for connection in connections.values():
+            connection.drop()
+
+    def start_afresh(self) -> None:
+        """Have no connection: they are the parent's."""
+        leave_alone(self._open)
+        self._open = {}
+
+    async def exchange(self, pipeline: Pipeline) -> list[Reply] | Failure:
+        """Send commands to one server, and return the replies."""
+        node = pipeline.node
+        connection = self._open.get(node)
+        if connection is None or connection.is_lost:
+            try:
+                connection = self._open[node] = await AsyncConnection.open(self._address, node)
+            except Exception as error:  # noqa: BLE001 - it is the caller's to judge
+                self._open.pop(node, None)
+                return Failure(error, was_sent=False)
+        try:
+            return await connection.exchange(pipeline.data, pipeline.count, self._address.command_seconds)
+        except (OSError, ProtocolError) as error:
+            self._open.pop(node, None)
+            return Failure(error, was_sent=True)
+
+    async def exchange_all(self, pipelines: Sequence[Pipeline]) -> list[list[Reply] | Failure]:
+        """Send commands to several servers at the same time."""
+        return await asyncio.gather(*map(self.exchange, pipelines))
+
+    async def find_master(self) -> Node:
+        """Ask the sentinels."""
+        errors: list[RedisError] = []
+        options = client_options(self._address, self._address.sentinel_login)
+        for node in self._address.nodes:
+            async with AsyncRedis(host=node.host, port=node.port, **options) as sentinel:
+                try:
+                    found: Any = await sentinel.sentinel_get_master_addr_by_name(self._address.service)
+                except RedisError as error:
+                    errors.append(error)
+                    continue
+            if found:
+                return Node(found[0], int(found[1]))
+        raise _no_master(errors, self._address)
+
+
+class Connection:
+    """One connection of a thread, greeted and checked."""
+
+    def __init__(self, address: Address, node: Node) -> None:
+        """Connect. Raises ``OSError``, or a ``StoreError`` where the server is not one to use."""
+        self._reader = Reader()
+        context = address.tls.context() if address.tls else None
+        connected = socket.create_connection((node.host, node.port), timeout=address.connect_seconds)
+        try:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if context is not None:
+                connected = context.wrap_socket(connected, server_hostname=node.host)
+            self._socket = connected
+            words, count = _greeting(address)
+            self.send(words)
+            _check(self.receive(count), address, node)
+            connected.settimeout(address.command_seconds)
+        except BaseException:
+            connected.close()
+            raise
+
+    def send(self, data: bytes) -> None:
+        """Send all of *data*."""
+        self._socket.sendall(data)
+
+    def receive(self, count: int) -> list[Reply]:
+        """Wait for so many replies."""
+        replies: list[Reply] = []
+        gets = self._reader.gets
+        while len(replies) < count:
+            reply = gets()
+            if reply is not False:  # None, which is nil, is a reply.
+                replies.append(reply)
+                continue
+            received = self._socket.recv(_CHUNK)
+            if not received:
+                raise ConnectionResetError(_HUNG_UP)
+            self._reader.feed(received)
+        return replies
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._socket.close()
+
+
+class AsyncConnection(asyncio.Protocol):
+    """One connection of an event loop, greeted and checked.
+
+    A protocol, not streams: what a batch waits for is one future, whatever the number of replies.
+    """
+
+    def __init__(self) -> None:
+        """Have no connection yet."""
+        self._reader = Reader()
+        self._transport: asyncio.Transport | None = None
+        self._replies: list[Reply] = []
+        self._count = 0
+        self._answer: asyncio.Future[list[Reply]] | None = None
+
+    @classmethod
+    async def open(cls, address: Address, node: Node) -> AsyncConnection:
+        """Connect. Raises ``OSError``, or a ``StoreError`` where the server is not one to use."""
+        context = address.tls.context() if address.tls else None
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(address.connect_seconds):
+            _, connection = await loop.create_connection(cls, node.host, node.port, ssl=context)
+        try:
+            words, count = _greeting(address)
+            _check(await connection.exchange(words, count, address.connect_seconds), address, node)
+        except BaseException:
+            connection.drop()
+            raise
+        return connection
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the server has hung up, as when it was restarted."""
+        return self._transport is None
+
+    async def exchange(self, data: bytes, count: int, seconds: float) -> list[Reply]:
+        """Send *data*, and wait so long for so many replies."""
+        if self._transport is None:
+            raise ConnectionResetError(_HUNG_UP)
+        loop = asyncio.get_running_loop()
+        self._count = count
+        answer: asyncio.Future[list[Reply]] = loop.create_future()
+        self._answer = answer
+        self._transport.write(data)
+        end = loop.call_later(seconds, self._fail, TimeoutError("It did not answer in time."))
+        try:
+            return await answer
+        except BaseException:
+            # Lost, too slow, or cancelled: what comes on this connection next would be another command's reply.
+            self.drop()
+            raise
+        finally:
+            end.cancel()
+
+    def drop(self) -> None:
+        """Disconnect at once."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            with suppress(RuntimeError):  # the loop that it was opened on may be closed
+                transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the connection."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the task that waits."""
+        self._transport = None
+        self._fail(exc if isinstance(exc, OSError) else ConnectionResetError(_HUNG_UP))
+
+    def data_received(self, data: bytes) -> None:
+        """Read replies, and give them out when all are there."""
+        gets, replies = self._reader.gets, self._replies
+        self._reader.feed(data)
+        try:
+            while (reply := gets()) is not False:
+                replies.append(reply)
+        except ProtocolError as error:
+            self._fail(error)
+            return
+        if len(replies) >= self._count:
+            self._replies = []
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_result(replies)
+
+    def _fail(self, error: Exception) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+
+
+def client_options(address: Address, login: Login) -> dict[str, Any]:
+    """Return how redis-py connects to a server of *address*. What is lost is tried again by us, not by it."""
+    tls = address.tls
+    options: dict[str, Any] = {
+        "username": login.user,
+        "password": login.password,
+        "socket_connect_timeout": address.connect_seconds,
+        "socket_timeout": address.command_seconds,
+        "retry": None,
+        "protocol": 2,
+        "decode_responses": True,
+    }
+    if tls is not None:
+        options |= {
+            "ssl": True,
+            "ssl_ca_certs": tls.ca_certs,
+            "ssl_certfile": tls.certfile,
+            "ssl_keyfile": tls.keyfile,
+            "ssl_cert_reqs": "required" if tls.is_checked else "none",
+            "ssl_check_hostname": tls.is_checked,
+        }
+    return options
+
+
+def _no_master(errors: list[RedisError], address: Address) -> StoreError:
+    if errors:
+        return lost(errors[0], address, None, was_sent=False)
+    return StoreNotReady(
+        f"The sentinels of {address} watch no {address.service!r}. Write redis+sentinel://host/NAME/0."
+    )
+
+
+#: Addresses that were warned of already: once is enough.
+_warned: set[str] = set()
+
+_REPLICAS = frozenset({"slave", "replica"})
+
+
+def _greeting(address: Address) -> tuple[bytes, int]:
+    """Return what to send first, and how many replies will come."""
+    words = []
+    login = address.login
+    if login.password is not None:
+        words.append(packed("AUTH", *([login.user] if login.user else []), login.password))
+    if address.kind != "cluster":
+        words.append(packed("SELECT", address.database))
+    words += [packed("CLIENT", "SETNAME", "semel"), packed("INFO"), packed("CONFIG", "GET", "save")]
+    return b"".join(words), len(words)
+
+
+def _check(replies: list[Reply], address: Address, node: Node) -> None:
+    """Raise a ``StoreError`` where the server can't be used."""
+    *login, named, info, saving = replies
+    for reply in login:
+        if isinstance(reply, ReplyError):
+            raise _refused(reply, address)
+    if isinstance(info, ReplyError):
+        if code_of(info) == "NOPERM":
+            raise StoreNotReady(f"{address} does not let this user ask for INFO, by which we see whether it evicts.")
+        raise translated(info, address)
+    # A server may know no names for connections, or not let us give one: nothing depends on it.
+    del named
+    facts = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
+    _judge(facts, address, node)
+    if address.is_durable:
+        _warn_of_no_persistence(facts, saving, address)
+
+
+def _refused(error: ReplyError, address: Address) -> StoreError:
+    if "invalid password" in str(error) or "without any password" in str(error):
+        # As servers before version 6 say it, and those without any user.
+        return StoreUnavailable(f"{address} refuses us. Its password is another, or it has none.")
+    if "DB index is out of range" in str(error):
+        return StoreNotReady(f"{address}: there is no such database. Redis has 0 to 15 unless it is told otherwise.")
+    return translated(error, address)
+
+
+def _judge(facts: dict[str, str], address: Address, node: Node) -> None:
+    # A replica in a Cluster knows the way as well as any other, and redirects what it can't do.
+    if facts.get("role") in _REPLICAS and address.kind != "cluster":
+        if address.kind == "standalone":
+            raise read_only(address)
+        raise StoreUnavailable(f"{address}: {node} was named as a master, and is a replica by now.")
+    if facts.get("cluster_enabled") == "1" and address.kind != "cluster":
+        raise StoreNotReady(f"{node} belongs to a Redis Cluster. Use redis+cluster://{node}")
+    policy = facts.get("maxmemory_policy", "noeviction")
+    if address.is_durable and policy != "noeviction":
+        raise StoreNotReady(
+            f"{address} has maxmemory-policy {policy}: when its memory is full it would forget that operations were "
+            "done, and they would be done again. Set it to noeviction, or use a Redis of its own for Semel."
+        )
+
+
+def _warn_of_no_persistence(facts: dict[str, str], saving: Reply, address: Address) -> None:
+    # Where CONFIG is not allowed, it is not known whether there are snapshots: then there is nothing to say.
+    has_snapshots = isinstance(saving, ReplyError) or not saving or bool(saving[1])
+    if facts.get("aof_enabled") == "1" or has_snapshots or str(address) in _warned:
+        return
+    _warned.add(str(address))
+    _logger.warning(
+        "%s keeps nothing on disk: after a restart every key is new, and a retry runs again. "
+        "Set appendonly yes (and appendfsync always, to lose nothing).",
+        address,
+    )
