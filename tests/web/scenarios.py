@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import httpx
@@ -28,6 +28,7 @@ from semel.core.state import State
 from semel.flows.upkeep import hold_of, release, resolve_applied, resolve_not_applied
 from semel.guard.running import run
 from semel.room.seats import Seats
+from semel.stores import Store
 from semel.work.service import ServicePorts
 from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Call, Gate, Reply, Response, chunks, eventually, wait_until
 
@@ -924,9 +925,9 @@ def _(api: Api) -> None:
         (key, State.UNKNOWN, False) for key in ("applied", "not_applied", "released")
     }
     by_key = {record.key: record for record in api.records()}
-    assert run(resolve_applied, ServicePorts(api.world), by_key["applied"], {"id": 7}) is Verdict.DONE
-    assert run(resolve_not_applied, ServicePorts(api.world), by_key["not_applied"]) is Verdict.DONE
-    assert run(release, ServicePorts(api.world), hold_of(by_key["released"])) is Verdict.DONE
+    assert run(resolve_applied, ServicePorts(cast("Store", api.world)), by_key["applied"], {"id": 7}) is Verdict.DONE
+    assert run(resolve_not_applied, ServicePorts(cast("Store", api.world)), by_key["not_applied"]) is Verdict.DONE
+    assert run(release, ServicePorts(cast("Store", api.world)), hold_of(by_key["released"])) is Verdict.DONE
     assert [api.send(key=key).status for key in ("not_applied", "released")] == [201, 201]
     assert api.runs == 2
 
@@ -942,7 +943,7 @@ def _(api: Api) -> None:
         assert api.world.perform(Park(hold)) is Verdict.DONE
     reap(api)
     for record in api.records():
-        assert run(resolve_applied, ServicePorts(api.world), record, {"id": 7}) is Verdict.DONE
+        assert run(resolve_applied, ServicePorts(cast("Store", api.world)), record, {"id": 7}) is Verdict.DONE
     by_key = {record.key: record for record in api.records()}
     assert not any(record.is_expired for record in by_key.values())
     assert all(timedelta(0) < record.retention_left <= retention for record in by_key.values())
