@@ -10,12 +10,10 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Protocol
 
 from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Message, Receive, lowered, reached_handler, send_answer
 from semel.core.handler import Ending, Lost, RunHandler
 from semel.core.message import Answer, Headers
-from semel.core.value import value
 from semel.errors import InProgress, NoEffect, StoreError
 from semel.flows.reply import Reply, Reraise, Send
 from semel.guard.body import Body, flows_at_once
@@ -78,12 +76,12 @@ class AppRun:
         #: That time is over, and what was held back is sent beside the app, which may be long in sending more.
         self._is_beside = False
 
-    def start(self, app: ASGIApp, scope: ASGIScope, incoming: Incoming) -> None:
-        """Run *app* in a task of its own."""
+    def start(self, app: ASGIApp, scope: ASGIScope, receive: Receive, body: Body) -> None:
+        """Run *app* in a task of its own, and close the request's *body* behind it."""
         self._scope = scope
         loop = asyncio.get_running_loop()
         self.done = Step(loop=loop)
-        self._task = loop.create_task(self._run_app(app, incoming))
+        self._task = loop.create_task(self._run_app(app, receive, body))
 
     def hold_back(self, operation: Operation, run: RunHandler) -> Step[Ending]:
         """Keep the answer from now on, and return what is settled with the ending. The app has not begun to answer."""
@@ -162,7 +160,9 @@ class AppRun:
         ending = self._taken(self.operation, message)
         if ending is not None:
             await self._end(self.operation, ending)
-            await self._leave()
+            await self.is_sent()
+            if self._failure is not None:
+                raise self._failure
 
     def _taken(self, operation: Operation, message: Message) -> Ending | None:
         """Keep *message*; return how the app ended, if it is known now."""
@@ -215,17 +215,11 @@ class AppRun:
             await operation.tie_up()
         self._ending.settle(ending)
 
-    async def _leave(self) -> None:
-        """Wait until the answer has left; raise what the app is to know of it."""
-        await self.is_sent()
-        if self._failure is not None:
-            raise self._failure
-
-    async def _run_app(self, app: ASGIApp, incoming: Incoming) -> None:
+    async def _run_app(self, app: ASGIApp, receive: Receive, body: Body) -> None:
         if self.operation is not None:
             begin(self.operation)
         try:
-            await self._run_to_its_end(app, incoming.to(self))
+            await self._run_to_its_end(app, receive)
         except Exception as error:  # noqa: BLE001 - it goes on to the server
             self.done.settle(error)
         except BaseException:
@@ -245,7 +239,7 @@ class AppRun:
                 self._timer.cancel()
             # Each would hold the other until the garbage collector comes.
             del self._on_killed
-            incoming.body.close()
+            body.close()
 
     async def _run_to_its_end(self, app: ASGIApp, receive: Receive) -> None:
         try:
@@ -269,7 +263,9 @@ class AppRun:
         if not self.has_ended:
             unanswered = RuntimeError("The app returned without completing its response.")
             await self._end(self.operation, raised(unanswered, self.operation))
-        await self._leave()
+        await self.is_sent()
+        if self._failure is not None:
+            raise self._failure
 
     async def _give(self, reply: Reply) -> None:
         if isinstance(reply, Send):
@@ -319,30 +315,7 @@ class AppRun:
         return answered(answer, operation, reached_handler=is_reached, no_effect=isinstance(error, NoEffect))
 
 
-class Incoming(Protocol):
-    """A request's body, and how the app is given it."""
-
-    @property
-    def body(self) -> Body:
-        """What has been read of it."""
-
-    def to(self, run: AppRun) -> Receive:
-        """Return the app's ``receive``."""
-
-
-@value
 class Taken:
-    """A request whose body was read already, before its app was run."""
-
-    body: Body
-    receive: Receive
-
-    def to(self, run: AppRun) -> Receive:
-        """Return the app's ``receive``."""
-        return Replayed(self, run)
-
-
-class Replayed:
     """The app's ``receive``: the body that was read already, then nothing until the answer has left.
 
     A client that hangs up does not end a guarded request, so the app is not told of it: it would stop half-way.
@@ -350,11 +323,11 @@ class Replayed:
 
     __slots__ = ("_chunks", "_receive", "_run")
 
-    def __init__(self, taken: Taken, run: AppRun) -> None:
-        """Give the body out again, then what the server has once the answer flows."""
-        self._chunks = taken.body.chunks()
+    def __init__(self, body: Body, receive: Receive, run: AppRun) -> None:
+        """Give *body* out again, then what the server has once the answer of *run* flows."""
+        self._chunks = body.chunks()
+        self._receive = receive
         self._run = run
-        self._receive = taken.receive
 
     async def __call__(self) -> Message:
         """Give the app its next message."""

@@ -16,7 +16,6 @@ from semel.asgi.protocol import (
     Message,
     Receive,
     full_path,
-    method_of,
     mount_of,
 )
 from semel.asgi.refusals import see_refusals
@@ -137,8 +136,8 @@ class IdempotencyMiddleware:
                 # A pipelined request may be begun in the context of the one before it, once that is answered.
                 with enter(None):
                     await self._serve(scope, receive, send)
-                return
-            await self._serve(scope, receive, send)
+            else:
+                await self._serve(scope, receive, send)
         elif scope["type"] == "lifespan":
             self._surroundings = surroundings_of(scope)
             lifespan = _Lifespan(self, receive, send)
@@ -158,7 +157,7 @@ class IdempotencyMiddleware:
             await ports.serve(scope, receive, send)
 
     def _ports(self, scope: ASGIScope) -> RequestPorts | None:
-        method, path = method_of(scope), full_path(scope)
+        method, path = scope["method"].upper(), full_path(scope)
         if self.guard.status_path is not None and method in {"GET", "HEAD"}:
             name = name_below(mount_of(scope) + self.guard.status_path, path)
             if name is not None:

@@ -140,13 +140,15 @@ class RequestPorts(AsyncPorts):
 
     def _flow(self) -> Coroutine[Any, Any, Reply]:
         """Return the flow of this request."""
+        guard = self.guard
         return serve(
             seen_by_flow(self),
             self._head,
             self._policy,
             os.urandom(16),
-            notes_replays=self.guard.store.notes_replays,
-            status_path=self.status_path,
+            notes_replays=guard.store.notes_replays,
+            # Where this client can ask for the state of operations.
+            status_path=None if guard.status_path is None else mounted_path(self._head.mount, guard.status_path),
             around=around(),
         )
 
@@ -170,12 +172,6 @@ class RequestPorts(AsyncPorts):
             return Rejoined(self._body, self._receive, is_whole=self._body_is_whole, is_cut=self._body_is_cut)
         return self._receive
 
-    @property
-    def status_path(self) -> str | None:
-        """Where this client can ask for the state of operations."""
-        path = self.guard.status_path
-        return None if path is None else mounted_path(self._head.mount, path)
-
     async def run_handler(self, run: RunHandler) -> Ending:
         """Run the app in a task of its own, and hold its answer back."""
         if self._is_doubtful(run) and (refused := await self.refuses(run)) is not None:
@@ -186,11 +182,12 @@ class RequestPorts(AsyncPorts):
             hide_extensions(scope)
         scope[EXCHANGE] = WHOLE_APP
         operation = scope[OPERATION] = self._operation(run)
-        app_run = self._app_run = AppRun(self._send, self._killed)
+        app_run = AppRun(self._send, self._killed)
         ending = app_run.hold_back(operation, run)
         if run.lease is not None:
             self.guard.keeper.add(run.hold, run.lease, app_run.lose)
-        app_run.start(self.guard.app, scope, Taken(self._body, self._receive))
+        app_run.start(self.guard.app, scope, Taken(self._body, self._receive, app_run), self._body)
+        self._app_run = app_run
         return await ending
 
     async def _killed(self) -> None:

@@ -130,7 +130,8 @@ class RoutePorts(RequestPorts):
         self._app_run = AppRun(self._watch, self._killed)
         scope[EXCHANGE] = self
         hide_extensions(scope)
-        self._app_run.start(self.guard.app, scope, self._tape)
+        self._tape.app_run = self._app_run
+        self._app_run.start(self.guard.app, scope, self._tape, self._body)
         try:
             await self._app_run.done
         except asyncio.CancelledError:
@@ -249,12 +250,8 @@ class Tape:
         #: The app knows that it has the whole body. We may have read the end of it before, and it may be empty.
         self._is_given = False
         self._is_too_long = False
-        self._app_run: AppRun | None = None
-
-    def to(self, run: AppRun) -> Receive:
-        """Return the app's ``receive``."""
-        self._app_run = run
-        return self
+        #: The run of the app that receives from it.
+        self.app_run: AppRun | None = None
 
     async def __call__(self) -> Message:
         """Give the app its next message."""
@@ -266,7 +263,7 @@ class Tape:
         message = await self._next()
         self._given = self.body.size
         self._is_given = self._is_whole
-        run = self._app_run
+        run = self.app_run
         if message["type"] == "http.disconnect" and run is not None and not run.is_flowing:
             # A client that hangs up does not end a guarded request: the app would stop half-way.
             await run.is_sent()

@@ -177,11 +177,11 @@ def find(
 ) -> Key | None:
     """Read the key that *headers* hold under any of *names* (lower case); None means that they hold no such header."""
     present: dict[bytes, list[bytes | str]] = {}
-    for name, value in headers:
+    for name, line in headers:
         # A server that forgets to lower its header names must not switch the guard off.
         lowered = name.lower()
         if lowered in names:
-            present.setdefault(lowered, []).append(value)
+            present.setdefault(lowered, []).append(line)
     key: Key | None = None
     for lines in present.values():
         found = parse(lines, strict=strict, max_length=max_length)

@@ -39,9 +39,9 @@ NONE = Preferences()
 def preferences_of(headers: Sequence[tuple[bytes, bytes]]) -> Preferences:
     """Read what is preferred. What can't be read is not preferred: a preference is no order, and never an error."""
     values: list[bytes] = []
-    for name, value in headers:
+    for name, line in headers:
         if name == b"prefer":
-            values.append(value)  # noqa: PERF401 - asked of every request, and a comprehension is a call
+            values.append(line)
     if not values:
         return NONE
     told: dict[bytes, bytes] = {}

@@ -72,9 +72,8 @@ def judge(ending: Answered | Streaming | Raised, policy: Policy) -> Keep | Free:
     match ending:
         case Answered(answer, reached_handler, no_effect):
             status = answer.status
-            if not reached_handler or not _is_kept(status, policy, no_effect=no_effect):
-                return Free()
-            if status == _CONFLICT and says_later(answer):
+            is_final = reached_handler and _is_kept(status, policy, no_effect=no_effect)
+            if not is_final or (status == _CONFLICT and says_later(answer)):
                 return Free()
             return Keep(_event(status), Answer(answer.status, kept(answer.headers, policy), answer.body))
         case Streaming(status, headers):
@@ -139,18 +138,15 @@ def _is_retryable(problem: bytes) -> bool:
 
 def is_endless(headers: Headers) -> bool:
     """Whether these headers begin a response that has no end of its own."""
-    for name, value in headers:
-        if name == b"content-type" and value.lower().startswith(ENDLESS_MEDIA_TYPES):
-            return True
-    return False
+    return any(name == b"content-type" and kind.lower().startswith(ENDLESS_MEDIA_TYPES) for name, kind in headers)
 
 
 def may_be_endless(headers: Headers) -> bool:
     """Whether these headers begin a response that is a stream, and may have no end: it is sent as it comes."""
     is_streamed = has_length = False
-    for name, value in headers:
+    for name, kind in headers:
         if name == b"content-type":
-            media = value.lower()
+            media = kind.lower()
             if media.startswith(ENDLESS_MEDIA_TYPES):
                 return True
             is_streamed = is_streamed or media.startswith(STREAMED_MEDIA_TYPES)

@@ -54,10 +54,7 @@ def scoped(principal: str, head: Head, policy: Policy) -> str:
 
 def principal_of(named: object) -> str:
     """Return whom the application *named*, by one name or by several, if that can be anybody."""
-    if isinstance(named, str):
-        principal = named
-    else:
-        principal = _joined(named) if isinstance(named, tuple) else _spelled(named)
+    principal = named if isinstance(named, str) else _spelled_out(named)
     if not principal:
         raise ScopeMissing
     if len(principal) > MAX_PRINCIPAL_LENGTH or _CONTROL.search(principal):
@@ -65,6 +62,10 @@ def principal_of(named: object) -> str:
             f"scope must return at most {MAX_PRINCIPAL_LENGTH} characters, none of them a control character."
         )
     return principal
+
+
+def _spelled_out(named: object) -> str:
+    return _joined(named) if isinstance(named, tuple) else _spelled(named)
 
 
 def _joined(names: tuple[object, ...]) -> str:

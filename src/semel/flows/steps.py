@@ -61,11 +61,6 @@ class Story:
         self.is_parked = False
 
     @property
-    def may_skip(self) -> bool:
-        """Whether there are steps that a handler could end before."""
-        return self.is_used or bool(self.promised)
-
-    @property
     def skipped(self) -> StepError | None:
         """What to say of a handler that ends here, before its steps have, or without those that are stored."""
         if unfinished := self.in_doubt or self.running or next(iter(self.promised), None):

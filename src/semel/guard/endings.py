@@ -19,8 +19,11 @@ def answered(answer: Answer, operation: Operation, *, reached_handler: bool, no_
         reached_handler = False
     # What a handler of steps did is recorded, so an error leaves it where a retry can go on.
     nothing_lost = no_effect or operation.has_no_effect or story.is_used
-    skipped = story.skipped if story.may_skip else None
-    return _standing(Answered(answer, reached_handler, nothing_lost, skipped, story.is_used), operation)
+    if not (story.is_used or story.promised or story.is_parked or story.is_lost):
+        # A handler without steps, as most are.
+        story.is_over = True
+        return Answered(answer, reached_handler, nothing_lost)
+    return _standing(Answered(answer, reached_handler, nothing_lost, story.skipped, story.is_used), operation)
 
 
 def streaming(status: int, headers: Headers, operation: Operation) -> Ending:

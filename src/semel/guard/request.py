@@ -130,7 +130,9 @@ class Routes:
 
     def policy_for(self, method: str, path: str) -> Policy | None:
         """Return the policy of this request, or None when it is not guarded."""
-        policy = self.policy_at(path)
+        # Most apps have one policy for all of their paths.
+        is_plain = self._patterns is None and self._accepts is None
+        policy = self.policy if is_plain else self.policy_at(path)
         return policy if policy is not None and method in policy.methods else None
 
     def policy_at(self, path: str) -> Policy | None:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 from semel.core.commands import Renew
 from semel.core.record import Hold
@@ -242,7 +243,7 @@ class AsyncKeeper(Keeper):
         if pulse is None or pulse.loop is not loop:
             pulse = self._pulse = Pulse(loop, self._hurry)
         pulse.beat()
-        self._add(hold, _Lease(lease, lambda: _call_on(loop, on_lost), pulse))
+        self._add(hold, _Lease(lease, partial(_call_on, loop, on_lost), pulse))
 
     def start_afresh(self) -> None:
         """Hold nothing, and have no thread: the parent's loop is not the child's, though it is the same object."""

@@ -65,10 +65,9 @@ class AsyncLane(Generic[C]):
     async def _run(self) -> None:
         batch: list[tuple[C, Step[Any]]] = []
         try:
-            while self._queue:
-                batch = self._queue.take()
-                for part in _alike(batch, _command, self._terms):
-                    outcomes = await self._outcomes([command for command, _ in part])
+            while batch := self._queue.take():
+                for part in (batch,) if len(batch) == 1 else _alike(batch, _command, self._terms):
+                    outcomes = await self._outcomes(list(map(_command, part)))
                     for (_, answer), outcome in zip(part, outcomes, strict=True):
                         answer.settle(outcome)
         except BaseException:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.core.commands import Claim, Command, Complete, FindStuck, Renew, Settle
@@ -193,8 +194,8 @@ class AsyncPostgresStore(AsyncStore):
         self._listener.drop()
         self._links = [_Link(self.address) for _ in range(6)]
         claims, answers, leases, settlements, others, upkeep = self._links
-        claim = AsyncLane[Any](lambda batch: self._claim(claims, batch), terms_of_claim, MAX_BATCH)
-        complete = AsyncLane[Any](lambda batch: self._complete(answers, batch), terms_of_complete, MAX_BATCH)
+        claim = AsyncLane[Any](partial(self._claim, claims), terms_of_claim, MAX_BATCH)
+        complete = AsyncLane[Any](partial(self._complete, answers), terms_of_complete, MAX_BATCH)
         # Renewals skip locked rows, and must not wait behind those who don't.
         renew = AsyncLane[Any](lambda batch: self._each(leases, batch))
         other = AsyncLane[Any](lambda batch: self._each(others, batch))
@@ -210,21 +211,22 @@ class AsyncPostgresStore(AsyncStore):
         }
 
     async def _claim(self, link: _Link, batch: list[Claim]) -> list[Any]:
-        await self._settle()
+        if self._liveness is not None:
+            await self._settle()
         if not self._may_write:
             # Once, with the first claim: a role that may claim but not complete is found out before a handler runs.
             await link.run(self._statements.check_privileges(str(self.address)))
             self._may_write = True
-        return await link.run(self._statements.claim(batch), is_shared=len(batch) > 1, is_large=_is_large(batch))
+        return await link.run(self._statements.claim(batch), batch)
 
     async def _settle(self) -> None:
         if self._liveness is not None and not self._liveness.is_settled:
             await asyncio.to_thread(self._liveness.settle)
 
     async def _complete(self, link: _Link, batch: list[Complete]) -> list[Any]:
-        verdicts: list[Any] = await link.run(
-            self._statements.complete(batch), is_shared=len(batch) > 1, is_large=_is_large(batch)
-        )
+        verdicts: list[Any] = await link.run(self._statements.complete(batch), batch)
+        if None not in verdicts:
+            return verdicts
         return [
             verdict or await self._caught(link.run(self._statements.completed(command.hold)))
             for command, verdict in zip(batch, verdicts, strict=True)
@@ -286,10 +288,10 @@ class _Link:
         self._is_off = False
         start_afresh_in_children(self)
 
-    async def run(self, statement: Statement[T], *, is_shared: bool = False, is_large: bool = False) -> T:
-        """Run one statement in its own transaction. One that is shared is not sent again as a whole when another's
-        transaction was in the way: it was in the way of some, and the rest need not wait for it. One that is large is
-        not sent again when it could not be sent in time.
+    async def run(self, statement: Statement[T], batch: Sequence[Command[Any]] = ()) -> T:
+        """Run one statement, of one command or of a *batch*, in its own transaction. One that is shared is not sent
+        again as a whole when another's transaction was in the way: it was in the way of some, and the rest need not
+        wait for it. One that is large is not sent again when it could not be sent in time.
         """
         was_sent = False
         for left in reversed(range(TRIES)):
@@ -298,11 +300,11 @@ class _Link:
             except StoreUnavailable as error:
                 # Sent once is sent, even if the last try got no connection.
                 was_sent = error.was_sent = was_sent or error.was_sent
-                error.was_too_slow = self._is_too_slow(error, is_large=is_large)
+                error.was_too_slow = self._is_too_slow(error, is_large=_is_large(batch))
                 if left == 0 or not was_sent or error.was_too_slow:
                     raise
             except asyncpg.PostgresError as error:
-                if error.sqlstate not in TRANSIENT or is_shared:
+                if error.sqlstate not in TRANSIENT or len(batch) > 1:
                     raise
                 if left == 0:
                     raise outlasted(error, self._address, was_sent=was_sent) from error
@@ -311,7 +313,10 @@ class _Link:
     async def _run_once(self, statement: Statement[T]) -> T:
         connection = self._connection or await self._connect()
         try:
-            return statement.read(await self._fetched(connection, statement))
+            if self._is_off:
+                return statement.read(await self._fetched_durably(connection, statement))
+            limit = COMMAND_SECONDS if self.is_direct else STATEMENT_SECONDS
+            return statement.read(await connection.fetch(statement.sql, *statement.parameters, timeout=limit))
         except _FAULTS as error:
             known = translated(error, getattr(error, "sqlstate", None), self._address)
             if known is None:
@@ -325,10 +330,8 @@ class _Link:
             self.drop()
             raise
 
-    async def _fetched(self, connection: Any, statement: Statement[Any]) -> Any:
+    async def _fetched_durably(self, connection: Any, statement: Statement[Any]) -> Any:
         limit = COMMAND_SECONDS if self.is_direct else STATEMENT_SECONDS
-        if not self._is_off:
-            return await connection.fetch(statement.sql, *statement.parameters, timeout=limit)
         # A pooler keeps no setting of a session's. Two more round trips, where the role is set to lose commits.
         await connection.execute(f"BEGIN; {FOR_TRANSACTION}", timeout=limit)
         try:

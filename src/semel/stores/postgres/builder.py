@@ -117,7 +117,7 @@ class Builder:
         """Build a statement of the store's own of which many are sent: *values* has all that it takes."""
         if self._tells_all:
             values["actor"] = self._actor()
-        return Statement(self._sql[name], [values[each] for each in self._order[name]], read)
+        return Statement(self._sql[name], list(map(values.__getitem__, self._order[name])), read)
 
     @property
     def tells_all(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from semel.core.commands import (
@@ -48,6 +49,12 @@ T = TypeVar("T")
 MAX_BATCH = 64
 
 TOKEN_BYTES = 16
+
+# A column of a batch is made of these: a comprehension is a call for each.
+_scope, _key, _token = attrgetter("scope"), attrgetter("key"), attrgetter("token")
+_fingerprint, _status, _body = attrgetter("fingerprint"), attrgetter("status"), attrgetter("body")
+_place = attrgetter("hold.scope", "hold.key")
+
 #: Of the first row that a claim returns: the tokens that won.
 _WON = 3
 
@@ -61,19 +68,22 @@ class Statements(Builder):
 
     def claim(self, claims: Sequence[Claim]) -> Statement[list[Hold | Found | Again]]:
         """Claim every key of *claims*, which may name a key more than once. They share their ``terms_of_claim``."""
-        # One statement can't insert a key twice. Whoever asked second finds what the first one did.
-        first = {(claim.scope, claim.key): claim for claim in reversed(claims)}
-        # In an order that all processes share, so that no two wait for each other.
-        asked = [first[place] for place in sorted(first)]
+        if len(claims) == 1:
+            asked = claims
+        else:
+            # One statement can't insert a key twice. Whoever asked second finds what the first one did.
+            first = {(claim.scope, claim.key): claim for claim in reversed(claims)}
+            # In an order that all processes share, so that no two wait for each other.
+            asked = [first[place] for place in sorted(first)]
         terms, owner = asked[0], self._owner()
-        lines = [line_of(claim) for claim in asked]
+        lines = list(map(line_of, asked))
         request_lines = _unless_alike(lines)
         values: dict[str, Any] = {
             "scope": terms.scope,
-            "scopes": _unless_alike([claim.scope for claim in asked]),
-            "keys": [claim.key for claim in asked],
-            "tokens": [claim.token for claim in asked],
-            "fingerprints": [claim.fingerprint for claim in asked],
+            "scopes": _unless_alike(list(map(_scope, asked))),
+            "keys": list(map(_key, asked)),
+            "tokens": list(map(_token, asked)),
+            "fingerprints": list(map(_fingerprint, asked)),
             "request_line": lines[0] if request_lines is None else None,
             "request_lines": request_lines,
             "lease": terms.lease.total_seconds(),
@@ -124,24 +134,24 @@ class Statements(Builder):
         stored now, and must be asked about.
         """
         # In the order of their keys, as claims are.
-        order = sorted(range(len(commands)), key=lambda place: (commands[place].hold.scope, commands[place].hold.key))
+        order = sorted(range(len(commands)), key=lambda place: _place(commands[place])) if len(commands) > 1 else [0]
         holds = [commands[place].hold for place in order]
         answers = [commands[place].answer for place in order]
         terms = commands[0]
-        statuses = [answer.status for answer in answers]
+        statuses = list(map(_status, answers))
         headers = [written(answer.headers) for answer in answers]
         values: dict[str, Any] = {
             "state": str(after(State.PROCESSING, terms.event)),
             "attempt": terms.hold.attempt,
             "scope": holds[0].scope,
-            "scopes": _unless_alike([hold.scope for hold in holds]),
-            "keys": [hold.key for hold in holds],
-            "tokens": [hold.token for hold in holds],
+            "scopes": _unless_alike(list(map(_scope, holds))),
+            "keys": list(map(_key, holds)),
+            "tokens": list(map(_token, holds)),
             "status": statuses[0],
             "statuses": _unless_alike(statuses),
             "headers": headers[0],
             "headers_of_each": _unless_alike(headers),
-            "bodies": [answer.body for answer in answers],
+            "bodies": list(map(_body, answers)),
         }
         name = "complete"
         if terms.wakes:
