@@ -65,7 +65,7 @@ class Cluster(RedisConformance):
 
 
 def candidate_at(url: str, nodes: Nodes, open_store: Callable[[str], Store | AsyncStore]) -> Candidate:
-    return Candidate(open=lambda: open_store(f"{url}?audit=all"), age=Clock(url).advance, has_transactions=False)
+    return Candidate(open=lambda: open_store(f"{url}?audit=on"), age=Clock(url).advance, has_transactions=False)
 
 
 class TestRedis(Lone):

@@ -64,7 +64,7 @@ from semel.stores.redis.records import (
     spelled,
     written_line,
 )
-from semel.stores.requests import read_back
+from semel.stores.requests import line_of, read_back
 from semel.stores.requests import written as written_request
 
 _logger = logging.getLogger("semel")
@@ -460,7 +460,7 @@ def _of_claim(claim: Claim, *, is_long: bool) -> tuple[Word, ...]:
         claim.key.encode("utf-8", "surrogatepass"),
         claim.token.hex(),
         claim.fingerprint.hex(),
-        claim.request_line.encode("utf-8", "surrogatepass"),
+        (line_of(claim) or "").encode(),
     )
     if not is_long:
         return words
