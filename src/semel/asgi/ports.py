@@ -110,12 +110,10 @@ class RequestPorts(AsyncPorts):
 
     async def _serve(self) -> None:
         """Guard the request, and let the client have its answer."""
-        run = None
         try:
             reply: Reply = await self._flow()
         except Exception as error:
-            run = self._app_run
-            if run is None:
+            if self._app_run is None:
                 raise
             reply = Reraise(error, None)
         except BaseException as death:

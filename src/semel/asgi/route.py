@@ -156,8 +156,8 @@ class RoutePorts(RequestPorts):
         if self._head.method not in policy.methods:
             return None
         self._principal, self._policy = principal, policy
+        self.ask_as(policy)
         if policy.enforcement == "report":
-            self.be_quick()
             self._watch.begin(Running(self._flow(), self))
             await self._watch.is_reached()
             return None
@@ -204,6 +204,9 @@ class RoutePorts(RequestPorts):
             reply = await self._running.rest()
         except Exception as error:  # noqa: BLE001 - it goes on to the server, out of the app
             reply = Reraise(error, None)
+        except BaseException:
+            self._app_run.kill()
+            raise
         finally:
             self.let_go()
         await self._app_run.give(reply)

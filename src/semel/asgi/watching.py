@@ -88,6 +88,8 @@ class Watch:
         """Leave the flow where it is: its lease ends it."""
         flow, self._flow = self._flow, None
         if flow is not None and self._reached.done():
+            if self._hold is not None:
+                self._keeper.discard(self._hold)
             self._answered.abandon()
         elif flow is not None:
             flow.cancel()

@@ -114,11 +114,11 @@ class _Ports(ABC):
         #: How the store is asked.
         self._perform: Callable[[Command[Any]], Any] = guard.store.perform
         if policy is not None and policy.enforcement == "report":
-            self.be_quick()
+            self.ask_as(policy)
 
-    def be_quick(self) -> None:
-        """Wait for the store no longer than report mode may."""
-        self._perform = self._look_up
+    def ask_as(self, policy: Policy) -> None:
+        """Wait for the store as long as *policy* lets a request wait: in report mode, not for long."""
+        self._perform = self._look_up if policy.enforcement == "report" else self.guard.store.perform
 
     def _look_up(self, command: Command[Any]) -> Any:
         guard = self.guard
