@@ -18,6 +18,13 @@ from tests.docs.served import ROOT
 
 ENV = (ROOT / "docs" / "examples" / "alembic_env").with_suffix(".py").read_text()
 OURS = {"semel_keys", "semel_audit", "semel_keys_migrations"}
+#: PostgreSQL's sweeper remembers how far it has looked.
+ON_POSTGRES = {"semel_keys_watermark"}
+
+
+def ours(url: str) -> set[str]:
+    return OURS | (ON_POSTGRES if url.startswith("postgresql") else set())
+
 
 
 @pytest.fixture(params=["sqlite_url", "postgres_url"])
@@ -70,7 +77,7 @@ def test_autogenerate_leaves_semels_tables_alone(tmp_path: Path, url: str) -> No
     assert "drop_" not in first
     project.upgrade()
     assert "op." not in project.generated()
-    assert tables(url) == OURS | {"orders", "alembic_version"}
+    assert tables(url) == ours(url) | {"orders", "alembic_version"}
     with closing(store(url)) as keys:
         assert keys.perform(Browse(1)) == ()
 
@@ -78,7 +85,7 @@ def test_autogenerate_leaves_semels_tables_alone(tmp_path: Path, url: str) -> No
 def test_what_alembic_does_without_it(tmp_path: Path, url: str) -> None:
     """Without that line Alembic would drop every one of them: this is what the line is for."""
     found = Project(tmp_path, url, ENV.replace("include_name=include_name", "include_name=None")).generated()
-    assert set(re.findall(r"drop_table\('(\w+)'\)", found)) == OURS
+    assert set(re.findall(r"drop_table\('(\w+)'\)", found)) == ours(url)
 
 
 def test_tables_of_another_name() -> None:

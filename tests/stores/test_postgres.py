@@ -299,11 +299,13 @@ class TestSchema:
         """The database accepts every statement in queries.sql, in every variant."""
         store(postgres_url).migrate()
         with psycopg.connect(postgres_url) as connection:
-            for name, query in queries_of(Names(), audit).items():
+            # ``note_finish`` is the beginning of others.
+            queries = {name: query for name, query in queries_of(Names(), audit).items() if name != "note_finish"}
+            for name, query in queries.items():
                 connection.execute(f"PREPARE the_{name} AS {query.numbered}".encode())
             prepared = {name for (name,) in connection.execute("SELECT name FROM pg_prepared_statements")}
 
-        assert prepared == {f"the_{name}" for name in queries_of(Names(), audit)}
+        assert prepared == {f"the_{name}" for name in queries}
 
     def test_table_and_schema_can_have_names_of_their_own(self, postgres_url: str) -> None:
         """``?schema=`` and ``?table=`` put the records elsewhere, and nothing of Semel's stands outside of that."""

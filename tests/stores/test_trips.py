@@ -373,6 +373,17 @@ class TestSessions:
             assert await written(url) == ([1, 3], ["a", "c"])
 
     @pytest.mark.parametrize("kind", ["psycopg", "asyncpg"])
+    async def test_what_a_driver_deallocates(self, kind: str, url: str) -> None:
+        """A handler that was rolled back, after statements that its driver has prepared, costs no later one an error."""
+        async with KINDS[kind](url) as shop:
+            await shop.paid("a", 1)
+            transaction, _hold = await shop.begun(claim_of("b"))
+            await shop.ride(transaction, 2)
+            await shop.do(transaction.perform, Undo())
+            await shop.paid("c", 3)
+            assert await written(url) == ([1, 3], ["a", "c"])
+
+    @pytest.mark.parametrize("kind", ["psycopg", "asyncpg"])
     async def test_tables_that_come_later(self, kind: str, postgres_url: str) -> None:
         """A database without Semel's tables is told of, and the same store serves once they are there."""
         async with KINDS[kind](postgres_url) as shop:

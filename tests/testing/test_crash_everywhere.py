@@ -280,7 +280,10 @@ def test_a_broken_fastapi_app(shop: Shop) -> None:
     async def order() -> None:
         shop.provider.charge_blindly(5)
 
-    assert walked(shop, app).wrong() == ["before storing the answer: charges 2 instead of 1: done more than once"]
+    assert walked(shop, app).wrong() == [
+        "after running the handler: charges 2 instead of 1: done more than once",
+        "before storing the answer: charges 2 instead of 1: done more than once",
+    ]
 
 
 def test_atomic_mode_on_a_loop(shop: Shop) -> None:

@@ -184,6 +184,13 @@ class _Connection(psycopg.Connection[Any]):
 
     session: Session
 
+    def _deallocate(self, name: bytes | None) -> Any:
+        # What psycopg does once a transaction was rolled back, or a table dropped: None is all that the session has
+        # prepared, ours included. Should psycopg do it otherwise one day, the statement fails and the session goes.
+        if name is None and hasattr(self, "session"):
+            self.session.prepared.forget()
+        return super()._deallocate(name)
+
     @classmethod
     def opened(cls, url: str) -> Self:
         """Connect, and find out what it is."""

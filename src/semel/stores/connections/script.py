@@ -73,6 +73,10 @@ class Prepared:
         self._names.update(self._pending)
         self._pending.clear()
 
+    def forget(self) -> None:
+        """Take note that nothing is prepared any more."""
+        self._names.clear()
+
     @property
     def is_unsure(self) -> bool:
         """Whether it is not known what the session has prepared."""
