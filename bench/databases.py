@@ -17,8 +17,8 @@ from bench import cpu
 from bench.cases import WITH_REDIS, StoreKind
 from bench.setup import Place
 from semel.stores import store
-from semel.testing import servers
-from semel.testing.servers.resp import ask_facts
+from tests.kit import servers
+from tests.kit.servers.resp import ask_facts
 
 #: Said aloud, so that no server named in the environment is used in place of our own.
 DURABLE = {

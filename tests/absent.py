@@ -8,8 +8,8 @@ from collections.abc import Generator
 
 import pytest
 
-from semel.testing.servers import NoServerBinary
-from semel.testing.servers.programs import PGBOUNCER, POSTGRES, REDIS
+from tests.kit.servers import NoServerBinary
+from tests.kit.servers.programs import PGBOUNCER, POSTGRES, REDIS
 
 KNOWN = {programs.server: programs for programs in (POSTGRES, REDIS, PGBOUNCER)}
 

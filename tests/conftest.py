@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from semel.testing import servers
 from tests.databases import Databases
+from tests.kit import servers
 
 #: Whoever needs a server that this machine lacks just asks for it, here or in a test: it is skipped.
 pytest_plugins = ["tests.absent", "tests.slow"]

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from semel.testing import servers
+from tests.kit import servers
 from torture.clients import Crowd, Order
 from torture.job import Door, Job
 from torture.scenario import Outcome, Plan, Scenario, World, Worlds, _world

@@ -31,7 +31,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from semel.stores import store
-from semel.testing import servers
+from tests.kit import servers
 from torture.checker import Event, Sight, Verdict, Violation, check
 from torture.job import Ended, Job
 from torture.provider import provider

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from semel.testing import servers
-from semel.testing.servers.resp import ask, ask_facts
+from tests.kit import servers
+from tests.kit.servers.resp import ask, ask_facts
 from torture.clients import Crowd, Order
 from torture.job import Door
 from torture.restarts import FORMS, PATIENCE_SECONDS, PAYMENTS, wait_for_payments

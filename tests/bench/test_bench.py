@@ -23,8 +23,8 @@ from bench.report import as_json
 from bench.table import NoReport, comparison, read_facts, table
 from bench.web import WebServer
 from bench.wire import Wire
-from semel.testing import servers
-from semel.testing.servers.programs import REDIS
+from tests.kit import servers
+from tests.kit.servers.programs import REDIS
 
 TINY = Plan(
     extras=(),

@@ -17,8 +17,8 @@ from semel.core.message import Head, Request
 from semel.core.record import Record
 from semel.core.state import State
 from semel.stores import store
-from semel.testing import servers
 from tests.cli.jobs import LEASE
+from tests.kit import servers
 from tests.web.harness import HANG_SECONDS, wait_until
 from tests.web.serving import NO_CERTIFICATES, ROOT
 

@@ -12,8 +12,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from semel.testing import servers
 from tests.django import project
+from tests.kit import servers
 
 project.set_up()
 pytest.register_assert_rewrite("semel.testing.conformance")

@@ -14,11 +14,11 @@ import pytest
 from django.db import connections
 
 from semel.stores.base import AsyncStore, Store
-from semel.testing import servers
 from semel.testing.clock import Clock
 from semel.testing.conformance import Candidate, StoreConformance
 from tests.django import project
 from tests.django.requests import ConcurrentStore, ThreadedStore
+from tests.kit import servers
 
 Open = Callable[[str], Store | AsyncStore]
 

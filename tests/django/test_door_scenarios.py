@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from django.test import override_settings
 
-from semel.testing import servers
 from tests.django import project, worlds
+from tests.kit import servers
 from tests.web.harness import Api
 from tests.web.scenarios import SCENARIOS, Scenario
 

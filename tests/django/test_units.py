@@ -22,10 +22,10 @@ from semel.errors import AnswerNotStored, CommitUnknown, ConfigurationError, Sto
 from semel.stores.django import DjangoStore
 from semel.stores.django import postgres as on_postgres
 from semel.stores.django.postgres import Postgres
-from semel.testing import servers
 from tests.django import project
 from tests.django.operations import ANSWER, STEPS, begun, claim_on, finish, finished, step
 from tests.django.shop.models import Payment
+from tests.kit import servers
 from torture.proxy import Cut, Lost, Proxy, is_commit
 
 DEFERRED = """

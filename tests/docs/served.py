@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import httpx
 
-from semel.testing.servers import _free_port
+from tests.kit.servers import _free_port
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"

@@ -26,7 +26,6 @@ def ours(url: str) -> set[str]:
     return OURS | (ON_POSTGRES if url.startswith("postgresql") else set())
 
 
-
 @pytest.fixture(params=["sqlite_url", "postgres_url"])
 def url(request: pytest.FixtureRequest) -> str:
     """A database with Semel's tables."""

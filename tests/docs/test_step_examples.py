@@ -18,8 +18,8 @@ from semel import stores
 from semel.core.commands import Claim, Look
 from semel.core.message import Head, Request
 from semel.core.state import State
-from semel.testing.servers import _free_port
 from tests.docs.served import ASKING, EXAMPLES, HANG_SECONDS, asgi, load, process, server, wsgi
+from tests.kit.servers import _free_port
 
 KEY = {"Idempotency-Key": "order-17"}
 

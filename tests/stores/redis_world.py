@@ -6,8 +6,9 @@ from typing import Any, Self
 
 from semel import stores
 from semel.core.commands import Command
-from semel.testing import Clock, servers
+from semel.testing import Clock
 from semel.testing.conformance import handle
+from tests.kit import servers
 
 
 def ageing(url: str) -> Callable[[timedelta], None]:

@@ -39,7 +39,7 @@ from semel.errors import ConfigurationError, StoreUnavailable
 from semel.stores import async_store, store
 from semel.stores.base import Store
 from semel.stores.tiered import Tiered
-from semel.testing import servers
+from tests.kit import servers
 from tests.stores.lending import rows, until
 
 ANSWER = Answer(201, (), b"{}")

@@ -12,9 +12,9 @@ import pytest
 from semel import stores
 from semel.stores.base import AsyncStore, Store
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
-from semel.testing import servers
 from semel.testing.clock import Clock
 from semel.testing.conformance import Candidate, StoreConformance
+from tests.kit import servers
 
 Open = Callable[[str], Store | AsyncStore]
 

@@ -28,8 +28,8 @@ from semel.stores.postgres.address import Address
 from semel.stores.postgres.joined import JoinedStatements
 from semel.stores.postgres.statements import Statements
 from semel.stores.statement import Joined, Names, Query
-from semel.testing import servers
 from semel.testing.conformance.base import claim_on
+from tests.kit import servers
 from tests.stores.lending import DRIVERS, SCHEMA, SQLALCHEMY, Kind, Lender, Lent, backend, do, record, rows, until
 
 KINDS = DRIVERS | SQLALCHEMY

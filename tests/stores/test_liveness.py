@@ -34,8 +34,8 @@ from semel.stores.postgres.signals import owner_lock
 from semel.stores.postgres.statements import Statements
 from semel.stores.postgres.store import PostgresStore
 from semel.stores.statement import Names
-from semel.testing import servers
 from semel.work import Sweeper
+from tests.kit import servers
 from tests.stores.colours import COLOURS, SECONDS, Process, process, wait_until
 
 LEASE, RETENTION = timedelta(seconds=60), timedelta(hours=1)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from semel import stores
-from semel.testing import servers
 from semel.testing.conformance import Candidate, StoreConformance
+from tests.kit import servers
 from tests.stores.test_conformance import postgres_candidate
 
 

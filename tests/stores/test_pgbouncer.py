@@ -41,8 +41,8 @@ from semel.stores.postgres.address import SESSION
 from semel.stores.postgres.async_store import AsyncPostgresStore
 from semel.stores.postgres.errors import is_too_slow
 from semel.stores.postgres.store import PostgresStore
-from semel.testing import servers
 from semel.testing.conformance import Candidate, StoreConformance
+from tests.kit import servers
 from tests.stores.lending import DRIVERS, Kind, Lender, record, rows
 from tests.stores.lending import SCHEMA as TWO_TABLES
 from tests.stores.test_conformance import postgres_candidate

@@ -27,7 +27,7 @@ from semel.stores.postgres.builder import queries_of
 from semel.stores.postgres.statements import PACKAGE, Statements
 from semel.stores.postgres.store import PostgresStore
 from semel.stores.statement import Names, load_migrations
-from semel.testing import servers
+from tests.kit import servers
 
 LEASE, RETENTION = timedelta(seconds=30), timedelta(hours=24)
 ANSWER = Answer(201, ((b"content-type", b"application/json"),), b'{"id": 1}')

@@ -49,8 +49,8 @@ from semel.stores.redis.cluster import Client
 from semel.stores.redis.connection import AsyncConnections
 from semel.stores.redis.protocol import Call, packed
 from semel.stores.redis.store import RedisStore
-from semel.testing import servers
 from semel.testing.process import ServerDidNotStart
+from tests.kit import servers
 from tests.stores.redis_world import Asking, ageing
 
 LEASE, RETENTION = timedelta(seconds=30), timedelta(hours=24)

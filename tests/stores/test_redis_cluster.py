@@ -18,9 +18,9 @@ from semel.errors import StoreNotReady, StoreUnavailable
 from semel.stores.redis.protocol import slot_of
 from semel.stores.redis.records import digest_of
 from semel.stores.redis.store import RedisStore
-from semel.testing import servers
-from semel.testing.servers.base import until
-from semel.testing.servers.resp import RedisRefused, ask, ask_facts
+from tests.kit import servers
+from tests.kit.servers.base import until
+from tests.kit.servers.resp import RedisRefused, ask, ask_facts
 from tests.stores.redis_world import Asking, cluster_url
 
 LEASE, RETENTION = timedelta(seconds=30), timedelta(hours=24)

@@ -9,9 +9,9 @@ import redis
 from semel import stores
 from semel.stores.base import AsyncStore, Store
 from semel.stores.redis import due
-from semel.testing import servers
 from semel.testing.clock import Clock
 from semel.testing.conformance import Candidate, Handle, StoreConformance
+from tests.kit import servers
 from tests.stores.redis_world import cluster_url
 
 Nodes = Sequence[servers.RedisServer]

@@ -16,8 +16,8 @@ from semel.core.message import Answer
 from semel.core.record import Hold
 from semel.core.state import Event
 from semel.stores.redis import listening
-from semel.testing import servers
-from semel.testing.servers.base import until
+from tests.kit import servers
+from tests.kit.servers.base import until
 from tests.stores.redis_world import cluster_url
 
 LEASE, RETENTION = timedelta(seconds=30), timedelta(hours=24)

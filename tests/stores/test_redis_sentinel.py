@@ -14,8 +14,8 @@ from semel.core.message import Answer
 from semel.core.record import Found, Hold
 from semel.core.state import Event
 from semel.errors import StoreError, StoreNotReady
-from semel.testing import servers
-from semel.testing.servers.base import until
+from tests.kit import servers
+from tests.kit.servers.base import until
 from tests.stores.redis_world import Asking
 
 LEASE, RETENTION = timedelta(seconds=30), timedelta(hours=24)

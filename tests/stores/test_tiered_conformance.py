@@ -14,8 +14,8 @@ from semel import stores
 from semel.stores.base import AsyncStore, Store
 from semel.stores.tiered import Tiered
 from semel.stores.tiered.store import AsyncTieredStore, TieredStore
-from semel.testing import servers
 from semel.testing.conformance import Candidate, StoreConformance
+from tests.kit import servers
 from tests.stores.test_conformance import postgres_candidate, sqlite_candidate
 
 AnyStore = Store | AsyncStore

@@ -22,7 +22,7 @@ import redis
 
 from semel import SINGLE_TENANT, asgi, stores, wsgi
 from semel.stores.tiered import Tiered
-from semel.testing import servers
+from tests.kit import servers
 
 WORKERS = 8
 #: Patience for what is bound to happen.

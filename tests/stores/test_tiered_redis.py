@@ -34,8 +34,8 @@ from semel.stores.tiered import cache as cache_module
 from semel.stores.tiered.cache import Cache
 from semel.stores.tiered.memory import Entry, now
 from semel.stores.tiered.store import AsyncTieredStore, TieredStore
-from semel.testing import servers
 from semel.testing.conformance import Handle, handle
+from tests.kit import servers
 
 T = TypeVar("T")
 

@@ -374,7 +374,7 @@ class TestSessions:
 
     @pytest.mark.parametrize("kind", ["psycopg", "asyncpg"])
     async def test_what_a_driver_deallocates(self, kind: str, url: str) -> None:
-        """A handler that was rolled back, after statements that its driver has prepared, costs no later one an error."""
+        """A handler that is rolled back, after statements that its driver has prepared, costs no later one an error."""
         async with KINDS[kind](url) as shop:
             await shop.paid("a", 1)
             transaction, _hold = await shop.begun(claim_of("b"))

@@ -9,8 +9,8 @@ import pytest
 
 MADE_UP = """
 import pytest
-from semel.testing.servers import NoServerBinary
-from semel.testing.servers.programs import PGBOUNCER, REDIS
+from tests.kit.servers import NoServerBinary
+from tests.kit.servers.programs import PGBOUNCER, REDIS
 
 @pytest.fixture(scope="session")
 def server():

@@ -5,7 +5,7 @@ elsewhere.
 import psycopg
 import pytest
 
-from semel.testing import servers
+from tests.kit import servers
 
 
 def pid(connection: psycopg.Connection) -> int:

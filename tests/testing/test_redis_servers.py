@@ -14,8 +14,8 @@ import redis
 from redis import sentinel as driver
 from redis.cluster import RedisCluster
 
-from semel.testing import servers
-from semel.testing.servers.resp import RedisRefused, ask
+from tests.kit import servers
+from tests.kit.servers.resp import RedisRefused, ask
 
 #: The driver's own words on it have no types.
 Sentinel: Any = driver.Sentinel
@@ -149,7 +149,7 @@ def test_all_processes_end_with_their_tests(start: str) -> None:
     nodes = "server.nodes" if start == "redis_cluster" else "server.nodes + server.watchers"
     program = f"""if True:
         import sys
-        from semel.testing import servers
+        from tests.kit import servers
         try:
             with servers.{start}() as server:
                 print(*(node.port for node in {nodes}), flush=True)

@@ -11,10 +11,10 @@ import asyncpg
 import psycopg
 import pytest
 
-from semel.testing import servers
 from semel.testing.process import ServerDidNotStart
-from semel.testing.servers import programs
 from tests.databases import Databases
+from tests.kit import servers
+from tests.kit.servers import programs
 
 
 def ask(url: str, question: str) -> object:
@@ -107,7 +107,7 @@ def test_a_server_ends_with_its_tests() -> None:
     """A test run that is killed leaves no server behind."""
     program = """if True:
         import sys
-        from semel.testing import servers
+        from tests.kit import servers
         with servers.postgres(settings={"fsync": "off"}) as server:
             print(server.url, flush=True)
             sys.stdin.read()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from semel.testing import servers
+from tests.kit import servers
 from torture.scenario import Worlds
 
 

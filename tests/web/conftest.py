@@ -10,7 +10,7 @@ import pytest
 
 from semel import Policy, stores
 from semel.stores.tiered import Tiered
-from semel.testing import servers
+from tests.kit import servers
 from tests.web.harness import Api, AsgiWorld, WsgiWorld
 
 DOORS = ("asgi", "wsgi")

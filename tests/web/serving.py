@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from semel.testing.servers import _free_port
+from tests.kit.servers import _free_port
 from tests.web.harness import HANG_SECONDS, wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from semel import stores
 from semel.errors import StoreNotPermitted
-from semel.testing import servers
+from tests.kit import servers
 from tests.web.harness import HANG_SECONDS, Response
 from tests.web.lenders import POSTGRES, Api, api
 from tests.web.test_atomic_races import is_the_answer, make_tables

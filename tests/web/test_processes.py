@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from semel import stores
-from semel.testing import servers
+from tests.kit import servers
 from tests.web.harness import HANG_SECONDS, wait_until
 from tests.web.serving import Backstage, Server, code, seen
 

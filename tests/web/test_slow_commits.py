@@ -21,7 +21,7 @@ import semel
 import semel.asgi
 import semel.wsgi
 from semel import Policy, stores
-from semel.testing import servers
+from tests.kit import servers
 from tests.web.harness import HANG_SECONDS, Request, Response, call_asgi, call_wsgi, eventually, wait_until
 
 KEYED = Request(target="/rides", lines=(("Idempotency-Key", b"key-1"),))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from semel.testing.process import Command, Process, run
-from semel.testing.servers.base import LOOPBACK, NO_SETTINGS, Server, free_port, own_folder
-from semel.testing.servers.programs import POSTGRES, POSTGRES_BACKUP, find, named
+from tests.kit.servers.base import LOOPBACK, NO_SETTINGS, Server, free_port, own_folder
+from tests.kit.servers.programs import POSTGRES, POSTGRES_BACKUP, find, named
 
 
 class PostgresServer(Server):

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from urllib.parse import unquote, urlsplit
 
 from semel.testing.process import Process
-from semel.testing.servers.base import LOOPBACK, NO_SETTINGS, Server, free_port, give, own_folder
-from semel.testing.servers.postgresql import PostgresServer
-from semel.testing.servers.programs import PGBOUNCER, find
+from tests.kit.servers.base import LOOPBACK, NO_SETTINGS, Server, free_port, give, own_folder
+from tests.kit.servers.postgresql import PostgresServer
+from tests.kit.servers.programs import PGBOUNCER, find
 
 #: So few that two clients of one test are bound to be given each other's connections.
 POOL_SIZE = 2

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from semel.testing.process import Command, Process
-from semel.testing.servers.base import LOOPBACK, NO_SETTINGS, Server, free_port, give, own_folder
-from semel.testing.servers.programs import REDIS, find, named
-from semel.testing.servers.resp import is_answering
+from tests.kit.servers.base import LOOPBACK, NO_SETTINGS, Server, free_port, give, own_folder
+from tests.kit.servers.programs import REDIS, find, named
+from tests.kit.servers.resp import is_answering
 
 
 class RedisServer(Server):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from semel.testing.process import ServerDidNotStart, run
-from semel.testing.servers.base import give
+from tests.kit.servers.base import give
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import IO
 
-from semel.testing.servers.base import LOOPBACK
+from tests.kit.servers.base import LOOPBACK
 
 #: How long a server may take to answer. It is on this machine, and may be busy.
 ANSWER_SECONDS = 5.0

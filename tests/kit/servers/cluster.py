@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
-from semel.testing.servers.base import LOOPBACK, NO_SETTINGS, free_port, until
-from semel.testing.servers.lone_redis import RedisServer, redis_process
-from semel.testing.servers.resp import ask, ask_facts
+from tests.kit.servers.base import LOOPBACK, NO_SETTINGS, free_port, until
+from tests.kit.servers.lone_redis import RedisServer, redis_process
+from tests.kit.servers.resp import ask, ask_facts
 
 MASTERS = 3
 SLOTS = 16_384

@@ -12,13 +12,13 @@ As root, the servers run as `nobody`. Nothing outside their own temporary folder
 process that started it, even if that one is killed.
 """
 
-from semel.testing.servers.base import LOOPBACK, NO_SETTINGS, PORTS, ServerNotOurs, free_port
-from semel.testing.servers.bouncer import PgBouncer, pgbouncer
-from semel.testing.servers.cluster import RedisCluster, redis_cluster
-from semel.testing.servers.lone_redis import RedisServer, redis
-from semel.testing.servers.postgresql import PostgresServer, postgres, postgres_standby
-from semel.testing.servers.programs import NoServerBinary
-from semel.testing.servers.sentinel import RedisSentinel, redis_sentinel
+from tests.kit.servers.base import LOOPBACK, NO_SETTINGS, PORTS, ServerNotOurs, free_port
+from tests.kit.servers.bouncer import PgBouncer, pgbouncer
+from tests.kit.servers.cluster import RedisCluster, redis_cluster
+from tests.kit.servers.lone_redis import RedisServer, redis
+from tests.kit.servers.postgresql import PostgresServer, postgres, postgres_standby
+from tests.kit.servers.programs import NoServerBinary
+from tests.kit.servers.sentinel import RedisSentinel, redis_sentinel
 
 __all__ = [
     "LOOPBACK",

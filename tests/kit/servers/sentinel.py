@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from semel.testing.servers.base import LOOPBACK, NO_SETTINGS, free_port, until
-from semel.testing.servers.lone_redis import RedisServer, redis_process
-from semel.testing.servers.resp import Reply, ask, ask_facts
+from tests.kit.servers.base import LOOPBACK, NO_SETTINGS, free_port, until
+from tests.kit.servers.lone_redis import RedisServer, redis_process
+from tests.kit.servers.resp import Reply, ask, ask_facts
 
 SERVICE = "semel"
 REPLICAS = 2
