@@ -58,7 +58,7 @@ SITUATIONS: dict[type[errors.Refusal], tuple[str, str]] = {
     errors.NotReplayable: ("the first answer was too large, too slow or a stream, so it was not kept", "no"),
     errors.OutcomeUnknown: ('an earlier worker died over it, and `on_crash="refuse"`; or it is parked', "no"),
     errors.KeyExpired: ('the key is past retention, and `late="refuse"`', "no"),
-    errors.OperationNotFound: ("a status URL that names no operation of whoever asks", "no"),
+    errors.OperationNotFound: ("a status URL that names no operation of this user", "no"),
     errors.OperationExpired: ("a status URL, past the retention of its operation", "no"),
     errors.OperationFailed: ("the handler raised an exception", "yes"),
     errors.OperationUnfinished: ("a handler with steps raised an exception: what it has done is recorded", "yes"),

@@ -15,7 +15,7 @@ with engine.connect() as connection:
     context.configure(
         connection=connection,
         target_metadata=metadata,
-        include_name=include_name,  # leaves semel_keys, semel_audit and semel_keys_migrations alone
+        include_name=include_name,  # leaves semel_keys, semel_audit and the like alone
     )
     with context.begin_transaction():
         context.run_migrations()

@@ -1,4 +1,4 @@
-"""A key for somebody else: the call to a provider carries a key that is the same on every retry and every attempt."""
+"""A key for another service: the call to a provider carries a key that is the same on every retry and every attempt."""
 
 from fastapi import FastAPI
 

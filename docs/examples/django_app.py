@@ -22,7 +22,7 @@ settings.configure(
 django.setup()
 
 
-class Payment(models.Model):  # type: ignore[misc]  # noqa: DJ008 - Django has no types; and nobody shows it
+class Payment(models.Model):  # type: ignore[misc]  # noqa: DJ008 - Django has no types; and it is shown nowhere
     amount = models.IntegerField()
     account = models.CharField(max_length=100)
 

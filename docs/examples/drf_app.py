@@ -1,4 +1,4 @@
-"""REST framework in one file: a viewset whose `create` is guarded, after REST framework's own login."""
+"""REST framework in one file: a viewset with a guarded `create`, after REST framework's own login."""
 
 import django
 from django.conf import settings
@@ -24,7 +24,7 @@ from semel.django import idempotent  # noqa: E402
 from semel.django.rest import IdempotentMixin  # noqa: E402
 
 
-class Payment(models.Model):  # type: ignore[misc]  # noqa: DJ008 - Django has no types; and nobody shows it
+class Payment(models.Model):  # type: ignore[misc]  # noqa: DJ008 - Django has no types; and it is shown nowhere
     amount = models.IntegerField()
 
     class Meta:

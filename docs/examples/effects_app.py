@@ -1,4 +1,4 @@
-"""Three providers: one keeps keys, one can be asked, and of the third nobody can know."""
+"""Three providers: one keeps keys, one can be asked, and the third can't be asked."""
 
 from flask import Flask, request
 
@@ -15,7 +15,7 @@ app = Flask(__name__)
 def charge(order: int, *, idempotency_key: str) -> dict[str, str]:
     """Made again with the same key when its outcome is unknown: the card company charges once per key."""
     if order < 0:
-        return {"declined": "no money"}  # an outcome, so it is returned; raising would mean that nobody knows
+        return {"declined": "no money"}  # an outcome, so it is returned; raising would mean that its outcome is unknown
     cards.setdefault(idempotency_key, order)
     return {"id": f"ch_{len(cards)}"}
 

@@ -1,4 +1,4 @@
-"""Flask: a view that is guarded after the app's own login, and whose row commits together with its answer."""
+"""Flask: a view that is guarded after the app's own login, and commits its row together with its answer."""
 
 from collections.abc import Callable
 from functools import wraps

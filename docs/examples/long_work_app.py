@@ -26,7 +26,7 @@ def whose_request(request: RequestView) -> str | None:
 
 @app.post("/reports", status_code=201)
 async def report(wanted: dict[str, str], request: Request) -> dict[str, str]:
-    # Credentials are not stored: the worker's request says here whose it is.
+    # Credentials are not stored: the worker's request names its user here.
     account = request.scope.get(PRINCIPAL) or account_of(request.headers)
     if account is None:
         raise HTTPException(401)

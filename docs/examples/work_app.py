@@ -24,7 +24,7 @@ def whose_request(request: RequestView) -> str | None:
 
 @app.post("/orders", status_code=201)
 async def order(wanted: dict[str, str], request: Request) -> dict[str, int]:
-    # Credentials are not stored. A request that is finished without its client says here whose it is.
+    # Credentials are not stored. A request that is finished without its client names its user here.
     account = request.scope.get(PRINCIPAL) or account_of(request.headers)
     if account is None:
         raise HTTPException(401)

@@ -1,4 +1,4 @@
-"""A payment endpoint that nobody guards."""
+"""A payment endpoint without a guard."""
 
 import time
 from pathlib import Path
