@@ -7,8 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from semel import BodyHash, Policy
-from semel.asgi import IdempotencyMiddleware
-from semel.guard.request import RequestView
+from semel.asgi import IdempotencyMiddleware, RequestView
 
 orders: list[Any] = []
 

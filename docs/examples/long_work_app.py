@@ -7,8 +7,7 @@ from fastapi import FastAPI, HTTPException, Request
 
 import semel
 from semel import Policy
-from semel.asgi import IdempotencyMiddleware
-from semel.guard.request import PRINCIPAL, RequestView
+from semel.asgi import PRINCIPAL, IdempotencyMiddleware, RequestView
 
 ACCOUNTS = {"Bearer token-of-alice": "alice", "Bearer token-of-bob": "bob"}
 PAUSE_SECONDS = 1.0

@@ -5,8 +5,7 @@ import logging
 from fastapi import FastAPI
 
 from semel import Policy
-from semel.asgi import IdempotencyMiddleware
-from semel.guard.request import RequestView
+from semel.asgi import IdempotencyMiddleware, RequestView
 
 logging.basicConfig(level=logging.INFO)  # Each finding is a line of the logger "semel".
 orders: list[str] = []

@@ -9,8 +9,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from semel import Policy
-from semel.asgi import IdempotencyMiddleware
-from semel.guard.request import RequestView
+from semel.asgi import IdempotencyMiddleware, RequestView
 
 orders: list[str] = []
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from fastapi import FastAPI, HTTPException, Request
 
 from semel import Policy
-from semel.asgi import IdempotencyMiddleware
-from semel.guard.request import PRINCIPAL, RequestView
+from semel.asgi import PRINCIPAL, IdempotencyMiddleware, RequestView
 
 ACCOUNTS = {"Bearer token-of-alice": "alice"}
 orders: list[tuple[str, str]] = []

@@ -1,10 +1,11 @@
-"""The WSGI door: middleware for Flask, Django or any WSGI app, in the server's own threads.
+"""The WSGI entry point: middleware for Flask, Django or any WSGI app, in the server's own threads.
 
 What is decided, ``flows/serve`` decides.
 
-    app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, store="postgresql://…", scope=whose_request)
+    app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, store="postgresql://…", scope=account_of)
 """
 
+from semel.guard.request import PRINCIPAL, RequestView
 from semel.wsgi.middleware import IdempotencyMiddleware
 
-__all__ = ["IdempotencyMiddleware"]
+__all__ = ["PRINCIPAL", "IdempotencyMiddleware", "RequestView"]
