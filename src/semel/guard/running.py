@@ -162,7 +162,7 @@ class Running(Generic[T]):
             except asyncio.CancelledError as error:
                 if self._is_behind:
                     raise  # The loop is about to end.
-                if is_own:
+                if is_own and isinstance(waited, Step):
                     self._leave(waited)
                     raise
                 thrown, cancelled, waited = error, error, None
