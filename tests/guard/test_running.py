@@ -1,6 +1,7 @@
 """What runs a flow, in a thread and on a loop, and what becomes of the flow when its caller goes away."""
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -357,6 +358,19 @@ async def test_arun_leaves_while_claiming(outcome: Any) -> None:
     step.settle(outcome)
     await callers_gone()
     assert ports.last == BY_TOKEN
+
+
+async def test_arun_leaves_while_claiming_and_that_fails() -> None:
+    """What a claim has failed with is of no interest behind a caller that has gone: nothing is said of it."""
+    said: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+    step = Step[Any]()
+    await leave_at(Loop(), "Claim", step)
+    step.settle(StoreUnavailable())
+    await callers_gone()
+    del step
+    gc.collect()
+    assert said == []
 
 
 async def test_arun_leaves_a_claim_that_is_cancelled_with_it() -> None:

@@ -22,10 +22,11 @@ from starlette.routing import Mount, Route
 import semel
 from semel import NoEffect, Policy
 from semel.asgi import PER_ROUTE, IdempotencyMiddleware, claim
-from semel.core.commands import Browse, Complete, Look
+from semel.core.commands import Browse, Complete, Look, Undo
 from semel.core.record import Record
 from semel.core.state import State
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
+from semel.stores.memory.transaction import AsyncMemoryTransaction
 from tests.web.harness import HANG_SECONDS, AsgiClient, Message, Request, Response, asgi_scope, call_asgi
 
 KEYED = Request(lines=(("Idempotency-Key", b"key-1"), ("Content-Type", b"text/plain")), body=b"amount=5")
@@ -613,6 +614,40 @@ class TestDisconnects:
         retried = await door.send()
         assert (retried.status, retried.body) == (201, b"made")
         assert slow.runs == 1
+
+    async def test_cancelled_while_the_transaction_is_undone(self) -> None:
+        """A server that cancels the request in the middle of a rollback leaves no app behind that waits for its end."""
+        undoing, go = asyncio.Event(), asyncio.Event()
+
+        class SlowToUndo(AsyncMemoryTransaction):
+            async def perform(self, command: Any) -> Any:
+                if isinstance(command, Undo):
+                    undoing.set()
+                    await go.wait()
+                return await super().perform(command)
+
+        class SlowStore(AsyncMemoryStore):
+            def transaction(self) -> AsyncMemoryTransaction:
+                return SlowToUndo(self._memory)
+
+        async def app(_scope: Message, _receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 503, "headers": []})
+            await send({"type": "http.response.body", "body": b"not now"})
+
+        store = SlowStore(memory=MemoryStore())
+        guarded = IdempotencyMiddleware(app, store=store, scope=lambda _: "alice", policy=Policy.ietf(mode="atomic"))
+        client = AsgiClient(KEYED)
+        before = asyncio.all_tasks()
+        serving = asyncio.create_task(guarded(asgi_scope(KEYED), client.receive, client.send))
+        await asyncio.wait_for(undoing.wait(), HANG_SECONDS)
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+        go.set()
+        done, waiting = await asyncio.wait(asyncio.all_tasks() - before, timeout=HANG_SECONDS)
+        assert done
+        assert not waiting
+        assert (await asyncio.wait_for(call_asgi(guarded, KEYED), HANG_SECONDS)).status == 503
 
     async def test_cancelled_while_the_handler_runs(self) -> None:
         """A server that cancels the request does not cancel its handler: the answer is stored behind it."""

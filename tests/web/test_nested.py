@@ -17,11 +17,13 @@ from starlette.routing import Mount, Route
 import semel
 import semel.asgi
 import semel.flask
+import semel.stores
 import semel.wsgi
 from semel import Policy
-from semel.errors import NotGuarded
+from semel.errors import NotGuarded, StepUnfinished
 from semel.functions import idempotent
-from tests.web.harness import HANG_SECONDS, Request, Response, call_asgi, call_wsgi
+from semel.guard.running import callers_gone
+from tests.web.harness import HANG_SECONDS, AsgiClient, Request, Response, asgi_scope, call_asgi, call_wsgi
 
 SEND = Request(
     target="/pay",
@@ -244,3 +246,62 @@ async def test_operation_that_has_ended_is_not_that_of_the_next_request() -> Non
 
     await serve(("/pay", [(b"idempotency-key", b"key-1")]), ("/pay", []), ("/other", []))
     assert seen == ["key-1", None, None]
+
+
+@pytest.mark.parametrize("outside", [Policy(enforcement="off"), Policy(header="Other-Key")], ids=["off", "keyless"])
+async def test_cancelled_behind_a_guard_that_stands_aside(outside: Policy) -> None:
+    """A guard that lets a request pass has no part in it: the handler of the guard inside ends, and is stored."""
+    begun, go = asyncio.Event(), asyncio.Event()
+    runs = 0
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        nonlocal runs
+        runs += 1
+        begun.set()
+        await go.wait()
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"made"})
+
+    inside = asgi(app, "memory://")
+    guarded = asgi(inside, "memory://", policy=outside)
+    client = AsgiClient(SEND)
+    serving = asyncio.ensure_future(guarded(asgi_scope(SEND), client.receive, client.send))
+    await asyncio.wait_for(begun.wait(), HANG_SECONDS)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    go.set()
+    await callers_gone()
+    again = await call_asgi(guarded, SEND)
+    assert (again.status, again.body, again.is_replay, runs) == (201, b"made", True, 1)
+
+
+async def test_cancelled_in_an_effect_that_is_guarded_itself() -> None:
+    """A step that is cancelled ends; the guarded function that it waits for goes on behind it, and is stored."""
+    begun, go = asyncio.Event(), asyncio.Event()
+    store = semel.stores.async_store("memory://")
+    runs: list[str] = []
+
+    @idempotent(key="order", store=store)
+    async def charge(order: str) -> str:
+        runs.append(order)
+        begun.set()
+        await go.wait()
+        return "charged"
+
+    async def effect(idempotency_key: str) -> str:
+        return await charge("order-1")
+
+    @idempotent(key="order", store=store)
+    async def pay(order: str) -> None:
+        taking = asyncio.ensure_future(semel.current().effect("charge", effect))
+        await begun.wait()
+        taking.cancel()
+        await asyncio.wait([taking])
+
+    with pytest.raises(StepUnfinished):
+        await asyncio.wait_for(pay("order-1"), HANG_SECONDS)
+    go.set()
+    await callers_gone()
+    assert await charge("order-1") == "charged"
+    assert runs == ["order-1"]

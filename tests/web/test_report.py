@@ -420,6 +420,31 @@ async def test_asgi_cancelled() -> None:
     await middleware.store.close()
 
 
+async def test_asgi_cancelled_while_the_body_is_read() -> None:
+    """A server that cancels its task before the whole request has come leaves no task behind."""
+    begun = asyncio.Event()
+
+    async def receive() -> Any:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def never(_scope: Any, _receive: Any, _send: Any) -> None:
+        raise AssertionError
+
+    middleware = semel.asgi.IdempotencyMiddleware(never, store="memory://", scope=semel.SINGLE_TENANT, policy=REPORT)
+    before = asyncio.all_tasks()
+    running = asyncio.ensure_future(middleware(asgi_scope(pay()), receive, AsgiClient(pay()).send))
+    await asyncio.wait_for(begun.wait(), HANG_SECONDS)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    left = asyncio.all_tasks() - before
+    if left:
+        await asyncio.wait(left, timeout=HANG_SECONDS)
+    assert asyncio.all_tasks() == before
+    await middleware.store.close()
+
+
 def wsgi(app: Any, policy: Policy = REPORT) -> semel.wsgi.IdempotencyMiddleware:
     return semel.wsgi.IdempotencyMiddleware(app, store="memory://", scope=semel.SINGLE_TENANT, policy=policy)
 

@@ -1,6 +1,7 @@
 """Answers that don't end: they reach the client in time, nothing runs twice, and the app learns who has gone."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -32,6 +33,7 @@ from tests.web.harness import (
 SOON = Policy.ietf(max_response_time=timedelta(milliseconds=30))
 #: In a line-by-line type, without a length.
 LINES = (b"content-type", b"application/x-ndjson")
+EVENTS = (b"content-type", b"text/event-stream")
 SEND = Request(lines=(("Idempotency-Key", b"key-1"),), body=b"{}")
 
 
@@ -120,6 +122,39 @@ async def test_stream_whose_client_went_before_ends_with_its_tombstone() -> None
     assert client.sent == []
     assert (await call_asgi(app, SEND)).code == "response-not-replayable"
     assert silent.runs == 1
+
+
+@pytest.mark.parametrize("is_per_route", [False, True])
+async def test_stream_whose_server_has_gone_is_no_error(*, is_per_route: bool) -> None:
+    """A stream that learns from its ``send`` that its client has gone ends, and no error is left for no one to see."""
+    said: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+    begun, go, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class Chatty(Silent):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            if self.is_per_route:
+                await claim(scope, "alice", SOON)
+            begun.set()
+            await go.wait()
+            try:
+                await send({"type": "http.response.start", "status": 200, "headers": [EVENTS]})
+            finally:
+                ended.set()
+
+    client = Client()
+    app = guarded(Chatty(is_per_route=is_per_route))
+    serving = asyncio.ensure_future(app(asgi_scope(SEND), client.receive, client.send))
+    await asyncio.wait_for(begun.wait(), HANG_SECONDS)
+    serving.cancel()
+    await asyncio.wait([serving])
+    go.set()
+    await asyncio.wait_for(ended.wait(), HANG_SECONDS)
+    if left := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(left, timeout=HANG_SECONDS)
+    del serving
+    gc.collect()
+    assert said == []
 
 
 async def test_stream_whose_tombstone_can_not_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,10 @@ _detached: set[asyncio.Task[None]] = set()
 _GONE = "The client has gone."
 
 
+class _Gone(OSError):
+    """There is no client to send to."""
+
+
 class AppRun:
     """What the app does and answers. It is the app's ``send``: the last message of the answer is its ending.
 
@@ -156,7 +160,7 @@ class AppRun:
             return  # Another answer has been given.
         if self.has_ended:
             # As a server's own send does (ASGI 2.4): an endless stream must learn that it has no listener.
-            raise OSError(_GONE)
+            raise _Gone(_GONE)
         ending = self._taken(self.operation, message)
         if ending is not None:
             await self._end(self.operation, ending)
@@ -221,7 +225,9 @@ class AppRun:
         try:
             await self._run_to_its_end(app, receive)
         except Exception as error:  # noqa: BLE001 - it goes on to the server
-            self.done.settle(error)
+            # That a client has gone is no error, and its server knows: it has gone itself.
+            is_known = self._is_detached and (isinstance(error, _Gone) or isinstance(error.__context__, _Gone))
+            self.done.settle(None if is_known else error)
         except BaseException:
             if self._failure is None:
                 self.done.abandon()
@@ -280,7 +286,7 @@ class AppRun:
                 await self._send_answer(reply.answer, is_ours=True)
             raise reply.error
         elif self._is_detached:
-            raise OSError(_GONE)
+            raise _Gone(_GONE)
         else:
             self.is_flowing = True
             for message in self._held:

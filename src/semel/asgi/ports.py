@@ -44,7 +44,7 @@ from semel.flows.serve import serve
 from semel.guard.body import Body
 from semel.guard.ports import AsyncGuard, AsyncPorts
 from semel.guard.request import RequestView
-from semel.guard.running import Running, seen_by_flow
+from semel.guard.running import Running, Theirs, interruptible, seen_by_flow
 from semel.operation import around, enter
 from semel.stores.keeper import AsyncKeeper
 
@@ -93,23 +93,30 @@ class RequestPorts(AsyncPorts):
             await self._let_through()
             return
         try:
-            await Running(self._serve(), self)
-        except Interrupted:
-            # The client went away before it had sent the whole request, or while it was kept waiting: there is no one
-            # to answer, and nothing to do.
-            pass
-        except asyncio.CancelledError:
-            if self._app_run is not None:
-                self._app_run.detach()
-            raise
+            passed = await self._served()
+            if passed is not None:
+                # Out here: what an app that is not guarded waits for is its own, and it is cancelled with the server.
+                await self._pass_on(passed)
         finally:
             if self._app_run is None:
                 self._body.close()
             if self._line is not None:
                 self._line.close()
 
-    async def _serve(self) -> None:
-        """Guard the request, and let the client have its answer."""
+    async def _served(self) -> Reply | None:
+        try:
+            return await Running(self._serve(), self)
+        except Interrupted:
+            # The client went away before it had sent the whole request, or while it was kept waiting: there is no one
+            # to answer, and nothing to do.
+            return None
+        except asyncio.CancelledError:
+            if self._app_run is not None:
+                self._app_run.detach()
+            raise
+
+    async def _serve(self) -> Reply | None:
+        """Guard the request, and let the client have its answer; return what lets the app answer, unguarded."""
         try:
             reply: Reply = await self._flow()
         except Exception as error:
@@ -130,7 +137,13 @@ class RequestPorts(AsyncPorts):
             if reply.answer.status == _ACCEPTED:
                 self.guard.wake()
             await send_answer(self._send, reply.answer, is_ours=True)
-        elif isinstance(reply, PassOn) and reply.unrecorded is not None:
+        else:
+            return reply
+        return None
+
+    async def _pass_on(self, reply: Reply) -> None:
+        """Let the app answer by itself."""
+        if isinstance(reply, PassOn) and reply.unrecorded is not None:
             with enter(self.unrecorded(reply.unrecorded)):
                 await self.guard.app(self._scope, self._rejoined(), self._send)
         else:
@@ -202,10 +215,7 @@ class RequestPorts(AsyncPorts):
         named = self.guard.scope(RequestView.of(self._head, full_path(self._scope), self._scope))
         if not inspect.isawaitable(named):
             return named
-        try:
-            return await named
-        except asyncio.CancelledError as cancelled:
-            raise Interrupted from cancelled
+        return await interruptible(Theirs(named))
 
     async def read_body(self, limit: int) -> Buffer | None:
         """Read the whole body, while it is within the limit."""

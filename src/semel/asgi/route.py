@@ -34,7 +34,7 @@ from semel.errors import BodyIncomplete, ConfigurationError, Interrupted
 from semel.flows.reply import PassOn, Reply, Reraise, Send
 from semel.guard.body import Body
 from semel.guard.request import NOWHERE_TO_ASK, PRINCIPAL, switched
-from semel.guard.running import Running
+from semel.guard.running import Running, Theirs
 from semel.operation import Operation, around, begin, current
 from semel.stores.step import Step
 
@@ -215,7 +215,7 @@ class RoutePorts(RequestPorts):
         """Name the user of this request, as the route's login did."""
         self.guard.gate.check()
         named: Any = self._principal() if callable(self._principal) else self._principal
-        return await named if inspect.isawaitable(named) else named
+        return await Theirs(named) if inspect.isawaitable(named) else named
 
     async def read_body(self, limit: int) -> Buffer | None:
         """Read what the app has not read yet, while it is within the limit."""

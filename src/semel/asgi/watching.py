@@ -23,6 +23,8 @@ class Watch:
 
     _flow: asyncio.Task[Reply] | None = None
     _hold: Hold | None = None
+    #: The flow waits for the app's answer.
+    _is_waiting = False
     _reached: Step[None]
     _answered: Step[int | None]
 
@@ -52,6 +54,7 @@ class Watch:
         if hold is not None and lease is not None:
             self._hold = hold
             self._keeper.add(hold, lease)
+        self._is_waiting = True
         self._reached.settle(None)
         return self._answered
 
@@ -87,7 +90,7 @@ class Watch:
     def give_up(self) -> None:
         """Leave the flow where it is: its lease ends it."""
         flow, self._flow = self._flow, None
-        if flow is not None and self._reached.done():
+        if flow is not None and self._is_waiting:
             if self._hold is not None:
                 self._keeper.discard(self._hold)
             self._answered.abandon()

@@ -308,7 +308,9 @@ class AsyncPorts(_Ports):
     async def begin(self, command: Begin) -> Hold | Found:
         """Open the transaction that the application will write in."""
         self._transaction = self.guard.store.transaction()
-        return await interruptible(self._transaction.perform(command))
+        begun = self._transaction.perform(command)
+        # Once the handler has run, its answer is waited for: a caller that goes away leaves this to end behind it.
+        return await (interruptible(begun) if self.is_interruptible else settled(begun))
 
     def finish(self, command: Finish) -> Awaitable[Verdict]:
         """Commit it, with the record, even if the caller goes away meanwhile."""
@@ -319,7 +321,8 @@ class AsyncPorts(_Ports):
     async def undo(self) -> None:
         """Roll it back, where there is one."""
         if self._transaction is not None:
-            await self._transaction.perform(Undo())
+            undone = self._transaction.perform(Undo())
+            await (undone if self.is_interruptible else settled(undone))  # As in ``begin``.
 
     def _is_doubtful(self, run: RunHandler) -> bool:
         """Whether the handler may have to be left alone: ``refuses`` finds out."""

@@ -132,6 +132,7 @@ class Running(Generic[T]):
         """Run the flow in the task that awaits it."""
         flow, thrown, cancelled = self._flow, self._thrown, None
         waited, self._left_at = self._left_at, None
+        is_own = waited is not None
         while True:
             if waited is None:
                 try:
@@ -143,9 +144,11 @@ class Running(Generic[T]):
                     if cancelled is not None:
                         raise cancelled from None
                     raise
+                # Now, and not later: what is the flow's own may be the application's to a flow around this one.
+                is_own = isinstance(waited, Step) and not waited.is_theirs
                 if cancelled is not None and not _is_cancelled():
                     cancelled = None  # A cancel scope or a time limit inside of a port was meant, and has ended.
-                if cancelled is not None and isinstance(waited, Step):
+                if cancelled is not None and is_own:
                     self._leave(waited)
                     raise cancelled
                 if waited is self.leaves_at and waited is not None:
@@ -159,7 +162,7 @@ class Running(Generic[T]):
             except asyncio.CancelledError as error:
                 if self._is_behind:
                     raise  # The loop is about to end.
-                if isinstance(waited, Step):
+                if is_own and isinstance(waited, Step):
                     self._leave(waited)
                     raise
                 thrown, cancelled, waited = error, error, None
@@ -182,7 +185,9 @@ class Running(Generic[T]):
             await asyncio.wait([outcome])
         if outcome.cancelled():
             return  # As above.
-        self._thrown = Interrupted() if self._ports.is_interruptible else None
+        if self._ports.is_interruptible:
+            outcome.exception()  # Seen: the flow is told something else.
+            self._thrown = Interrupted()
         try:
             await self
         except Interrupted:
@@ -227,6 +232,44 @@ async def interruptible(running: Awaitable[T]) -> T:
         raise
     except BaseException as death:
         raise Interrupted from death
+
+
+class Theirs(Generic[T]):
+    """Code of the application's, awaited in a flow: the steps that it waits for are none of the flow's.
+
+    It may be another guard, whose handler runs. A flow that was left at such a step would have that guard interrupted
+    in place of itself.
+    """
+
+    __slots__ = ("_running",)
+
+    def __init__(self, running: Awaitable[T]) -> None:
+        """Nothing of *running* has run yet."""
+        self._running = running
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait for it, as ``await`` does."""
+        running = _awaited(self._running)
+        thrown: BaseException | None = None
+        while True:
+            try:
+                waited = running.send(None) if thrown is None else running.throw(thrown)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]  # StopIteration is not generic
+            thrown = None
+            if isinstance(waited, Step):
+                waited.is_theirs = True
+            try:
+                yield waited
+            except GeneratorExit:
+                running.close()
+                raise
+            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+                thrown = error
+
+
+async def _awaited(running: Awaitable[T]) -> T:
+    return await running
 
 
 def _is_cancelled() -> bool:

@@ -20,7 +20,7 @@ from semel.core.commands import Command, Commit, Open, Undo, Verdict
 from semel.core.events import Happening
 from semel.core.handler import Applied, Doubt
 from semel.errors import ConfigurationError
-from semel.guard.running import arun, interrupted_by_death, interruptible, pause, run
+from semel.guard.running import Theirs, arun, interrupted_by_death, interruptible, pause, run
 from semel.stores import AsyncStore, Store
 from semel.stores.transaction import AsyncTransaction, Transaction
 from semel.stores.unrecorded import Unrecorded, UnrecordedTransaction
@@ -212,7 +212,7 @@ class AsyncStepPorts:
         call = _in_a_thread(self.call.inside(connection))
         if _is_async(call):
             with _inside():
-                return await interruptible(call())
+                return await interruptible(Theirs(call()))
         if inspect.iscoroutinefunction(getattr(connection, "execute", None)):
             raise ConfigurationError(
                 f"{_name(call)} must be `async def`: in this app a phase's connection is "
@@ -235,7 +235,7 @@ class AsyncStepPorts:
 
     async def _called(self, call: partial[Any]) -> Any:
         call = _in_a_thread(call)
-        return await interruptible(call() if _is_async(call) else self._in_a_thread(call))
+        return await interruptible(Theirs(call()) if _is_async(call) else self._in_a_thread(call))
 
     async def _in_a_thread(self, call: Function) -> Any:
         running = self._store.start_in_thread(partial(_without_stop_iteration, call))

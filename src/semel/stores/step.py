@@ -19,6 +19,8 @@ class Step(asyncio.Future[T]):
 
     #: Where the outcome goes once the waiter was cancelled.
     heir: asyncio.Future[T] | None = None
+    #: Waited for by the application's own code, inside of a flow's: ``guard/running`` says so.
+    is_theirs = False
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait for the outcome. One who is resumed after the first waiter was cancelled gets it all the same."""

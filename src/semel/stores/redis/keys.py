@@ -406,7 +406,7 @@ class Keys:
                 afterwards.unattended.append((name, reply - _KEPT))
             return _verdict(reply)
 
-        words: list[Word] = [*_of_hold(hold), _NOBODYS, answer.status, written_headers(answer.headers)]
+        words: list[Word] = [*_of_hold(hold), _NOBODYS, int(answer.status), written_headers(answer.headers)]
         if answer.body is not None:
             words.append(bytes(answer.body))
         return script("decree").on(name, *words), reader
@@ -473,7 +473,9 @@ def _of_claim(claim: Claim, *, is_long: bool) -> tuple[Word, ...]:
 def _of_complete(command: Complete) -> tuple[Word, ...]:
     hold, answer = command.hold, command.answer
     hint = _hint(command) if command.wakes else b""
-    words = hold.attempt, hold.token.hex(), _ENDS[command.event], answer.status, written_headers(answer.headers), hint
+    # An application may name its status by a member of an enumeration, which the driver does not take for a number.
+    status = int(answer.status)
+    words = hold.attempt, hold.token.hex(), _ENDS[command.event], status, written_headers(answer.headers), hint
     return words if answer.body is None else (*words, bytes(answer.body))
 
 

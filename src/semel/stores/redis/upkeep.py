@@ -171,7 +171,7 @@ class Upkeep:
         answer = command.abandoned
         words: tuple[Word, ...] = (
             NOBODYS_TOKEN.hex(),
-            answer.status,
+            int(answer.status),
             written_headers(answer.headers),
             answer.body or b"",
         )

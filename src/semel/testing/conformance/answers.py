@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 import pytest
 
 from semel.core.commands import Complete
@@ -31,6 +33,7 @@ ANSWERS = {
     "redirect": Answer(303, ((b"location", b"/elsewhere?a=%20"),), b""),
     "odd status": Answer(299, (), b"odd"),
     "teapot": Answer(418, (), b"short and stout"),
+    "named status": Answer(HTTPStatus.CREATED, (), b"made"),
     "last status": Answer(599, (), b""),
     "tombstone": Answer(200, ((b"content-type", b"text/event-stream"),), None),
     "bare tombstone": Answer(200, (), None),
