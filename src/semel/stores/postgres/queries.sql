@@ -173,7 +173,8 @@ WITH taken AS (
                 ELSE 'taken over' END,
            :actor::text
       FROM taken
-     WHERE :everything::boolean OR (:audit::boolean AND attempt > :seen_attempt)
+     WHERE :everything::boolean
+        OR (:audit::boolean AND state <> 'pending' AND NOT (:is_abandoned::boolean AND attempt = :seen_attempt))
 )
 SELECT attempt
   FROM taken
