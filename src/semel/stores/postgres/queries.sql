@@ -117,7 +117,7 @@ SELECT asked.place, found.*
 -- A record that expired starts anew. One that did not stays the same operation: it keeps its age, its fingerprint,
 -- its steps and its request. One that is pending is begun, by a worker alone, and that is its first attempt still.
 -- What is unknown never expires: an operator has to say what it did.
--- The trail tells of an operation that another worker goes on with. One that begins is ordinary.
+-- The trail tells what was taken over. What is accepted, or begun by its first worker, is ordinary.
 WITH taken AS (
     UPDATE semel_keys
        SET state            = CASE WHEN expires_at <= clock.now AND :accepted::boolean THEN 'pending'
