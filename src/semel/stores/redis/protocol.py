@@ -110,7 +110,7 @@ def code_of(error: Exception) -> str:
     """Return the word by which Redis tells errors apart."""
     text = str(error)
     word = text.partition(" ")[0]
-    if word == "ERR" and (inner := _INNER.search(text)):
+    if (word == "ERR" or word.startswith("@user_script")) and (inner := _INNER.search(text)):
         return inner[1]
     return word
 
