@@ -18,7 +18,7 @@ IS_KNOWN = sys.platform == "linux"
 #: Tells a server which core is its own.
 CORE = "SEMEL_BENCH_CORE"
 #: With less than one other core, there is nothing to share out.
-FEWEST_CORES = 2
+MIN_CORES = 2
 
 _PROC = Path("/proc")
 #: In a process's own clock (clock_getcpuclockid): all that its threads have run for, by the scheduler.
@@ -96,7 +96,7 @@ class Machine:
 def cores_shared(*, wanted: bool) -> Iterator[bool]:
     """Keep one core for the web servers; all else that this process starts has the others. Say whether it is so."""
     cores = sorted(os.sched_getaffinity(0)) if IS_KNOWN else []
-    if not wanted or len(cores) < FEWEST_CORES:
+    if not wanted or len(cores) < MIN_CORES:
         yield False
         return
     os.sched_setaffinity(0, cores[1:])

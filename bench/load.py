@@ -31,7 +31,7 @@ BEFORE_HELD_KEY = _BEFORE_KEY % (b"/held", len(BODY))
 KEY_DIGITS = 32
 
 #: The longest load, 100,000 keys to a slow server, takes a minute or two. One that takes this long is stuck.
-LONGEST_SECONDS = 900
+MAX_SECONDS = 900
 
 
 class LoadFailed(RuntimeError):
@@ -86,7 +86,7 @@ def outcome_of(command: list[str]) -> Outcome:
         stderr=subprocess.STDOUT,
         cwd=ROOT,
         text=True,
-        timeout=LONGEST_SECONDS,
+        timeout=MAX_SECONDS,
         check=False,
     )
     if ended.returncode:

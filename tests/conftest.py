@@ -18,14 +18,14 @@ from tests.kit import servers
 pytest_plugins = ["tests.absent", "tests.slow"]
 
 #: A worker has a PostgreSQL of its own, and a core with nothing to do helps nobody who waits for the last test.
-MOST_WORKERS = 8
+MAX_WORKERS = 8
 
 
 def pytest_xdist_auto_num_workers() -> int:
     """What ``-n auto`` is: one process for each core, and two where there is one, since tests also wait."""
     if {"SEMEL_TEST_POSTGRES", "SEMEL_TEST_REDIS"} & os.environ.keys():
         return 1  # Some tests look at what the whole server does, and there is one for all.
-    return min(max(2, os.cpu_count() or 1), MOST_WORKERS)
+    return min(max(2, os.cpu_count() or 1), MAX_WORKERS)
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,6 @@ from semel.core.commands import (
     Claim,
     Commit,
     Complete,
-    Decree,
     Discard,
     Finish,
     Look,
@@ -31,6 +30,7 @@ from semel.core.commands import (
     ReadTrail,
     Release,
     Renew,
+    Resolution,
     Save,
     Settle,
     Sweep,
@@ -188,7 +188,7 @@ def _parked(store: Handle, key: str) -> None:
     hold = _held(store, _claim(key))
     _done(store.perform(Save(hold, IN_DOUBT)))
     _done(store.perform(Park(hold)))
-    _done(store.perform(Decree(hold, ANSWER)))
+    _done(store.perform(Resolution(hold, ANSWER)))
     other = _held(store, _claim(key + "-other"))
     _done(store.perform(Save(other, IN_DOUBT)))
     _done(store.perform(Park(other)))

@@ -25,7 +25,7 @@ def bare(program: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_standard_library_only() -> None:
-    """Semel, both of its doors and its test kit can be imported where nothing else is installed."""
+    """Semel, both of its entry points and its test kit can be imported where nothing else is installed."""
     program = """
 import semel, semel.asgi, semel.wsgi, semel.testing
 known = sys.stdlib_module_names | {"semel", "__main__"}

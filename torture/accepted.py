@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import Any
 
 from torture.checker import Sight
-from torture.job import Door, Fault
-from torture.lines import AT_ONCE, DOORS, STORES
+from torture.job import Entry, Fault
+from torture.lines import AT_ONCE, ENTRIES, STORES
 from torture.scenario import Outcome, Payment, Plan, World, Worlds
 
 #: Of the lines of a worker, a sample: the steps it takes are those of any other.
@@ -32,24 +32,24 @@ POINTS = (
 BATCH = 10
 BATCHES = 3
 WORKERS = 3
-MOST_SECONDS = 0.8
+MAX_SECONDS = 0.8
 
 
 class Accepted:
-    """kill -9 of workers that run what was accepted, by both doors, on both stores."""
+    """kill -9 of workers that run what was accepted, by both entry points, on both stores."""
 
     name = "worker kill -9, accepted"
     minimum = 50
 
     def run(self, worlds: Worlds, plan: Plan) -> Outcome:
-        """Accept, kill, recover and judge, a world for each store and door."""
-        places = list(itertools.product(STORES, DOORS))
+        """Accept, kill, recover and judge, a world for each store and entry point."""
+        places = list(itertools.product(STORES, ENTRIES))
         with ThreadPoolExecutor(AT_ONCE) as threads:
             return sum(threads.map(lambda place: self._run(worlds, plan, *place), places), Outcome(0))
 
-    def _run(self, worlds: Worlds, plan: Plan, store: str, door: Door) -> Outcome:
-        where = f"({store}, {door})"
-        settings = {"door": door, "accepts": True}
+    def _run(self, worlds: Worlds, plan: Plan, store: str, entry: Entry) -> Outcome:
+        where = f"({store}, {entry})"
+        settings = {"entry": entry, "accepts": True}
         with worlds.of(store) as world:
             reached = Counter(
                 {
@@ -77,7 +77,7 @@ def _die_at_lines(world: World, plan: Plan, settings: dict[str, Any]) -> int:
     payments = _accept(world, settings)
     lines = world.run(action="work", counts_lines=True, **settings).said["lines"]
     reached = 0
-    for line in replace(plan, stride=plan.stride * STRIDE).points(lines, "accepted", settings["door"]):
+    for line in replace(plan, stride=plan.stride * STRIDE).points(lines, "accepted", settings["entry"]):
         payments += _accept(world, settings, "line", line)
         reached += _work(world, payments[-1:], settings, Fault(line=line))
     _recover(world, payments, settings)
@@ -102,7 +102,7 @@ def _die_at_moments(world: World, plan: Plan, settings: dict[str, Any], where: s
         payments = [payment for _ in range(BATCH) for payment in _accept(world, settings, "moment")]
         for _ in range(WORKERS):
             worker = world.start([], action="work", **settings)
-            time.sleep(chance.uniform(0, MOST_SECONDS))  # Where it strikes is what is drawn here.
+            time.sleep(chance.uniform(0, MAX_SECONDS))  # Where it strikes is what is drawn here.
             with suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
             # One that had nothing left to do was not killed at work.

@@ -20,7 +20,7 @@ from torture.checker import FORMS, Event
 from torture.job import Job
 from torture.tracing import Lines
 from torture.witness import History
-from torture.workload import Api, asgi_door, given, wsgi_door
+from torture.workload import Api, asgi_entry, given, wsgi_entry
 
 #: A client that insists looks again this soon.
 RETRY_SECONDS = 0.02
@@ -33,7 +33,7 @@ def work(job: Job) -> dict[str, Any]:
     if job.clock_seconds:
         clock.set_off(job.clock_seconds)
     with planted.bug(job.planted):
-        return asyncio.run(_Async(job).work()) if job.door == "asgi" else _Sync(job).work()
+        return asyncio.run(_Async(job).work()) if job.entry == "asgi" else _Sync(job).work()
 
 
 class _Child:
@@ -71,30 +71,30 @@ class _Child:
 
 
 class _Sync(_Child):
-    """By the WSGI door."""
+    """By the WSGI entry point."""
 
     def work(self) -> dict[str, Any]:
         opened: Store = planted.spoiled(self.job.planted, store(given(self.job)), self.job)
-        door = wsgi_door(self.api, self.job, opened)
+        entry = wsgi_entry(self.api, self.job, opened)
         report: object = ""
         with self.counted():
             if self.job.action == "sweep":
                 report = Sweeper(opened).run_once()
             elif self.job.action == "reap":
                 report = Reaper(opened).run_once()
-            while self.job.action == "work" and not (report := Completer(opened, door.finish).run_once()).is_idle:
+            while self.job.action == "work" and not (report := Completer(opened, entry.finish).run_once()).is_idle:
                 pass
             for form, key in self.job.payments:
-                self._pay(door, form, key)
+                self._pay(entry, form, key)
         return self.said(report)
 
-    def _pay(self, door: Callable[..., Any], form: str, key: str) -> None:
+    def _pay(self, entry: Callable[..., Any], form: str, key: str) -> None:
         for _ in _tries(self.job):
             self.sent(form, key)
-            if is_final(self._send(door, form, key)):
+            if is_final(self._send(entry, form, key)):
                 break
 
-    def _send(self, door: Callable[..., Any], form: str, key: str) -> Event:
+    def _send(self, entry: Callable[..., Any], form: str, key: str) -> Event:
         body = request_body(form)
         began: list[Any] = []
         environ = {
@@ -105,7 +105,7 @@ class _Sync(_Child):
             "HTTP_IDEMPOTENCY_KEY": key,
             "wsgi.input": io.BytesIO(body),
         }
-        chunks = door(environ, lambda status, fields, _error=None: began.extend([status, fields]))
+        chunks = entry(environ, lambda status, fields, _error=None: began.extend([status, fields]))
         try:
             got = b"".join(chunks)
             headers = {name.lower(): value for name, value in began[1]}
@@ -115,11 +115,11 @@ class _Sync(_Child):
 
 
 class _Async(_Child):
-    """By the ASGI door."""
+    """By the ASGI entry point."""
 
     async def work(self) -> dict[str, Any]:
         opened: AsyncStore = async_store(given(self.job))
-        door = asgi_door(self.api, self.job, opened)
+        entry = asgi_entry(self.api, self.job, opened)
         report: object = ""
         # From before the store is opened: its threads are counted too, and they begin with it.
         with self.counted():
@@ -128,22 +128,22 @@ class _Async(_Child):
                     report = await AsyncSweeper(opened).run_once()
                 elif self.job.action == "reap":
                     report = await AsyncReaper(opened).run_once()
-                while self.job.action == "work" and not (report := await self._complete(opened, door)).is_idle:
+                while self.job.action == "work" and not (report := await self._complete(opened, entry)).is_idle:
                     pass
                 for form, key in self.job.payments:
-                    await self._pay(door, form, key)
+                    await self._pay(entry, form, key)
         return self.said(report)
 
-    async def _complete(self, opened: AsyncStore, door: IdempotencyMiddleware) -> Report:
-        return await AsyncCompleter(opened, door.finish).run_once()
+    async def _complete(self, opened: AsyncStore, entry: IdempotencyMiddleware) -> Report:
+        return await AsyncCompleter(opened, entry.finish).run_once()
 
-    async def _pay(self, door: Callable[..., Any], form: str, key: str) -> None:
+    async def _pay(self, entry: Callable[..., Any], form: str, key: str) -> None:
         for _ in _tries(self.job):
             self.sent(form, key)
-            if is_final(await self._send(door, form, key)):
+            if is_final(await self._send(entry, form, key)):
                 break
 
-    async def _send(self, door: Callable[..., Any], form: str, key: str) -> Event:
+    async def _send(self, entry: Callable[..., Any], form: str, key: str) -> Event:
         body = request_body(form)
         messages: list[dict[str, Any]] = []
         scope = {
@@ -172,7 +172,7 @@ class _Async(_Child):
                 ended.append(self._read(form, key, messages))
 
         ended: list[Event] = []
-        await door(scope, receive, send)
+        await entry(scope, receive, send)
         return ended[0]
 
     def _read(self, form: str, key: str, messages: list[dict[str, Any]]) -> Event:

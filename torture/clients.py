@@ -26,7 +26,7 @@ from torture.child import _Async, _Sync, is_final
 from torture.job import Job
 from torture.provider import ROOT
 from torture.witness import open_sqlite
-from torture.workload import Api, asgi_door, given, wsgi_door
+from torture.workload import Api, asgi_entry, given, wsgi_entry
 
 #: A client looks again this soon: it is alone with its request, and has no event to wait for.
 RETRY_SECONDS = 0.05
@@ -131,7 +131,7 @@ class _Paying:
 
 
 class _Threads(_Sync):
-    """Clients in threads, by the WSGI door."""
+    """Clients in threads, by the WSGI entry point."""
 
     def __init__(self, paying: _Paying) -> None:
         super().__init__(paying.order.job)
@@ -140,7 +140,7 @@ class _Threads(_Sync):
 
     def work(self) -> dict[str, Any]:
         with closing(store(given(self.job))) as opened:
-            self._door = wsgi_door(self.api, self.job, opened)
+            self._entry = wsgi_entry(self.api, self.job, opened)
             clients = [threading.Thread(target=self._go_on) for _ in range(self._paying.order.clients)]
             for client in clients:
                 client.start()
@@ -160,13 +160,13 @@ class _Threads(_Sync):
     def _once(self, form: str, key: str) -> Event:
         self.sent(form, key)
         try:
-            return self._send(self._door, form, key)
+            return self._send(self._entry, form, key)
         except Exception:  # noqa: BLE001 - a server answers so, whatever it was
             return self.answered(form, key, 500, {}, b"")
 
 
 class _Tasks(_Async):
-    """Clients in tasks, by the ASGI door."""
+    """Clients in tasks, by the ASGI entry point."""
 
     def __init__(self, paying: _Paying) -> None:
         super().__init__(paying.order.job)
@@ -175,7 +175,7 @@ class _Tasks(_Async):
 
     async def work(self) -> dict[str, Any]:
         opened = async_store(given(self.job))
-        self._door = asgi_door(self.api, self.job, opened)
+        self._entry = asgi_entry(self.api, self.job, opened)
         await asyncio.gather(*(self._go_on() for _ in range(self._paying.order.clients)))
         await opened.close()
         return {}
@@ -192,7 +192,7 @@ class _Tasks(_Async):
     async def _once(self, form: str, key: str) -> Event:
         self.sent(form, key)
         try:
-            return await self._send(self._door, form, key)
+            return await self._send(self._entry, form, key)
         except Exception:  # noqa: BLE001 - a server answers so, whatever it was
             return self.answered(form, key, 500, {}, b"")
 
@@ -200,7 +200,7 @@ class _Tasks(_Async):
 def main(arguments: Sequence[str]) -> None:
     """Pay until the input ends, and let nobody go without an answer."""
     paying = _Paying(Order.from_json(arguments[0]))
-    if paying.order.job.door == "asgi":
+    if paying.order.job.entry == "asgi":
         asyncio.run(_Tasks(paying).work())
     else:
         _Threads(paying).work()

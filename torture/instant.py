@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from torture.checker import Sight, Violation
-from torture.job import Door, Fault
+from torture.job import Entry, Fault
 from torture.scenario import Outcome, Payment, Plan, World, Worlds
-from torture.zombies import DOORS, GUARD, STEPS, Zombie, stop, woken
+from torture.zombies import ENTRIES, GUARD, STEPS, Zombie, stop, woken
 
 #: An hour. A payment that had to wait for it would end its run with an error.
 LEASE_SECONDS = 3600.0
@@ -32,42 +32,42 @@ _CUT = """
 
 
 class InstantTakeOver:
-    """Workers that are dead, or have lost the lock that shows that they live, by both doors."""
+    """Workers that are dead, or have lost the lock that shows that they live, by both entry points."""
 
     name = "kill -9 or lock cut, instant take-over"
     minimum = 100
 
     def run(self, worlds: Worlds, plan: Plan) -> Outcome:
-        """Kill and cut off, recover and judge, a world for each door."""
-        return sum((self._run(worlds, plan, door) for door in DOORS), Outcome(0))
+        """Kill and cut off, recover and judge, a world for each entry point."""
+        return sum((self._run(worlds, plan, entry) for entry in ENTRIES), Outcome(0))
 
-    def _run(self, worlds: Worlds, plan: Plan, door: Door) -> Outcome:
+    def _run(self, worlds: Worlds, plan: Plan, entry: Entry) -> Outcome:
         with worlds.postgres() as world:
             settings = {"store": f"{world.database.url}?takeover=instant", "lease_seconds": LEASE_SECONDS}
             reached: Counter[str] = Counter()
             found: list[Violation] = []
             for form in FORMS:
-                reached[f"{form} ({door})"] = _die_at_lines(world, plan, form, door, settings)
+                reached[f"{form} ({entry})"] = _die_at_lines(world, plan, form, entry, settings)
             for form, points in POINTS.items():
-                chosen = [points[number - 1] for number in plan.points(len(points), "cut", form, door)]
-                zombies = [Zombie((form, world.key("cut", form)), point, door) for point in chosen]
+                chosen = [points[number - 1] for number in plan.points(len(points), "cut", form, entry)]
+                zombies = [Zombie((form, world.key("cut", form)), point, entry) for point in chosen]
                 found += _cut_off(world, zombies, settings, is_swept=form == "guard")
-                reached[f"{form}, cut off ({door})"] = len(zombies)
-            plan.tell(f"  {self.name}: {door}: {reached.total()} points reached")
+                reached[f"{form}, cut off ({entry})"] = len(zombies)
+            plan.tell(f"  {self.name}: {entry}: {reached.total()} points reached")
             # A shortened run may kill workers only where they had not begun, or had ended.
             wanted: tuple[Sight, ...] = ("crash", "fenced zombie", "replay")
             judged = world.outcome(reached, (*wanted, "take-over") if plan.is_whole else wanted)
             return judged + Outcome(0, tuple(found))
 
 
-def _die_at_lines(world: World, plan: Plan, form: str, door: Door, settings: dict[str, Any]) -> int:
-    lines = world.run([(form, world.key())], counts_lines=True, door=door, **settings).said["lines"]
+def _die_at_lines(world: World, plan: Plan, form: str, entry: Entry, settings: dict[str, Any]) -> int:
+    lines = world.run([(form, world.key())], counts_lines=True, entry=entry, **settings).said["lines"]
     reached = 0
     payments: list[Payment] = []
-    for line in replace(plan, stride=plan.stride * STRIDE).points(lines, form, door):
+    for line in replace(plan, stride=plan.stride * STRIDE).points(lines, form, entry):
         payments.append((form, world.key(form, line)))
-        reached += world.run(payments[-1:], fault=Fault(line=line), door=door, **settings).is_killed
-    world.insist(payments, door=door, **settings)
+        reached += world.run(payments[-1:], fault=Fault(line=line), entry=entry, **settings).is_killed
+    world.insist(payments, entry=entry, **settings)
     return reached
 
 

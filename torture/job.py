@@ -7,8 +7,8 @@ import signal
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-#: By which door requests come in.
-Door = Literal["wsgi", "asgi"]
+#: By which entry point requests come in.
+Entry = Literal["wsgi", "asgi"]
 #: ``pay``: send requests. ``insist``: send each until its answer is final. ``sweep``, ``reap``: one run of the service.
 #: ``work``: run what was accepted, until there is nothing left to run.
 Action = Literal["pay", "insist", "sweep", "reap", "work"]
@@ -40,13 +40,13 @@ class Job:
     action: Action = "pay"
     #: (form, key) of each payment, one after another.
     payments: tuple[tuple[str, str], ...] = ()
-    door: Door = "wsgi"
+    entry: Entry = "wsgi"
     fault: Fault | None = None
     #: Whether executed lines are counted, and reported as ``Ended.lines``.
     counts_lines: bool = False
     #: The files whose lines count; Semel's own where there are none.
     only_files: tuple[str, ...] = ()
-    #: Whether the door takes requests that are accepted, to be run by a worker.
+    #: Whether the entry point takes requests that are accepted, to be run by a worker.
     accepts: bool = False
     lease_seconds: float = 30.0
     #: What a plain handler's policy says about a crash.

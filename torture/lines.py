@@ -14,16 +14,16 @@ from dataclasses import replace
 from typing import Any
 
 from torture.checker import Sight
-from torture.job import Door, Fault
+from torture.job import Entry, Fault
 from torture.scenario import Outcome, Payment, Plan, World, Worlds
 
 #: What is killed. The first four are forms of the payment; ``guard`` is claim and complete, and no more. In ``resume``
 #: it is a worker that goes on where one before it died: killed in its recovery.
 OPERATIONS = ("guard", "atomic", "phase", "effect", "resume", "replay", "sweep", "reap")
-DOORS: tuple[Door, ...] = ("wsgi", "asgi")
+ENTRIES: tuple[Entry, ...] = ("wsgi", "asgi")
 STORES = ("postgresql", "sqlite")
 
-#: Of some, a sample of the lines will do: the flows are the same by both doors, and a recovery takes the same steps.
+#: Of some, a sample of the lines will do: ASGI and WSGI have the same flows, and a recovery takes the same steps.
 SAMPLED = {"asgi": 5, "resume": 5}
 #: A child computes half of its time, and waits for a database the other half.
 AT_ONCE = 3
@@ -33,32 +33,34 @@ _LONG_LEASE_SECONDS = 3600.0
 
 
 class KillAtLines:
-    """kill -9 at every line of every operation, by both doors, on both stores."""
+    """kill -9 at every line of every operation, by both entry points, on both stores."""
 
     name = "kill -9 at a line"
     minimum = 2000
 
-    def __init__(self, operations: Sequence[str] = OPERATIONS, doors: Sequence[Door] = DOORS, **settings: Any) -> None:
+    def __init__(
+        self, operations: Sequence[str] = OPERATIONS, entries: Sequence[Entry] = ENTRIES, **settings: Any
+    ) -> None:
         """Kill these *operations*; *settings* go to every child."""
         self._operations = operations
-        self._doors = doors
+        self._entries = entries
         self._settings = settings
 
     def run(self, worlds: Worlds, plan: Plan) -> Outcome:
-        """Kill, recover and judge, a world for each store and door."""
-        places = list(itertools.product(STORES, self._doors))
+        """Kill, recover and judge, a world for each store and entry point."""
+        places = list(itertools.product(STORES, self._entries))
         with ThreadPoolExecutor(AT_ONCE) as threads:
             return sum(threads.map(lambda place: self._run(worlds, plan, *place), places), Outcome(0))
 
-    def _run(self, worlds: Worlds, plan: Plan, store: str, door: Door) -> Outcome:
+    def _run(self, worlds: Worlds, plan: Plan, store: str, entry: Entry) -> Outcome:
         with worlds.of(store) as world:
-            return self._kill(world, plan, f"{store}, {door}", {"door": door, **self._settings})
+            return self._kill(world, plan, f"{store}, {entry}", {"entry": entry, **self._settings})
 
     def _kill(self, world: World, plan: Plan, where: str, settings: dict[str, Any]) -> Outcome:
         reached: Counter[str] = Counter()
         for operation in self._operations:
             what = f"{operation} ({where})"
-            stride = plan.stride * SAMPLED.get(settings["door"], 1) * SAMPLED.get(operation, 1)
+            stride = plan.stride * SAMPLED.get(settings["entry"], 1) * SAMPLED.get(operation, 1)
             reached[what] = kill_at_lines(world, operation, replace(plan, stride=stride), **settings)
             plan.tell(f"  {self.name}: {what}: {reached[what]} points reached")
         # A shortened run may miss the few lines between an answer that is stored and its end.

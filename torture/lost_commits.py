@@ -13,11 +13,11 @@ from random import Random
 
 from torture.checker import Event
 from torture.clients import Crowd, Order
-from torture.job import Door, Fault
+from torture.job import Entry, Fault
 from torture.proxy import Cut, Lost, Proxy, is_commit
 from torture.scenario import Outcome, Plan, World, Worlds
 
-DOORS: tuple[Door, ...] = ("wsgi", "asgi")
+ENTRIES: tuple[Entry, ...] = ("wsgi", "asgi")
 
 #: What is cut, and how often. The words are those of the audit trail, which each statement writes into.
 STATEMENTS = {"COMMIT": 0.5, "'claimed'": 0.15, "'taken over'": 0.15, "'saved'": 0.15, "THEN 'completed'": 0.15}
@@ -42,7 +42,7 @@ class LostCommits:
     minimum = 500
 
     def run(self, worlds: Worlds, plan: Plan) -> Outcome:
-        """Let both doors pay through the proxy until enough COMMITs had their replies swallowed."""
+        """Let both entry points pay through the proxy until enough COMMITs had their replies swallowed."""
         cutter = Cutter(plan.chance(self.name))
         with Proxy(worlds.server.url, cutter.choose, cutter.tell) as proxy, worlds.postgres(proxy.address) as world:
             cutter.world = world
@@ -103,14 +103,14 @@ def swallowed(proxy: Proxy) -> int:
 
 
 def pay_until(world: World, proxy: Proxy, wanted: int) -> None:
-    """Pay by both doors until *wanted* COMMITs had their replies swallowed."""
+    """Pay by both entry points until *wanted* COMMITs had their replies swallowed."""
     ends = time.monotonic() + PATIENCE_SECONDS
     with ExitStack() as stack:
         crowds = [
             stack.enter_context(
-                Crowd(Order(world.job(door=door, lease_seconds=LEASE_SECONDS), FORMS, number * 100_000))
+                Crowd(Order(world.job(entry=entry, lease_seconds=LEASE_SECONDS), FORMS, number * 100_000))
             )
-            for number, door in enumerate(DOORS)
+            for number, entry in enumerate(ENTRIES)
         ]
         while swallowed(proxy) < wanted:
             if time.monotonic() > ends or not all(crowd.is_paying for crowd in crowds):
@@ -119,9 +119,9 @@ def pay_until(world: World, proxy: Proxy, wanted: int) -> None:
 
 
 def late_saves(worlds: Worlds) -> Outcome:
-    """Have a late save by each door."""
+    """Have a late save by each entry point."""
     outcome = Outcome(0)
-    for door in DOORS:
+    for entry in ENTRIES:
         saves = 0
 
         def choose(sql: str, _marks: tuple[str, ...]) -> Cut | None:
@@ -131,18 +131,18 @@ def late_saves(worlds: Worlds) -> Outcome:
             return Cut.LATE if kind_of(sql) == "'saved'" and saves == 1 else None
 
         with Proxy(worlds.server.url, choose, lambda _lost: None) as proxy, worlds.postgres(proxy.address) as world:
-            outcome += late_save(world, proxy, door)
+            outcome += late_save(world, proxy, entry)
     return outcome
 
 
-def late_save(world: World, proxy: Proxy, door: Door) -> Outcome:
+def late_save(world: World, proxy: Proxy, entry: Entry) -> Outcome:
     """A save is on its way when its worker is cut off, sends it again, does all the rest, and dies. Then it arrives."""
     proxy.delay_seconds = LATE_SECONDS
     payment = "steps", world.key()
-    world.run([payment], door=door, fault=Fault(point="answering"))
+    world.run([payment], entry=entry, fault=Fault(point="answering"))
     while not proxy.confirmed:
         time.sleep(POLL_SECONDS)
     world.database.end_leases([payment[1]])
-    world.insist([payment], door=door)
+    world.insist([payment], entry=entry)
     judged = world.outcome(0, ("crash", "take-over"))
-    return Outcome(0, judged.violations, judged.seen, Counter({f"late save ({door})": 1}))
+    return Outcome(0, judged.violations, judged.seen, Counter({f"late save ({entry})": 1}))

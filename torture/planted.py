@@ -1,4 +1,4 @@
-"""Ten bugs that stores and doors have in the wild, planted in a child on purpose. ``duels`` has what finds each.
+"""Ten bugs that stores and entry points have in the wild, planted in a child on purpose. ``duels`` has what finds each.
 
 They spoil the commands on their way to a real store, so that everything else is as it always is.
 """

@@ -17,11 +17,11 @@ from random import Random
 
 from tests.kit import servers
 from torture.clients import Crowd, Order
-from torture.job import Door, Job
+from torture.job import Entry, Job
 from torture.scenario import Outcome, Plan, Scenario, World, Worlds, _world
 from torture.witness import Database
 
-DOORS: tuple[Door, ...] = ("wsgi", "asgi")
+ENTRIES: tuple[Entry, ...] = ("wsgi", "asgi")
 FORMS = ("guard", "atomic", "steps")
 
 #: A server of our own, whoever's the others use: nobody else's is stopped.
@@ -34,7 +34,7 @@ REDIS_FORMS = ("guard", "effect")
 LEASE_SECONDS = 2.0
 #: So many payments are made between two restarts, and the next comes at a random moment after.
 PAYMENTS = 20
-MOST_SECONDS_MORE = 0.1
+MAX_SECONDS_MORE = 0.1
 #: A run that makes no progress for as long is broken.
 PATIENCE_SECONDS = 120.0
 POLL_SECONDS = 0.02
@@ -47,7 +47,7 @@ class Restarts:
     minimum = 10
 
     def run(self, worlds: Worlds, plan: Plan) -> Outcome:  # noqa: ARG002 - a server that others use stays up
-        """Restart a server while workers at both doors serve payments of all forms."""
+        """Restart a server while workers at both entry points serve payments of all forms."""
         with servers.postgres(settings=SETTINGS) as server, _world(server.url, server.url) as world:
             reached = restart(world, server, plan.share(self.minimum), plan.chance(self.name))
             return _judged(self, world, plan, reached)
@@ -60,7 +60,7 @@ class RedisRestarts:
     minimum = 30
 
     def run(self, worlds: Worlds, plan: Plan) -> Outcome:
-        """Kill it while workers at both doors serve payments; their effects are in a database that stays up."""
+        """Kill it while workers at both entry points serve payments; their effects are in a database that stays up."""
         with servers.redis(settings=APPENDING) as server, worlds.postgres() as world:
             job = world.job(store=server.url, lease_seconds=LEASE_SECONDS)
             orders = _orders(job, REDIS_FORMS)
@@ -101,7 +101,7 @@ def strike(
             stack.enter_context(Crowd(order))
         while reached < times:
             wait_for_payments(world, PAYMENTS)
-            time.sleep(chance.uniform(0, MOST_SECONDS_MORE))  # Where it strikes is what is drawn here.
+            time.sleep(chance.uniform(0, MAX_SECONDS_MORE))  # Where it strikes is what is drawn here.
             stop()
             reached += is_under_way(world)
             start()
@@ -134,8 +134,8 @@ def _made(world: World) -> int:
 
 def _orders(job: Job, forms: tuple[str, ...], elsewhere: str = "") -> list[Order]:
     return [
-        Order(replace(job, door=door), forms, number * 100_000, elsewhere=elsewhere)
-        for number, door in enumerate(DOORS)
+        Order(replace(job, entry=entry), forms, number * 100_000, elsewhere=elsewhere)
+        for number, entry in enumerate(ENTRIES)
     ]
 
 

@@ -17,12 +17,13 @@ from contextlib import ExitStack
 from tests.kit import servers
 from tests.kit.servers.resp import ask, ask_facts
 from torture.clients import Crowd, Order
-from torture.job import Door
+from torture.job import Entry
 from torture.restarts import FORMS, PATIENCE_SECONDS, PAYMENTS, wait_for_payments
 from torture.scenario import Outcome, Plan, World, Worlds
 
-#: Who is there all the time: by which door, and the first key. Those who come later have the keys of the first of them.
-CROWDS: tuple[tuple[Door, int], ...] = (("wsgi", 0), ("asgi", 100_000))
+#: Clients that are there all the time: the entry point, and the first key. Those who come later have the keys of the
+#: first of them.
+CROWDS: tuple[tuple[Entry, int], ...] = (("wsgi", 0), ("asgi", 100_000))
 #: So many of the latest payments are asked for again by those who come later, before they come to new ones.
 OVERLAP = 60
 LEASE_SECONDS = 2.0
@@ -38,13 +39,13 @@ class SplitBrain:
     minimum = 10
 
     def run(self, worlds: Worlds, plan: Plan) -> Outcome:
-        """Split it while workers at both doors serve payments of all forms."""
+        """Split it while workers at both entry points serve payments of all forms."""
         with servers.redis_sentinel() as watched, worlds.postgres() as world:
             answered: Counter[str] = Counter()
             reached = 0
             with ExitStack() as stack:
-                for door, first in CROWDS:
-                    stack.enter_context(Crowd(_order(world, watched.url, door, first)))
+                for entry, first in CROWDS:
+                    stack.enter_context(Crowd(_order(world, watched.url, entry, first)))
                 while reached < plan.share(self.minimum):
                     # An old master follows the new one by then, and what only it was told is gone.
                     watched.until_whole()
@@ -80,8 +81,8 @@ def split(world: World, watched: servers.RedisSentinel, answered: Counter[str]) 
     return is_reached
 
 
-def _order(world: World, cache: str, door: Door, first: int) -> Order:
-    return Order(world.job(cache=cache, lease_seconds=LEASE_SECONDS, door=door), FORMS, first)
+def _order(world: World, cache: str, entry: Entry, first: int) -> Order:
+    return Order(world.job(cache=cache, lease_seconds=LEASE_SECONDS, entry=entry), FORMS, first)
 
 
 def _latest(world: World) -> int:

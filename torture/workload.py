@@ -1,4 +1,4 @@
-"""A small payment API in several forms, behind both doors. What it must leave behind, ``checker.FORMS`` says.
+"""A small payment API in several forms, behind both entry points. What it must leave behind, ``checker.FORMS`` says.
 
 ``guard`` writes on a connection of its own; ``atomic`` through the request's transaction; ``phase``, ``effect`` and
 ``steps`` take steps, and so does ``accepted``, when a worker comes to it. A run may have the process die or stop at a
@@ -18,11 +18,11 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 import psycopg
 
 import semel
-from semel.asgi import IdempotencyMiddleware as AsyncDoor
+from semel.asgi import IdempotencyMiddleware as AsyncEntry
 from semel.asgi.protocol import ASGIScope, ASGISend, Receive
 from semel.guard.request import RequestView
 from semel.stores import AsyncStore, Store
-from semel.wsgi import IdempotencyMiddleware as Door
+from semel.wsgi import IdempotencyMiddleware as Entry
 from torture.checker import FORMS
 from torture.job import Job
 from torture.provider import charge
@@ -158,14 +158,14 @@ def given(job: Job) -> Any:
     return Tiered(durable=job.store or job.url, cache=job.cache, memory=0, cache_timeout=timedelta(seconds=1))
 
 
-def wsgi_door(api: Api, job: Job, store: Store) -> Door:
-    """Put the API behind the WSGI door."""
-    return Door(api.wsgi, store=store, scope=_whose, paths=_paths(job))
+def wsgi_entry(api: Api, job: Job, store: Store) -> Entry:
+    """Put the API behind the WSGI entry point."""
+    return Entry(api.wsgi, store=store, scope=_whose, paths=_paths(job))
 
 
-def asgi_door(api: Api, job: Job, store: AsyncStore) -> AsyncDoor:
-    """Put the API behind the ASGI door."""
-    return AsyncDoor(api.asgi, store=store, scope=_whose, paths=_paths(job))
+def asgi_entry(api: Api, job: Job, store: AsyncStore) -> AsyncEntry:
+    """Put the API behind the ASGI entry point."""
+    return AsyncEntry(api.asgi, store=store, scope=_whose, paths=_paths(job))
 
 
 def _paths(job: Job) -> dict[str, semel.Policy]:

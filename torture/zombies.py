@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torture.checker import Event, Violation
-from torture.job import Door, Fault
+from torture.job import Entry, Fault
 from torture.scenario import Outcome, Payment, Plan, World, Worlds
 
 LEASE_SECONDS = 0.3
@@ -37,7 +37,7 @@ STEPS = {
 }
 #: Not before its statement: that one fails then, and the error is the application's own.
 ATOMIC = ("paid written", "paid", "answering")
-DOORS: tuple[Door, ...] = ("wsgi", "asgi")
+ENTRIES: tuple[Entry, ...] = ("wsgi", "asgi")
 
 #: What the client of a worker is told that may say nothing of its own: wait, and then ask again.
 REFUSALS = frozenset({409, 503})
@@ -59,7 +59,7 @@ class Zombie:
 
     payment: Payment
     point: str
-    door: Door
+    entry: Entry
 
 
 class Zombies:
@@ -80,7 +80,10 @@ class Zombies:
 def stopped_in(world: World, plan: Plan, store: str) -> Outcome:
     """Stop workers in one world."""
     cases = [
-        (form, point, door) for form, points in (("guard", GUARD), *STEPS.items()) for point in points for door in DOORS
+        (form, point, entry)
+        for form, points in (("guard", GUARD), *STEPS.items())
+        for point in points
+        for entry in ENTRIES
     ]
     if not world.database.is_postgres:
         # A process that is stopped while it has SQLite's write lock stops everybody: nobody could take over.
@@ -89,8 +92,8 @@ def stopped_in(world: World, plan: Plan, store: str) -> Outcome:
     found: list[Violation] = []
     for form in ("guard", *STEPS):
         zombies = [
-            Zombie((form, world.key()), point, door)
-            for number, (its, point, door) in enumerate(cases, 1)
+            Zombie((form, world.key()), point, entry)
+            for number, (its, point, entry) in enumerate(cases, 1)
             if its == form and number in plan.points(len(cases), store)
         ]
         for batch in _batches(zombies):
@@ -98,10 +101,10 @@ def stopped_in(world: World, plan: Plan, store: str) -> Outcome:
         reached[f"{form} ({store})"] = len(zombies)
     seen: Counter[str] = Counter()
     if world.database.is_postgres:
-        atomic = [Zombie(("atomic", world.key()), point, door) for point in ATOMIC for door in DOORS]
+        atomic = [Zombie(("atomic", world.key()), point, entry) for point in ATOMIC for entry in ENTRIES]
         found += cut_off(world, atomic[:: plan.stride], plan)
         reached[f"atomic, cut off ({store})"] = len(atomic[:: plan.stride])
-        patient = [Zombie(("atomic", world.key()), "paid", door) for door in DOORS]
+        patient = [Zombie(("atomic", world.key()), "paid", entry) for entry in ENTRIES]
         seen["duplicate told to wait"] = wait_for(world, patient, plan)
         if seen["duplicate told to wait"] < len(patient):
             found.append(Violation("idle", "", "a rival of a stopped atomic worker was not told to wait"))
@@ -117,12 +120,12 @@ def take_over(world: World, zombies: Sequence[Zombie], plan: Plan, *, is_swept: 
     pids = [stop(world, zombie) for zombie in zombies]
     payments = [zombie.payment for zombie in zombies]
     _wait_for_leases(world, [key for _, key in payments])
-    door = plan.chance("rival", payments[0]).choice(DOORS)
+    entry = plan.chance("rival", payments[0]).choice(ENTRIES)
     if is_swept:
-        world.run(action="sweep", door=door)
-    world.insist(payments, door=door)
+        world.run(action="sweep", entry=entry)
+    world.insist(payments, entry=entry)
     found = woken(world, zip(pids, zombies, strict=True))
-    world.insist(payments, door=door)
+    world.insist(payments, entry=entry)
     return found
 
 
@@ -132,10 +135,10 @@ def cut_off(world: World, zombies: Sequence[Zombie], plan: Plan) -> list[Violati
     payments = [zombie.payment for zombie in zombies]
     world.run(payments)  # Their keys are in use, and whoever asks is told so.
     world.database.execute(_PARTITION)
-    door = plan.chance("atomic rival").choice(DOORS)
-    world.insist(payments, door=door)
+    entry = plan.chance("atomic rival").choice(ENTRIES)
+    world.insist(payments, entry=entry)
     found = woken(world, zip(pids, zombies, strict=True))
-    world.insist(payments, door=door)
+    world.insist(payments, entry=entry)
     return found
 
 
@@ -144,7 +147,7 @@ def wait_for(world: World, workers: Sequence[Zombie], plan: Plan) -> int:
     pids = [stop(world, worker) for worker in workers]
     payments = [worker.payment for worker in workers]
     before = len(world.history.read())
-    world.run(payments, door=plan.chance("patient rival").choice(DOORS))
+    world.run(payments, entry=plan.chance("patient rival").choice(ENTRIES))
     told = [event for event in world.history.read()[before:] if event.what == "answer"]
     for pid, worker in zip(pids, workers, strict=True):
         world.go_on(pid, [worker.payment])
@@ -155,7 +158,7 @@ def wait_for(world: World, workers: Sequence[Zombie], plan: Plan) -> int:
 def stop(world: World, zombie: Zombie, **settings: Any) -> int:
     """Start a worker, and wait until it has stopped where it was told to."""
     fault = Fault(signal.SIGSTOP, point=zombie.point)
-    pid = world.start([zombie.payment], fault=fault, door=zombie.door, **{"lease_seconds": LEASE_SECONDS, **settings})
+    pid = world.start([zombie.payment], fault=fault, entry=zombie.entry, **{"lease_seconds": LEASE_SECONDS, **settings})
     if not world.wait(pid).is_stopped:
         raise AssertionError(f"{zombie} was to stop, and ended.")
     return pid

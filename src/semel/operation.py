@@ -73,7 +73,7 @@ class Operation:
         self.story = Story(hold, progress or Progress())
         #: Whether the handler said that nothing happened.
         self.has_no_effect = False
-        #: Whether a framework refused the request as it was sent, before the handler could do anything. For doors.
+        #: Whether a framework refused the request as it was sent, before the handler could do anything. Internal.
         self.is_refused = False
         self._take_steps = steps
         #: Made with the first step: most handlers take none.
@@ -259,18 +259,18 @@ class Operation:
 
     @property
     def around(self) -> Around | None:
-        """This operation to a guard inside of it; None: its handler has ended, or it holds no key. For doors."""
+        """This operation to a guard inside of it; None: its handler has ended, or it holds no key. Internal."""
         if self.story.is_over or not self._is_recorded:
             return None
         return Around(self.hold.scope, self.hold.key, self.hold.token, self._request, self._transaction is not None)
 
     @property
     def loose_ends(self) -> bool:
-        """Whether a step is still under way in a task that the handler did not wait for. For doors."""
+        """Whether a step is still under way in a task that the handler did not wait for. Internal."""
         return self.story.running is not None
 
     async def tie_up(self) -> None:
-        """Stop the steps that the handler did not wait for: its key must not be freed beside them. For doors."""
+        """Stop the steps that the handler did not wait for: its key must not be freed beside them. Internal."""
         if self._steps is not None:
             await self._steps.stop()
 
@@ -309,37 +309,37 @@ def current() -> Operation:
 
 
 def around() -> Around | None:
-    """Return the operation that this code is part of, for a guard that may be inside of another. For doors."""
+    """Return the operation that this code is part of, for a guard that may be inside of another. Internal."""
     operation = _current.get()
     return operation.around if operation is not None else None
 
 
 def is_left_over() -> bool:
-    """Whether the operation of this context has ended: it is that of another request, served before. For doors."""
+    """Whether the operation of this context has ended: it is that of another request, served before. Internal."""
     operation = _current.get()
     return operation is not None and operation.story.is_over
 
 
 def note_refusal() -> None:
-    """Say that a framework has refused the request of this code as it was sent. For doors."""
+    """Say that a framework has refused the request of this code as it was sent. Internal."""
     operation = _current.get()
     if operation is not None:
         operation.is_refused = True
 
 
 def begin(operation: Operation) -> None:
-    """Make *operation* the current one in this context, for good. For doors that run each request in its own."""
+    """Make *operation* the current one in this context, for good. Internal."""
     _current.set(operation)
 
 
 def leave() -> None:
-    """Be part of no operation any more, in this context. For doors that entered one in a context which is over."""
+    """Be part of no operation any more, in this context. Internal."""
     _current.set(None)
 
 
 @contextmanager
 def enter(operation: Operation | None) -> Iterator[None]:
-    """Make *operation* the current one inside the block, and not for what this thread does next. For doors."""
+    """Make *operation* the current one inside the block, and not for what this thread does next. Internal."""
     token = _current.set(operation)
     try:
         yield

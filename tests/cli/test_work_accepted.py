@@ -25,7 +25,7 @@ from tests.web.serving import NO_CERTIFICATES, ROOT
 Semel = Callable[..., subprocess.CompletedProcess[str]]
 DAY = LEASE * 60_000
 
-#: Each store and each door once: what differs between them is tested elsewhere.
+#: Each store and each entry point once: what differs between them is tested elsewhere.
 EACH_ONCE = pytest.mark.parametrize(
     "works, app", [("sqlite_url", "asgi"), ("postgres_url", "wsgi")], indirect=["works"]
 )

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from werkzeug.formparser import MultiPartParser
 
-from semel.core.canonical import LONGEST_PART_HEAD, MOST_FIELDS, Buffer, canonical, media_type, pack, pairs
+from semel.core.canonical import MAX_FIELDS, MAX_PART_HEAD, Buffer, canonical, media_type, pack, pairs
 
 LIMIT = 64 * 1024
 JSON = "application/json"
@@ -117,8 +117,8 @@ def test_a_form_that_is_not_ascii_has_no_form() -> None:
 
 def test_a_form_of_very_many_fields_has_no_form() -> None:
     """Time is bounded by fields, not only by bytes."""
-    assert form_of(b"&".join([b"a"] * MOST_FIELDS), FORM) is not None
-    assert form_of(b"&".join([b"a"] * (MOST_FIELDS + 1)), FORM) is None
+    assert form_of(b"&".join([b"a"] * MAX_FIELDS), FORM) is not None
+    assert form_of(b"&".join([b"a"] * (MAX_FIELDS + 1)), FORM) is None
 
 
 # JSON
@@ -404,9 +404,9 @@ def test_an_empty_line_before_the_first_part_says_nothing() -> None:
         multipart([('Content-Disposition: form-data; name="a', b"1")]),
         multipart([(TEXT_PART[0] + "\r\n" + TEXT_PART[0], b"1")]),
         multipart([(TEXT_PART[0] + "\r\n folded", b"1")]),
-        multipart([(TEXT_PART[0] + "\r\nX: " + "x" * LONGEST_PART_HEAD, b"1")]),
+        multipart([(TEXT_PART[0] + "\r\nX: " + "x" * MAX_PART_HEAD, b"1")]),
         b"--xYzZY\r\n" + TEXT_PART[0].encode() + b"\r\n--xYzZY--",
-        multipart([TEXT_PART] * (MOST_FIELDS + 1)),
+        multipart([TEXT_PART] * (MAX_FIELDS + 1)),
     ],
 )
 def test_doubtful_multipart_has_no_form(body: bytes) -> None:
@@ -496,7 +496,7 @@ def test_a_part_of_parts_has_no_form() -> None:
 
 def test_many_parts_are_allowed() -> None:
     """The limit is the limit, and not one less; the line end after the last boundary may be missing."""
-    assert multipart_form(multipart([TEXT_PART] * MOST_FIELDS, end=b"")) is not None
+    assert multipart_form(multipart([TEXT_PART] * MAX_FIELDS, end=b"")) is not None
 
 
 def test_multipart_needs_its_boundary() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from semel.core.fingerprint import (
     CANONICAL_LIMIT,
-    SHORTEST_SECRET,
+    MIN_SECRET,
     Fingerprinter,
     Subject,
     fingerprint_of,
@@ -27,7 +27,7 @@ from semel.core.fingerprint import (
 from semel.errors import ConfigurationError
 
 PLAIN = Fingerprinter()
-OLD_SECRET, SECRET = b"o" * SHORTEST_SECRET, b"n" * SHORTEST_SECRET
+OLD_SECRET, SECRET = b"o" * MIN_SECRET, b"n" * MIN_SECRET
 Headers = tuple[tuple[bytes, bytes], ...]
 
 

@@ -10,7 +10,7 @@ from semel.core.upkeep import (
     FIRST_PAUSE,
     MAX_ATTEMPTS,
     MAX_BATCH,
-    MOST_DOUBLINGS,
+    MAX_DOUBLINGS,
     Free,
     Hand,
     ParkIt,
@@ -72,7 +72,7 @@ def test_pauses_double_up_to_a_limit() -> None:
     """The completer waits twice as long after each try, and never longer than the longest pause."""
     pauses = [pause_after(tries) for tries in range(11)]
     assert pauses[:4] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, 8 * FIRST_PAUSE]
-    assert max(pauses) == pauses[MOST_DOUBLINGS] == pauses[-1] == pause_after(1_000_000)
+    assert max(pauses) == pauses[MAX_DOUBLINGS] == pauses[-1] == pause_after(1_000_000)
 
 
 @pytest.mark.parametrize("tries", range(MAX_ATTEMPTS))

@@ -1,4 +1,4 @@
-"""Commands to begin with, as the door would give them."""
+"""Commands to begin with, as the entry point would give them."""
 
 from __future__ import annotations
 

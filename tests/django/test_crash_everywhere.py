@@ -19,7 +19,7 @@ from semel.core.policy import Mode
 from semel.django import idempotent
 from semel.testing import Clock, CrashReport, Request, acrash_everywhere, crash_everywhere
 from tests.django import project
-from tests.django.door import Visitor, amounts, apay, assert_kept, everybody, is_replay, pay
+from tests.django.entry import Visitor, amounts, apay, assert_kept, everybody, is_replay, pay
 from tests.django.shop.models import Payment
 
 PAY = Request("POST", "/pay", json={"amount": 5})

@@ -25,7 +25,7 @@ from semel.django import idempotent
 from semel.django.rest import IdempotentMixin
 from semel.errors import ConfigurationError
 from tests.django import project
-from tests.django.door import ASGI, WSGI, Visitor, amounts, assert_kept, code, everybody, is_replay, records
+from tests.django.entry import ASGI, WSGI, Visitor, amounts, assert_kept, code, everybody, is_replay, records
 from tests.django.shop.models import Payment
 from tests.web.scenarios import multipart
 

@@ -26,7 +26,7 @@ from semel.core.record import Found, Hold, Record
 from semel.core.state import Event, State
 from semel.errors import ConfigurationError, StoreNotReady, StoreReadOnly, StoreRefused, StoreUnavailable
 from semel.stores.django import DjangoStore, turns
-from semel.stores.keeper import Keeper
+from semel.stores.leases import Leases
 from semel.stores.sqlite import file
 from semel.stores.statement import Names
 from tests.django import project
@@ -120,7 +120,7 @@ class TestAutocommit:
             connection.close()
 
     def test_audit(self, database: str) -> None:
-        """The audit trail is written, or not, as the store is told; replays are for the door to note."""
+        """The audit trail is written, or not, as the store is told; replays are for the entry point to note."""
         for audit, lines in (("on", 0), ("all", 1), ("off", 0), ("replays", 1)):
             store = DjangoStore(audit=audit)  # type: ignore[arg-type]  # one of them
             store.perform(claim_on(audit))
@@ -175,7 +175,7 @@ class TestInTests:
         assert DjangoStore().perform(Look("alice", "one")) is None
 
     def test_lease_of_a_test(self, postgres: str) -> None:
-        """What was claimed in the transaction of a test, its keeper's thread can't see; it is not lost for that."""
+        """What was claimed in the transaction of a test, its leases's thread can't see; it is not lost for that."""
 
         class Case(TestCase):  # type: ignore[misc]  # as above
             databases = frozenset({"default"})
@@ -394,8 +394,8 @@ class TestThreads:
         in_a_thread(renew)
         assert opened == [False, False]
 
-    def test_keeper(self, database: str) -> None:
-        """Leases are kept alive from a thread of the keeper's own."""
+    def test_leases(self, database: str) -> None:
+        """Leases are kept alive from a thread of the leases's own."""
         store = DjangoStore()
         claim = claim_on()
         hold = store.perform(claim)
@@ -406,13 +406,13 @@ class TestThreads:
             return record.lease_expires_at
 
         before = lease_ends()
-        keeper = Keeper(store.perform)
+        leases = Leases(store.perform)
         try:
-            keeper.add(hold, timedelta(milliseconds=150))
+            leases.add(hold, timedelta(milliseconds=150))
             while lease_ends() == before:
                 pass
         finally:
-            keeper.close()
+            leases.close()
 
     def test_connection_that_was_there(self, database: str) -> None:
         """One that the application had opened is left to the application, which may be reading from it."""

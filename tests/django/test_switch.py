@@ -16,7 +16,7 @@ from semel.django.rest import IdempotentMixin
 from semel.errors import ConfigurationError
 from semel.guard.request import switch
 from tests.django import project
-from tests.django.door import ASGI, WSGI, Visitor, amounts, apay, everybody, is_replay, pay, records
+from tests.django.entry import ASGI, WSGI, Visitor, amounts, apay, everybody, is_replay, pay, records
 from tests.django.shop.models import Payment
 
 OURS = "semel.django.IdempotencyMiddleware"

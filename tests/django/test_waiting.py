@@ -20,16 +20,16 @@ from semel import Policy
 from semel.core.commands import Command, Release
 from semel.django import guards, idempotent
 from semel.django.waiting import close_connections
-from semel.room import MAX_THREADS
+from semel.guard.waiting import MAX_THREADS
 from semel.stores.django import AsyncDjangoStore, DjangoStore
 from tests.django import project
-from tests.django.door import code, everybody, is_replay, records
+from tests.django.entry import code, everybody, is_replay, records
 from tests.web.harness import HANG_SECONDS, AsgiClient, Request, asgi_scope, wait_until
 
 OURS = "semel.django.IdempotencyMiddleware"
 POLICY = Policy.ietf(in_progress="wait")
 KEYED = Request("POST", "/pay", (("Idempotency-Key", b"k"), ("Content-Type", b"application/json")), b'{"amount": 5}')
-DOORS = ["decorator", "middleware"]
+ENTRIES = ["decorator", "middleware"]
 
 
 def waiting() -> int:
@@ -39,8 +39,8 @@ def waiting() -> int:
 class Shop:
     """An async view that is held until it is let go, through Django's ASGI handler."""
 
-    def __init__(self, door: str) -> None:
-        self._door = door
+    def __init__(self, entry: str) -> None:
+        self._entry = entry
         self.runs = 0
         self.let_go = asyncio.Event()
 
@@ -51,7 +51,7 @@ class Shop:
 
     def serving(self) -> Any:
         said = {"SCOPE": everybody, "POLICY": POLICY}
-        if self._door == "decorator":
+        if self._entry == "decorator":
             return project.serving([path("pay", idempotent(self.pay))], MIDDLEWARE=[], SEMEL=said)
         return project.serving([path("pay", self.pay)], MIDDLEWARE=[OURS], SEMEL=said)
 
@@ -91,11 +91,11 @@ def noting(monkeypatch: pytest.MonkeyPatch, kind: Any) -> list[type[Command[Any]
     return asked
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_a_client_that_hangs_up(postgres: str, door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("entry", ENTRIES)
+async def test_a_client_that_hangs_up(postgres: str, entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who hangs up while it is kept waiting, on a loop or in a thread behind it, waits no longer; others wait on."""
-    asked = noting(monkeypatch, AsyncDjangoStore if door == "decorator" else DjangoStore)
-    shop = Shop(door)
+    asked = noting(monkeypatch, AsyncDjangoStore if entry == "decorator" else DjangoStore)
+    shop = Shop(entry)
     async with shop.first():
         gone, stays = [shop.start() for _ in range(2)], shop.start()
         await until(lambda: waiting() == 3)

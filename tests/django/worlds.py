@@ -1,4 +1,4 @@
-"""Django as a door of ``tests.web.harness``: one shop behind a plain view, an async one, REST framework's, and behind
+"""Django behind ``tests.web.harness``: one shop behind a plain view, an async one, REST framework's, and behind
 the middleware. Each request brings its own URLs, so that each test has its own view and policy in the one project.
 """
 

@@ -64,7 +64,7 @@ def wsgi(app: Any, guard: Any) -> Iterator[httpx.Client]:
     """A client of *app*, whose *guard* is closed at the end."""
     with httpx.Client(transport=httpx.WSGITransport(app), base_url=BASE_URL) as client:
         yield client
-    guard.guard.keeper.close()
+    guard.guard.leases.close()
     guard.store.close()
     guard.store.close()
 

@@ -1,4 +1,4 @@
-"""The decorator's door on every durable store, open for the whole session; and small apps of a test's own."""
+"""The decorator's entry point on every durable store, open for the whole session; and small apps of a test's own."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +16,7 @@ from tests.flask.world import FlaskWorld
 
 @pytest.fixture(scope="session", params=["sqlite", "postgres"])
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskWorld]:
-    """The door on one store."""
+    """The entry point on one store."""
     if request.param == "sqlite":
         opened = FlaskWorld(stores.store(f"sqlite:///{tmp_path_factory.mktemp('flask') / 'semel.db'}"))
         yield opened

@@ -9,5 +9,5 @@ from tests.web.scenarios import SCENARIOS, Scenario
 
 @pytest.mark.parametrize("scenario", [pytest.param(each, id=each.name) for each in SCENARIOS])
 def test_scenario(world: FlaskWorld, scenario: Scenario) -> None:
-    """What a client sees does not depend on the door, nor on the store."""
+    """What a client sees does not depend on the entry point, nor on the store."""
     scenario.check(Api(world, scenario.policy))

@@ -17,7 +17,7 @@ from tests.web.harness import METHODS, Request, Response, Send, Shop, call_wsgi
 
 
 class FlaskWorld:
-    """The decorator's door, on a few threads."""
+    """The decorator's entry point, on a few threads."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

@@ -116,8 +116,8 @@ def test_too_late() -> None:
     assert refusal(reply)[1] == "idempotency-key-expired"
 
 
-def test_a_door_without_addresses() -> None:
-    """Where nobody could ask, nothing is accepted; what another door has accepted is in progress."""
+def test_a_entry_without_addresses() -> None:
+    """Where nobody could ask, nothing is accepted; what another entry point has accepted is in progress."""
     ran = ask([(Claim, HOLD), (RunHandler, Answered(CREATED)), (Complete, Verdict.DONE)], path=None)
     assert not claim_of(ran.commands).is_accepted
     assert refusal(ask([(Claim, accepted())], path=None).result)[1] == "idempotency-key-in-progress"

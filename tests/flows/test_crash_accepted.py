@@ -20,7 +20,7 @@ from semel.flows.serve import serve
 from semel.flows.status import status
 from semel.operation import Operation
 from tests.flows.shops import Shop
-from tests.flows.world import LEASE, Door, World, created
+from tests.flows.world import LEASE, Entry, World, created
 from tests.kit.crash import Death, Process, die, every_death
 from tests.kit.ports import PORTS, FinishOne, Tell
 from tests.kit.ports import drive as run
@@ -56,7 +56,7 @@ class Accepting(World):
         """One request, in a process that knows nothing of those before."""
         head = Head("POST", "/orders", b"", ((b"idempotency-key", self.key.encode()),))
         flow = serve(PORTS, head, self.policy, uuid4().bytes, status_path=PATH)
-        return run(flow, process.performing(Door(self, process).perform))
+        return run(flow, process.performing(Entry(self, process).perform))
 
     def work(self, process: Process) -> None:
         """One round of a worker."""
@@ -65,7 +65,7 @@ class Accepting(World):
             if self.shop.store.perform(ReadRequest(stuck.hold)) is None:
                 return Again.AGAIN
             reply = run(
-                finish(PORTS, stuck, self.policy, uuid4().bytes), process.performing(Door(self, process).perform)
+                finish(PORTS, stuck, self.policy, uuid4().bytes), process.performing(Entry(self, process).perform)
             )
             return reply.answer.status if isinstance(reply, Send) else Again.AGAIN
 
@@ -88,7 +88,7 @@ class Accepting(World):
         name = name_below(PATH, where)
         assert name is not None
         flow = status(PORTS, Head("GET", where, b"", ()), name, self.policy, PATH)
-        return run(flow, Door(self, Process()).perform).answer
+        return run(flow, Entry(self, Process()).perform).answer
 
 
 class Working(Accepting):

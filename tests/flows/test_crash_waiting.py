@@ -15,7 +15,7 @@ from semel.flows.reply import Reply, Send
 from semel.flows.serve import serve
 from semel.operation import Operation
 from tests.flows.shops import Shop
-from tests.flows.world import LEASE, Door, World, created
+from tests.flows.world import LEASE, Entry, World, created
 from tests.kit.crash import Process, every_death
 from tests.kit.ports import PORTS, Announce
 from tests.kit.ports import drive as run
@@ -38,21 +38,21 @@ class Waiting(World):
         super().__init__(shop, POLICY, order)
         self._first_dies = first_dies
         head = Head("POST", "/orders", b"", ((b"idempotency-key", self.key.encode()),))
-        self._door = Door(self, Process())
+        self._entry = Entry(self, Process())
         self._first = serve(PORTS, head, self.policy, uuid4().bytes)
         command = self._first.send(None)
         while not isinstance(command, Complete):
-            command = self._first.send(self._door.perform(command))
+            command = self._first.send(self._entry.perform(command))
         self._storing: Complete | None = command
 
     def live(self, process: Process) -> Reply:
         """Another request, in a process that knows nothing of those before."""
         head = Head("POST", "/orders", b"", ((b"idempotency-key", self.key.encode()),))
         return run(
-            serve(PORTS, head, self.policy, uuid4().bytes), process.performing(self._patient(Door(self, process)))
+            serve(PORTS, head, self.policy, uuid4().bytes), process.performing(self._patient(Entry(self, process)))
         )
 
-    def _patient(self, door: Door) -> Any:
+    def _patient(self, entry: Entry) -> Any:
         def perform(command: Command[Any]) -> Any:
             match command:
                 case Wait():
@@ -61,7 +61,7 @@ class Waiting(World):
                 case Announce():
                     return None
                 case _:
-                    return door.perform(command)
+                    return entry.perform(command)
 
         return perform
 
@@ -72,7 +72,7 @@ class Waiting(World):
             self.age()
         elif storing is not None:
             with pytest.raises(StopIteration):
-                self._first.send(self._door.perform(storing))
+                self._first.send(self._entry.perform(storing))
 
 
 def test_every_boundary_is_reached(shop: Shop) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from semel.core.commands import Again, Look, Now
-from semel.core.handler import NoRoom, Wait
+from semel.core.handler import TooManyWaiters, Wait
 from semel.core.message import Answer, Head
 from semel.core.policy import Policy
 from semel.core.record import Record
@@ -120,5 +120,5 @@ def test_waits_as_long_as_is_preferred() -> None:
 
 def test_waits_no_longer() -> None:
     """When the time is over, or there is no room, it is told how far it is."""
-    played = ask([ALICE, (Look, PENDING), (Wait, NoRoom.NO_ROOM), (Look, PENDING)], prefer=b"wait=5")
+    played = ask([ALICE, (Look, PENDING), (Wait, TooManyWaiters.TOO_MANY), (Look, PENDING)], prefer=b"wait=5")
     assert played.result.answer.status == 202

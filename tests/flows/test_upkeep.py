@@ -6,7 +6,19 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from semel.core.commands import Decree, Discard, FindStuck, Note, Park, Reap, Reaped, ReapTrail, Sweep, Unpark, Verdict
+from semel.core.commands import (
+    Discard,
+    FindStuck,
+    Note,
+    Park,
+    Reap,
+    Reaped,
+    ReapTrail,
+    Resolution,
+    Sweep,
+    Unpark,
+    Verdict,
+)
 from semel.core.events import Swept, SweptUnknown
 from semel.core.key import Key
 from semel.core.message import Answer
@@ -257,9 +269,9 @@ def test_effect_was_not_applied() -> None:
 def test_operation_was_applied() -> None:
     """An operation without an unknown effect that took effect ends with the answer that the operator gives."""
     for record in (parked(), parked(CREATED)):
-        played = play(resolve_applied(PORTS, record, {"id": "ü"}), [(Decree, Verdict.DONE), (Note, None)])
+        played = play(resolve_applied(PORTS, record, {"id": "ü"}), [(Resolution, Verdict.DONE), (Note, None)])
         answer = Answer(200, ((b"content-type", b"application/json"),), '{"id": "ü"}'.encode())
-        assert played.commands == (Decree(HOLD, answer), Note(HOLD, "applied"))
+        assert played.commands == (Resolution(HOLD, answer), Note(HOLD, "applied"))
 
 
 @pytest.mark.parametrize("steps, step", [((), None), ((CHARGING,), "charge_created")])

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from semel.core.commands import Again, Begin, Claim, Command, Complete, Finish, Look, Note, Release, Undo, Verdict
-from semel.core.handler import Answered, NoRoom, RunHandler, Wait
+from semel.core.handler import Answered, RunHandler, TooManyWaiters, Wait
 from semel.core.message import Answer, Head
 from semel.core.policy import Policy
 from semel.core.record import Found
@@ -100,7 +100,7 @@ def test_it_looks_as_often_as_it_is_told_to(mode: Mode) -> None:
 
 def test_no_room_or_no_time(mode: Mode) -> None:
     """Where there is no room, or the time is over, it is told to come back."""
-    assert refusal(mode.play([*mode.come(NoRoom.NO_ROOM), *mode.look_up, *mode.let_go]).result) == TURNED_AWAY
+    assert refusal(mode.play([*mode.come(TooManyWaiters.TOO_MANY), *mode.look_up, *mode.let_go]).result) == TURNED_AWAY
 
 
 def test_a_refusal_is_told_to_the_others_too(mode: Mode) -> None:

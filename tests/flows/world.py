@@ -46,7 +46,7 @@ class World:
     def live(self, process: Process) -> Reply:
         """One request, in a process that knows nothing of those before."""
         head = Head("POST", "/orders", b"", ((b"idempotency-key", self.key.encode()),))
-        return run(serve(PORTS, head, self.policy, uuid4().bytes), process.performing(Door(self, process).perform))
+        return run(serve(PORTS, head, self.policy, uuid4().bytes), process.performing(Entry(self, process).perform))
 
     def request(self) -> Answer:
         """The same in a process that does not die: what the client gets, without the mark of a replay."""
@@ -69,8 +69,8 @@ class World:
         return self.shop.entries(self.key)
 
 
-class Door:
-    """What a process does about one request, as a web framework's door would."""
+class Entry:
+    """What a process does about one request, as a web framework's entry point would."""
 
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
@@ -113,7 +113,7 @@ class Door:
         operation = Operation(command.hold, command.progress, steps=steps, transaction=self._transaction)
         try:
             answer = self._world.handler(self._world, operation)
-        except Exception as error:  # noqa: BLE001 - as doors do; a death is no Exception
+        except Exception as error:  # noqa: BLE001 - as entry points do; a death is no Exception
             return raised(error, operation)
         return answered(answer, operation, reached_handler=True)
 

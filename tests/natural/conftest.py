@@ -1,4 +1,4 @@
-"""Databases with a table of orders in them, and ways to open doors to them that are closed again."""
+"""Databases with a table of orders in them, and ways to open entry points to them that are closed again."""
 
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from tests.natural.doors import POSTGRES, POSTGRES_SCHEMA, SQLITE, SQLITE_SCHEMA, Door
+from tests.natural.entries import POSTGRES, POSTGRES_SCHEMA, SQLITE, SQLITE_SCHEMA, Entry
 
-Opener = Callable[[], Awaitable[Door]]
+Opener = Callable[[], Awaitable[Entry]]
 
 
 @pytest.fixture
@@ -30,21 +30,21 @@ def sqlite_shop(sqlite_url: str) -> str:
     return sqlite_url
 
 
-async def opener(kind: type[Door], url: str) -> AsyncIterator[Opener]:
+async def opener(kind: type[Entry], url: str) -> AsyncIterator[Opener]:
     async with AsyncExitStack() as stack:
 
-        async def open_door() -> Door:
-            door = kind()
-            await door.open(url)
-            stack.push_async_callback(door.close)
-            return door
+        async def open_entry() -> Entry:
+            entry = kind()
+            await entry.open(url)
+            stack.push_async_callback(entry.close)
+            return entry
 
-        yield open_door
+        yield open_entry
 
 
 @pytest.fixture(params=POSTGRES, ids=lambda kind: kind.__name__)
 async def open_postgres(request: pytest.FixtureRequest, postgres_shop: str) -> AsyncIterator[Opener]:
-    """Opens a door to PostgreSQL, for each driver in turn."""
+    """Opens an entry point to PostgreSQL, for each driver in turn."""
     async for each in opener(request.param, postgres_shop):
         yield each
 
@@ -53,8 +53,8 @@ async def open_postgres(request: pytest.FixtureRequest, postgres_shop: str) -> A
     params=[*((kind, "postgres_shop") for kind in POSTGRES), *((kind, "sqlite_shop") for kind in SQLITE)],
     ids=lambda param: f"{param[0].__name__}-{param[1].partition('_')[0]}",
 )
-async def open_door(request: pytest.FixtureRequest) -> AsyncIterator[Opener]:
-    """Opens a door to PostgreSQL or SQLite, for each driver in turn."""
+async def open_entry(request: pytest.FixtureRequest) -> AsyncIterator[Opener]:
+    """Opens an entry point to PostgreSQL or SQLite, for each driver in turn."""
     kind, shop = request.param
     async for each in opener(kind, request.getfixturevalue(shop)):
         yield each

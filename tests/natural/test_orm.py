@@ -42,7 +42,7 @@ from sqlalchemy.types import TypeDecorator
 
 from semel.errors import ConfigurationError
 from semel.natural import RowDiffers, insert_or_get
-from tests.natural.doors import with_driver
+from tests.natural.entries import with_driver
 
 
 class Base(DeclarativeBase):

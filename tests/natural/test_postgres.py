@@ -20,7 +20,7 @@ from semel.natural.flow import Rows
 from semel.natural.flow import insert_or_get as flow
 from semel.natural.text import PostgresText, Query, as_dict, plain
 from tests.natural.conftest import Opener
-from tests.natural.doors import KEY
+from tests.natural.entries import KEY
 
 PATIENCE = 30  # Seconds, for what takes milliseconds.
 ORDER = {"merchant": 7, "number": "A-17"}
@@ -84,19 +84,19 @@ class TestRivals:
 async def test_replay_writes_nothing(open_postgres: Opener, watcher: psycopg.Connection) -> None:
     """A stored row is not touched: it has one version for ever, and the transaction that got it has written nothing."""
     watcher.execute("ALTER TABLE orders DROP COLUMN id")  # A sequence goes on, and that is a write of its own.
-    door = await open_postgres()
-    into = door.orders if isinstance(door.orders, str) else without_id(door.orders)
-    await door.ask(into, ORDER, unique=KEY)
-    await door.commit()
+    entry = await open_postgres()
+    into = entry.orders if isinstance(entry.orders, str) else without_id(entry.orders)
+    await entry.ask(into, ORDER, unique=KEY)
+    await entry.commit()
     before = watcher.execute("SELECT ctid, xmin, xmax FROM orders").fetchone()
-    assert not (await door.ask(into, ORDER, unique=KEY)).is_new
-    await door.run("DO $$ BEGIN ASSERT pg_current_xact_id_if_assigned() IS NULL; END $$")
-    await door.commit()
+    assert not (await entry.ask(into, ORDER, unique=KEY)).is_new
+    await entry.run("DO $$ BEGIN ASSERT pg_current_xact_id_if_assigned() IS NULL; END $$")
+    await entry.commit()
     assert watcher.execute("SELECT ctid, xmin, xmax FROM orders").fetchone() == before
 
 
 def without_id(table: Any) -> Any:
-    from sqlalchemy import Column, MetaData, Table  # noqa: PLC0415 - for two doors only
+    from sqlalchemy import Column, MetaData, Table  # noqa: PLC0415 - for two entry points only
 
     return Table("orders", MetaData(), *(Column(each.name, each.type) for each in table.c if each.name != "id"))
 
@@ -104,16 +104,16 @@ def without_id(table: Any) -> Any:
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 async def test_hidden_by_the_snapshot(open_postgres: Opener, watcher: psycopg.Connection, level: str) -> None:
     """Above READ COMMITTED a rival's later row can't be seen: the driver's own error says so, and what to do."""
-    door = await open_postgres()
-    await door.run(f"SET TRANSACTION ISOLATION LEVEL {level}")
-    await door.run("SELECT FROM orders")
+    entry = await open_postgres()
+    await entry.run(f"SET TRANSACTION ISOLATION LEVEL {level}")
+    await entry.run("SELECT FROM orders")
     watcher.execute("INSERT INTO orders (merchant, number) VALUES (7, 'A-17')")
     with pytest.raises(Exception, match="could not serialize access") as raised:
-        await door.order()
+        await entry.order()
     (note,) = raised.value.__notes__
     assert "run the whole transaction again; or use READ COMMITTED" in note
-    await door.rollback()
-    assert not (await door.order()).is_new
+    await entry.rollback()
+    assert not (await entry.order()).is_new
 
 
 def steps(watcher: psycopg.Connection, *deletes: bool) -> Got[dict[str, Any]]:
@@ -176,13 +176,13 @@ async def test_hidden_by_a_policy(open_postgres: Opener, watcher: psycopg.Connec
         INSERT INTO orders (merchant, number) VALUES (8, 'A-17');
         """.encode()
     )
-    door = await open_postgres()
+    entry = await open_postgres()
     try:
-        await door.run(f"SET ROLE {role}")
+        await entry.run(f"SET ROLE {role}")
         with pytest.raises(RowNotSeen, match="row-level security policy that hides it"):
-            await door.ask(door.orders, ORDER, unique="number")
+            await entry.ask(entry.orders, ORDER, unique="number")
     finally:
-        await door.rollback()
+        await entry.rollback()
         watcher.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
@@ -201,9 +201,9 @@ def test_dropped_by_a_trigger(watcher: psycopg.Connection) -> None:
 async def test_deferrable(open_postgres: Opener, watcher: psycopg.Connection) -> None:
     """A deferrable constraint is refused: it is checked too late."""
     watcher.execute("ALTER TABLE orders ADD UNIQUE (status) DEFERRABLE")
-    door = await open_postgres()
+    entry = await open_postgres()
     with pytest.raises(ConfigurationError, match="NOT DEFERRABLE"):
-        await door.ask(door.orders, ORDER | {"status": "new"}, unique="status")
+        await entry.ask(entry.orders, ORDER | {"status": "new"}, unique="status")
 
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

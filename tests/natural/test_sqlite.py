@@ -11,7 +11,7 @@ import pytest
 from semel.errors import ConfigurationError
 from semel.natural import RowNotSeen, insert_or_get
 from semel.stores.sqlite.transactions import LentConnection
-from tests.natural.doors import KEY, SQLITE_SCHEMA
+from tests.natural.entries import KEY, SQLITE_SCHEMA
 
 ORDER = {"merchant": 7, "number": "A-17"}
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from semel.core.commands import Command
 from semel.core.record import Hold
 from semel.stores import async_store, store
-from semel.stores.keeper import AsyncKeeper, Keeper
+from semel.stores.leases import AsyncLeases, Leases
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ COLOURS = ("sync", "async")
 
 
 class Process(ABC):
-    """A store, and a keeper of leases on it: as much of an application's process as tests here need."""
+    """A store, and a leases of leases on it: as much of an application's process as tests here need."""
 
     store: Any
 
@@ -45,7 +45,7 @@ class Process(ABC):
 class SyncProcess(Process):
     def __init__(self, url: str) -> None:
         self.store = store(url)
-        self.keeper = Keeper(self.store.perform, self.store.watch)
+        self.leases = Leases(self.store.perform, self.store.watch)
 
     def perform(self, command: Command[T]) -> T:
         outcome: T = self.store.perform(command)
@@ -55,13 +55,13 @@ class SyncProcess(Process):
         self.store.listen(on_end)
 
     def keep(self, hold: Hold, lease: timedelta, on_lost: Callable[[], None]) -> None:
-        self.keeper.add(hold, lease, on_lost)
+        self.leases.add(hold, lease, on_lost)
 
     def close_store(self) -> None:
         self.store.close()
 
     def close(self) -> None:
-        self.keeper.close()
+        self.leases.close()
         self.store.close()
 
 
@@ -71,7 +71,7 @@ class AsyncProcess(Process):
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.store = async_store(url)
-        self.keeper = AsyncKeeper(self.store.renew, self.store.watch)
+        self.leases = AsyncLeases(self.store.renew, self.store.watch)
 
     def perform(self, command: Command[T]) -> T:
         async def ask() -> T:
@@ -84,13 +84,13 @@ class AsyncProcess(Process):
         self._call(self.store.listen, on_end)
 
     def keep(self, hold: Hold, lease: timedelta, on_lost: Callable[[], None]) -> None:
-        self._call(self.keeper.add, hold, lease, on_lost)
+        self._call(self.leases.add, hold, lease, on_lost)
 
     def close_store(self) -> None:
         self._run(self.store.close())
 
     def close(self) -> None:
-        self._call(self.keeper.close)
+        self._call(self.leases.close)
         self._run(self.store.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(SECONDS)

@@ -1,4 +1,4 @@
-"""The queue of a lane: whose turn it is, and how much goes out at once."""
+"""The queue of a batcher: whose turn it is, and how much goes out at once."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import pytest
 
-from semel.core.commands import Claim, Complete, Decree, Look, Now, Renew, TakeOver
+from semel.core.commands import Claim, Complete, Look, Now, Renew, Resolution, TakeOver
 from semel.core.message import Answer, Head, Request
 from semel.core.record import Hold
 from semel.core.state import Event
 from semel.stores import fair
-from semel.stores.fair import MAX_BATCH, MAX_BATCH_BYTES, FairQueue, scope_of, size_of
+from semel.stores.fair_queue import MAX_BATCH, MAX_BATCH_BYTES, FairQueue, scope_of, size_of
 
 LEASE = timedelta(seconds=30)
 HOLD = Hold("alice", "key", 1, bytes(16))
@@ -85,7 +85,7 @@ def test_what_a_command_weighs() -> None:
     """The bodies that a command carries are what counts; and it is its record's scope that has the turn."""
     assert [size_of(claim(size)) for size in (None, 0, 7)] == [0, 0, 7]
     assert size_of(TakeOver(claim(7), HOLD)) == 7
-    assert size_of(Complete(HOLD, Event.COMPLETE, ANSWER)) == size_of(Decree(HOLD, ANSWER)) == 12
+    assert size_of(Complete(HOLD, Event.COMPLETE, ANSWER)) == size_of(Resolution(HOLD, ANSWER)) == 12
     assert size_of(Complete(HOLD, Event.COMPLETE, Answer(200, (), None))) == size_of(Now()) == 0
     for command in (claim(7), TakeOver(claim(7), HOLD), Complete(HOLD, Event.COMPLETE, ANSWER), Look("alice", "key")):
         assert scope_of(command) == "alice"

@@ -20,7 +20,7 @@ from semel.core.state import Event
 from semel.errors import StoreUnavailable
 from semel.stores import async_store, store
 from semel.stores.base import AsyncStore
-from semel.stores.fair import MAX_BATCH_BYTES
+from semel.stores.fair_queue import MAX_BATCH_BYTES
 from semel.stores.postgres import store as sync_store
 from semel.stores.postgres.address import SESSION
 from tests.stores.colours import process, wait_until

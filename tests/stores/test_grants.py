@@ -17,7 +17,6 @@ from semel.core.commands import (
     Browse,
     Claim,
     Complete,
-    Decree,
     Discard,
     FindStuck,
     Finish,
@@ -28,6 +27,7 @@ from semel.core.commands import (
     ReadTrail,
     Release,
     Renew,
+    Resolution,
     Save,
     Settle,
     TakeOver,
@@ -100,10 +100,12 @@ def test_the_application(urls: dict[str, str]) -> None:
         assert keys.perform(Release(taken)) is Verdict.DONE
         for key, ending in (("freed", Release), ("thrown away", Discard)):
             assert keys.perform(ending(held(keys, key))) is Verdict.DONE
-        for key in ("decreed", "resolved"):
+        for key in ("resolved", "resolved"):
             parked = held(keys, key)
             keys.perform(Park(parked))
-            assert keys.perform(Decree(parked, ANSWER) if key == "decreed" else Unpark(parked, steps)) is Verdict.DONE
+            assert (
+                keys.perform(Resolution(parked, ANSWER) if key == "resolved" else Unpark(parked, steps)) is Verdict.DONE
+            )
         keys.perform(Note(hold, "replayed"))
         assert keys.perform(Settle(hold)) is not None
         assert len(keys.perform(ReadTrail("acme", "done"))) == 2

@@ -238,7 +238,7 @@ class TestLoss:
         assert owners(url, keys[-1]) == list(locks(url))
 
     def test_hold_that_nobody_could_tell_is_told_by_its_renewal(self, living: Process, url: str) -> None:
-        """A hold that was on its way to its keeper when the lock was lost is lost to the next renewal, no later."""
+        """A hold that was on its way to its leases when the lock was lost is lost to the next renewal, no later."""
         hold = living.perform(claim())
         assert isinstance(hold, Hold)
         cut(url)
@@ -500,7 +500,7 @@ def _taken_at(url: str) -> datetime:
 def _unlockable(url: str) -> Iterator[None]:
     """Have the server refuse sessions that bear the name by which ours ask for a lock."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("semel.stores.postgres.line.SETTLE", "SELECT no_such_function()")
+        patched.setattr("semel.stores.postgres.direct.SETTLE", "SELECT no_such_function()")
         yield
 
 

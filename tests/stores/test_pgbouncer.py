@@ -368,7 +368,7 @@ class TestTransactions:
 
 
 class Shop:
-    """A handler that writes, behind either door. It fails in the middle as often as the test says."""
+    """A handler that writes, behind either entry point. It fails in the middle as often as the test says."""
 
     def __init__(self, url: str, *, is_atomic: bool) -> None:
         self.url = url
@@ -467,13 +467,13 @@ def asgi(shop: Shop) -> Iterator[Send]:
             runner.run(entered.__aexit__(None, None, None))
 
 
-@pytest.mark.parametrize("door", [asgi, wsgi])
-class TestDoors:
-    def test_atomic(self, url: str, door: Callable[[Shop], Any]) -> None:
+@pytest.mark.parametrize("entry", [asgi, wsgi])
+class TestEntries:
+    def test_atomic(self, url: str, entry: Callable[[Shop], Any]) -> None:
         """Sixty requests at once on twenty keys, over two server connections, are twenty payments with an answer."""
         shop = Shop(url, is_atomic=True)
         keys = [f"key-{number}" for number in range(20)]
-        with door(shop) as send:
+        with entry(shop) as send:
             first = send(keys * 3)
             again = send(keys)
 
@@ -482,12 +482,12 @@ class TestDoors:
         assert shop.payments == [(key, "paid") for key in sorted(keys)]
         assert left_prepared(url) == []
 
-    def test_phases(self, url: str, door: Callable[[Shop], Any]) -> None:
+    def test_phases(self, url: str, entry: Callable[[Shop], Any]) -> None:
         """An operation that failed in the middle goes on from there, and repeats no phase."""
         shop = Shop(url, is_atomic=False)
         shop.failures = 5
         keys = [f"key-{number}" for number in range(10)]
-        with door(shop) as send:
+        with entry(shop) as send:
             first = send(keys)
             again = send(keys)
             replayed = send(keys)

@@ -19,7 +19,6 @@ from semel.core.commands import (
     Browse,
     Claim,
     Complete,
-    Decree,
     FindStuck,
     Finish,
     Look,
@@ -28,6 +27,7 @@ from semel.core.commands import (
     Reap,
     Reaped,
     Release,
+    Resolution,
     Sweep,
     TakeOver,
     Unpark,
@@ -339,7 +339,7 @@ class TestWatermark:
 
     def test_parked_records_are_out_of_the_way(self, postgres: PostgresStore, operator: Any) -> None:
         """What is parked is on none of the services' ways, also long past its retention; resolved, it is again."""
-        holds = {key: held(postgres, claim(key)) for key in ("again", "decreed", "left")}
+        holds = {key: held(postgres, claim(key)) for key in ("again", "resolved", "left")}
         for hold in holds.values():
             assert postgres.perform(Park(hold)) is Verdict.DONE
         assert set(marks(operator).values()) == {"parked"}
@@ -353,8 +353,8 @@ class TestWatermark:
         assert "Removed by" not in walk.partition("->")[0]
         assert postgres.perform(Reap(10, ABANDONED)) == Reaped()
         assert postgres.perform(Unpark(holds["again"], Progress())) is Verdict.DONE
-        assert postgres.perform(Decree(holds["decreed"], ANSWER)) is Verdict.DONE
-        assert marks(operator) == {"again": "open", "decreed": None, "left": "parked"}
+        assert postgres.perform(Resolution(holds["resolved"], ANSWER)) is Verdict.DONE
+        assert marks(operator) == {"again": "open", "resolved": None, "left": "parked"}
         assert stuck(postgres) == {"again"}
         age(operator, 3 * RETENTION)
         assert postgres.perform(Reap(10, ABANDONED)) == Reaped(deleted=1, failed=1)

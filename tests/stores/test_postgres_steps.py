@@ -20,7 +20,6 @@ from semel.core.commands import (
     Claim,
     Commit,
     Complete,
-    Decree,
     Discard,
     FindStuck,
     Finish,
@@ -34,6 +33,7 @@ from semel.core.commands import (
     Reaped,
     ReapTrail,
     Release,
+    Resolution,
     Save,
     Settle,
     Sweep,
@@ -250,12 +250,12 @@ class TestParking:
         assert (left.token, left.steps, left.is_stuck) == (NOBODYS_TOKEN, written(PROGRESS), True)
         assert trail(semel)[-1] == (2, "resolved", None)
 
-    def test_decreed_answer_is_not_the_late_workers(self, semel: Handle, operator: Any) -> None:
+    def test_resolved_answer_is_not_the_late_workers(self, semel: Handle, operator: Any) -> None:
         """A parked operation can be ended by an operator's answer; its worker, awake again, is fenced off."""
         hold = held(semel, claim(request=REQUEST))
-        assert semel.perform(Decree(hold, ANSWER)) is Verdict.FENCED
+        assert semel.perform(Resolution(hold, ANSWER)) is Verdict.FENCED
         semel.perform(Park(hold))
-        assert semel.perform(Decree(hold, ANSWER)) is Verdict.DONE
+        assert semel.perform(Resolution(hold, ANSWER)) is Verdict.DONE
 
         assert (record(semel).state, record(semel).answer) == (State.COMPLETE, ANSWER)
         assert operator.execute("SELECT request FROM semel_keys").fetchone() == (None,)

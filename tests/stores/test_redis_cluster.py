@@ -116,7 +116,7 @@ class TestCluster:
         assert len(listed) == len(set(listed)) > 3
 
 
-class TestWrongDoors:
+class TestWrongAddresses:
     def test_a_node_is_no_lone_server(self, nodes: tuple[servers.RedisServer, ...]) -> None:
         """One node by itself has a part of the keys: who gives its address is told how to write it."""
         with closing(RedisStore(nodes[0].url)) as store, pytest.raises(StoreNotReady, match=r"redis\+cluster://"):

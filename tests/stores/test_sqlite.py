@@ -68,7 +68,7 @@ SERVING = (
     "sweep",
     "discard",
     "unpark",
-    "decree",
+    "resolution",
 )
 
 #: A record in each state there is, as the third migration left the table.

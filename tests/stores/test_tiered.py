@@ -18,13 +18,13 @@ from semel.core.commands import (
     Command,
     Commit,
     Complete,
-    Decree,
     Finish,
     Look,
     Now,
     Open,
     Park,
     Release,
+    Resolution,
     Save,
     TakeOver,
     Undo,
@@ -252,7 +252,7 @@ class TestNotKept:
         assert world.asks(lambda: found(process)) == {"Claim": 1}
         process.perform(Park(hold))
         assert world.asks(lambda: found(process)) == {"Claim": 1}
-        assert world.durable.perform(Decree(hold, CREATED)) is Verdict.DONE
+        assert world.durable.perform(Resolution(hold, CREATED)) is Verdict.DONE
         assert found(process).answer == CREATED
 
     def test_what_was_fenced(self, world: World) -> None:

@@ -57,7 +57,7 @@ class Shop:
         return [self.order(environ["HTTP_IDEMPOTENCY_KEY"], body)]
 
 
-class Door(Protocol):
+class Entry(Protocol):
     def post(self, key: str, order: int) -> httpx.Response:
         """Ask for something to be ordered."""
 
@@ -66,7 +66,7 @@ def asked(key: str, order: int) -> dict[str, Any]:
     return {"url": "http://shop/orders", "json": {"order": order}, "headers": {"idempotency-key": key}}
 
 
-class AsyncDoor:
+class AsyncEntry:
     """One process of an ASGI app: it has a loop of its own."""
 
     def __init__(self, shop: Shop, given: object) -> None:
@@ -87,7 +87,7 @@ class AsyncDoor:
         self._loop.close()
 
 
-class ThreadDoor:
+class ThreadEntry:
     """One process of a WSGI app."""
 
     def __init__(self, shop: Shop, given: object) -> None:
@@ -99,11 +99,11 @@ class ThreadDoor:
 
     def close(self) -> None:
         self._client.close()
-        self._app.guard.keeper.close()
+        self._app.guard.leases.close()
         self._app.store.close()
 
 
-DOORS: dict[str, Callable[[Shop, object], Any]] = {"asgi": AsyncDoor, "wsgi": ThreadDoor}
+ENTRIES: dict[str, Callable[[Shop, object], Any]] = {"asgi": AsyncEntry, "wsgi": ThreadEntry}
 
 
 class Storm:
@@ -115,17 +115,17 @@ class Storm:
         self.answered = 0
         self.known: list[Request] = []
 
-    def send(self, doors: list[Door], key: str, order: int) -> None:
+    def send(self, entries: list[Entry], key: str, order: int) -> None:
         """Ask until it is known what came of it, as a client does."""
         while True:
-            response = random.choice(doors).post(key, order)
+            response = random.choice(entries).post(key, order)
             self.answered += 1
             if response.status_code == 409:
                 continue
             self.answers[key, order].add((response.status_code, response.headers.get("content-type"), response.content))
             return
 
-    def rage(self, doors: list[Door], is_over: Callable[[], bool]) -> None:
+    def rage(self, entries: list[Entry], is_over: Callable[[], bool]) -> None:
         """Send new orders and old ones until it is over."""
 
         def work(worker: int) -> None:
@@ -133,16 +133,16 @@ class Storm:
             while not is_over():
                 # Two clients send each new order, at about the same time; and once it is known, any of them.
                 mine = f"{worker // 2}-{orders}"
-                self._note(doors, mine, orders)
+                self._note(entries, mine, orders)
                 self.known.append((mine, orders))
                 for _ in range(4):
-                    self._note(doors, *random.choice(self.known[-200:]))
-                self._note(doors, mine, orders + 1)
+                    self._note(entries, *random.choice(self.known[-200:]))
+                self._note(entries, mine, orders + 1)
                 orders += 1
 
         self._in_threads([partial(work, worker) for worker in range(WORKERS)])
 
-    def repeat(self, doors: list[Door], requests: list[Request]) -> None:
+    def repeat(self, entries: list[Entry], requests: list[Request]) -> None:
         """Send the same requests as another storm, those for new orders in their order."""
         by_worker: defaultdict[str, list[Request]] = defaultdict(list)
         for request in requests:
@@ -150,7 +150,7 @@ class Storm:
 
         def work(mine: list[Request]) -> None:
             for key, order in mine:
-                self._note(doors, key, order)
+                self._note(entries, key, order)
 
         self._in_threads([partial(work, mine) for mine in by_worker.values()])
 
@@ -161,9 +161,9 @@ class Storm:
             assert time.monotonic() < deadline, "Nobody is answered any more."
             time.sleep(0.002)
 
-    def _note(self, doors: list[Door], key: str, order: int) -> None:
+    def _note(self, entries: list[Entry], key: str, order: int) -> None:
         self.requests.append((key, order))
-        self.send(doors, key, order)
+        self.send(entries, key, order)
 
     @staticmethod
     def _in_threads(calls: list[Callable[[], None]]) -> None:
@@ -173,13 +173,13 @@ class Storm:
 
 
 @contextmanager
-def opened(colour: str, shop: Shop, given: list[object]) -> Iterator[list[Door]]:
-    doors = [DOORS[colour](shop, each) for each in given]
+def opened(colour: str, shop: Shop, given: list[object]) -> Iterator[list[Entry]]:
+    entries = [ENTRIES[colour](shop, each) for each in given]
     try:
-        yield doors
+        yield entries
     finally:
-        for door in doors:
-            door.close()
+        for entry in entries:
+            entry.close()
 
 
 def hits(url: str) -> int:
@@ -209,16 +209,16 @@ def survives(colour: str, postgres_url: str, cache: str, fault: Fault) -> None:
     over = threading.Event()
     # One process that keeps much, and one that has to ask Redis each time.
     tiers: list[object] = [Tiered(postgres_url, cache), Tiered(postgres_url, cache, memory=0)]
-    with opened(colour, shop, tiers) as doors, ThreadPoolExecutor(1) as pool:
-        raging = pool.submit(storm.rage, doors, over.is_set)
+    with opened(colour, shop, tiers) as entries, ThreadPoolExecutor(1) as pool:
+        raging = pool.submit(storm.rage, entries, over.is_set)
         try:
             fault(storm)
         finally:
             over.set()
         raging.result()
     known_shop, known = Shop(), Storm()
-    with opened(colour, known_shop, [alone]) as doors:
-        known.repeat(doors, storm.requests)
+    with opened(colour, known_shop, [alone]) as entries:
+        known.repeat(entries, storm.requests)
     assert storm.answers == known.answers
     assert all(len(said) == 1 for said in storm.answers.values())
     assert {status for said in storm.answers.values() for status, _, _ in said} == {201, 422}

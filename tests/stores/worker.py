@@ -13,7 +13,7 @@ from datetime import timedelta
 from semel.core.commands import Claim
 from semel.core.record import Hold
 from semel.stores import async_store, store
-from semel.stores.keeper import AsyncKeeper, Keeper
+from semel.stores.leases import AsyncLeases, Leases
 
 FOR_EVER = 3600
 
@@ -31,7 +31,7 @@ def work(url: str, key: str, lease: timedelta, *, forks: bool) -> None:
     opened = store(url)
     hold = opened.perform(claim(key, lease))
     assert isinstance(hold, Hold)
-    Keeper(opened.perform, opened.watch).add(hold, lease)
+    Leases(opened.perform, opened.watch).add(hold, lease)
     child = os.fork() if forks else 0
     if not forks or child:
         say(child)
@@ -42,7 +42,7 @@ async def work_on_a_loop(url: str, key: str, lease: timedelta) -> None:
     opened = async_store(url)
     hold = await opened.perform(claim(key, lease))
     assert isinstance(hold, Hold)
-    AsyncKeeper(opened.renew, opened.watch).add(hold, lease)
+    AsyncLeases(opened.renew, opened.watch).add(hold, lease)
     say()
     await asyncio.sleep(FOR_EVER)
 

@@ -7,7 +7,7 @@ import pytest
 
 from semel.core.events import PersonalKey, Reported, ReportFailed
 from semel.errors import StoreUnavailable
-from semel.telemetry.tally import MOST_ROUTES, OTHER_ROUTES, REST_SECONDS, TELL_AGAIN_SECONDS, Tally
+from semel.telemetry.tally import MAX_ROUTES, OTHER_ROUTES, REST_SECONDS, TELL_AGAIN_SECONDS, Tally
 
 FAILED = ReportFailed("abc", "store", "no route")
 
@@ -50,11 +50,11 @@ def test_counts() -> None:
 def test_endpoints_are_bounded() -> None:
     """Clients that think of new paths fill no memory: from some number on they are counted together."""
     tally = Tally()
-    for number in range(MOST_ROUTES + 3):
+    for number in range(MAX_ROUTES + 3):
         tally.tell(Reported(None, "keyless", f"POST /{number}"))
     tally.tell(Reported(None, "keyless", "POST /0"))
     routes = tally.snapshot().routes
-    assert len(routes) == MOST_ROUTES + 1
+    assert len(routes) == MAX_ROUTES + 1
     assert routes[OTHER_ROUTES] == {"keyless": 3}
     assert routes["POST /0"] == {"keyless": 2}
 

@@ -108,7 +108,7 @@ def wsgi(shop: Shop, handler: Handler, **policy: Any) -> WSGIMiddleware:
 def walked(shop: Shop, app: Any, request: Any = ORDER) -> CrashReport:
     report = crash_everywhere(app, request, clock=shop.clock, effects=shop.effects)
     if isinstance(app, WSGIMiddleware):
-        app.guard.keeper.close()
+        app.guard.leases.close()
         app.store.close()
     return report
 

@@ -33,7 +33,7 @@ def post(semel_store):
     guarded = IdempotencyMiddleware(app, store=semel_store, scope=SINGLE_TENANT)
     with httpx.Client(transport=httpx.WSGITransport(guarded), base_url="http://test") as client:
         yield lambda: client.post("/", headers=KEY).text
-    guarded.guard.keeper.close()
+    guarded.guard.leases.close()
     guarded.store.close()
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from torture.accepted import Accepted
-from torture.lines import DOORS, STORES
+from torture.lines import ENTRIES, STORES
 from torture.scenario import Plan, Worlds
 
 pytestmark = pytest.mark.slow
@@ -22,5 +22,5 @@ def test_what_was_accepted_ends_whoever_dies(worlds: Worlds) -> None:
     outcome = Accepted().run(worlds, Plan(SEED, stride=20, tell=silent))
     assert outcome.violations == ()
     reached = {part.partition(" ")[2] for part, number in outcome.parts.items() if number}
-    assert reached == {f"({store}, {door})" for store in STORES for door in DOORS}
+    assert reached == {f"({store}, {entry})" for store in STORES for entry in ENTRIES}
     assert outcome.reached > 8

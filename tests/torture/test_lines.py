@@ -16,7 +16,7 @@ def silent(_line: str) -> None:
 
 
 def test_kill_9_at_a_line_doubles_and_loses_nothing(worlds: Worlds) -> None:
-    """Every operation is killed, on both stores and by both doors: nothing is done twice, lost or stuck."""
+    """Every operation is killed, on both stores and by both entry points: nothing is done twice, lost or stuck."""
     outcome = KillAtLines().run(worlds, Plan(SEED, stride=180, tell=silent))
     assert outcome.violations == ()
     reached = {part.partition(", ")[0] for part, number in outcome.parts.items() if number}

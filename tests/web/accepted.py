@@ -1,4 +1,4 @@
-"""An app behind either door that accepts requests to be run later, and its worker: run when the test says so."""
+"""An app behind either entry point that accepts requests to be run later, and its worker: run when the test says so."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -28,7 +28,7 @@ from tests.web.harness import (
 
 
 class ThreadWorld(WsgiWorld):
-    """The WSGI door, and whatever else is done in a thread."""
+    """The WSGI entry point, and whatever else is done in a thread."""
 
     def submit(self, call: Callable[..., Any], *arguments: Any) -> "Future[Any]":
         return self._threads.submit(call, *arguments)
@@ -39,7 +39,7 @@ ACCEPT = Policy.ietf(in_progress="accept")
 
 
 class Office:
-    """A shop, its door and its worker, on a store of their own."""
+    """A shop, its entry point and its worker, on a store of their own."""
 
     def __init__(self, world: World, policy: Policy = ACCEPT, paths: Paths = None, **settings: Any) -> None:
         self.world = world

@@ -23,7 +23,7 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 import semel
 from semel import Policy
 from semel.asgi import IdempotencyMiddleware as AsgiMiddleware
-from semel.stores import keeper
+from semel.stores import leases
 from semel.stores.tiered import Tiered
 from semel.wsgi import IdempotencyMiddleware as WsgiMiddleware
 
@@ -45,7 +45,7 @@ POLICY = Policy.ietf(
 )
 STORE, CACHE = os.environ["SEMEL_TEST_STORE"], os.environ.get("SEMEL_TEST_CACHE")
 if SILENCE_MS := int(os.environ.get("SEMEL_TEST_LOOP_SILENCE_MS", "0")):
-    keeper.LOOP_SILENCE, keeper.LOOP_SILENCE_LEASES = timedelta(milliseconds=SILENCE_MS), 1
+    leases.LOOP_SILENCE, leases.LOOP_SILENCE_LEASES = timedelta(milliseconds=SILENCE_MS), 1
 SETTINGS: dict[str, Any] = {
     "store": Tiered(STORE, cache=CACHE) if CACHE else STORE,
     "scope": semel.SINGLE_TENANT,

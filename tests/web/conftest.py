@@ -1,4 +1,4 @@
-"""Both doors on every store. Each is open for the whole session; tests keep apart by tenant."""
+"""Both entry points on every store. Each is open for the whole session; tests keep apart by tenant."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from semel.stores.tiered import Tiered
 from tests.kit import servers
 from tests.web.harness import Api, AsgiWorld, WsgiWorld
 
-DOORS = ("asgi", "wsgi")
+ENTRIES = ("asgi", "wsgi")
 STORES = ("memory", "sqlite", "postgres", "redis", "tiered")
 
 
@@ -40,17 +40,17 @@ def migrated_postgres_url(postgres_url: str) -> str:
     return postgres_url
 
 
-@pytest.fixture(scope="session", params=[f"{door}-{store}" for door in DOORS for store in STORES])
+@pytest.fixture(scope="session", params=[f"{entry}-{store}" for entry in ENTRIES for store in STORES])
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsgiWorld | WsgiWorld]:
-    """One door on one store."""
-    door, store = request.param.split("-")
+    """One entry point on one store."""
+    entry, store = request.param.split("-")
     where: str | Tiered
     if store == "tiered":
         where = Tiered(store_url(request, "postgres", Path()), cache=store_url(request, "redis", Path()))
     else:
         where = store_url(request, store, tmp_path_factory.mktemp("web"))
     opened: AsgiWorld | WsgiWorld
-    opened = AsgiWorld(lambda: stores.async_store(where)) if door == "asgi" else WsgiWorld(lambda: stores.store(where))
+    opened = AsgiWorld(lambda: stores.async_store(where)) if entry == "asgi" else WsgiWorld(lambda: stores.store(where))
     yield opened
     opened.close()
 

@@ -1,4 +1,4 @@
-"""One way to call an app through either door, in process: exact header lines in, exact header lines out.
+"""One way to call an app through either entry point, in process: exact header lines in, exact header lines out.
 
 The ASGI app is Starlette's, the WSGI app is a plain function; both do whatever the test's ``handler`` does. No server
 is between: what servers make of it is in ``test_servers.py``.
@@ -102,7 +102,7 @@ class Reply:
 
 @dataclass
 class Shop:
-    """The application behind both doors: it counts its runs, and does what the test says."""
+    """The application behind both entry points: it counts its runs, and does what the test says."""
 
     handler: Callable[[Call], Reply] | None = None
     runs: list[Call] = field(default_factory=list)
@@ -125,7 +125,7 @@ class Shop:
 
 
 class World(Protocol):
-    """A door and a store, open for the whole session."""
+    """An entry point and a store, open for the whole session."""
 
     def guard(self, shop: Shop, scope: Callable[[RequestView], str | None], policy: Policy, paths: Paths) -> "Send": ...
 
@@ -136,7 +136,7 @@ Send = Callable[[Request], "Future[Response]"]
 
 
 class Api:
-    """A shop behind a door, as a client sees it. Its keys are its own, whatever else is in the store."""
+    """A shop behind an entry point, as a client sees it. Its keys are its own, whatever else is in the store."""
 
     def __init__(
         self, world: World, policy: Policy | None = None, paths: Paths = None, *, like: "Api | None" = None
@@ -251,7 +251,7 @@ Message = MutableMapping[str, Any]
 
 
 class AsgiWorld:
-    """The ASGI door, on a loop in a thread of its own."""
+    """The ASGI entry point, on a loop in a thread of its own."""
 
     def __init__(self, open_store: Callable[[], AsyncStore]) -> None:
         self.loop = asyncio.new_event_loop()
@@ -372,7 +372,7 @@ async def call_asgi(app: Any, request: Request, **more: Any) -> Response:
 
 
 class WsgiWorld:
-    """The WSGI door, on a few threads."""
+    """The WSGI entry point, on a few threads."""
 
     def __init__(self, open_store: Callable[[], Store]) -> None:
         self.store = open_store()

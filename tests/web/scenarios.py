@@ -1,4 +1,4 @@
-"""What a client sees, as one list of scenarios for every door and every store.
+"""What a client sees, as one list of scenarios for every entry point and every store.
 
 The rows of the rule book (``reference/standards.md``, section d) that concern the guard level; a row's text is its
 scenario's name. ``test_scenarios.py`` runs them.
@@ -27,7 +27,7 @@ from semel.core.recovery import Begun, Done, Progress
 from semel.core.state import State
 from semel.flows.upkeep import hold_of, release, resolve_applied, resolve_not_applied
 from semel.guard.running import run
-from semel.room.seats import Seats
+from semel.guard.waiting.queue import Queues
 from semel.stores import Store
 from semel.work.service import ServicePorts
 from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Call, Gate, Reply, Response, chunks, eventually, wait_until
@@ -402,9 +402,9 @@ def _(api: Api) -> None:
         Fingerprinter(canonical_limit=0),
         Fingerprinter(secret=b"s" * 32),
     )
-    doors = [api.under(Policy.ietf(fingerprint=recipe)) for recipe in recipes]
-    for row, payments in enumerate(doors):
-        for column, refunds in enumerate(doors):
+    entries = [api.under(Policy.ietf(fingerprint=recipe)) for recipe in recipes]
+    for row, payments in enumerate(entries):
+        for column, refunds in enumerate(entries):
             if row != column:
                 key = f"{row}-{column}"
                 assert payments.send("/pay", key=key).status == 201
@@ -936,7 +936,7 @@ def _(api: Api) -> None:
 def _(api: Api) -> None:
     scope, retention = f"{api.tenant}/alice/live", timedelta(seconds=1)
     steps = Progress((Done("phase", "ordered", 1), Begun("charged")))
-    for key in ("decreed", "resumed"):
+    for key in ("resolved", "resumed"):
         hold = api.world.perform(Claim(scope, key, key.encode().ljust(16), pay_fingerprint(), BRIEF, retention))
         if key == "resumed":
             assert api.world.perform(Save(hold, steps)) is Verdict.DONE
@@ -947,10 +947,10 @@ def _(api: Api) -> None:
     by_key = {record.key: record for record in api.records()}
     assert not any(record.is_expired for record in by_key.values())
     assert all(timedelta(0) < record.retention_left <= retention for record in by_key.values())
-    assert (by_key["decreed"].state, by_key["resumed"].state) == (State.COMPLETE, State.PROCESSING)
+    assert (by_key["resolved"].state, by_key["resumed"].state) == (State.COMPLETE, State.PROCESSING)
     # What it has done stays done: a late retry goes on from there, and is no new operation.
     assert by_key["resumed"].recovery_point == "charged"
-    again = api.send(key="decreed")
+    again = api.send(key="resolved")
     assert (again.status, again.body, again.is_replay) == (200, b'{"id": 7}', True)
     assert api.runs == 0
 
@@ -1090,15 +1090,15 @@ def _(api: Api) -> None:
 
 @contextmanager
 def seats() -> Iterator[Callable[[], int]]:
-    """Count who sits down to wait, in whichever door."""
+    """Count who sits down to wait, in whichever entry point."""
     taken: list[str] = []
-    take = Seats.take
+    take = Queues.take
 
-    def note(self: Seats, name: str, *rest: Any) -> None:
+    def note(self: Queues, name: str, *rest: Any) -> None:
         take(self, name, *rest)
         taken.append(name)
 
-    with patch.object(Seats, "take", note):
+    with patch.object(Queues, "take", note):
         yield lambda: len(taken)
 
 

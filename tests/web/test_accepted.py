@@ -1,4 +1,4 @@
-"""Requests that are accepted, and run later: what their clients see, through both doors and on every store."""
+"""Requests that are accepted, and run later: what their clients see, through both entry points and on every store."""
 
 import json
 from base64 import urlsafe_b64encode
@@ -23,15 +23,15 @@ from semel.work import Reaper
 from tests.web.accepted import ACCEPT, Office, Offices, ThreadWorld, World, location
 from tests.web.harness import HANG_SECONDS, AsgiWorld, Call, Gate, Reply, Response, chunks, wait_until
 
-DOORS = ("asgi", "wsgi")
+ENTRIES = ("asgi", "wsgi")
 STORES = ("memory", "sqlite", "postgres", "redis", "tiered")
 OVER = timedelta(microseconds=1)
 
 
-@pytest.fixture(params=[f"{door}-{store}" for door in DOORS for store in STORES])
+@pytest.fixture(params=[f"{entry}-{store}" for entry in ENTRIES for store in STORES])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    """One door on a store of this test's own: a worker takes whatever it finds there."""
-    door, store = request.param.split("-")
+    """One entry point on a store of this test's own: a worker takes whatever it finds there."""
+    entry, store = request.param.split("-")
     where: str | Tiered = "memory://" if store == "memory" else f"sqlite:///{tmp_path / 'semel.db'}"
     if store == "postgres":
         where = request.getfixturevalue("migrated_postgres_url")
@@ -41,7 +41,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         where = Tiered(where, cache=request.getfixturevalue("redis_url"))
     opened: World
     opened = (
-        AsgiWorld(lambda: stores.async_store(where)) if door == "asgi" else ThreadWorld(lambda: stores.store(where))
+        AsgiWorld(lambda: stores.async_store(where)) if entry == "asgi" else ThreadWorld(lambda: stores.store(where))
     )
     yield opened
     opened.close()
@@ -58,12 +58,12 @@ def office(world: World) -> Office:
     return Office(world)
 
 
-@pytest.fixture(params=DOORS)
+@pytest.fixture(params=ENTRIES)
 def any_offices(request: pytest.FixtureRequest) -> Iterator[Offices]:
     """For what no store has a part in."""
-    url, door = "memory://", request.param
+    url, entry = "memory://", request.param
     opened: World
-    opened = AsgiWorld(lambda: stores.async_store(url)) if door == "asgi" else ThreadWorld(lambda: stores.store(url))
+    opened = AsgiWorld(lambda: stores.async_store(url)) if entry == "asgi" else ThreadWorld(lambda: stores.store(url))
     yield partial(Office, opened)
     opened.close()
 

@@ -15,16 +15,16 @@ from semel.core.record import Hold
 from semel.core.state import State
 from semel.errors import ConfigurationError, LeaseLost, NotGuarded
 from semel.flows.finish import FinishReport
-from semel.work import desk
+from semel.work import backlog
 from tests.web.accepted import ACCEPT, Office, ThreadWorld, World
 from tests.web.harness import HANG_SECONDS, AsgiWorld, Call, Gate, Reply, wait_until
 
 
 @pytest.fixture(params=["asgi", "wsgi"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    url, door = "memory://", request.param
+    url, entry = "memory://", request.param
     opened: World
-    opened = AsgiWorld(lambda: stores.async_store(url)) if door == "asgi" else ThreadWorld(lambda: stores.store(url))
+    opened = AsgiWorld(lambda: stores.async_store(url)) if entry == "asgi" else ThreadWorld(lambda: stores.store(url))
     yield opened
     opened.close()
 
@@ -32,7 +32,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 @pytest.fixture
 def working(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Office]:
     """An app whose workers look once, and then only when they are told."""
-    monkeypatch.setattr(desk, "ACCEPT_INTERVAL", timedelta(days=1))
+    monkeypatch.setattr(backlog, "ACCEPT_INTERVAL", timedelta(days=1))
     office = Office(world, work=True, concurrency=2)
     yield office
     stopping = office.app.workers.stop
@@ -83,7 +83,7 @@ async def test_the_app_ends_after_its_workers() -> None:
         await send({"type": "http.response.start", "status": 201, "headers": []})
         await send({"type": "http.response.body"})
 
-    door = IdempotencyMiddleware(
+    entry = IdempotencyMiddleware(
         app, store="memory://", scope=semel.SINGLE_TENANT, policy=ACCEPT, work=True, concurrency=1
     )
 
@@ -98,14 +98,14 @@ async def test_the_app_ends_after_its_workers() -> None:
             return {"type": "lifespan.startup"}
         for key in (b"key-1", b"key-2"):
             scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"idempotency-key", key)]}
-            await door(scope, receive, nowhere)
+            await entry(scope, receive, nowhere)
         await begun.wait()
         asyncio.get_running_loop().call_later(0.1, go_on.set)
         return {"type": "lifespan.shutdown"}
 
-    await asyncio.wait_for(door({"type": "lifespan"}, stop, nowhere), HANG_SECONDS)
+    await asyncio.wait_for(entry({"type": "lifespan"}, stop, nowhere), HANG_SECONDS)
     assert told == ["startup", "run", "shutdown"]
-    records = await door.store.perform(Browse(9))
+    records = await entry.store.perform(Browse(9))
     assert sorted(each.state for each in records) == [State.COMPLETE, State.PENDING]
 
 

@@ -1,4 +1,4 @@
-"""What is special to the ASGI door: messages, tasks, disconnects, and the other middleware around it."""
+"""What is special to the ASGI entry point: messages, tasks, disconnects, and the other middleware around it."""
 
 import asyncio
 import gc
@@ -32,8 +32,8 @@ from tests.web.harness import HANG_SECONDS, AsgiClient, Message, Request, Respon
 KEYED = Request(lines=(("Idempotency-Key", b"key-1"), ("Content-Type", b"text/plain")), body=b"amount=5")
 
 
-class Door:
-    """An app behind the door, on a store that can be looked into."""
+class Entry:
+    """An app behind the entry point, on a store that can be looked into."""
 
     def __init__(self, app: Any, **policy: Any) -> None:
         self.memory = MemoryStore()
@@ -99,7 +99,7 @@ class TestPassingThrough:
         async def send(message: Message) -> None: ...
 
         before = dict(scope)
-        await Door(app).app(scope, receive, send)
+        await Entry(app).app(scope, receive, send)
         assert seen[0] is scope
         assert seen[1] is receive
         assert seen[2] is send
@@ -119,14 +119,14 @@ class TestPassingThrough:
         async def endpoint(request: StarletteRequest) -> StreamingResponse:
             return StreamingResponse(events(), media_type="text/event-stream")
 
-        door = Door(Starlette(routes=[Route("/events", endpoint)]))
+        entry = Entry(Starlette(routes=[Route("/events", endpoint)]))
         client = AsgiClient(Request("GET", "/events"))
 
         async def send(message: Message) -> None:
             await client.send(message)
             arrived.set()
 
-        await door.app(asgi_scope(Request("GET", "/events")), client.receive, send)
+        await entry.app(asgi_scope(Request("GET", "/events")), client.receive, send)
         assert client.response().body == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
 
     async def test_lifespan_opens_and_closes_the_store(self) -> None:
@@ -153,8 +153,8 @@ class TestPassingThrough:
         async def send(message: Message) -> None:
             heard.append(message["type"])
 
-        door = IdempotencyMiddleware(app, store=Store(), scope=semel.SINGLE_TENANT)
-        await door({"type": "lifespan"}, receive, send)
+        entry = IdempotencyMiddleware(app, store=Store(), scope=semel.SINGLE_TENANT)
+        await entry({"type": "lifespan"}, receive, send)
         started, ended = "lifespan.startup", "lifespan.shutdown"
         assert heard == [started, "open", f"{started}.complete", ended, "close", f"{ended}.complete"]
 
@@ -172,8 +172,8 @@ class TestNeighbours:
     async def test_inner_base_http_middleware(self) -> None:
         """Inside, a BaseHTTPMiddleware changes nothing: of three requests with one key, one runs."""
         counted = Counted()
-        door = Door(counted.app(Middleware(Passing)))
-        responses = [await door.send() for _ in range(3)]
+        entry = Entry(counted.app(Middleware(Passing)))
+        responses = [await entry.send() for _ in range(3)]
         assert [response.is_replay for response in responses] == [False, True, True]
         assert {response.body for response in responses} == {b"made"}
         assert counted.runs == 1
@@ -222,10 +222,10 @@ class TestNeighbours:
             await StarletteResponse(status_code=201)(scope, receive, send)
 
         scope = PER_ROUTE if is_per_route else semel.SINGLE_TENANT
-        door = IdempotencyMiddleware(app, store=AsyncMemoryStore(), scope=scope)
+        entry = IdempotencyMiddleware(app, store=AsyncMemoryStore(), scope=scope)
         for method in ("patch", "patch", "PATCH"):
             request = Request(method=method, lines=(("Idempotency-Key", b"k"),))
-            assert (await call_asgi(door, request)).status == 201
+            assert (await call_asgi(entry, request)).status == 201
         assert runs == ["patch"]
 
     @pytest.mark.parametrize("limit", [100, 4])
@@ -244,11 +244,11 @@ class TestNeighbours:
         async def send(message: Message) -> None:
             sent.append({**message})
 
-        door = IdempotencyMiddleware(
+        entry = IdempotencyMiddleware(
             app, store=AsyncMemoryStore(), scope=semel.SINGLE_TENANT, policy=Policy(max_response_body=limit)
         )
         request = Request(lines=(("Idempotency-Key", b"k"),))
-        await door(asgi_scope(request), AsgiClient(request).receive, send)
+        await entry(asgi_scope(request), AsgiClient(request).receive, send)
         start, *parts = sent
         assert list(start["headers"]) == [(b"content-type", b"text/plain")]
         assert b"".join(each.get("body", b"") for each in parts) == b"onetwo"
@@ -320,20 +320,20 @@ class TestLeases:
         app = IdempotencyMiddleware(Counted().app(), store=Unforeseen(), scope=lambda _: "alice")
         answer = await call_asgi(app, KEYED)
         assert isinstance(answer.error, ZeroDivisionError)
-        assert app.guard.keeper._leases == {}
+        assert app.guard.leases._leases == {}
 
 
 class TestGarbage:
     async def test_requests_leave_no_cycles_behind(self) -> None:
         """What a request needed is freed when it ends. Left to the collector, it cost a sixth of a first execution."""
-        door = Door(Counted().app())
+        entry = Entry(Counted().app())
         requests = [Request(lines=(("Idempotency-Key", b"key-%d" % number),), body=b"5") for number in range(20)]
         gc.collect()
         gc.disable()
         gc.freeze()  # What other tests have left, and is let go of only now, is not looked at.
         try:
             for request in requests * 2:
-                await call_asgi(door.app, request)
+                await call_asgi(entry.app, request)
             gc.set_debug(gc.DEBUG_SAVEALL)
             gc.collect()
             # Other tests' threads go on making garbage: only what Semel's own modules made is counted.
@@ -360,12 +360,12 @@ class TestBackground:
         client = AsgiClient(KEYED)
 
         def look() -> None:
-            record = door.record()
+            record = entry.record()
             seen.append((record and record.state, len(client.sent)))
 
-        door = Door(Counted(lambda: PlainTextResponse("made", 201, background=BackgroundTask(look))).app())
-        await door.app(asgi_scope(KEYED), client.receive, client.send)
-        assert (await door.send()).is_replay
+        entry = Entry(Counted(lambda: PlainTextResponse("made", 201, background=BackgroundTask(look))).app())
+        await entry.app(asgi_scope(KEYED), client.receive, client.send)
+        assert (await entry.send()).is_replay
         assert seen == [(State.COMPLETE, 2)]
 
     async def test_a_failing_background_task_does_not_free_the_key(self) -> None:
@@ -375,40 +375,40 @@ class TestBackground:
             raise RuntimeError("the mail server is down")
 
         counted = Counted(lambda: PlainTextResponse("made", 201, background=BackgroundTask(fail)))
-        door = Door(counted.app())
-        first = await door.send()
+        entry = Entry(counted.app())
+        first = await entry.send()
         assert (first.status, first.body) == (201, b"made")
         assert isinstance(first.error, RuntimeError)
-        assert (await door.send()).is_replay
+        assert (await entry.send()).is_replay
         assert counted.runs == 1
 
 
 class TestRouter:
-    def routed(self) -> tuple[Counted, Door]:
+    def routed(self) -> tuple[Counted, Entry]:
         counted = Counted()
         routes = [Route("/pay/", counted.endpoint, methods=["POST"]), Mount("/sub", counted.app())]
-        return counted, Door(Starlette(routes=routes))
+        return counted, Entry(Starlette(routes=routes))
 
     @pytest.mark.parametrize("path, status", [("/nowhere", 404), ("/pay", 307)])
     async def test_what_the_router_answers_frees_the_key(self, path: str, status: int) -> None:
         """A path that no endpoint has, or that is spelled otherwise, was seen by none: the key is free."""
-        counted, door = self.routed()
-        response = await door.send(Request("POST", path, KEYED.lines))
+        counted, entry = self.routed()
+        response = await entry.send(Request("POST", path, KEYED.lines))
         assert response.status == status
-        assert door.is_empty
-        assert (await door.send(Request("POST", "/pay/", KEYED.lines))).status == 201
+        assert entry.is_empty
+        assert (await entry.send(Request("POST", "/pay/", KEYED.lines))).status == 201
         assert counted.runs == 1
 
     async def test_405_frees_the_key(self) -> None:
         """A method that a path does not have was seen by no handler."""
-        _, door = self.routed()
-        assert (await door.send(Request("PATCH", "/pay/", KEYED.lines))).status == 405
-        assert door.is_empty
+        _, entry = self.routed()
+        assert (await entry.send(Request("PATCH", "/pay/", KEYED.lines))).status == 405
+        assert entry.is_empty
 
     async def test_mounted_apps(self) -> None:
         """A mounted app's routes are guarded by the middleware around the whole."""
-        counted, door = self.routed()
-        responses = [await door.send(Request("POST", "/sub/pay", KEYED.lines)) for _ in range(2)]
+        counted, entry = self.routed()
+        responses = [await entry.send(Request("POST", "/sub/pay", KEYED.lines)) for _ in range(2)]
         assert [response.is_replay for response in responses] == [False, True]
         assert counted.runs == 1
 
@@ -421,10 +421,10 @@ class TestRouter:
             paths.append(request.path)
             return "alice"
 
-        door = IdempotencyMiddleware(Counted().app(), store=AsyncMemoryStore(), scope=whose)
+        entry = IdempotencyMiddleware(Counted().app(), store=AsyncMemoryStore(), scope=whose)
         scope = {**asgi_scope(KEYED), "root_path": "/v1", "path": path, "raw_path": None}
         client = AsgiClient(KEYED)
-        await door(scope, client.receive, client.send)
+        await entry(scope, client.receive, client.send)
         assert paths == ["/v1/pay"]
 
 
@@ -435,10 +435,10 @@ class TestErrors:
         def refuse() -> StarletteResponse:
             raise NoEffect("closed")
 
-        door = Door(Counted(refuse).app())
-        response = await door.send()
+        entry = Entry(Counted(refuse).app())
+        response = await entry.send()
         assert (response.status, response.code, response.error) == (503, "no-effect", None)
-        assert door.is_empty
+        assert entry.is_empty
 
     async def test_no_effect_with_a_handler_of_its_own(self) -> None:
         """An exception handler for NoEffect gives its own answer, and the key is free all the same."""
@@ -451,18 +451,18 @@ class TestErrors:
 
         app = Counted(refuse).app()
         app.add_exception_handler(NoEffect, closed)
-        door = Door(app)
-        response = await door.send()
+        entry = Entry(app)
+        response = await entry.send()
         assert (response.status, response.body) == (503, b"closed")
-        assert door.is_empty
+        assert entry.is_empty
 
     async def test_an_app_that_sends_nothing(self) -> None:
         """An app that returns without an answer counts as one that raised."""
 
         async def app(scope: Any, receive: Any, send: Any) -> None: ...
 
-        door = Door(app)
-        first, again = await door.send(), await door.send()
+        entry = Entry(app)
+        first, again = await entry.send(), await entry.send()
         assert isinstance(first.error, RuntimeError)
         assert (first.status, again.status, again.is_replay) == (500, 500, True)
 
@@ -476,13 +476,13 @@ class TestErrors:
                 raise asyncio.CancelledError
             await PlainTextResponse("made", 201)(scope, receive, send)
 
-        door = Door(app, lease=timedelta(seconds=1))
+        entry = Entry(app, lease=timedelta(seconds=1))
         client = AsgiClient(KEYED)
         with pytest.raises(asyncio.CancelledError):
-            await door.app(asgi_scope(KEYED), client.receive, client.send)
-        assert (await door.send()).code == "idempotency-key-in-progress"
+            await entry.app(asgi_scope(KEYED), client.receive, client.send)
+        assert (await entry.send()).code == "idempotency-key-in-progress"
         for _ in range(1000):
-            response = await door.send()
+            response = await entry.send()
             if response.status != 409:
                 break
             await asyncio.sleep(0.005)
@@ -499,7 +499,7 @@ class TestErrors:
 
         client = AsgiClient(KEYED)
         extensions: dict[str, Any] = {"http.response.pathsend": {}, "http.response.debug": {}}
-        await Door(app).app({**asgi_scope(KEYED), "extensions": extensions}, client.receive, client.send)
+        await Entry(app).app({**asgi_scope(KEYED), "extensions": extensions}, client.receive, client.send)
         assert offered == ["http.response.debug"]
 
 
@@ -533,7 +533,7 @@ class TestDisconnects:
     async def test_before_the_whole_body_nothing_runs(self) -> None:
         """A client that leaves before its request is whole has asked for nothing."""
         slow = Slow()
-        door = Door(slow)
+        entry = Entry(slow)
         incoming: Iterator[Message] = iter(
             [{"type": "http.request", "body": b"am", "more_body": True}, {"type": "http.disconnect"}]
         )
@@ -544,23 +544,23 @@ class TestDisconnects:
         async def send(message: Message) -> None:
             raise AssertionError("nobody listens")
 
-        await door.app(asgi_scope(KEYED), receive, send)
+        await entry.app(asgi_scope(KEYED), receive, send)
         assert slow.runs == 0
-        assert door.is_empty
+        assert entry.is_empty
 
     async def test_while_the_handler_runs_it_is_not_told(self) -> None:
         """A client that hangs up does not stop a guarded handler half-way; its retry gets the answer."""
         slow = Slow()
-        door = Door(slow)
+        entry = Entry(slow)
         client = AsgiClient(KEYED)
-        serving = asyncio.create_task(door.app(asgi_scope(KEYED), client.receive, client.send))
+        serving = asyncio.create_task(entry.app(asgi_scope(KEYED), client.receive, client.send))
         await slow.entered.wait()
         client.gone.set()
         await asyncio.sleep(0)
         slow.go.set()
         await serving
         assert slow.heard == []
-        again = await door.send()
+        again = await entry.send()
         assert (again.is_replay, again.body) == (True, b"made")
         assert slow.runs == 1
 
@@ -569,7 +569,7 @@ class TestDisconnects:
         """A server that raises OSError because the client has gone takes nothing back: the answer is stored."""
         slow = Slow()
         slow.go.set()
-        door = Door(slow)
+        entry = Entry(slow)
         client = AsgiClient(KEYED)
 
         async def send(message: Message) -> None:
@@ -578,9 +578,9 @@ class TestDisconnects:
             await client.send(message)
 
         with pytest.raises(OSError, match="gone"):
-            await door.app(asgi_scope(KEYED), client.receive, send)
+            await entry.app(asgi_scope(KEYED), client.receive, send)
         await asyncio.wait_for(slow.ended.wait(), HANG_SECONDS)
-        assert (await door.send()).is_replay
+        assert (await entry.send()).is_replay
         assert slow.runs == 1
 
     @pytest.mark.parametrize("boundary", range(5))
@@ -588,7 +588,7 @@ class TestDisconnects:
         """Cancelled at any message, a request either ran and is stored, or did not run and is free."""
         slow = Slow()
         slow.go.set()
-        door = Door(slow)
+        entry = Entry(slow)
         client = AsgiClient(KEYED, chunk=4)
         passed = 0
 
@@ -601,7 +601,7 @@ class TestDisconnects:
             return await call(*message)
 
         serving = asyncio.create_task(
-            door.app(
+            entry.app(
                 asgi_scope(KEYED),
                 lambda: cancelling(client.receive),
                 lambda message: cancelling(client.send, message),
@@ -610,8 +610,8 @@ class TestDisconnects:
         done, _ = await asyncio.wait([serving], timeout=HANG_SECONDS)
         assert done
         if slow.runs:
-            await door.until(State.COMPLETE)
-        retried = await door.send()
+            await entry.until(State.COMPLETE)
+        retried = await entry.send()
         assert (retried.status, retried.body) == (201, b"made")
         assert slow.runs == 1
 
@@ -652,19 +652,19 @@ class TestDisconnects:
     async def test_cancelled_while_the_handler_runs(self) -> None:
         """A server that cancels the request does not cancel its handler: the answer is stored behind it."""
         slow = Slow()
-        door = Door(slow)
+        entry = Entry(slow)
         client = AsgiClient(KEYED)
-        serving = asyncio.create_task(door.app(asgi_scope(KEYED), client.receive, client.send))
+        serving = asyncio.create_task(entry.app(asgi_scope(KEYED), client.receive, client.send))
         await slow.entered.wait()
         serving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await serving
-        assert (await door.send()).code == "idempotency-key-in-progress"
+        assert (await entry.send()).code == "idempotency-key-in-progress"
         slow.go.set()
-        await door.until(State.COMPLETE)
+        await entry.until(State.COMPLETE)
         assert slow.heard == []
         await asyncio.wait_for(slow.ended.wait(), HANG_SECONDS)
-        assert (await door.send()).is_replay
+        assert (await entry.send()).is_replay
         assert slow.runs == 1
 
     async def test_an_endless_stream_ends_with_its_listener(self) -> None:
@@ -682,15 +682,15 @@ class TestDisconnects:
                 ended.set()
 
         started = asyncio.Event()
-        door = Door(app)
+        entry = Entry(app)
         client = AsgiClient(KEYED)
-        serving = asyncio.create_task(door.app(asgi_scope(KEYED), client.receive, client.send))
-        await door.until(State.PROCESSING)
+        serving = asyncio.create_task(entry.app(asgi_scope(KEYED), client.receive, client.send))
+        await entry.until(State.PROCESSING)
         serving.cancel()
         await asyncio.wait([serving])
         started.set()
         await asyncio.wait_for(ended.wait(), HANG_SECONDS)
-        assert (await door.send()).code == "response-not-replayable"
+        assert (await entry.send()).code == "response-not-replayable"
 
     async def test_a_large_body_behind_a_cancelled_request(self) -> None:
         """A handler that runs on behind its client still has the whole body, and the file is closed after it."""
@@ -703,13 +703,13 @@ class TestDisconnects:
             seen.append(len(await request.body()))
             return PlainTextResponse("made", 201)
 
-        door = Door(Starlette(routes=[Route("/pay", endpoint, methods=["POST"])]))
+        entry = Entry(Starlette(routes=[Route("/pay", endpoint, methods=["POST"])]))
         large = Request(lines=KEYED.lines, body=b"x" * 400_000)
         client = AsgiClient(large)
-        serving = asyncio.create_task(door.app(asgi_scope(large), client.receive, client.send))
+        serving = asyncio.create_task(entry.app(asgi_scope(large), client.receive, client.send))
         await entered.wait()
         serving.cancel()
         await asyncio.wait([serving])
         go.set()
-        await door.until(State.COMPLETE)
+        await entry.until(State.COMPLETE)
         assert seen == [400_000]

@@ -1,4 +1,4 @@
-"""Atomic mode through both doors, on real databases: the handler's rows and its answer commit together, or neither."""
+"""Atomic mode by ASGI and WSGI, on real databases: the handler's rows and its answer commit together, or neither."""
 
 import asyncio
 import sqlite3
@@ -59,9 +59,9 @@ class Bank:
 
 
 class Api:
-    """A payment endpoint behind one door. What it does after its INSERT is for the test to say."""
+    """A payment endpoint behind one entry point. What it does after its INSERT is for the test to say."""
 
-    def __init__(self, door: str, bank: Bank, **policy: Any) -> None:
+    def __init__(self, entry: str, bank: Bank, **policy: Any) -> None:
         self.bank = bank
         self.runs = 0
         self.status = 201
@@ -74,7 +74,7 @@ class Api:
             "policy": Policy.ietf(mode="atomic", **policy),
             "store": bank.url,
         }
-        self.is_async = door == "asgi"
+        self.is_async = entry == "asgi"
         if self.is_async:
             app = Starlette(routes=[Route("/pay", self._serve_async, methods=["POST"])])
             self.asgi = semel.asgi.IdempotencyMiddleware(app, **settings)
@@ -136,7 +136,7 @@ class _Future:
 
 
 @pytest.fixture(params=["asgi", "wsgi"])
-def door(request: pytest.FixtureRequest) -> str:
+def entry(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
 
@@ -147,11 +147,11 @@ def bank(request: pytest.FixtureRequest) -> Bank:
 
 
 @pytest.fixture
-def make(door: str, bank: Bank) -> Iterator[Callable[..., Api]]:
+def make(entry: str, bank: Bank) -> Iterator[Callable[..., Api]]:
     made: list[Api] = []
 
     def make(**policy: Any) -> Api:
-        made.append(Api(door, bank, **policy))
+        made.append(Api(entry, bank, **policy))
         return made[-1]
 
     yield make
@@ -251,7 +251,7 @@ def test_many_keys_at_once(api: Api) -> None:
     assert len(api.bank.payments) == number
 
 
-def test_no_connection_outside(door: str, bank: Bank) -> None:
+def test_no_connection_outside(entry: str, bank: Bank) -> None:
     """Outside atomic mode there is no connection to be had, and the error says what to do."""
     operation = semel.Operation(Hold("alice", "key-1", 1, bytes(16)))
     with pytest.raises(NoConnection, match='mode="atomic"'):

@@ -1,4 +1,4 @@
-"""Clients that can't send a key, through both doors: the same body within the window is the same operation."""
+"""Clients that can't send a key, through both entry points: the same body within the window is the same operation."""
 
 from dataclasses import replace
 from datetime import timedelta

@@ -89,11 +89,11 @@ def test_scope_must_be_callable(make: Make, scope: object) -> None:
         make(scope=scope)
 
 
-@pytest.mark.parametrize("door", [semel.asgi.IdempotencyMiddleware, semel.wsgi.IdempotencyMiddleware])
-def test_scope_must_be_given(door: Make) -> None:
+@pytest.mark.parametrize("entry", [semel.asgi.IdempotencyMiddleware, semel.wsgi.IdempotencyMiddleware])
+def test_scope_must_be_given(entry: Make) -> None:
     """Nobody shares keys by leaving the scope out."""
     with pytest.raises(TypeError, match="scope"):
-        door(object(), store="memory://")
+        entry(object(), store="memory://")
 
 
 def test_a_wsgi_scope_is_not_awaited() -> None:
@@ -130,7 +130,7 @@ def test_store_must_be_a_store(make: Make, store: object) -> None:
         make(store=store)
 
 
-def test_each_door_takes_stores_of_its_own_colour() -> None:
+def test_each_entry_takes_stores_of_its_own_colour() -> None:
     """A blocking store can't serve an event loop, nor the other way round."""
     with pytest.raises(ConfigurationError, match="AsyncStore, not MemoryStore"):
         make_asgi(store=MemoryStore())

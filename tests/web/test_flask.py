@@ -1,4 +1,4 @@
-"""Flask behind the WSGI door: what it answers by itself, and what it does after an answer."""
+"""Flask behind the WSGI entry point: what it answers by itself, and what it does after an answer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,10 +25,10 @@ class Shop:
         self.flask.add_url_rule("/pay", view_func=self.pay, methods=["POST"])
         self.flask.add_url_rule("/slash/", view_func=self.pay, methods=["POST"])
         self.behave: Callable[[], Any] = lambda: ("made", 201, {"Location": f"/p/{len(self.runs)}"})
-        door = IdempotencyMiddleware(
+        entry = IdempotencyMiddleware(
             self.flask.wsgi_app, store=self.store, scope=semel.SINGLE_TENANT, policy=Policy.ietf()
         )
-        self.flask.wsgi_app = door  # type: ignore[method-assign]  # as Flask's documentation has it
+        self.flask.wsgi_app = entry  # type: ignore[method-assign]  # as Flask's documentation has it
 
     def pay(self) -> Any:
         self.runs.append(flask.request.get_data())

@@ -1,4 +1,4 @@
-"""Litestar behind the ASGI door: what it answers by itself, and what it does after an answer."""
+"""Litestar behind the ASGI entry point: what it answers by itself, and what it does after an answer."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast

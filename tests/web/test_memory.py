@@ -31,7 +31,7 @@ def serve(handler: Any, mode: Mode = "guard") -> httpx.Response:
             assert client.post("/", headers=KEY).headers["idempotent-replayed"] == "true"
             return first
         finally:
-            guarded.guard.keeper.close()
+            guarded.guard.leases.close()
 
 
 def test_phases_that_use_no_connection_run() -> None:

@@ -203,7 +203,7 @@ def send_all(app: Any, times: int) -> list[Response]:
         try:
             return [call_wsgi(app, SEND) for _ in range(times)]
         finally:
-            app.guard.keeper.close()
+            app.guard.leases.close()
             app.store.close()
 
     async def send() -> list[Response]:

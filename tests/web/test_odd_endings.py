@@ -111,14 +111,14 @@ def test_close_that_raises_leaves_no_transaction_open(sqlite_url: str) -> None:
     guarded.store.close()
 
 
-@pytest.mark.parametrize("door", ["asgi", "wsgi"])
-def test_completer_parks_what_is_not_guarded_any_more(door: str) -> None:
+@pytest.mark.parametrize("entry", ["asgi", "wsgi"])
+def test_completer_parks_what_is_not_guarded_any_more(entry: str) -> None:
     """A stored request of a route that has no guard now can't be run: it is parked, and hides no other."""
-    api = Api(door, store_request=True)
+    api = Api(entry, store_request=True)
     api.provider.fails.append(ConnectionError("The answer was lost."))
     api.send()
     api.clock.move(MINUTE)
-    guarded = api.asgi if door == "asgi" else api.wsgi
+    guarded = api.asgi if entry == "asgi" else api.wsgi
     guarded.routes = type(guarded.routes)(None, "/elsewhere")
     api.complete()
     assert api.record.state is State.UNKNOWN

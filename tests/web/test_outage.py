@@ -14,7 +14,7 @@ from semel.errors import StoreUnavailable
 from semel.stores.base import AsyncStore, Store
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.step import Step
-from tests.web.conftest import DOORS
+from tests.web.conftest import ENTRIES
 from tests.web.harness import HANG_SECONDS, Api, AsgiWorld, Reply, WsgiWorld
 from tests.web.scenarios import assert_problem, assert_replayed
 
@@ -66,9 +66,9 @@ def weather() -> Weather:
     return Weather()
 
 
-@pytest.fixture(params=DOORS)
+@pytest.fixture(params=ENTRIES)
 def open_world(request: pytest.FixtureRequest) -> Any:
-    """Open a door on a store that is given in both colours; close it in the end."""
+    """Open an entry point on a store that is given in both colours; close it in the end."""
     opened: list[AsgiWorld | WsgiWorld] = []
 
     def open_it(plain: Callable[[], Store], coloured: Callable[[], AsyncStore]) -> AsgiWorld | WsgiWorld:

@@ -1,4 +1,4 @@
-"""Report mode through both doors: the app answers as if nobody watched, and what is counted is right."""
+"""Report mode through both entry points: the app answers as if nobody watched, and what is counted is right."""
 
 import asyncio
 import logging
@@ -56,7 +56,7 @@ World = AsgiWorld | WsgiWorld
 
 
 class Reported:
-    """A shop behind a door that only reports."""
+    """A shop behind an entry point that only reports."""
 
     def __init__(self, world: World, policy: Policy = REPORT) -> None:
         self.world = world
@@ -416,7 +416,7 @@ async def test_asgi_cancelled() -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert not middleware.guard.keeper._leases
+    assert not middleware.guard.leases._leases
     await middleware.store.close()
 
 
@@ -604,7 +604,7 @@ def test_wsgi_thread_is_killed() -> None:
     middleware = wsgi(app)
     with pytest.raises(SystemExit):
         middleware(wsgi_environ(pay()), lambda *_: None)  # type: ignore[arg-type]  # as above
-    assert not middleware.guard.keeper._leases
+    assert not middleware.guard.leases._leases
     middleware.store.close()
 
 
@@ -709,5 +709,5 @@ async def test_route_is_cancelled() -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    wait_until(lambda: not middleware.guard.keeper._leases)
+    wait_until(lambda: not middleware.guard.leases._leases)
     await middleware.store.close()

@@ -88,14 +88,14 @@ class App:
 
     tally: Tally
 
-    def __init__(self, door: str, tide: Tide) -> None:
+    def __init__(self, entry: str, tide: Tide) -> None:
         self.shop = Shop()
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(CROWD))  # to hang in
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self._send: Callable[[Request], int]
-        if door == "asgi":
+        if entry == "asgi":
             app = AsgiMiddleware(
                 starlette(self.shop), store=AsyncHangingStore(tide), scope=semel.SINGLE_TENANT, policy=REPORT
             )
@@ -103,7 +103,7 @@ class App:
             self._send = lambda request: (
                 asyncio.run_coroutine_threadsafe(call_asgi(app, request), self._loop).result(HANG_SECONDS).status
             )
-        elif door == "wsgi":
+        elif entry == "wsgi":
             within = WsgiMiddleware(
                 plain(self.shop), store=HangingStore(tide), scope=semel.SINGLE_TENANT, policy=REPORT
             )

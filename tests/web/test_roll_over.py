@@ -87,7 +87,7 @@ class Bank:
     def close(self) -> None:
         self.threads.shutdown()
         for server in self._servers.values():
-            server.guard.keeper.close()
+            server.guard.leases.close()
             server.store.close()
 
     def _server(self, mode: Any) -> IdempotencyMiddleware:

@@ -1,4 +1,4 @@
-"""Every scenario, through every door, on every store."""
+"""Every scenario, through every entry point, on every store."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.web.scenarios import SCENARIOS, Scenario
 
 @pytest.mark.parametrize("scenario", [pytest.param(each, id=each.name) for each in SCENARIOS])
 def test_scenario(world: AsgiWorld | WsgiWorld, scenario: Scenario) -> None:
-    """What a client sees does not depend on the door, nor on the store."""
+    """What a client sees does not depend on the entry point, nor on the store."""
     if scenario.policy.mode == "atomic" and "Redis" in type(world.store).__name__:
         pytest.skip("Redis has no transactions to share.")
     scenario.check(Api(world, scenario.policy))

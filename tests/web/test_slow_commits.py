@@ -118,7 +118,7 @@ class Shop:
 class Sites:
     """Two servers, each a thread's or a loop's."""
 
-    def __init__(self, door: str, url: str, shop: Shop) -> None:
+    def __init__(self, entry: str, url: str, shop: Shop) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -131,7 +131,7 @@ class Sites:
         self._send: list[Callable[[], Response]] = []
         self._apps: list[Any] = []
         for _ in range(2):
-            if door == "asgi":
+            if entry == "asgi":
                 app = semel.asgi.IdempotencyMiddleware(
                     Starlette(routes=[Route("/rides", shop.aserve, methods=["POST"])]), **settings
                 )
@@ -151,7 +151,7 @@ class Sites:
     def close(self) -> None:
         self._threads.shutdown()
         for app in self._apps:
-            app.guard.keeper.close()
+            app.guard.leases.close()
             closing = app.store.close()
             if closing is not None:
                 self._run(closing)
@@ -163,13 +163,13 @@ class Sites:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(2 * HANG_SECONDS)
 
 
-@pytest.mark.parametrize("door", ["asgi", "wsgi"])
-def test_a_phase_that_commits_for_longer_than_its_lease_is_run_once(server: str, door: str) -> None:
+@pytest.mark.parametrize("entry", ["asgi", "wsgi"])
+def test_a_phase_that_commits_for_longer_than_its_lease_is_run_once(server: str, entry: str) -> None:
     """While a phase's COMMIT waits for a replica, its row is locked: a worker that takes the operation over waits for
     it, and then goes on behind the phase. The phase and the effect after it are run once.
     """
     shop = Shop()
-    with closing(Operator(server)) as operator, closing(Sites(door, server, shop)) as sites:
+    with closing(Operator(server)) as operator, closing(Sites(entry, server, shop)) as sites:
         first = sites.start(0)
         assert shop.is_reached.wait(HANG_SECONDS)
         operator.wait_for_replica(named="nowhere")

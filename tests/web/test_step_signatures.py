@@ -64,7 +64,7 @@ class Api:
         except ConfigurationError:
             return 500
         finally:
-            guarded.guard.keeper.close()
+            guarded.guard.leases.close()
             guarded.store.close()
 
     async def _post_async(self) -> int:

@@ -137,7 +137,7 @@ def test_in_thread_is_for_async_handlers(tmp_path: Path) -> None:
         pytest.raises(ConfigurationError, match="this handler is not"),
     ):
         client.post("/", headers=KEY)
-    guarded.guard.keeper.close()
+    guarded.guard.leases.close()
     guarded.store.close()
 
 

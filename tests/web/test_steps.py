@@ -1,4 +1,4 @@
-"""Handlers that work in phases and effects, through both doors: what a retry repeats, and what it never does."""
+"""Handlers that work in phases and effects, through both entry points: what a retry repeats, and what it never does."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from semel.core.record import Hold, Record
 from semel.core.recovery import Done, read_back
 from semel.core.state import State
 from semel.errors import LeaseLost, RecoveryPointLost, StepInsideStep, StepRepeated, StoreUnavailable
-from semel.stores.keeper import Keeper
+from semel.stores.leases import Leases
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.work import AsyncCompleter, Completer
 from tests.web.harness import HANG_SECONDS, Request, Response, call_asgi, call_wsgi
@@ -78,9 +78,9 @@ class Step:
 
 
 class Api:
-    """One handler behind one door, on a store whose clock can be moved. It takes the test's steps, one by one."""
+    """One guarded handler, on a store whose clock can be moved. It takes the test's steps, one by one."""
 
-    def __init__(self, door: str, **policy: Any) -> None:
+    def __init__(self, entry: str, **policy: Any) -> None:
         self.clock = Clock()
         self.memory = MemoryStore(clock=self.clock)
         self.provider = Provider()
@@ -91,14 +91,14 @@ class Api:
             Step("effect", "charged", self.provider.charge, (5,)),
             Step("phase", "noted", self.note),
         ]
-        self.is_async = door == "asgi"
+        self.is_async = entry == "asgi"
         settings: dict[str, Any] = {"scope": lambda _: "alice", "policy": Policy.ietf(lease=LEASE, **policy)}
         if self.is_async:
             app = Starlette(routes=[Route("/rides", self._serve_async, methods=["POST"])])
             self.asgi = semel.asgi.IdempotencyMiddleware(app, store=AsyncMemoryStore(memory=self.memory), **settings)
         else:
             self.wsgi = semel.wsgi.IdempotencyMiddleware(self._serve, store=self.memory, **settings)
-            _keepers.append(self.wsgi.guard.keeper)
+            _leases.append(self.wsgi.guard.leases)
 
     def send(self) -> Response:
         if self.is_async:
@@ -165,23 +165,23 @@ class Api:
 
 
 #: Their threads end with their test.
-_keepers: list[Keeper] = []
+_leases: list[Leases] = []
 
 
 @pytest.fixture(autouse=True)
 def _no_threads_left() -> Iterator[None]:
     yield
-    while _keepers:
-        _keepers.pop().close()
+    while _leases:
+        _leases.pop().close()
 
 
 @pytest.fixture
-def api(door: str) -> Api:
-    return Api(door)
+def api(entry: str) -> Api:
+    return Api(entry)
 
 
 @pytest.fixture(params=["asgi", "wsgi"])
-def door(request: pytest.FixtureRequest) -> str:
+def entry(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
 
@@ -374,9 +374,9 @@ def test_store_trouble_in_a_step(api: Api) -> None:
     assert response.header("retry-after") is not None
 
 
-def test_completer_ends_with_the_server(door: str) -> None:
+def test_completer_ends_with_the_server(entry: str) -> None:
     """A server that is told to stop takes nothing over any more."""
-    api = Api(door, store_request=True)
+    api = Api(entry, store_request=True)
     api.provider.fails.append(ConnectionError("The answer was lost."))
     api.send()
     api.clock.move(timedelta(minutes=1))
@@ -464,9 +464,9 @@ def test_drained_while_it_runs(api: Api) -> None:
     assert api.send().status == 201
 
 
-def test_completer(door: str) -> None:
+def test_completer(entry: str) -> None:
     """An operation whose client never comes back is finished without it, on from its recovery point."""
-    api = Api(door, store_request=True)
+    api = Api(entry, store_request=True)
     api.provider.fails.append(ConnectionError("The answer was lost."))
     api.send()
     assert "0 finished" in api.complete()
@@ -479,9 +479,9 @@ def test_completer(door: str) -> None:
     assert late.status == 201
 
 
-def test_completer_gives_up(door: str) -> None:
+def test_completer_gives_up(entry: str) -> None:
     """One that fails every time is parked after a bounded number of attempts."""
-    api = Api(door, store_request=True)
+    api = Api(entry, store_request=True)
     api.provider.fails.extend(ConnectionError("The answer was lost.") for _ in range(100))
     api.send()
     reports = []

@@ -201,7 +201,7 @@ def test_wsgi_stream_is_closed() -> None:
     assert call_wsgi(guarded, SEND).code == "response-not-replayable"
     answer.close()
     assert ended == ["closed"]
-    guarded.guard.keeper.close()
+    guarded.guard.leases.close()
 
 
 class Reports:
@@ -253,11 +253,11 @@ class Reports:
         return lambda: call_wsgi(app, SEND)
 
 
-@pytest.mark.parametrize("door", [Reports.asgi, Reports.wsgi, Reports.flask], ids=["asgi", "wsgi", "flask"])
-def test_lines_of_a_handler_that_takes_steps_are_held_back(door: Callable[[Reports], Callable[[], Response]]) -> None:
+@pytest.mark.parametrize("entry", [Reports.asgi, Reports.wsgi, Reports.flask], ids=["asgi", "wsgi", "flask"])
+def test_lines_of_a_handler_that_takes_steps_are_held_back(entry: Callable[[Reports], Callable[[], Response]]) -> None:
     """A handler that takes steps is not done when it begins to answer by lines: they are kept once they are whole."""
     reports = Reports()
-    call = door(reports)
+    call = entry(reports)
     first, again = call(), call()
     assert (first.status, first.body) == (again.status, again.body) == (200, b"[1]\n[2]\n")
     assert reports.taken == ["first", "second"]
@@ -306,5 +306,5 @@ def test_atomic_mode_has_no_time_limit(sqlite_url: str) -> None:
     assert (first.status, first.body) == (201, b"one\ntwo\nthree\n")
     assert (again.status, again.body, again.is_replay) == (201, first.body, True)
     assert len(notes) == 3
-    guarded.guard.keeper.close()
+    guarded.guard.leases.close()
     guarded.store.close()

@@ -115,19 +115,19 @@ def decorator(shop: Shop, policy: Policy) -> None:
     shop.send = lambda: call_wsgi(app, SEND)
 
 
-DOORS = [asgi, fastapi, wsgi, decorator]
+ENTRIES = [asgi, fastapi, wsgi, decorator]
 
 
-@pytest.mark.parametrize("door", DOORS, ids=lambda each: each.__name__)
-def test_off(door: Callable[[Shop, Policy], None], told: Settings) -> None:
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda each: each.__name__)
+def test_off(entry: Callable[[Shop, Policy], None], told: Settings) -> None:
     """With "off" nothing is claimed, kept or replayed; a handler's steps are taken, with the keys they always have."""
     guarded = Shop()
-    door(guarded, Policy.ietf())
+    entry(guarded, Policy.ietf())
     assert guarded.send().status == 201
     assert guarded.send().is_replay
     told("off")
     shop = Shop()
-    door(shop, Policy.ietf(required=True))
+    entry(shop, Policy.ietf(required=True))
     answers = [shop.send(), shop.send()]
     assert [(each.status, each.is_replay) for each in answers] == [(201, False)] * 2
     assert (shop.runs, shop.records) == (2, 0)
@@ -136,12 +136,12 @@ def test_off(door: Callable[[Shop, Policy], None], told: Settings) -> None:
         semel.current()
 
 
-@pytest.mark.parametrize("door", DOORS, ids=lambda each: each.__name__)
-def test_off_is_not_for_atomic_mode(door: Callable[[Shop, Policy], None], told: Settings) -> None:
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda each: each.__name__)
+def test_off_is_not_for_atomic_mode(entry: Callable[[Shop, Policy], None], told: Settings) -> None:
     """An atomic handler writes through the guard's own transaction, so its guard stays."""
     told("off")
     shop = Shop()
-    door(shop, Policy.ietf(mode="atomic"))
+    entry(shop, Policy.ietf(mode="atomic"))
     shop.pay = lambda: {"is_open": semel.current().connection is None}  # type: ignore[method-assign]
 
     async def apay(operation: Operation | None = None) -> dict[str, Any]:
@@ -161,12 +161,12 @@ def test_atomic_inside_of_what_is_off(told: Settings) -> None:
     assert [call_wsgi(outer, SEND).is_replay for _ in range(2)] == [False, True]
 
 
-@pytest.mark.parametrize("door", DOORS, ids=lambda each: each.__name__)
-def test_report(door: Callable[[Shop, Policy], None], told: Settings, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda each: each.__name__)
+def test_report(entry: Callable[[Shop, Policy], None], told: Settings, caplog: pytest.LogCaptureFixture) -> None:
     """With "report" every request runs as it comes, and what enforcing would have done is told."""
     told("report")
     shop = Shop()
-    door(shop, Policy.ietf())
+    entry(shop, Policy.ietf())
     shop.pay = lambda: {"runs": shop.create(None)}  # type: ignore[method-assign]
 
     async def apay(operation: Operation | None = None) -> dict[str, Any]:
@@ -235,12 +235,12 @@ def test_said_loudly_and_once(value: str, told: Settings, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("value", ["on", "OFF ", "false", "0"])
-@pytest.mark.parametrize("door", DOORS, ids=lambda each: each.__name__)
-def test_what_it_can_not_be(door: Callable[[Shop, Policy], None], value: str, told: Settings) -> None:
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda each: each.__name__)
+def test_what_it_can_not_be(entry: Callable[[Shop, Policy], None], value: str, told: Settings) -> None:
     """Any other value is an error at the start: a typing error must not leave guards on, or off, unseen."""
     told(value)
     with pytest.raises(ConfigurationError, match="SEMEL_ENFORCEMENT"):
-        door(Shop(), Policy.ietf())
+        entry(Shop(), Policy.ietf())
 
 
 @pytest.mark.parametrize("value", ["", "enforce"])

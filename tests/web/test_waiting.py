@@ -1,4 +1,4 @@
-"""Waiting through the ASGI door: clients that hang up, and what waiting costs the store."""
+"""Waiting through the ASGI entry point: clients that hang up, and what waiting costs the store."""
 
 import asyncio
 from collections import Counter
@@ -22,7 +22,7 @@ from semel import Policy, stores
 from semel.asgi import PER_ROUTE, IdempotencyMiddleware, claim
 from semel.core.commands import Claim, Command, Look, Release
 from semel.core.state import State
-from semel.room import AsyncRoom
+from semel.guard.waiting import AsyncWaiters
 from semel.stores.base import AsyncStore
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.step import Step
@@ -48,7 +48,7 @@ class Counting(AsyncMemoryStore):
         return super().perform(command)
 
 
-class Door:
+class Entry:
     """An app whose handler is held until it is let go, behind the middleware, or with a route that claims its key."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Door:
         app = Starlette(routes=[Route("/pay", self._pay, methods=["POST"])], middleware=middleware)
         scope: Any = PER_ROUTE if by_route else (lambda _: "alice")
         self.app = IdempotencyMiddleware(app, store=store, scope=scope, policy=chosen)
-        self.app.guard = replace(self.app.guard, room=AsyncRoom(store.listen, poll=poll))
+        self.app.guard = replace(self.app.guard, room=AsyncWaiters(store.listen, poll=poll))
         self.answer: Callable[[StarletteRequest], StarletteResponse] = lambda _: PlainTextResponse("made", 201)
 
     async def _pay(self, request: StarletteRequest) -> StarletteResponse:
@@ -103,7 +103,7 @@ class Between(BaseHTTPMiddleware):
         return await call_next(request)
 
 
-DOORS = [
+ENTRIES = [
     pytest.param({}, id="the whole app"),
     pytest.param({"by_route": True}, id="a route"),
     pytest.param({"by_route": True, "middleware": [Middleware(Between)]}, id="a route behind another middleware"),
@@ -115,73 +115,73 @@ def ears() -> list["asyncio.Task[Any]"]:
     return [task for task in asyncio.all_tasks() if "Line._hear" in repr(task.get_coro())]
 
 
-@pytest.mark.parametrize("kind", DOORS)
+@pytest.mark.parametrize("kind", ENTRIES)
 async def test_a_client_that_hangs_up_frees_its_place(kind: dict[str, Any]) -> None:
     """A client that hangs up while it is kept waiting waits no longer; nothing is said to the store about it."""
     store = Counting()
-    door = Door(store, **kind)
-    async with door.first():
-        client, task = door.start()
-        await door.until(lambda: door.waiting == 1)
+    entry = Entry(store, **kind)
+    async with entry.first():
+        client, task = entry.start()
+        await entry.until(lambda: entry.waiting == 1)
         asked = store.asked.total()
         client.gone.set()
         await asyncio.wait_for(task, HANG_SECONDS)
-        assert (door.waiting, store.asked.total()) == (0, asked)
+        assert (entry.waiting, store.asked.total()) == (0, asked)
     assert store.asked[Release] == 0
-    assert (door.runs, ears()) == (1, [])
+    assert (entry.runs, ears()) == (1, [])
 
 
-@pytest.mark.parametrize("kind", DOORS)
+@pytest.mark.parametrize("kind", ENTRIES)
 async def test_a_server_that_cancels_frees_the_place(kind: dict[str, Any]) -> None:
     """A request that its server cancels while it is kept waiting waits no longer, and leaves no task behind."""
     store = Counting()
-    door = Door(store, **kind)
-    async with door.first():
-        _, task = door.start()
-        await door.until(lambda: door.waiting == 1)
+    entry = Entry(store, **kind)
+    async with entry.first():
+        _, task = entry.start()
+        await entry.until(lambda: entry.waiting == 1)
         task.cancel()
         await asyncio.wait([task])
-        await door.until(lambda: door.waiting == 0 and not ears())
-    assert (store.asked[Release], door.runs) == (0, 1)
+        await entry.until(lambda: entry.waiting == 0 and not ears())
+    assert (store.asked[Release], entry.runs) == (0, 1)
 
 
-@pytest.mark.parametrize("kind", DOORS)
+@pytest.mark.parametrize("kind", ENTRIES)
 async def test_a_thousand_hang_up(kind: dict[str, Any]) -> None:
     """A thousand who wait and hang up leave nothing behind: no place, no task."""
-    door = Door(AsyncMemoryStore(), **kind)
-    async with door.first():
+    entry = Entry(AsyncMemoryStore(), **kind)
+    async with entry.first():
         before = len(asyncio.all_tasks())
-        started = [door.start() for _ in range(1000)]
-        await door.until(lambda: door.waiting == 1000)
+        started = [entry.start() for _ in range(1000)]
+        await entry.until(lambda: entry.waiting == 1000)
         for client, _ in started:
             client.gone.set()
         await asyncio.wait_for(asyncio.gather(*(task for _, task in started)), HANG_SECONDS)
-        assert door.waiting == 0
-        await door.until(lambda: len(asyncio.all_tasks()) == before)
-    assert door.runs == 1
+        assert entry.waiting == 0
+        await entry.until(lambda: len(asyncio.all_tasks()) == before)
+    assert entry.runs == 1
 
 
-@pytest.mark.parametrize("kind", DOORS)
+@pytest.mark.parametrize("kind", ENTRIES)
 async def test_all_who_wait_get_the_answer(kind: dict[str, Any]) -> None:
     """What ends in this process is told to all who wait for it at once, and costs the store one question."""
     store = Counting()
-    door = Door(store, **kind)
-    async with door.first():
-        started = [door.start() for _ in range(100)]
-        await door.until(lambda: door.waiting == 100)
+    entry = Entry(store, **kind)
+    async with entry.first():
+        started = [entry.start() for _ in range(100)]
+        await entry.until(lambda: entry.waiting == 100)
         claims = store.asked[Claim]
-        door.let_go.set()
+        entry.let_go.set()
         for client, task in started:
             await asyncio.wait_for(task, HANG_SECONDS)
             assert (client.response().status, client.response().is_replay) == (201, True)
-    assert (store.asked[Claim] - claims, door.runs, ears()) == (1, 1, [])
+    assert (store.asked[Claim] - claims, entry.runs, ears()) == (1, 1, [])
 
 
-@pytest.mark.parametrize("kind", DOORS)
+@pytest.mark.parametrize("kind", ENTRIES)
 async def test_who_took_over_still_hears_its_client(kind: dict[str, Any]) -> None:
     """A request that waited and then runs itself gets what its server says, as if it had never been listened to."""
     store = Counting()
-    door = Door(store, poll=SOON, **kind)
+    entry = Entry(store, poll=SOON, **kind)
     heard: list[Message] = []
 
     def stream(request: StarletteRequest) -> StarletteResponse:
@@ -191,27 +191,27 @@ async def test_who_took_over_still_hears_its_client(kind: dict[str, Any]) -> Non
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
-    door.answer = stream
+    entry.answer = stream
     store.memory.perform(replace(DEAD, lease=SOON * 4))
-    door.let_go.set()
-    client, task = door.start()
-    await door.until(lambda: door.waiting == 1)
-    await door.until(lambda: len(client.sent) == 2)
+    entry.let_go.set()
+    client, task = entry.start()
+    await entry.until(lambda: entry.waiting == 1)
+    await entry.until(lambda: len(client.sent) == 2)
     client.gone.set()
     await asyncio.wait_for(task, HANG_SECONDS)
     assert [message["type"] for message in heard] == ["http.disconnect"]
-    assert (door.runs, ears()) == (1, [])
+    assert (entry.runs, ears()) == (1, [])
 
 
 async def test_a_client_that_hangs_up_when_it_is_its_turn() -> None:
     """A request that has waited, and has its key at last, runs to its end though its client is gone: as any does."""
     store = Counting()
-    door = Door(store, poll=SOON)
+    entry = Entry(store, poll=SOON)
     store.memory.perform(replace(DEAD, lease=SOON * 4))
-    client, task = door.start()
-    await door.until(lambda: door.runs == 1)
+    client, task = entry.start()
+    await entry.until(lambda: entry.runs == 1)
     client.gone.set()
-    door.let_go.set()
+    entry.let_go.set()
     await asyncio.wait_for(task, HANG_SECONDS)
     record = store.memory.perform(Look("alice", "key-1"))
     assert record is not None
@@ -238,14 +238,14 @@ class Spoken:
 
 async def test_a_server_that_says_twice_that_the_body_is_over() -> None:
     """An empty piece after the end of the body is no hanging up."""
-    door = Door(Counting())
-    async with door.first():
+    entry = Entry(Counting())
+    async with entry.first():
         spoken = Spoken({"type": "http.request", "body": b"", "more_body": False})
-        client, task = door.start(spoken)
-        await door.until(lambda: door.waiting == 1)
+        client, task = entry.start(spoken)
+        await entry.until(lambda: entry.waiting == 1)
         await asyncio.sleep(0)
         assert not task.done()
-        door.let_go.set()
+        entry.let_go.set()
         await asyncio.wait_for(task, HANG_SECONDS)
         assert client.response().is_replay
 
@@ -261,24 +261,24 @@ async def test_a_body_that_is_given_out_for_ever() -> None:
             await asyncio.Event().wait()
         return {"type": "http.request", "body": KEYED.body, "more_body": False}
 
-    door = Door(Counting())
-    async with door.first():
-        client, task = door.start(receive)
-        await door.until(lambda: door.waiting == 1)
-        await door.until(lambda: not ears() or calls > 100)
+    entry = Entry(Counting())
+    async with entry.first():
+        client, task = entry.start(receive)
+        await entry.until(lambda: entry.waiting == 1)
+        await entry.until(lambda: not ears() or calls > 100)
         assert calls < 100
-        door.let_go.set()
+        entry.let_go.set()
         await asyncio.wait_for(task, HANG_SECONDS)
         assert client.response().is_replay
 
 
 async def test_a_server_that_breaks_while_a_client_waits() -> None:
     """A server whose ``receive`` fails has a client that waits on, and gets its answer if it can be sent."""
-    door = Door(Counting())
-    async with door.first():
-        client, task = door.start(Spoken(RuntimeError("broken")))
-        await door.until(lambda: door.waiting == 1 and not ears())
-        door.let_go.set()
+    entry = Entry(Counting())
+    async with entry.first():
+        client, task = entry.start(Spoken(RuntimeError("broken")))
+        await entry.until(lambda: entry.waiting == 1 and not ears())
+        entry.let_go.set()
         await asyncio.wait_for(task, HANG_SECONDS)
         assert client.response().is_replay
 
@@ -286,7 +286,7 @@ async def test_a_server_that_breaks_while_a_client_waits() -> None:
 async def test_hanging_up_is_heard_by_all() -> None:
     """Where a server says only once that the client has gone, both we and the app know."""
     store = Counting()
-    door = Door(store, by_route=True, poll=SOON)
+    entry = Entry(store, by_route=True, poll=SOON)
     heard: list[str] = []
 
     def stream(request: StarletteRequest) -> StarletteResponse:
@@ -296,13 +296,13 @@ async def test_hanging_up_is_heard_by_all() -> None:
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
-    door.answer = stream
+    entry.answer = stream
     store.memory.perform(replace(DEAD, lease=SOON * 4))
     spoken = Spoken()
-    _, task = door.start(spoken)
-    await door.until(lambda: door.runs == 1)
+    _, task = entry.start(spoken)
+    await entry.until(lambda: entry.runs == 1)
     spoken.say({"type": "http.disconnect"})
-    door.let_go.set()
+    entry.let_go.set()
     await asyncio.wait_for(task, HANG_SECONDS)
     assert heard == ["http.disconnect"] * 2
 
@@ -310,18 +310,18 @@ async def test_hanging_up_is_heard_by_all() -> None:
 async def test_one_question_for_all_who_wait() -> None:
     """Two hundred who wait for one key cost the store one statement in each interval, and nothing else."""
     store = Counting()
-    door = Door(store, poll=SOON)
-    async with door.first():
-        started = [door.start() for _ in range(200)]
-        await door.until(lambda: door.waiting == 200)
+    entry = Entry(store, poll=SOON)
+    async with entry.first():
+        started = [entry.start() for _ in range(200)]
+        await entry.until(lambda: entry.waiting == 200)
         began, claims = asyncio.get_running_loop().time(), store.asked[Claim]
         others = store.asked.total() - claims
-        await door.until(lambda: store.asked[Claim] >= claims + 5)
+        await entry.until(lambda: store.asked[Claim] >= claims + 5)
         asked = store.asked[Claim] - claims
         intervals = (asyncio.get_running_loop().time() - began) / SOON.total_seconds()
         assert asked <= intervals + 1
         assert store.asked.total() - store.asked[Claim] == others
-        door.let_go.set()
+        entry.let_go.set()
         await asyncio.wait_for(asyncio.gather(*(task for _, task in started)), HANG_SECONDS)
     assert all(client.response().is_replay for client, _ in started)
 
@@ -356,18 +356,18 @@ async def test_nobody_who_waits_holds_a_connection(migrated_postgres_url: str, d
     """Fifty who wait have no connection to PostgreSQL among them, and no transaction is open for any of them."""
     store = stores.async_store(f"{migrated_postgres_url}?pool=3")
     try:
-        door = Door(store, mode=mode, fingerprint=Policy.ietf().fingerprint, poll=SOON)
-        async with door.first():
-            fifty = [door.start() for _ in range(50)]
-            await door.until(lambda: door.waiting == 50)
+        entry = Entry(store, mode=mode, fingerprint=Policy.ietf().fingerprint, poll=SOON)
+        async with entry.first():
+            fifty = [entry.start() for _ in range(50)]
+            await entry.until(lambda: entry.waiting == 50)
             # The one that claims for all, and the one that listens. In atomic mode each begins a transaction to look,
             # and gives its connection back before it waits: here there are three of these, and the handler has one.
             most, in_handlers = (2 + 3, 1) if mode == "atomic" else (2, 0)
             assert database.sessions().total() <= most
-            await door.until(lambda: database.sessions()["idle in transaction"] == in_handlers)
-            door.let_go.set()
+            await entry.until(lambda: database.sessions()["idle in transaction"] == in_handlers)
+            entry.let_go.set()
             await asyncio.wait_for(asyncio.gather(*(task for _, task in fifty)), HANG_SECONDS)
         assert all(client.response().is_replay for client, _ in fifty)
-        assert door.runs == 1
+        assert entry.runs == 1
     finally:
         await store.close()

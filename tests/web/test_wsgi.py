@@ -1,4 +1,4 @@
-"""What is special to the WSGI door: raw sockets, old habits, and who closes what when."""
+"""What is special to the WSGI entry point: raw sockets, old habits, and who closes what when."""
 
 import io
 import sys
@@ -41,8 +41,8 @@ def request(key: str | None = "key-1", body: bytes = BODY, **more: Any) -> WSGIE
     return wsgi_environ(Request(lines=lines, body=body)) | {"wsgi.input": Raw(body), "wsgi.errors": sys.stderr} | more
 
 
-class Door:
-    """An app behind the door, on a store that can be looked into."""
+class Entry:
+    """An app behind the entry point, on a store that can be looked into."""
 
     def __init__(self, app: App, **policy: Any) -> None:
         self.store = MemoryStore()
@@ -116,7 +116,7 @@ class TestPassingThrough:
 
         def start_response(*_: Any) -> Any: ...
 
-        assert Door(app).app(environ, start_response) is answer
+        assert Entry(app).app(environ, start_response) is answer
         assert seen[0] is environ
         assert seen[1] is start_response
         assert environ == before
@@ -126,17 +126,17 @@ class TestPassingThrough:
         """A path that no pattern names is not guarded; one that has a policy of its own is guarded by that."""
         app = Counted()
         paths = {"/pay": Policy.ietf(required=True), "/orders/*": Policy.ietf()}
-        door = IdempotencyMiddleware(app, store="memory://", scope=semel.SINGLE_TENANT, paths=paths)
+        entry = IdempotencyMiddleware(app, store="memory://", scope=semel.SINGLE_TENANT, paths=paths)
 
         def send(path: str, key: str | None) -> int:
-            return serve_wsgi(door, request(key, PATH_INFO=path)).status
+            return serve_wsgi(entry, request(key, PATH_INFO=path)).status
 
         assert [send("/pay", None), send("/orders/1", None), send("/else", None)] == [400, 201, 201]
         assert [send("/else", "k"), send("/else", "k"), send("/orders/1", "k"), send("/orders/1", "k")] == [201] * 4
         assert app.runs == 5
 
     def test_it_obeys_pep_3333_on_both_sides(self) -> None:
-        """To the server the door is a WSGI app, and to the app a WSGI server, as the standard library checks it."""
+        """To the server the guard is a WSGI app, and to the app a WSGI server, as the standard library checks it."""
 
         def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
             size = int(environ["CONTENT_LENGTH"])
@@ -147,7 +147,7 @@ class TestPassingThrough:
                 return chunks(1000, 300)
             return iter([environ["wsgi.input"].read(size)])
 
-        door = IdempotencyMiddleware(
+        entry = IdempotencyMiddleware(
             validator(app),
             store="memory://",
             scope=semel.SINGLE_TENANT,
@@ -155,7 +155,7 @@ class TestPassingThrough:
         )
         for query, statuses in {"": [201, 201], "large": [201, 409], "raise": [500, 500], "a=1": [422, 422]}.items():
             key = query if query in {"large", "raise"} else "key-1"
-            got = [serve_wsgi(validator(door), request(key, QUERY_STRING=query)) for _ in range(2)]
+            got = [serve_wsgi(validator(entry), request(key, QUERY_STRING=query)) for _ in range(2)]
             assert [response.status for response in got] == statuses
             assert not [response.error for response in got if isinstance(response.error, AssertionError)]
 
@@ -169,9 +169,9 @@ class TestRequestBody:
             bodies.append(environ["wsgi.input"].read())
             return said(b"ok")(environ, start_response)
 
-        door = Door(app)
+        entry = Entry(app)
         for index, body in enumerate([b"", b"x", b"y" * 70_000, b"z" * 1_000_000]):
-            assert door.send(key=f"key-{index}", body=body).status == 201
+            assert entry.send(key=f"key-{index}", body=body).status == 201
             assert bodies[-1] == body
 
     @pytest.mark.parametrize("length", [None, ""])
@@ -181,32 +181,32 @@ class TestRequestBody:
         environ = request(CONTENT_LENGTH=length)
         if length is None:
             del environ["CONTENT_LENGTH"]
-        assert serve_wsgi(Door(app).app, environ).status == 201
+        assert serve_wsgi(Entry(app).app, environ).status == 201
         assert environ["CONTENT_LENGTH"] == "0"
 
     def test_too_large_is_refused_unread(self) -> None:
         """A declared length over the limit is 413 without a byte being read."""
         app = Counted()
         environ = request()
-        assert serve_wsgi(Door(app, max_request_body=7).app, environ).status == 413
+        assert serve_wsgi(Entry(app, max_request_body=7).app, environ).status == 413
         assert environ["wsgi.input"].tell() == 0
         assert app.runs == 0
 
     def test_bad_key_is_refused_unread(self) -> None:
         """A malformed key is refused before the body is asked for: a client that expects 100 never sends it."""
         environ = request("a,b", HTTP_EXPECT="100-continue")
-        assert serve_wsgi(Door(said()).app, environ).status == 400
+        assert serve_wsgi(Entry(said()).app, environ).status == 400
         assert environ["wsgi.input"].tell() == 0
 
     def test_a_client_that_breaks_off_runs_nothing(self) -> None:
         """A body that ends before its declared length is 400: nothing runs and nothing is stored."""
         app = Counted()
-        door = Door(app)
-        response = door.send(CONTENT_LENGTH="100", **{"wsgi.input": io.BytesIO(BODY)})
+        entry = Entry(app)
+        response = entry.send(CONTENT_LENGTH="100", **{"wsgi.input": io.BytesIO(BODY)})
         assert (response.status, response.code) == (400, "request-body-incomplete")
         assert app.runs == 0
-        assert door.is_empty
-        assert door.send().status == 201
+        assert entry.is_empty
+        assert entry.send().status == 201
 
     def test_chunked_body_with_an_end(self) -> None:
         """A body without a length is read to its end where the server promises one; the handler is told its length."""
@@ -217,21 +217,21 @@ class TestRequestBody:
             seen.append([environ.get(name) for name in names])
             return said(environ["wsgi.input"].read())(environ, start_response)
 
-        door = Door(app, max_request_body=200_000)
+        entry = Entry(app, max_request_body=200_000)
         chunked = {"CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}
-        first = door.send(**chunked, **{"wsgi.input": io.BytesIO(b"x" * 150_000)})
+        first = entry.send(**chunked, **{"wsgi.input": io.BytesIO(b"x" * 150_000)})
         assert first.body == b"x" * 150_000
         assert seen == [["150000", None, True]]
         # The same body is the same request, whichever way it came.
-        assert door.send(body=b"x" * 150_000).is_replay
-        too_large = door.send(key="b", **chunked, **{"wsgi.input": io.BytesIO(b"x" * 200_001)})
+        assert entry.send(body=b"x" * 150_000).is_replay
+        too_large = entry.send(key="b", **chunked, **{"wsgi.input": io.BytesIO(b"x" * 200_001)})
         assert too_large.status == 413
 
     def test_chunked_body_without_an_end_is_not_touched(self) -> None:
         """Where the server does not say that the body ends, a chunked one is not read."""
-        door = Door(lambda environ, start: said(environ["wsgi.input"].read())(environ, start))
+        entry = Entry(lambda environ, start: said(environ["wsgi.input"].read())(environ, start))
         environ = request(CONTENT_LENGTH="", HTTP_TRANSFER_ENCODING="chunked")
-        assert serve_wsgi(door.app, environ).body == b""
+        assert serve_wsgi(entry.app, environ).body == b""
 
     @pytest.mark.parametrize("size", [20, 300_000], ids=["in memory", "on disk"])
     def test_the_handler_gets_a_seekable_file(self, size: int) -> None:
@@ -249,7 +249,7 @@ class TestRequestBody:
             seen.extend([stream.read(int(environ["CONTENT_LENGTH"])), stream.read(1)])
             return said(b"ok")(environ, start_response)
 
-        assert Door(app).send(body=body).status == 201
+        assert Entry(app).send(body=body).status == 201
         assert seen == [b"line\n", body, body, b""]
 
     def test_a_large_body_and_an_exception(self) -> None:
@@ -258,8 +258,8 @@ class TestRequestBody:
         def app(_environ: WSGIEnvironment, _start: StartResponse) -> Iterable[bytes]:
             raise RuntimeError("oops")
 
-        assert Door(app).send(body=b"x" * 300_000).status == 500
-        assert Door(app, server_errors="release").send(body=b"x" * 300_000).status == 500
+        assert Entry(app).send(body=b"x" * 300_000).status == 500
+        assert Entry(app, server_errors="release").send(body=b"x" * 300_000).status == 500
 
 
 class TestHead:
@@ -297,16 +297,16 @@ class TestAnswer:
             return [b"a", b"", b"b"]
 
         started: list[Any] = []
-        result = Door(app).app(request(), lambda *args: started.append(args))  # type: ignore[arg-type]  # enough
+        result = Entry(app).app(request(), lambda *args: started.append(args))  # type: ignore[arg-type]  # enough
         assert b"".join(result) == b"ab"
         assert started == [("299 Fine by me", fields)]
 
     def test_three_megabytes_arrive_complete(self) -> None:
         """A generator that passes the limit is neither cut short nor begun again."""
         app = Counted(lambda environ, start: (start("200 OK", TEXT), chunks(100_000, 30))[1])
-        door = Door(app)
-        assert door.send().body == b"".join(chunks(100_000, 30))
-        assert door.send().code == "response-not-replayable"
+        entry = Entry(app)
+        assert entry.send().body == b"".join(chunks(100_000, 30))
+        assert entry.send().code == "response-not-replayable"
         assert app.runs == 1
 
     def test_what_flows_is_not_buffered(self) -> None:
@@ -319,10 +319,10 @@ class TestAnswer:
                 made.append(number)
                 yield b"data: %d\n\n" % number
 
-        door = Door(app)
-        result = iter(door.app(request(), nothing))
+        entry = Entry(app)
+        result = iter(entry.app(request(), nothing))
         assert len(made) <= 1
-        record = door.record()
+        record = entry.record()
         assert record is not None
         assert record.state is State.COMPLETE
         parts = []
@@ -340,9 +340,9 @@ class TestAnswer:
             wrapped: Iterable[bytes] = environ["wsgi.file_wrapper"](io.BytesIO(b"x" * 50_000))
             return wrapped
 
-        door = Door(app)
+        entry = Entry(app)
         more = {"wsgi.file_wrapper": FileWrapper}
-        assert [door.send(**more).body for _ in range(2)] == [b"x" * 50_000] * 2
+        assert [entry.send(**more).body for _ in range(2)] == [b"x" * 50_000] * 2
 
     def test_start_response_in_the_first_step_of_a_generator(self) -> None:
         """An app may call start_response as late as with its first chunk."""
@@ -351,14 +351,14 @@ class TestAnswer:
             start_response("201 Created", TEXT)
             yield b"late"
 
-        door = Door(app)
-        assert [door.send().body for _ in range(2)] == [b"late", b"late"]
+        entry = Entry(app)
+        assert [entry.send().body for _ in range(2)] == [b"late", b"late"]
 
     def test_no_start_response_is_an_error(self) -> None:
         """An app that never starts its response is reported, and counts as one that raised."""
-        door = Door(lambda _environ, _start: [])
-        assert isinstance(door.send().error, RuntimeError)
-        assert door.send().status == 500
+        entry = Entry(lambda _environ, _start: [])
+        assert isinstance(entry.send().error, RuntimeError)
+        assert entry.send().status == 500
 
     def test_second_start_response_is_an_error(self) -> None:
         """Without exc_info, starting twice is the app's mistake."""
@@ -368,7 +368,7 @@ class TestAnswer:
             start_response("201 Created", TEXT)
             return []
 
-        assert isinstance(Door(app).send().error, AssertionError)
+        assert isinstance(Entry(app).send().error, AssertionError)
 
 
 class TestWrite:
@@ -381,8 +381,8 @@ class TestWrite:
             write(b"two ")
             return [b"three"]
 
-        door = Door(app)
-        assert [door.send().body for _ in range(2)] == [b"one two three"] * 2
+        entry = Entry(app)
+        assert [entry.send().body for _ in range(2)] == [b"one two three"] * 2
 
     @pytest.mark.parametrize("kind", ["text/plain", "text/event-stream"])
     def test_written_past_the_limit(self, kind: str) -> None:
@@ -394,9 +394,9 @@ class TestWrite:
                 write(part)
             return [b"the end"]
 
-        door = Door(app)
-        assert door.send().body == b"".join(chunks(50_000, 40)) + b"the end"
-        assert door.send().code == "response-not-replayable"
+        entry = Entry(app)
+        assert entry.send().body == b"".join(chunks(50_000, 40)) + b"the end"
+        assert entry.send().code == "response-not-replayable"
 
     def test_written_while_it_flows(self) -> None:
         """A stream may still be written to in the middle."""
@@ -407,7 +407,7 @@ class TestWrite:
             write(b"2")
             yield b"3"
 
-        assert Door(app).send().body == b"123"
+        assert Entry(app).send().body == b"123"
 
 
 class TestExcInfo:
@@ -423,9 +423,9 @@ class TestExcInfo:
                 start_response("400 Bad Request", TEXT, sys.exc_info())
             yield b"an error page"
 
-        door = Door(app)
+        entry = Entry(app)
         for _ in range(2):
-            response = door.send()
+            response = entry.send()
             assert (response.status, response.body) == (400, b"an error page")
 
     def test_an_error_page_comes_too_late_for_a_stream(self) -> None:
@@ -439,7 +439,7 @@ class TestExcInfo:
             except ValueError:
                 start_response("400 Bad Request", TEXT, sys.exc_info())
 
-        response = Door(app).send()
+        response = Entry(app).send()
         assert (response.status, response.body) == (200, b"half")
         assert isinstance(response.error, ValueError)
 
@@ -448,9 +448,9 @@ class TestEnds:
     def test_close_comes_once_and_after_the_answer_is_stored(self) -> None:
         """The app's iterable is closed once, by the server, when the answer is stored and has left."""
         states: list[State] = []
-        iterable = Closing([b"ok"], lambda: states.append(door.record().state))  # type: ignore[union-attr]  # it is there
-        door = Door(lambda environ, start: (start("201 Created", TEXT), iterable)[1])
-        result = door.app(request(), nothing)
+        iterable = Closing([b"ok"], lambda: states.append(entry.record().state))  # type: ignore[union-attr]  # it is there
+        entry = Entry(lambda environ, start: (start("201 Created", TEXT), iterable)[1])
+        result = entry.app(request(), nothing)
         assert list(result) == [b"ok"]
         assert iterable.closings == 0
         result.close()  # type: ignore[attr-defined]  # it has one
@@ -462,7 +462,7 @@ class TestEnds:
     def test_close_of_other_endings(self, parts: Iterable[bytes]) -> None:
         """A stream is closed once, too, and so is an answer that ended in an error."""
         iterable = Closing(parts)
-        Door(lambda environ, start: (start("200 OK", TEXT), iterable)[1], max_response_body=2000).send()
+        Entry(lambda environ, start: (start("200 OK", TEXT), iterable)[1], max_response_body=2000).send()
         assert iterable.closings == 1
 
     @pytest.mark.parametrize("server_errors", ["keep", "release"])
@@ -474,17 +474,17 @@ class TestEnds:
             raise RuntimeError("oops")
 
         iterable = Closing(broken())
-        door = Door(lambda environ, start: (start("200 OK", TEXT), iterable)[1], server_errors=server_errors)
-        response = door.send()
+        entry = Entry(lambda environ, start: (start("200 OK", TEXT), iterable)[1], server_errors=server_errors)
+        response = entry.send()
         assert isinstance(response.error, RuntimeError)
         assert iterable.closings == 1
-        assert door.is_empty == (server_errors == "release")
+        assert entry.is_empty == (server_errors == "release")
 
     def test_a_server_that_stops_half_way(self) -> None:
         """A stream whose client has gone is closed by the server, half read."""
         iterable = Closing(chunks(1000, 30))
-        door = Door(lambda environ, start: (start("200 OK", TEXT), iterable)[1], max_response_body=2000)
-        result = door.app(request(), nothing)
+        entry = Entry(lambda environ, start: (start("200 OK", TEXT), iterable)[1], max_response_body=2000)
+        result = entry.app(request(), nothing)
         next(iter(result))
         result.close()  # type: ignore[attr-defined]  # it has one
         assert iterable.closings == 1
@@ -496,14 +496,14 @@ class TestEnds:
         def app(_environ: WSGIEnvironment, _start: StartResponse) -> Iterable[bytes]:
             raise error
 
-        door = Door(app)
-        result = iter(door.app(request(), nothing))
+        entry = Entry(app)
+        result = iter(entry.app(request(), nothing))
         answer = next(result)
         assert b"operation-failed" in answer
         with pytest.raises(RuntimeError) as caught:
             next(result)
         assert caught.value is error
-        assert door.send().body == answer
+        assert entry.send().body == answer
 
     @pytest.mark.parametrize("in_generator", [False, True])
     def test_no_effect_is_a_503(self, in_generator: bool) -> None:
@@ -515,10 +515,10 @@ class TestEnds:
                 yield b"half"
             raise NoEffect
 
-        door = Door(app)
-        response = door.send()
+        entry = Entry(app)
+        response = entry.send()
         assert (response.status, response.code, response.error) == (503, "no-effect", None)
-        assert door.is_empty
+        assert entry.is_empty
 
     def test_an_interrupted_handler_is_left_to_its_lease(self) -> None:
         """What SystemExit did half-way is unknown: nothing is stored, nothing freed, and the lease is not renewed."""
@@ -530,11 +530,11 @@ class TestEnds:
                 raise SystemExit(1)
             return said(b"ok")(environ, start_response)
 
-        door = Door(app, lease=timedelta(seconds=1))
+        entry = Entry(app, lease=timedelta(seconds=1))
         with pytest.raises(SystemExit):
-            door.send()
-        assert door.send().code == "idempotency-key-in-progress"
-        assert eventually(door.send, lambda response: response.status != 409).status == 201
+            entry.send()
+        assert entry.send().code == "idempotency-key-in-progress"
+        assert eventually(entry.send, lambda response: response.status != 409).status == 201
         assert attempts == [1, 2]
 
 
@@ -552,11 +552,11 @@ class TestCurrent:
                 raise RuntimeError("oops")
             return said(b"ok")(environ, start_response)
 
-        door = Door(app)
-        door.send()
-        door.send(key=None)
-        door.send(key="b", QUERY_STRING="raise")
-        door.send(key=None)
+        entry = Entry(app)
+        entry.send()
+        entry.send(key=None)
+        entry.send(key="b", QUERY_STRING="raise")
+        entry.send(key=None)
         assert seen == ["key-1", None, "b", None]
 
     def test_the_operation_is_known_to_the_end(self) -> None:
@@ -569,8 +569,8 @@ class TestCurrent:
                 yield b"x" * 1000
 
         iterable = Closing(parts(), lambda: seen.append(semel.current().key))
-        door = Door(lambda environ, start: (start("200 OK", TEXT), iterable)[1], max_response_body=1500)
-        assert len(door.send().body) == 3000
+        entry = Entry(lambda environ, start: (start("200 OK", TEXT), iterable)[1], max_response_body=1500)
+        assert len(entry.send().body) == 3000
         assert seen == ["key-1"] * 4
         with pytest.raises(LookupError):
             semel.current()

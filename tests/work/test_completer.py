@@ -23,7 +23,7 @@ from semel.flows.finish import FinishReport, finish_abandoned
 from semel.stores.base import AsyncStore, Store
 from semel.stores.memory import AsyncMemoryStore
 from semel.stores.step import Step
-from semel.work import AsyncCompleter, AsyncDesk, AsyncWorkers, Completer, Desk, Workers
+from semel.work import AsyncBacklog, AsyncCompleter, AsyncWorkers, Backlog, Completer, Workers
 from semel.work.completer import Finished
 from tests.work.world import CREATED, DAY, LONG, OVER, World
 
@@ -117,8 +117,8 @@ async def test_newcomer_does_not_wait_for_the_backlog(world: World, store: Store
     app.handler = complete
     always = timedelta(microseconds=1)
     async with world.open_async() as opened:
-        completer = Completer(store, app.finish, desk=Desk(always))
-        on_a_loop = AsyncCompleter(opened, finish, desk=AsyncDesk(always))
+        completer = Completer(store, app.finish, backlog=Backlog(always))
+        on_a_loop = AsyncCompleter(opened, finish, backlog=AsyncBacklog(always))
         while "newcomer" not in app.runs:
             _ = completer.run_once() if colour == "sync" else await on_a_loop.run_once()
     assert app.runs.index("newcomer") <= 5
@@ -266,8 +266,8 @@ class Jobs:
 
 
 @contextmanager
-def at_work(store: Store, finish: Callable[[Stuck], Finished], desk: Desk, many: int) -> Iterator[Workers]:
-    workers = Workers([Completer(store, finish, desk=desk) for _ in range(many)])
+def at_work(store: Store, finish: Callable[[Stuck], Finished], backlog: Backlog, many: int) -> Iterator[Workers]:
+    workers = Workers([Completer(store, finish, backlog=backlog) for _ in range(many)])
     workers.start()
     try:
         yield workers
@@ -276,16 +276,16 @@ def at_work(store: Store, finish: Callable[[Stuck], Finished], desk: Desk, many:
 
 
 def test_several_at_once(world: World, store: Store, app: App) -> None:
-    """A long one occupies one of them; the others go on, begin each operation once, and hurry when they are told."""
-    jobs, desk = Jobs(app), Desk(NEVER)
-    with closing(world.open()) as other, at_work(other, app.finish, desk, 2):
+    """A long one occupies one of them; the others go on, begin each operation once, and wake when they are told."""
+    jobs, backlog = Jobs(app), Backlog(NEVER)
+    with closing(world.open()) as other, at_work(other, app.finish, backlog, 2):
         accept(world, store, "long")
-        desk.hurry()
+        backlog.wake()
         assert jobs.wait() == "long"
         for number in range(5):
             accept(world, store, f"short-{number}")
             jobs.end(f"short-{number}")
-        desk.hurry()
+        backlog.wake()
         assert [jobs.wait() for _ in range(5)] == [f"short-{number}" for number in range(5)]
         jobs.end("long")
     assert set(world.states(store).values()) == {State.COMPLETE}
@@ -294,23 +294,23 @@ def test_several_at_once(world: World, store: Store, app: App) -> None:
 
 def test_told_while_all_are_busy(world: World, store: Store, app: App) -> None:
     """What is accepted while all of them are at work is begun when the first of them has ended, and not later."""
-    jobs, desk = Jobs(app), Desk(NEVER)
-    with at_work(store, app.finish, desk, 1):
+    jobs, backlog = Jobs(app), Backlog(NEVER)
+    with at_work(store, app.finish, backlog, 1):
         accept(world, store, "first")
-        desk.hurry()
+        backlog.wake()
         assert jobs.wait() == "first"
         accept(world, store, "second")
-        desk.hurry()
+        backlog.wake()
         jobs.end("second")
         jobs.end("first")
         assert jobs.wait() == "second"
 
 
 def test_stopping_begins_nothing_new(world: World, store: Store, app: App) -> None:
-    """Workers that are stopped while one is under way wait for it. What is behind it in the list is a door's to refuse:
-    it is not counted.
+    """Workers that are stopped while one is under way wait for it. What is behind it in the list is
+    refused by its entry point, and not counted.
     """
-    jobs, desk = Jobs(app), Desk(NEVER)
+    jobs, backlog = Jobs(app), Backlog(NEVER)
     for key in ("first", "second"):
         accept(world, store, key)
     closed = threading.Event()
@@ -318,7 +318,7 @@ def test_stopping_begins_nothing_new(world: World, store: Store, app: App) -> No
     def finish(stuck: Stuck) -> Finished:
         return Again.AGAIN if closed.is_set() else app.finish(stuck)
 
-    with at_work(store, finish, desk, 1) as workers:
+    with at_work(store, finish, backlog, 1) as workers:
         assert jobs.wait() == "first"
         closed.set()
         stopping = threading.Thread(target=workers.stop)
@@ -331,13 +331,13 @@ def test_stopping_begins_nothing_new(world: World, store: Store, app: App) -> No
 
 def test_one_look_for_all(world: World, store: Store, app: App) -> None:
     """However many there are, one of them asks the store, and the others share what it found."""
-    watched, desk = Watched(store), Desk(NEVER)
-    completers = [Completer(watched, app.finish, desk=desk) for _ in range(4)]
+    watched, backlog = Watched(store), Backlog(NEVER)
+    completers = [Completer(watched, app.finish, backlog=backlog) for _ in range(4)]
     assert [each.run_once() for each in completers] == [FinishReport()] * 4
     assert watched.asked == [FindStuck]
     accept(world, store, "key")
     assert completers[1].run_once() == FinishReport(), "Nobody has said that there is something new."
-    desk.hurry()
+    backlog.wake()
     assert completers[1].run_once() == FinishReport(finished=1)
     assert completers[2].run_once() == FinishReport(), "What another has taken is not there any more."
     assert watched.asked == [FindStuck, FindStuck]
@@ -347,9 +347,9 @@ def test_one_look_for_all(world: World, store: Store, app: App) -> None:
 
 def test_a_store_in_trouble(world: World, store: Store, app: App) -> None:
     """A look that fails is reported by whoever looked, and the others do not repeat it at once."""
-    watched, desk = Watched(store), Desk(NEVER)
+    watched, backlog = Watched(store), Backlog(NEVER)
     watched.error = StoreUnavailable("gone")
-    one, other = (Completer(watched, app.finish, desk=desk) for _ in range(2))
+    one, other = (Completer(watched, app.finish, backlog=backlog) for _ in range(2))
     assert one.run_once().error is watched.error
     assert other.run_once() == FinishReport()
     assert watched.asked == [FindStuck]
@@ -357,12 +357,12 @@ def test_a_store_in_trouble(world: World, store: Store, app: App) -> None:
 
 def test_the_next_look(world: World, store: Store, app: App) -> None:
     """The next look is an interval after the last, whoever looked; what took longer than that is followed at once."""
-    desk = Desk(timedelta(seconds=1000))
-    one, other = (Completer(store, app.finish, desk=desk) for _ in range(2))
+    backlog = Backlog(timedelta(seconds=1000))
+    one, other = (Completer(store, app.finish, backlog=backlog) for _ in range(2))
     assert one.interval == timedelta(seconds=1000)
     one.run_once()
     assert timedelta(0) < other.interval < timedelta(seconds=1000)
-    late = Completer(store, app.finish, desk=Desk(timedelta(microseconds=1)))
+    late = Completer(store, app.finish, backlog=Backlog(timedelta(microseconds=1)))
     late.run_once()
     assert late.interval == timedelta(0)
 
@@ -370,14 +370,14 @@ def test_the_next_look(world: World, store: Store, app: App) -> None:
 def test_hints_of_other_processes(world: World, store: Store, app: App) -> None:
     """A hint that something was accepted, in whatever process, ends the pause; other hints do not."""
     heard: list[Callable[[str], None]] = []
-    jobs, desk = Jobs(app), Desk(NEVER, heard.append)
+    jobs, backlog = Jobs(app), Backlog(NEVER, heard.append)
     jobs.end("key")
-    with at_work(store, app.finish, desk, 2):
+    with at_work(store, app.finish, backlog, 2):
         while not heard:
-            desk.alarm.wait(0, 0.01)
-        before = desk.alarm.count
+            backlog.wakeup.wait(0, 0.01)
+        before = backlog.wakeup.count
         heard[0]("0123456789abcdef")
-        assert desk.alarm.count == before
+        assert backlog.wakeup.count == before
         accept(world, store, "key")
         heard[0]("accepted")
         assert jobs.wait() == "key"
@@ -417,16 +417,16 @@ class AsyncApp:
 async def test_async_several_at_once(world: World, store: Store) -> None:
     """On an event loop, too, a long one occupies one of them, and the others go on."""
     async with world.open_async() as opened:
-        app, desk = AsyncApp(world, opened), AsyncDesk(NEVER)
-        workers = AsyncWorkers([AsyncCompleter(opened, app.finish, desk=desk) for _ in range(3)])
+        app, backlog = AsyncApp(world, opened), AsyncBacklog(NEVER)
+        workers = AsyncWorkers([AsyncCompleter(opened, app.finish, backlog=backlog) for _ in range(3)])
         workers.start()
         accept(world, store, "long")
-        desk.hurry()
+        backlog.wake()
         assert await app.wait() == "long"
         for number in range(5):
             accept(world, store, f"short-{number}")
             app.event(f"short-{number}").set()
-        desk.hurry()
+        backlog.wake()
         assert sorted([await app.wait() for _ in range(5)]) == [f"short-{number}" for number in range(5)]
         app.event("long").set()
         await asyncio.wait_for(workers.stop(), HANG_SECONDS)
@@ -453,13 +453,13 @@ async def test_async_one_look_for_all() -> None:
         raise AssertionError
 
     heard: list[Callable[[str], None]] = []
-    store, desk = AsyncWatched(), AsyncDesk(NEVER, heard.append)
-    completers = [AsyncCompleter(store, finish, desk=desk) for _ in range(4)]
+    store, backlog = AsyncWatched(), AsyncBacklog(NEVER, heard.append)
+    completers = [AsyncCompleter(store, finish, backlog=backlog) for _ in range(4)]
     assert await asyncio.gather(*(each.run_once() for each in completers)) == [FinishReport()] * 4
     assert store.asked == [FindStuck]
     heard[0]("accepted")
     heard[0]("another name")
-    assert desk.alarm.count == 1
+    assert backlog.wakeup.count == 1
     await asyncio.gather(*(each.run_once() for each in completers))
     assert store.asked == [FindStuck, FindStuck]
     assert len(heard) == 1
@@ -472,8 +472,8 @@ def test_the_same_on_another_loop() -> None:
     async def finish(_stuck: Stuck) -> Finished:
         raise AssertionError
 
-    store, desk = AsyncWatched(), AsyncDesk(NEVER)
-    completers = [AsyncCompleter(store, finish, desk=desk) for _ in range(2)]
+    store, backlog = AsyncWatched(), AsyncBacklog(NEVER)
+    completers = [AsyncCompleter(store, finish, backlog=backlog) for _ in range(2)]
 
     async def all_of_them() -> None:
         assert await asyncio.gather(*(each.run_once() for each in completers)) == [FinishReport()] * 2

@@ -30,15 +30,15 @@ from semel.core.status import STATUS_PATH, checked_path, name_below
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.guard.request import Paths, RequestView, Routes, checked_scope, status_path_for
 from semel.guard.shutdown import Gate
+from semel.guard.waiting import AsyncWaiters
 from semel.operation import enter, is_left_over
-from semel.room import AsyncRoom
 from semel.stores import AsyncStore, async_store
-from semel.stores.keeper import AsyncKeeper
+from semel.stores.leases import AsyncLeases
 from semel.telemetry.logs import logger
 from semel.telemetry.tally import Tally
-from semel.work import AsyncCompleter, AsyncDesk, AsyncReaper, AsyncService, AsyncSweeper, AsyncWorkers
+from semel.work import AsyncBacklog, AsyncCompleter, AsyncReaper, AsyncService, AsyncSweeper, AsyncWorkers
+from semel.work.backlog import CONCURRENCY, checked_concurrency, looks_every
 from semel.work.completer import Finished
-from semel.work.desk import CONCURRENCY, checked_concurrency, looks_every
 
 WhoseRequest = Callable[[RequestView], str | Awaitable[str | None] | None]
 
@@ -76,19 +76,19 @@ class IdempotencyMiddleware:
         status_path = _status_path(scope, self.routes, status_path)
         is_accepting = status_path is not None
         #: What the completers of this process share.
-        self.desk = AsyncDesk(looks_every(is_accepting=is_accepting), self.store.listen if is_accepting else None)
+        self.backlog = AsyncBacklog(looks_every(is_accepting=is_accepting), self.store.listen if is_accepting else None)
         #: What a policy with enforcement="report" has seen in this process: ``tally.snapshot()``.
         self.tally = Tally()
         self.guard = AppGuard(
             store=self.store,
-            keeper=AsyncKeeper(self.store.renew, self.store.watch),
+            leases=AsyncLeases(self.store.renew, self.store.watch),
             gate=Gate(),
-            room=AsyncRoom(self.store.listen),
+            room=AsyncWaiters(self.store.listen),
             tally=self.tally,
             status_path=status_path,
             app=app,
             scope=checked_scope(scope),
-            wake=self.desk.hurry,
+            wake=self.backlog.wake,
         )
         self.workers = AsyncWorkers(services(self, concurrency)) if work else None
         self._is_per_route = isinstance(scope, PerRoute)
@@ -206,7 +206,7 @@ class _Lifespan:
             if self._middleware.workers is not None:
                 self._middleware.workers.start()
         elif message["type"].startswith("lifespan.shutdown."):
-            self._middleware.guard.keeper.close()
+            self._middleware.guard.leases.close()
             await store.close()
         await self._send(message)
 
@@ -217,8 +217,10 @@ def _shown(request: Request) -> str:
 
 def services(middleware: IdempotencyMiddleware, concurrency: int = CONCURRENCY) -> list[AsyncService]:
     """Return what works beside *middleware*: it runs *concurrency* operations at once, and cleans up."""
-    store, desk = middleware.store, middleware.desk
-    completers = [AsyncCompleter(store, middleware.finish, desk=desk) for _ in range(checked_concurrency(concurrency))]
+    store, backlog = middleware.store, middleware.backlog
+    completers = [
+        AsyncCompleter(store, middleware.finish, backlog=backlog) for _ in range(checked_concurrency(concurrency))
+    ]
     return [AsyncSweeper(store, has_completer=True), AsyncReaper(store), *completers]
 
 

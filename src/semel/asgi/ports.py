@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 from semel.asgi.app_run import AppRun, Taken
-from semel.asgi.line import Line
+from semel.asgi.disconnect import Disconnect
 from semel.asgi.protocol import (
     EXCHANGE,
     OPERATION,
@@ -31,7 +31,7 @@ from semel.asgi.stored import nowhere, silence
 from semel.asgi.watching import Rejoined, Watch
 from semel.core.commands import Again
 from semel.core.fingerprint import Buffer
-from semel.core.handler import Ending, NoRoom, RunHandler, Wait
+from semel.core.handler import Ending, RunHandler, TooManyWaiters, Wait
 from semel.core.message import Answer, Request
 from semel.core.policy import Policy
 from semel.core.record import Found, Hold, Stuck
@@ -46,7 +46,7 @@ from semel.guard.ports import AsyncGuard, AsyncPorts
 from semel.guard.request import RequestView
 from semel.guard.running import Running, Theirs, interruptible, seen_by_flow
 from semel.operation import around, enter
-from semel.stores.keeper import AsyncKeeper
+from semel.stores.leases import AsyncLeases
 
 #: As a plain number: every replay is compared with it, and an enumeration's members are slow to get.
 _ACCEPTED = int(HTTPStatus.ACCEPTED)
@@ -60,7 +60,7 @@ def _no_workers() -> None:
 class AppGuard(AsyncGuard):
     """What the requests of one app share."""
 
-    keeper: AsyncKeeper
+    leases: AsyncLeases
     app: ASGIApp
     #: Names the user of a request.
     scope: Callable[[RequestView], Any]
@@ -75,7 +75,7 @@ class RequestPorts(AsyncPorts):
     #: Of the app, once it is run.
     _app_run: AppRun | None = None
     #: To a client that is kept waiting.
-    _line: Line | None = None
+    _disconnect: Disconnect | None = None
     #: All of the body was read; or not, because the client hung up.
     _body_is_whole = _body_is_cut = False
 
@@ -100,8 +100,8 @@ class RequestPorts(AsyncPorts):
         finally:
             if self._app_run is None:
                 self._body.close()
-            if self._line is not None:
-                self._line.close()
+            if self._disconnect is not None:
+                self._disconnect.close()
 
     async def _served(self) -> Reply | None:
         try:
@@ -165,7 +165,7 @@ class RequestPorts(AsyncPorts):
 
     async def _let_through(self) -> None:
         """Let the application answer as if we were not here."""
-        watch = self._watch = Watch(self._send, self.guard.keeper)
+        watch = self._watch = Watch(self._send, self.guard.leases)
         watch.begin(Running(self._flow(), self))
         try:
             await watch.is_reached()
@@ -196,7 +196,7 @@ class RequestPorts(AsyncPorts):
         app_run = AppRun(self._send, self._killed)
         ending = app_run.hold_back(operation, run)
         if run.lease is not None:
-            self.guard.keeper.add(run.hold, run.lease, app_run.lose)
+            self.guard.leases.add(run.hold, run.lease, app_run.lose)
         app_run.start(self.guard.app, scope, Taken(self._body, self._receive, app_run), self._body)
         self._app_run = app_run
         return await ending
@@ -238,17 +238,17 @@ class RequestPorts(AsyncPorts):
         except asyncio.CancelledError as cancelled:
             raise Interrupted from cancelled
 
-    async def wait(self, wish: Wait) -> Found | Again | NoRoom:
+    async def wait(self, wish: Wait) -> Found | Again | TooManyWaiters:
         """Wait for another request to end, unless the client hangs up."""
-        if self._line is None:
-            self._line = self.open_line()
-            self._line.listen(self.leave)
+        if self._disconnect is None:
+            self._disconnect = self.listen_for_disconnect()
+            self._disconnect.listen(self.leave)
         return await super().wait(wish)
 
-    def open_line(self) -> Line:
+    def listen_for_disconnect(self) -> Disconnect:
         """Have a line to the client. Its whole request was read."""
-        self._receive = line = Line(self._receive)
-        return line
+        self._receive = disconnect = Disconnect(self._receive)
+        return disconnect
 
 
 class StoredPorts(RequestPorts):
@@ -300,4 +300,4 @@ class StoredPorts(RequestPorts):
             return
         self._route_policy = policy
         run.judge_by(policy.max_response_body)
-        self.guard.keeper.add(self._hold, policy.lease, run.lose)
+        self.guard.leases.add(self._hold, policy.lease, run.lose)

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Any
 
 from semel.asgi.app_run import AppRun
-from semel.asgi.line import Line
+from semel.asgi.disconnect import Disconnect
 from semel.asgi.ports import AppGuard, RequestPorts
 from semel.asgi.protocol import (
     EXCHANGE,
@@ -126,7 +126,7 @@ class RoutePorts(RequestPorts):
         self._scope = scope
         self._head = head_of(scope)
         self._tape = Tape(self._body, receive, self._policy.max_request_body)
-        self._watch = Watch(send, self.guard.keeper)
+        self._watch = Watch(send, self.guard.leases)
         self._app_run = AppRun(self._watch, self._killed)
         scope[EXCHANGE] = self
         hide_extensions(scope)
@@ -146,8 +146,8 @@ class RoutePorts(RequestPorts):
         finally:
             # Each would hold the other until the garbage collector comes.
             scope.pop(EXCHANGE, None)
-            if self._line is not None:
-                self._line.close()
+            if self._disconnect is not None:
+                self._disconnect.close()
 
     async def begin_guarding(self, principal: object, policy: Policy | None) -> Operation | None:
         """Guard the request from here on, by *policy*, for *principal*."""
@@ -194,7 +194,7 @@ class RoutePorts(RequestPorts):
         operation = self._operation(run)
         ending = self._running.leaves_at = self._app_run.hold_back(operation, run)
         if run.lease is not None:
-            self.guard.keeper.add(run.hold, run.lease, self._app_run.lose)
+            self.guard.leases.add(run.hold, run.lease, self._app_run.lose)
         begin(operation)
         return await ending
 
@@ -224,9 +224,9 @@ class RoutePorts(RequestPorts):
         except asyncio.CancelledError as cancelled:
             raise Interrupted from cancelled
 
-    def open_line(self) -> Line:
+    def listen_for_disconnect(self) -> Disconnect:
         """Have a line to the client."""
-        return self._tape.open_line()
+        return self._tape.listen_for_disconnect()
 
     def _check(self, policy: Policy) -> None:
         if self._app_run.has_begun or not self._app_run.is_flowing:
@@ -280,10 +280,10 @@ class Tape:
                 raise Interrupted
         return self._is_whole and not self._is_too_long and self.body.size <= limit
 
-    def open_line(self) -> Line:
+    def listen_for_disconnect(self) -> Disconnect:
         """Have a line to the client, whose messages go to the app as before."""
-        self._receive = line = Line(self._receive)
-        return line
+        self._receive = disconnect = Disconnect(self._receive)
+        return disconnect
 
     async def _next(self) -> Message:
         message = await self._receive()

@@ -66,8 +66,8 @@ class StatusPorts(RequestPorts):
 
     def _end(self) -> None:
         self._body.close()
-        if self._line is not None:
-            self._line.close()
+        if self._disconnect is not None:
+            self._disconnect.close()
 
     async def _told(self, name: str) -> Answer:
         path = mounted_path(self._head.mount, self.guard.status_path) or ""

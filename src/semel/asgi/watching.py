@@ -10,7 +10,7 @@ from semel.core.record import Hold
 from semel.flows.reply import Reply
 from semel.guard.body import Body
 from semel.guard.running import Running
-from semel.stores.keeper import AsyncKeeper
+from semel.stores.leases import AsyncLeases
 from semel.stores.step import Step
 
 
@@ -28,10 +28,10 @@ class Watch:
     _reached: Step[None]
     _answered: Step[int | None]
 
-    def __init__(self, send: ASGISend, keeper: AsyncKeeper) -> None:
-        """Pass everything on to *send*; keep the flow's lease by *keeper*."""
+    def __init__(self, send: ASGISend, leases: AsyncLeases) -> None:
+        """Pass everything on to *send*; keep the flow's lease by *leases*."""
         self._send = send
-        self._keeper = keeper
+        self._leases = leases
         self._status: int | None = None
 
     def begin(self, flow: Running[Reply]) -> None:
@@ -53,7 +53,7 @@ class Watch:
         """Let the app answer; return what is settled with its status when it has. *lease* is kept meanwhile."""
         if hold is not None and lease is not None:
             self._hold = hold
-            self._keeper.add(hold, lease)
+            self._leases.add(hold, lease)
         self._is_waiting = True
         self._reached.settle(None)
         return self._answered
@@ -92,14 +92,14 @@ class Watch:
         flow, self._flow = self._flow, None
         if flow is not None and self._is_waiting:
             if self._hold is not None:
-                self._keeper.discard(self._hold)
+                self._leases.discard(self._hold)
             self._answered.abandon()
         elif flow is not None:
             flow.cancel()
 
     def _ended(self, flow: asyncio.Task[Reply]) -> None:
         if self._hold is not None:
-            self._keeper.discard(self._hold)
+            self._leases.discard(self._hold)
         if not flow.cancelled():
             flow.exception()  # Seen: the client went away before it had sent the whole request, as the app will see.
         self._reached.settle(None)

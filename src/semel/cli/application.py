@@ -21,7 +21,7 @@ Middleware = semel.asgi.IdempotencyMiddleware | semel.wsgi.IdempotencyMiddleware
 #: Where frameworks and middleware keep the app that they are wrapped around.
 _INSIDE = ("app", "wsgi_app", "middleware_stack", "application")
 #: More layers than anybody has. One that is wrapped around itself must not be walked for ever.
-_MOST_LAYERS = 100
+_MAX_LAYERS = 100
 
 
 def load(spec: str) -> tuple[Any, Middleware]:
@@ -46,7 +46,7 @@ def load(spec: str) -> tuple[Any, Middleware]:
 def middleware_of(app: Any) -> Middleware:
     """Return the middleware of Semel's that is around *app*, or among those around it."""
     layer = app
-    for _ in range(_MOST_LAYERS):
+    for _ in range(_MAX_LAYERS):
         if isinstance(layer, Middleware):
             return layer
         if getattr(layer, "middleware_stack", layer) is None:

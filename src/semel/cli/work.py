@@ -26,20 +26,20 @@ from semel.errors import ConfigurationError
 from semel.flows.upkeep import ReapReport, SweepReport
 from semel.stores import AsyncStore, Store
 from semel.work import (
+    AsyncBacklog,
     AsyncCompleter,
-    AsyncDesk,
     AsyncReaper,
     AsyncService,
     AsyncSweeper,
     AsyncWorkers,
+    Backlog,
     Completer,
-    Desk,
     Reaper,
     Service,
     Sweeper,
     Workers,
 )
-from semel.work.desk import CONCURRENCY, looks_every
+from semel.work.backlog import CONCURRENCY, looks_every
 
 AuditOption = Annotated[str, typer.Option(metavar="TIME", help="How long the audit trail is kept: 90d, 12h.")]
 BatchOption = Annotated[int, typer.Option(min=1, help="How many records one statement clears away at most.")]
@@ -121,12 +121,12 @@ def work(
     looks = complete_every or f"{every.total_seconds():g}s"
     said = f"{said}, finishing every {looks}, {concurrency} at once. Ctrl-C ends it."
     if isinstance(middleware, semel.asgi.IdempotencyMiddleware):
-        desk = AsyncDesk(every, middleware.store.listen if is_accepting else None)
-        asyncio.run(_work_async(loaded, middleware, plan, desk, said))
+        backlog = AsyncBacklog(every, middleware.store.listen if is_accepting else None)
+        asyncio.run(_work_async(loaded, middleware, plan, backlog, said))
     else:
         middleware.store.open()
         services = plan.services(middleware.store, has_completer=True)
-        services += plan.completers(middleware, Desk(every, middleware.store.listen if is_accepting else None))
+        services += plan.completers(middleware, Backlog(every, middleware.store.listen if is_accepting else None))
         _until_stopped(Workers(services), said, middleware.drain)
         middleware.store.close()
 
@@ -155,28 +155,30 @@ class _Plan:
             AsyncReaper(keys, interval=self.reap, audit_retention=self.audit_retention, batch=self.batch),
         ]
 
-    def completers(self, middleware: semel.wsgi.IdempotencyMiddleware, desk: Desk) -> list[Service]:
+    def completers(self, middleware: semel.wsgi.IdempotencyMiddleware, backlog: Backlog) -> list[Service]:
         return [
-            Completer(middleware.store, middleware.finish, desk=desk, max_attempts=self.max_attempts)
+            Completer(middleware.store, middleware.finish, backlog=backlog, max_attempts=self.max_attempts)
             for _ in range(self.concurrency)
         ]
 
-    def async_completers(self, middleware: semel.asgi.IdempotencyMiddleware, desk: AsyncDesk) -> list[AsyncService]:
+    def async_completers(
+        self, middleware: semel.asgi.IdempotencyMiddleware, backlog: AsyncBacklog
+    ) -> list[AsyncService]:
         return [
-            AsyncCompleter(middleware.store, middleware.finish, desk=desk, max_attempts=self.max_attempts)
+            AsyncCompleter(middleware.store, middleware.finish, backlog=backlog, max_attempts=self.max_attempts)
             for _ in range(self.concurrency)
         ]
 
 
 async def _work_async(
-    app: Any, middleware: semel.asgi.IdempotencyMiddleware, plan: _Plan, desk: AsyncDesk, said: str
+    app: Any, middleware: semel.asgi.IdempotencyMiddleware, plan: _Plan, backlog: AsyncBacklog, said: str
 ) -> None:
     loop, stopped = asyncio.get_running_loop(), asyncio.Queue[str]()
     for each in STOPPING:
         loop.add_signal_handler(each, stopped.put_nowait, each.name)
     async with started(app):
         keys = middleware.store
-        workers = AsyncWorkers([*plan.async_services(keys), *plan.async_completers(middleware, desk)])
+        workers = AsyncWorkers([*plan.async_services(keys), *plan.async_completers(middleware, backlog)])
         workers.start()
         print(said, flush=True)
         name = await stopped.get()

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import NoReturn
 
 from semel.core.canonical import UNREADABLE, form_fields, json_value, media_type, pack
-from semel.core.fingerprint import CANONICAL_LIMIT, SHORTEST_SECRET, Subject, canonical_query, header_fault
+from semel.core.fingerprint import CANONICAL_LIMIT, MIN_SECRET, Subject, canonical_query, header_fault
 from semel.core.key import Key
 from semel.errors import BodyTooLarge, ConfigurationError, KeyInvalid, KeyMissing
 
@@ -61,8 +61,8 @@ class BodyHash:
             if fault:
                 _wrong("unless_header", f"a header that a retry repeats, and {fault}")
         secret: object = self.secret
-        if secret is not None and (not isinstance(secret, bytes) or len(secret) < SHORTEST_SECRET):
-            _wrong("secret", f"bytes, {SHORTEST_SECRET} or more of them: os.urandom(32) makes a good secret")
+        if secret is not None and (not isinstance(secret, bytes) or len(secret) < MIN_SECRET):
+            _wrong("secret", f"bytes, {MIN_SECRET} or more of them: os.urandom(32) makes a good secret")
         limit: object = self.max_body
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
             _wrong("max_body", "a number of bytes, 1 or more")

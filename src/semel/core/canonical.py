@@ -19,9 +19,9 @@ from urllib.parse import unquote_to_bytes
 Buffer: TypeAlias = bytes | bytearray | memoryview | mmap
 
 #: Where Python's own web frameworks stop as well. A field costs microseconds, and a body can hold millions.
-MOST_FIELDS = 1000
+MAX_FIELDS = 1000
 #: Bytes of one part's headers: a file name, a type, and room to spare.
-LONGEST_PART_HEAD = 8 * 1024
+MAX_PART_HEAD = 8 * 1024
 #: From here on a float no longer names one integer.
 FLOATS_ARE_EXACT_BELOW = 2**53
 
@@ -121,7 +121,7 @@ def form_fields(body: Buffer) -> list[tuple[bytes, bytes]]:
     """Read a form; raise one of ``UNREADABLE`` where it is none, or too much of one."""
     text = bytes(body)
     # A form escapes what is not ASCII, so what is not is no form: compressed, perhaps.
-    if not text.isascii() or text.count(b"&") >= MOST_FIELDS:
+    if not text.isascii() or text.count(b"&") >= MAX_FIELDS:
         raise _Unsure
     return pairs(text)
 
@@ -200,7 +200,7 @@ def _spans(view: memoryview, boundary: bytes) -> list[tuple[int, int]]:
     start, after = first + len(opening), b"\r\n"
     while after == b"\r\n":
         found = delimiter.search(view, start)
-        if found is None or len(spans) == MOST_FIELDS:
+        if found is None or len(spans) == MAX_FIELDS:
             raise _Unsure
         if mark.search(view, start, found.start()):
             # After a bare LF, or anywhere: some parsers end the part here.
@@ -215,7 +215,7 @@ def _spans(view: memoryview, boundary: bytes) -> list[tuple[int, int]]:
 
 
 def _part(view: memoryview, start: int, end: int) -> bytes:
-    head, blank_line, _ = bytes(view[start : min(end, start + LONGEST_PART_HEAD)]).partition(b"\r\n\r\n")
+    head, blank_line, _ = bytes(view[start : min(end, start + MAX_PART_HEAD)]).partition(b"\r\n\r\n")
     if not blank_line:
         raise _Unsure
     content = start + len(head) + len(blank_line)

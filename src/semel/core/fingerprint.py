@@ -48,7 +48,7 @@ _AS_IT_CAME, _IN_FORM = b"\x00", b"\x01"
 #: Bytes of JSON or form that are brought into canonical form. 1 MB of JSON holds up an event loop for 90 ms.
 CANONICAL_LIMIT = 64 * 1024
 #: Bytes. The secret is there against guessing, so it must not be guessable.
-SHORTEST_SECRET = 16
+MIN_SECRET = 16
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _COUNTED_ALREADY = frozenset({"content-type", "content-encoding"})
@@ -305,8 +305,8 @@ def _qualified_name(function: Callable[[Subject], bytes]) -> str:
 
 
 def _check_secret(name: str, secret: object) -> None:
-    if not isinstance(secret, bytes) or len(secret) < SHORTEST_SECRET:
-        _wrong(name, f"bytes, {SHORTEST_SECRET} or more of them: os.urandom(32) makes a good secret")
+    if not isinstance(secret, bytes) or len(secret) < MIN_SECRET:
+        _wrong(name, f"bytes, {MIN_SECRET} or more of them: os.urandom(32) makes a good secret")
 
 
 def _strings(name: str, value: object) -> list[str]:

@@ -85,10 +85,10 @@ class RunHandler:
     max_response_time: timedelta | None = None
 
 
-class NoRoom(Enum):
+class TooManyWaiters(Enum):
     """There is no waiting for this key any longer: the time is over, or too many wait already."""
 
-    NO_ROOM = "no room"
+    TOO_MANY = "too many waiters"
 
 
 @value

@@ -16,10 +16,10 @@ from semel.core.value import value
 from semel.errors import KeyInvalid
 
 #: RFC 9651 obliges a parser to take this many characters. Policy may allow fewer.
-LONGEST_KEY = 1024
+MAX_KEY = 1024
 #: Characters of a header line that are looked at: the longest key with all of it escaped, and as much for parameters.
 #: Even a linear parser wastes time on 64 KB, so this is checked before anything else.
-LONGEST_LINE = 4 * LONGEST_KEY
+MAX_LINE = 4 * MAX_KEY
 #: Stripe's figure, which most of the field has followed.
 DEFAULT_MAX_LENGTH = 255
 #: Hexadecimal digits: few enough to read, many enough that two keys in one log are not taken for each other.
@@ -115,8 +115,8 @@ class Key:
         """Refuse what no header could have carried, or nobody could tell apart."""
         if _NOT_BLANK.fullmatch(self.value) is None:
             raise KeyInvalid(_UNPRINTABLE if self.value.strip(" ") else _EMPTY)
-        if len(self.value) > LONGEST_KEY:
-            raise KeyInvalid(_TOO_LONG.format(LONGEST_KEY))
+        if len(self.value) > MAX_KEY:
+            raise KeyInvalid(_TOO_LONG.format(MAX_KEY))
 
     def __str__(self) -> str:
         """Give the key itself. In a log, write :meth:`short`."""
@@ -197,7 +197,7 @@ def parse(lines: Sequence[bytes | str], *, strict: bool = False, max_length: int
         # Joined by a comma they are no Item, and which of them counts would be a guess, even when they are equal.
         raise KeyInvalid(_SENT_TWICE if lines else _EMPTY)
     line = lines[0]
-    if len(line) > LONGEST_LINE:
+    if len(line) > MAX_LINE:
         raise KeyInvalid(_TOO_LONG.format(max_length))
     text = (line if isinstance(line, str) else line.decode("latin-1")).strip(" ")
     if match := _SIMPLY_QUOTED.fullmatch(text):

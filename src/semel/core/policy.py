@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn, TypedDict, Unpack, get_args
 from semel.core.body_hash import BodyHash
 from semel.core.credentials import NEVER_STORED, looks_secret
 from semel.core.fingerprint import Fingerprinter
-from semel.core.key import DEFAULT_MAX_LENGTH, LONGEST_KEY
+from semel.core.key import DEFAULT_MAX_LENGTH, MAX_KEY
 from semel.core.record import OnCrash
 from semel.core.vendors import VendorName, vendor
 from semel.errors import ConfigurationError, UnknownField
@@ -326,8 +326,8 @@ class Policy:
             value = getattr(self, name)
             if not _is_count(value) or value < 0:
                 _wrong(name, value, "a number of bytes, 0 or more")
-        if not _is_count(self.max_key_length) or not 1 <= self.max_key_length <= LONGEST_KEY:
-            _wrong("max_key_length", self.max_key_length, f"between 1 and {LONGEST_KEY} characters")
+        if not _is_count(self.max_key_length) or not 1 <= self.max_key_length <= MAX_KEY:
+            _wrong("max_key_length", self.max_key_length, f"between 1 and {MAX_KEY} characters")
 
     def _check_keep(self) -> None:
         given: Any = self.keep

@@ -29,7 +29,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
 #: Longer than that of any key and any path.
-_LONGEST_NAME = 8192
+_MAX_NAME = 8192
 
 # No key and no scope has a control character, or half of a surrogate pair: a database would refuse to look for it.
 _STORABLE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]*")
@@ -64,7 +64,7 @@ class Name:
     def read(cls, text: str) -> Name:
         """Read back what ``str`` gave; what it can't have given is an operation that is not there."""
         try:
-            raw = urlsafe_b64decode(text[:_LONGEST_NAME].encode("ascii") + b"==")
+            raw = urlsafe_b64decode(text[:_MAX_NAME].encode("ascii") + b"==")
             key, operation, created_at, expires_at = json.loads(raw)
         except (UnicodeError, binascii.Error, ValueError, TypeError, RecursionError):
             raise OperationNotFound from None

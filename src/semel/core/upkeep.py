@@ -16,7 +16,7 @@ MAX_BATCH = 1000
 #: Most clients come back by themselves within this time, and are the better ones to finish their operation.
 FIRST_PAUSE = timedelta(seconds=10)
 #: 10 s becomes 640 s and stays there: whatever was in the way, its end is noticed within eleven minutes.
-MOST_DOUBLINGS = 6
+MAX_DOUBLINGS = 6
 #: With the pauses above, about twenty minutes of trying; then a person is better than another try.
 MAX_ATTEMPTS = 8
 
@@ -83,7 +83,7 @@ def pause_of(stuck: Stuck) -> timedelta:
 
 def pause_after(tries: int) -> timedelta:
     """Return how long the lease has to be over before the completer, after so many *tries*, makes the next."""
-    return FIRST_PAUSE * (1 << min(tries, MOST_DOUBLINGS))
+    return FIRST_PAUSE * (1 << min(tries, MAX_DOUBLINGS))
 
 
 def in_turn(stuck: Iterable[Stuck], limit: int) -> tuple[Stuck, ...]:

@@ -18,8 +18,8 @@ from semel.guard.ports import AsyncGuard, Guard
 from semel.guard.request import Routes
 from semel.guard.shutdown import Gate
 from semel.guard.steps import AsyncStepPorts, AsyncSteps, StepFlow, ThreadSteps
-from semel.room import AsyncRoom, Room
-from semel.stores.keeper import AsyncKeeper
+from semel.guard.waiting import AsyncWaiters, Waiters
+from semel.stores.leases import AsyncLeases
 from semel.stores.unrecorded import Unrecorded
 from semel.telemetry.tally import Tally
 
@@ -44,8 +44,8 @@ def guard() -> Guard:
     with _lock:
         if _guard is None or _guard.store is not store:
             if _guard is not None:
-                _guard.keeper.close()
-            _guard = Guard(store, AsyncKeeper(store.perform, store.watch), GATE, Room(store.listen), TALLY)
+                _guard.leases.close()
+            _guard = Guard(store, AsyncLeases(store.perform, store.watch), GATE, Waiters(store.listen), TALLY)
         return _guard
 
 
@@ -54,11 +54,11 @@ def async_guard() -> AsyncGuard:
     global _async_guard  # noqa: PLW0603 - as above
     threads, store = guard(), conf.async_store()
     found = _async_guard
-    if found is None or found.store is not store or found.keeper is not threads.keeper:
+    if found is None or found.store is not store or found.leases is not threads.leases:
         # What ends in threads is heard on loops, too, and one of the two listens to the store.
-        keeper = cast("AsyncKeeper", threads.keeper)  # as it was made above
-        found = _async_guard = AsyncGuard(store, keeper, GATE, AsyncRoom(threads.room.overhear), TALLY)
-        store.watch(threads.keeper.lose_all)
+        leases = cast("AsyncLeases", threads.leases)  # as it was made above
+        found = _async_guard = AsyncGuard(store, leases, GATE, AsyncWaiters(threads.room.overhear), TALLY)
+        store.watch(threads.leases.lose_all)
     return found
 
 

@@ -21,7 +21,7 @@ from django.http import StreamingHttpResponse
 
 from semel.core.commands import Again
 from semel.core.fingerprint import Buffer
-from semel.core.handler import NoRoom, Wait
+from semel.core.handler import TooManyWaiters, Wait
 from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.record import Found
@@ -44,8 +44,8 @@ from semel.flows.reply import Reply, Reraise
 from semel.guard.body import Limits
 from semel.guard.request import switched
 from semel.guard.views import AsyncView, AsyncViewPorts, Taken, View, ViewPorts
+from semel.guard.waiting import MAX_THREADS
 from semel.operation import Steps
-from semel.room import MAX_THREADS
 from semel.stores.unrecorded import Unrecorded
 
 ANSWERED = tuple(kind for kinds, _ in STATUSES for kind in kinds)
@@ -170,7 +170,7 @@ class AsyncDjangoPorts(AsyncViewPorts[Response]):
     def _steps(self, store: Any) -> Callable[[], Steps]:
         return partial(guards.DjangoSteps, is_recorded=not isinstance(store, Unrecorded))
 
-    async def wait(self, wish: Wait) -> Found | Again | NoRoom:
+    async def wait(self, wish: Wait) -> Found | Again | TooManyWaiters:
         """Wait for another request to end, with no connection open meanwhile."""
         await close_connections()
         if wish.max_waiters is None and not isinstance(self._view.http, ASGIRequest):

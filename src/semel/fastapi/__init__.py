@@ -1,4 +1,4 @@
-"""The FastAPI door: a dependency that guards the routes it is given to, after the app's own login has run.
+"""The FastAPI entry point: a dependency that guards the routes it is given to, after the app's own login has run.
 
 What holds an answer back until it is stored is the middleware of ``semel.asgi``, which ``install`` puts around the app.
 

@@ -18,7 +18,7 @@ from semel.fastapi.routes import Installed
 from semel.fastapi.status import add_status_route
 from semel.guard.request import switch
 from semel.stores import AsyncStore
-from semel.work.desk import CONCURRENCY
+from semel.work.backlog import CONCURRENCY
 
 
 def install(

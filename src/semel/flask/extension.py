@@ -114,7 +114,7 @@ class Installed:
         """Stop what runs beside, and let go of every connection of the store's."""
         if self.workers is not None:
             self.workers.stop()
-        self.guard.keeper.close()
+        self.guard.leases.close()
         self.store.close()
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from semel.core.commands import Again, Begin, Claim, Command, Commit, FindStuck, Finish, TakeOver, Verdict
 from semel.core.events import Happening
 from semel.core.fingerprint import Buffer
-from semel.core.handler import Applied, Doubt, Ending, NoRoom, RunHandler, Wait
+from semel.core.handler import Applied, Doubt, Ending, RunHandler, TooManyWaiters, Wait
 from semel.core.policy import Policy
 from semel.core.record import Found, Hold, Stuck
 
@@ -34,7 +34,7 @@ class Ports(Protocol):
 class WaitingPorts(Ports, Protocol):
     """What it takes to wait for an operation that another request runs."""
 
-    def wait(self, wish: Wait, /) -> Awaitable[Found | Again | NoRoom]:
+    def wait(self, wish: Wait, /) -> Awaitable[Found | Again | TooManyWaiters]:
         """Wait, with nothing held, until more may be known of a key in progress. ``Interrupted``: the client has gone.
 
         ``AGAIN`` is to ask the store: it is this request's turn, or the operation is said to have ended. ``Found`` is

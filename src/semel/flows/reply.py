@@ -1,4 +1,4 @@
-"""How a guarded request can end, as the doors are told. Nothing here sends anything."""
+"""How a guarded request can end, as the entry points are told. Nothing here sends anything."""
 
 from __future__ import annotations
 

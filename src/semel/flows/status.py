@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from semel.core.commands import Look, Now
 from semel.core.decision import RETRY_AFTER_SECONDS
-from semel.core.handler import NoRoom, Wait
+from semel.core.handler import TooManyWaiters, Wait
 from semel.core.message import Answer, Head
 from semel.core.policy import Policy
 from semel.core.preference import preferences_of
@@ -73,7 +73,7 @@ async def _answer(ports: StatusPorts, head: Head, asked: Name, scope: str, *, po
             return not_ended(record, path)
         got = await ports.wait(Wait(scope, asked.key, patience, policy.max_waiters, policy.max_waiters_per_key))
         has_waited = True
-        if isinstance(got, NoRoom):
+        if isinstance(got, TooManyWaiters):
             patience = None
 
 

@@ -13,7 +13,6 @@ from typing import Any, Generic, TypeVar, assert_never
 
 from semel.core.commands import (
     Command,
-    Decree,
     Discard,
     FindStuck,
     Note,
@@ -21,6 +20,7 @@ from semel.core.commands import (
     Reap,
     Reaped,
     ReapTrail,
+    Resolution,
     Sweep,
     Unpark,
     Verdict,
@@ -153,7 +153,7 @@ async def resolve_applied(ports: Ports, record: Record, result: Any) -> Verdict:
     """Let a parked operation go on after its unknown effect, which returned *result*; or end it with that result."""
     hold, progress = hold_of(record), read_back(record.steps)
     if progress.unknown is None:
-        verdict = await ports.ask(Decree(hold, _granted(result)))
+        verdict = await ports.ask(Resolution(hold, _granted(result)))
     else:
         verdict = await ports.ask(Unpark(hold, progress.plus(Done("effect", progress.unknown.name, result))))
     await _say(ports, verdict, hold, "applied", progress.unknown)

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from semel.core.commands import Again, Look
 from semel.core.decision import RETRY_AFTER_SECONDS, retry_after
-from semel.core.handler import NoRoom, Wait
+from semel.core.handler import TooManyWaiters, Wait
 from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.preference import Preferences
@@ -39,7 +39,7 @@ async def wait(ports: WaitingPorts, scope: str, key: str, policy: Policy, wishes
             got = await ports.wait(Wait(scope, key, patience, policy.max_waiters, policy.max_waiters_per_key))
         except Interrupted:
             raise LeftWaiting from None
-        if not isinstance(got, NoRoom):
+        if not isinstance(got, TooManyWaiters):
             return got
     raise InProgress(retry_after=(await _when(ports, scope, key, policy)))
 

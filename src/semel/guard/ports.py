@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from semel.core.commands import Again, Begin, Claim, Command, Finish, Renew, TakeOver, Undo, Verdict
 from semel.core.events import Happening
-from semel.core.handler import Ending, Lost, NoRoom, NotStarted, RunHandler, Wait
+from semel.core.handler import Ending, Lost, NotStarted, RunHandler, TooManyWaiters, Wait
 from semel.core.policy import Policy
 from semel.core.record import Found, Hold
 from semel.errors import Interrupted, StoreError
@@ -26,10 +26,10 @@ from semel.guard.lookups import AsyncLookups, Lookups, Patience
 from semel.guard.running import Running, arun, interrupted_by_death, interruptible, pause, run, settled
 from semel.guard.shutdown import Gate
 from semel.guard.steps import AsyncSteps, ThreadSteps
+from semel.guard.waiting import AsyncWaiters, Waiter, Waiters
 from semel.operation import Operation, Steps, begin, enter
-from semel.room import AsyncRoom, Room, Visit
 from semel.stores import AsyncStore, Store
-from semel.stores.keeper import AsyncKeeper, Keeper, OnLost, ignore, is_late
+from semel.stores.leases import AsyncLeases, Leases, OnLost, ignore, is_late
 from semel.stores.step import Step
 from semel.stores.transaction import AsyncTransaction, Transaction
 from semel.stores.unrecorded import Unrecorded
@@ -45,10 +45,10 @@ class Guard:
     """What the guarded calls of one application share, in threads."""
 
     store: Store
-    keeper: Keeper
+    leases: Leases
     gate: Gate
     #: Where duplicates wait.
-    room: Room
+    room: Waiters
     #: What report mode has seen.
     tally: Tally = field(default_factory=Tally)
     #: Where the state of operations can be asked for; None: nowhere, and none is accepted to be run later.
@@ -59,11 +59,11 @@ class Guard:
     @classmethod
     def of(cls, store: Store) -> Self:
         """Guard by *store*."""
-        return cls(store, Keeper(store.perform, store.watch), Gate(), Room(store.listen))
+        return cls(store, Leases(store.perform, store.watch), Gate(), Waiters(store.listen))
 
     def let_go(self, hold: Hold) -> None:
         """Stop renewing: a lease without a worker must expire. Then those who wait for its end may look."""
-        self.keeper.discard(hold)
+        self.leases.discard(hold)
         self.room.hint(hold.scope, hold.key)
 
 
@@ -72,10 +72,10 @@ class AsyncGuard:
     """What the guarded calls of one application share, on event loops."""
 
     store: AsyncStore
-    keeper: AsyncKeeper
+    leases: AsyncLeases
     gate: Gate
     #: Where duplicates wait.
-    room: AsyncRoom
+    room: AsyncWaiters
     #: What report mode has seen.
     tally: Tally = field(default_factory=Tally)
     #: Where the state of operations can be asked for; None: nowhere, and none is accepted to be run later.
@@ -86,11 +86,11 @@ class AsyncGuard:
     @classmethod
     def of(cls, store: AsyncStore) -> Self:
         """Guard by *store*."""
-        return cls(store, AsyncKeeper(store.renew, store.watch), Gate(), AsyncRoom(store.listen))
+        return cls(store, AsyncLeases(store.renew, store.watch), Gate(), AsyncWaiters(store.listen))
 
     def let_go(self, hold: Hold) -> None:
         """Stop renewing: a lease without a worker must expire. Then those who wait for its end may look."""
-        self.keeper.discard(hold)
+        self.leases.discard(hold)
         self.room.hint(hold.scope, hold.key)
 
 
@@ -106,7 +106,7 @@ class _Ports(ABC):
     #: What is left of the time that a store may take where nothing is guarded.
     _patience: Patience | None = None
     #: Among those who wait for another call to end, if it comes to that.
-    _visit: Visit | None = None
+    _waiter: Waiter | None = None
 
     def __init__(self, guard: Any, policy: Policy | None = None) -> None:
         """Nothing is begun yet. Under a *policy* that only reports, the store must not hold up the answer."""
@@ -139,13 +139,13 @@ class _Ports(ABC):
 
     def end_waiting(self) -> None:
         """Keep no place among those who wait."""
-        if self._visit is not None:
-            self.guard.room.end(self._visit)
+        if self._waiter is not None:
+            self.guard.room.end(self._waiter)
 
     def leave(self) -> None:
         """Say, in any thread, that the client has gone: there is no use in waiting any longer."""
-        if self._visit is not None:
-            self._visit.leave()
+        if self._waiter is not None:
+            self._waiter.leave()
 
     def let_go(self) -> None:
         """Work under no hold any more."""
@@ -156,11 +156,11 @@ class _Ports(ABC):
     def keep_lease(self, hold: Hold, lease: timedelta, on_lost: OnLost = ignore) -> None:
         """Renew the lease of *hold* from now on."""
         self._hold = hold
-        self.guard.keeper.add(hold, lease, on_lost)
+        self.guard.leases.add(hold, lease, on_lost)
 
     def _operation(self, run: RunHandler) -> Operation:
         """Return the operation that the application is to work on."""
-        if self._visit is not None:
+        if self._waiter is not None:
             self.end_waiting()
         self._hold = run.hold
         transaction = self._transaction
@@ -256,11 +256,11 @@ class ThreadPorts(_Ports):
         """Return nothing: what is run here has its policy from the beginning."""
         return None
 
-    async def wait(self, wish: Wait) -> Found | Again | NoRoom:
+    async def wait(self, wish: Wait) -> Found | Again | TooManyWaiters:
         """Wait for another call to end."""
-        self._visit = self._visit or Visit()
+        self._waiter = self._waiter or Waiter()
         with interrupted_by_death():
-            return self.guard.room.wait(wish, self._visit)
+            return self.guard.room.wait(wish, self._waiter)
 
     async def pause(self, duration: timedelta) -> None:
         """Wait."""
@@ -348,10 +348,10 @@ class AsyncPorts(_Ports):
         """Return nothing: what is run here has its policy from the beginning."""
         return None
 
-    async def wait(self, wish: Wait) -> Found | Again | NoRoom:
+    async def wait(self, wish: Wait) -> Found | Again | TooManyWaiters:
         """Wait for another call to end."""
-        self._visit = self._visit or Visit()
-        return await interruptible(self.guard.room.wait(wish, self._visit))
+        self._waiter = self._waiter or Waiter()
+        return await interruptible(self.guard.room.wait(wish, self._waiter))
 
     def pause(self, duration: timedelta) -> Awaitable[None]:
         """Wait."""
@@ -377,7 +377,7 @@ class AsyncCallPorts(AsyncPorts):
         _handlers.add(task)
         task.add_done_callback(_handlers.discard)
         if run.lease is not None:
-            self.guard.keeper.add(run.hold, run.lease, partial(_stop, operation, task))
+            self.guard.leases.add(run.hold, run.lease, partial(_stop, operation, task))
         return await ending
 
     @abstractmethod

@@ -322,7 +322,7 @@ class AsyncViewPorts(AsyncCallPorts, Generic[R]):
     async def run_unguarded(self, hold: Hold | None, lease: timedelta | None) -> int | None:
         """Call the view as if it were not guarded."""
         if hold is not None and lease is not None:
-            self.guard.keeper.add(hold, lease)
+            self.guard.leases.add(hold, lease)
         try:
             self._response = await self._view.call_unguarded()
             self._has_response = True
@@ -331,7 +331,7 @@ class AsyncViewPorts(AsyncCallPorts, Generic[R]):
             return self._view.status_raised(error)
         finally:
             if hold is not None:
-                self.guard.keeper.discard(hold)
+                self.guard.leases.discard(hold)
         return self._view.status_of(self._response)
 
     async def _give(self, reply: Reply) -> R:

@@ -15,7 +15,7 @@ from semel.errors import StoreUnavailable
 from semel.telemetry.logs import log
 
 #: Paths come from clients, who may think of any number of them.
-MOST_ROUTES = 500
+MAX_ROUTES = 500
 OTHER_ROUTES = "other"
 
 #: A store that is down fails every request; one line of it a minute is enough to be noticed.
@@ -86,7 +86,7 @@ class Tally:
     def _count(self, happening: Reported) -> None:
         with self._lock:
             route = happening.route
-            if route not in self._counts and len(self._counts) >= MOST_ROUTES:
+            if route not in self._counts and len(self._counts) >= MAX_ROUTES:
                 route = OTHER_ROUTES
             self._counts.setdefault(route, Counter())[happening.outcome] += 1
 

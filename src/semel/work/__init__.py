@@ -1,21 +1,21 @@
 """What runs beside the requests: services that clean up after crashes and past retention, and run what was accepted."""
 
+from semel.work.backlog import AsyncBacklog, Backlog
 from semel.work.completer import AsyncCompleter, Completer
-from semel.work.desk import AsyncDesk, Desk
 from semel.work.loop import AsyncWorkers, Workers
 from semel.work.reaper import AsyncReaper, Reaper
 from semel.work.service import AsyncService, Report, Service
 from semel.work.sweeper import AsyncSweeper, Sweeper
 
 __all__ = [
+    "AsyncBacklog",
     "AsyncCompleter",
-    "AsyncDesk",
     "AsyncReaper",
     "AsyncService",
     "AsyncSweeper",
     "AsyncWorkers",
+    "Backlog",
     "Completer",
-    "Desk",
     "Reaper",
     "Report",
     "Service",

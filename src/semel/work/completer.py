@@ -1,7 +1,6 @@
 """The completer: runs stored requests. Those that were accepted, and those of operations whose client never came back.
 
-It needs the application, since only that can run them: each door's middleware has a ``finish``. Several of them may
-share a ``Desk``, and then that many operations are run at once.
+It needs the application, since only that can run them: each middleware has a ``finish``. Several of them may share a ``Backlog``, and then that many operations are run at once.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from semel.errors import StoreError
 from semel.flows.finish import FinishReport, finish_abandoned
 from semel.guard.running import arun, run
 from semel.stores import AsyncStore, Store
-from semel.work.alarm import Alarm, AsyncAlarm
-from semel.work.desk import AsyncDesk, Desk
+from semel.work.backlog import AsyncBacklog, Backlog
 from semel.work.service import AsyncServicePorts, ServicePorts
+from semel.work.wakeup import AsyncWakeup, Wakeup
 
 _logger = logging.getLogger("semel")
 
@@ -40,13 +39,13 @@ class Completer(ServicePorts):
         store: Store,
         finish: Callable[[Stuck], Finished],
         *,
-        desk: Desk | None = None,
+        backlog: Backlog | None = None,
         max_attempts: int = MAX_ATTEMPTS,
     ) -> None:
         """Finish what is stuck in *store* through *finish*; park what was tried *max_attempts* times."""
         super().__init__(store)
         self._finish = finish
-        self._desk = desk or Desk()
+        self._backlog = backlog or Backlog()
         self._max_attempts = max_attempts
         #: How many it has run since it last looked.
         self._count = 0
@@ -54,12 +53,12 @@ class Completer(ServicePorts):
     @property
     def interval(self) -> timedelta:
         """How long until the next look, whoever looks."""
-        return self._desk.left
+        return self._backlog.left
 
     @property
-    def alarm(self) -> Alarm:
+    def wakeup(self) -> Wakeup:
         """What ends that before its time."""
-        return self._desk.alarm
+        return self._backlog.wakeup
 
     def run_once(self) -> FinishReport:
         """Finish all whose time has come, and that no other has taken; but when the next look is due, leave the rest to
@@ -70,11 +69,11 @@ class Completer(ServicePorts):
 
     async def find_stuck(self, command: FindStuck) -> tuple[Stuck, ...]:
         """Find the operations to run, unless another completer has just looked."""
-        return self._desk.find(self, partial(self._store.perform, command))
+        return self._backlog.find(self, partial(self._store.perform, command))
 
     async def finish_one(self, stuck: Stuck) -> Finished:
         """Run one of them, unless another completer has it."""
-        if (self._count and self._desk.is_stale) or not self._desk.take(stuck):
+        if (self._count and self._backlog.is_stale) or not self._backlog.take(stuck):
             return Again.AGAIN
         self._count += 1
         try:
@@ -85,7 +84,7 @@ class Completer(ServicePorts):
             _logger.exception(_COULD_NOT)
             return None
         finally:
-            self._desk.done(stuck)
+            self._backlog.done(stuck)
 
 
 class AsyncCompleter(AsyncServicePorts):
@@ -98,13 +97,13 @@ class AsyncCompleter(AsyncServicePorts):
         store: AsyncStore,
         finish: Callable[[Stuck], Awaitable[Finished]],
         *,
-        desk: AsyncDesk | None = None,
+        backlog: AsyncBacklog | None = None,
         max_attempts: int = MAX_ATTEMPTS,
     ) -> None:
         """Finish what is stuck in *store* through *finish*; park what was tried *max_attempts* times."""
         super().__init__(store)
         self._finish = finish
-        self._desk = desk or AsyncDesk()
+        self._backlog = backlog or AsyncBacklog()
         self._max_attempts = max_attempts
         #: How many it has run since it last looked.
         self._count = 0
@@ -112,12 +111,12 @@ class AsyncCompleter(AsyncServicePorts):
     @property
     def interval(self) -> timedelta:
         """How long until the next look, whoever looks."""
-        return self._desk.left
+        return self._backlog.left
 
     @property
-    def alarm(self) -> AsyncAlarm:
+    def wakeup(self) -> AsyncWakeup:
         """What ends that before its time."""
-        return self._desk.alarm
+        return self._backlog.wakeup
 
     async def run_once(self) -> FinishReport:
         """Finish all whose time has come, and that no other has taken; but when the next look is due, leave the rest to
@@ -128,11 +127,11 @@ class AsyncCompleter(AsyncServicePorts):
 
     async def find_stuck(self, command: FindStuck) -> tuple[Stuck, ...]:
         """Find the operations to run, unless another completer has just looked."""
-        return await self._desk.find(self, partial(self._store.perform, command))
+        return await self._backlog.find(self, partial(self._store.perform, command))
 
     async def finish_one(self, stuck: Stuck) -> Finished:
         """Run one of them, unless another completer has it."""
-        if (self._count and self._desk.is_stale) or not self._desk.take(stuck):
+        if (self._count and self._backlog.is_stale) or not self._backlog.take(stuck):
             return Again.AGAIN
         self._count += 1
         try:
@@ -143,4 +142,4 @@ class AsyncCompleter(AsyncServicePorts):
             _logger.exception(_COULD_NOT)
             return None
         finally:
-            self._desk.done(stuck)
+            self._backlog.done(stuck)

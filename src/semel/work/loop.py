@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from semel.stores.forks import start_afresh_in_children
-from semel.work.alarm import Alarm, AsyncAlarm
 from semel.work.service import AsyncHurried, AsyncService, Hurried, Report, Service
+from semel.work.wakeup import AsyncWakeup, Wakeup
 
 #: Intervals vary by this share, so that processes that were started together do not stay together.
 JITTER = 0.2
@@ -30,7 +30,7 @@ class Workers:
 
     def __init__(self, services: Sequence[Service]) -> None:
         """Run *services*, once they are started."""
-        self._services = tuple((each, each.alarm if isinstance(each, Hurried) else Alarm()) for each in services)
+        self._services = tuple((each, each.wakeup if isinstance(each, Hurried) else Wakeup()) for each in services)
         self.start_afresh()
         start_afresh_in_children(self)
 
@@ -40,8 +40,8 @@ class Workers:
             return
         stopping = self._stopping = threading.Event()
         self._threads = [
-            threading.Thread(target=_repeat, args=(each, alarm, stopping), name=f"semel-{each.name}", daemon=True)
-            for each, alarm in self._services
+            threading.Thread(target=_repeat, args=(each, wakeup, stopping), name=f"semel-{each.name}", daemon=True)
+            for each, wakeup in self._services
         ]
         for thread in self._threads:
             thread.start()
@@ -49,8 +49,8 @@ class Workers:
     def stop(self) -> None:
         """Begin no more runs, and wait until those under way have ended."""
         self._stopping.set()
-        for _, alarm in self._services:
-            alarm.ring()
+        for _, wakeup in self._services:
+            wakeup.wake()
         for thread in self._threads:
             thread.join()
         self._threads = []
@@ -67,7 +67,7 @@ class AsyncWorkers:
     def __init__(self, services: Sequence[AsyncService]) -> None:
         """Run *services*, once they are started."""
         self._services = tuple(
-            (each, each.alarm if isinstance(each, AsyncHurried) else AsyncAlarm()) for each in services
+            (each, each.wakeup if isinstance(each, AsyncHurried) else AsyncWakeup()) for each in services
         )
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -83,39 +83,39 @@ class AsyncWorkers:
             return
         stopping = self._stopping = asyncio.Event()
         self._tasks = [
-            asyncio.create_task(_arepeat(each, alarm, stopping), name=f"semel-{each.name}")
-            for each, alarm in self._services
+            asyncio.create_task(_arepeat(each, wakeup, stopping), name=f"semel-{each.name}")
+            for each, wakeup in self._services
         ]
 
     async def stop(self) -> None:
         """Begin no more runs, and wait until those under way have ended."""
         self._stopping.set()
-        for _, alarm in self._services:
-            alarm.ring()
+        for _, wakeup in self._services:
+            wakeup.wake()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
 
 
-def _repeat(service: Service, alarm: Alarm, stopping: threading.Event) -> None:
+def _repeat(service: Service, wakeup: Wakeup, stopping: threading.Event) -> None:
     while not stopping.is_set():
-        heard = alarm.count
+        heard = wakeup.count
         try:
             _tell(service.name, service.run_once())
         except Exception:  # whatever it was, the thread must live to try again
             _logger.exception("The %s failed; the next run tries again.", service.name)
         if not stopping.is_set():
-            alarm.wait(heard, _jittered(service.interval))
+            wakeup.wait(heard, _jittered(service.interval))
 
 
-async def _arepeat(service: AsyncService, alarm: AsyncAlarm, stopping: asyncio.Event) -> None:
+async def _arepeat(service: AsyncService, wakeup: AsyncWakeup, stopping: asyncio.Event) -> None:
     while not stopping.is_set():
-        heard = alarm.count
+        heard = wakeup.count
         try:
             _tell(service.name, await service.run_once())
         except Exception:  # as above
             _logger.exception("The %s failed; the next run tries again.", service.name)
         if not stopping.is_set():
-            await alarm.wait(heard, _jittered(service.interval))
+            await wakeup.wait(heard, _jittered(service.interval))
 
 
 def _tell(name: str, report: Report) -> None:

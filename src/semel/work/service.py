@@ -14,7 +14,7 @@ from semel.core.events import Happening
 from semel.errors import SemelError
 from semel.stores import AsyncStore, Store
 from semel.telemetry.logs import log
-from semel.work.alarm import Alarm, AsyncAlarm
+from semel.work.wakeup import AsyncWakeup, Wakeup
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class Hurried(Protocol):
     """A service, in a thread, that somebody may have an errand for before its next run."""
 
     @property
-    def alarm(self) -> Alarm:
+    def wakeup(self) -> Wakeup:
         """What ends its pause."""
 
 
@@ -75,7 +75,7 @@ class AsyncHurried(Protocol):
     """The same, on an event loop."""
 
     @property
-    def alarm(self) -> AsyncAlarm:
+    def wakeup(self) -> AsyncWakeup:
         """What ends its pause."""
 
 

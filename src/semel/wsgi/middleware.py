@@ -15,15 +15,15 @@ from semel.core.status import STATUS_PATH, name_below
 from semel.errors import ConfigurationError
 from semel.guard.request import Paths, RequestView, Routes, checked_scope, status_path_for
 from semel.guard.shutdown import Gate
-from semel.room import Room
+from semel.guard.waiting import Waiters
 from semel.stores import Store
 from semel.stores import store as open_store
-from semel.stores.keeper import Keeper
+from semel.stores.leases import Leases
 from semel.telemetry.logs import logger
 from semel.telemetry.tally import Tally
-from semel.work import Completer, Desk, Reaper, Service, Sweeper, Workers
+from semel.work import Backlog, Completer, Reaper, Service, Sweeper, Workers
+from semel.work.backlog import CONCURRENCY, checked_concurrency, looks_every
 from semel.work.completer import Finished
-from semel.work.desk import CONCURRENCY, checked_concurrency, looks_every
 from semel.wsgi.environ import method_of, mount_of, path_of
 from semel.wsgi.ports import AppGuard, RequestPorts
 from semel.wsgi.status import StatusPorts
@@ -63,19 +63,19 @@ class IdempotencyMiddleware:
         status_path = status_path_for(self.routes, status_path)
         is_accepting = status_path is not None
         #: What the completers of this process share.
-        self.desk = Desk(looks_every(is_accepting=is_accepting), self.store.listen if is_accepting else None)
+        self.backlog = Backlog(looks_every(is_accepting=is_accepting), self.store.listen if is_accepting else None)
         #: What a policy with enforcement="report" has seen in this process: ``tally.snapshot()``.
         self.tally = Tally()
         self.guard = AppGuard(
             store=self.store,
-            keeper=Keeper(self.store.perform, self.store.watch),
+            leases=Leases(self.store.perform, self.store.watch),
             gate=Gate(),
-            room=Room(self.store.listen),
+            room=Waiters(self.store.listen),
             tally=self.tally,
             status_path=status_path,
             app=app,
             scope=checked_scope(scope),
-            wake=self.desk.hurry,
+            wake=self.backlog.wake,
         )
         # Here and not at the first request, which may come in a thread that may not touch signals.
         self.guard.gate.close_on_sigterm()
@@ -132,6 +132,6 @@ def _shown(request: Request) -> str:
 
 def services(middleware: IdempotencyMiddleware, concurrency: int = CONCURRENCY) -> list[Service]:
     """Return what works beside *middleware*: it runs *concurrency* operations at once, and cleans up."""
-    store, desk = middleware.store, middleware.desk
-    completers = [Completer(store, middleware.finish, desk=desk) for _ in range(checked_concurrency(concurrency))]
+    store, backlog = middleware.store, middleware.backlog
+    completers = [Completer(store, middleware.finish, backlog=backlog) for _ in range(checked_concurrency(concurrency))]
     return [Sweeper(store, has_completer=True), Reaper(store), *completers]

@@ -1,6 +1,6 @@
 """One payment API in atomic mode, for real servers that are killed: a row, a file that says so, and then the wait.
 
-What it is to do, the environment says. It has two doors: a FastAPI app whose route is guarded, and a Litestar app that
+What it is to do, the environment says. It is two apps: a FastAPI app whose route is guarded, and a Litestar app that
 is guarded as a whole.
 """
 

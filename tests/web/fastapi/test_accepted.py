@@ -33,7 +33,7 @@ def current_account(request: Request, authorization: Annotated[str, Header()] = 
 
 
 @dataclass
-class Desk:
+class Backlog:
     """An app that makes reports."""
 
     app: FastAPI = field(default_factory=FastAPI)
@@ -54,7 +54,7 @@ class Desk:
 @asynccontextmanager
 async def client_of(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://desk") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://backlog") as client:
         yield client
 
 
@@ -63,18 +63,18 @@ async def client_of(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
 )
 async def test_from_the_202_to_the_answer(scope: Any) -> None:
     """A guarded route is accepted, run by a worker with the stored principal, and told of at the status route."""
-    desk = Desk()
-    install(desk.app, store=AsyncMemoryStore(), policy=ACCEPT, status_scope=scope)
-    desk.report(Idempotent(scope=current_account))
-    async with client_of(desk.app) as client:
+    backlog = Backlog()
+    install(backlog.app, store=AsyncMemoryStore(), policy=ACCEPT, status_scope=scope)
+    backlog.report(Idempotent(scope=current_account))
+    async with client_of(backlog.app) as client:
         first = await client.post("/reports", headers=KEY)
         where = first.headers["location"]
-        assert (first.status_code, where.startswith("/semel/operations/"), desk.runs) == (202, True, [])
+        assert (first.status_code, where.startswith("/semel/operations/"), backlog.runs) == (202, True, [])
         told = await client.get(where, headers=KEY)
         assert (told.status_code, told.json()["state"], told.headers["retry-after"]) == (202, "pending", "1")
-        assert await desk.work() == FinishReport(finished=1)
+        assert await backlog.work() == FinishReport(finished=1)
         told = await client.get(where, headers=KEY)
-        assert (told.status_code, told.json(), desk.runs) == (201, {"report": 1}, ["alice"])
+        assert (told.status_code, told.json(), backlog.runs) == (201, {"report": 1}, ["alice"])
         head = await client.head(where, headers=KEY)
         assert (head.status_code, head.headers, head.content) == (201, told.headers, b"")
         again = await client.post("/reports", headers=KEY)
@@ -83,10 +83,10 @@ async def test_from_the_202_to_the_answer(scope: Any) -> None:
 
 async def test_who_is_told() -> None:
     """Whom the app's login refuses is refused by it; anybody else who does not own the operation finds none."""
-    desk = Desk()
-    install(desk.app, store=AsyncMemoryStore(), policy=ACCEPT, status_scope=current_account)
-    desk.report(Idempotent(scope=current_account))
-    async with client_of(desk.app) as client:
+    backlog = Backlog()
+    install(backlog.app, store=AsyncMemoryStore(), policy=ACCEPT, status_scope=current_account)
+    backlog.report(Idempotent(scope=current_account))
+    async with client_of(backlog.app) as client:
         where = (await client.post("/reports", headers=KEY)).headers["location"]
         refused = await client.get(where, headers={"Authorization": "mallory"})
         assert (refused.status_code, refused.json()) == (401, {"detail": "Who are you?"})
@@ -113,52 +113,52 @@ async def test_a_routes_own_policy_counts_for_the_worker() -> None:
 
     async with client_of(app) as client:
         large = await client.put("/archive", headers=KEY)
-        assert await Desk(app).work() == FinishReport(finished=1)
+        assert await Backlog(app).work() == FinishReport(finished=1)
         told = await client.get(large.headers["location"], headers=KEY)
         assert (told.status_code, len(told.json())) == (200, 2_000_000)
         failed = await client.put("/broken", headers=KEY | {"Idempotency-Key": "key-2"})
-        assert await Desk(app).work() == FinishReport(failed=1)
+        assert await Backlog(app).work() == FinishReport(failed=1)
         told = await client.get(failed.headers["location"], headers=KEY)
         assert (told.status_code, told.json()["state"]) == (202, "processing")
 
 
 async def test_one_user_only() -> None:
     """An API with one user says so there, too."""
-    desk = Desk()
-    install(desk.app, store=AsyncMemoryStore(), status_scope=SINGLE_TENANT, status_path="/jobs")
-    desk.report(Idempotent(scope=SINGLE_TENANT, policy=ACCEPT))
-    async with client_of(desk.app) as client:
+    backlog = Backlog()
+    install(backlog.app, store=AsyncMemoryStore(), status_scope=SINGLE_TENANT, status_path="/jobs")
+    backlog.report(Idempotent(scope=SINGLE_TENANT, policy=ACCEPT))
+    async with client_of(backlog.app) as client:
         first = await client.post("/reports", headers=KEY)
         assert first.headers["location"].startswith("/jobs/")
-        assert await desk.work() == FinishReport(finished=1)
+        assert await backlog.work() == FinishReport(finished=1)
         assert (await client.get(first.headers["location"])).status_code == 201
 
 
 async def test_a_mounted_app() -> None:
     """An app with an install of its own is asked where it is mounted, and its requests are run from there."""
-    desk, outer = Desk(), FastAPI()
+    backlog, outer = Backlog(), FastAPI()
     inner = FastAPI()
     install(inner, store=AsyncMemoryStore(), policy=ACCEPT, status_scope=current_account)
-    desk.report(Idempotent(scope=current_account), inner)
+    backlog.report(Idempotent(scope=current_account), inner)
     outer.mount("/v2", inner)
     async with client_of(outer) as client:
         first = await client.post("/v2/reports", headers=KEY)
         assert first.headers["location"].startswith("/v2/semel/operations/")
         assert (await client.get(first.headers["location"], headers=KEY)).status_code == 202
-        assert await desk.work(inner) == FinishReport(finished=1)
+        assert await backlog.work(inner) == FinishReport(finished=1)
         assert (await client.get(first.headers["location"], headers=KEY)).json() == {"report": 1}
 
 
 async def test_a_mounted_app_behind_the_outer_install() -> None:
     """An app without an install of its own is part of the outer one: the address is the outer app's."""
-    desk, outer, inner = Desk(), FastAPI(), FastAPI()
+    backlog, outer, inner = Backlog(), FastAPI(), FastAPI()
     install(outer, store=AsyncMemoryStore(), policy=ACCEPT, status_scope=current_account)
-    desk.report(Idempotent(scope=current_account), inner)
+    backlog.report(Idempotent(scope=current_account), inner)
     outer.mount("/v2", inner)
     async with client_of(outer) as client:
         first = await client.post("/v2/reports", headers=KEY)
         assert first.headers["location"].startswith("/semel/operations/")
-        assert await desk.work(outer) == FinishReport(finished=1)
+        assert await backlog.work(outer) == FinishReport(finished=1)
         assert (await client.get(first.headers["location"], headers=KEY)).json() == {"report": 1}
 
 
@@ -174,10 +174,10 @@ def test_refused_without_a_status_scope() -> None:
 
 async def test_a_routes_own_policy_is_refused_without_a_status_scope() -> None:
     """Where a single route accepts, the app does not start."""
-    desk = Desk()
-    install(desk.app, store="memory://")
-    desk.report(Idempotent(scope=current_account, policy=ACCEPT))
-    async with client_of(desk.app) as client:
+    backlog = Backlog()
+    install(backlog.app, store="memory://")
+    backlog.report(Idempotent(scope=current_account, policy=ACCEPT))
+    async with client_of(backlog.app) as client:
         with pytest.raises(ConfigurationError, match=r"POST /reports: .*status_scope=current_account"):
             await client.post("/reports", headers=KEY)
 
@@ -200,11 +200,11 @@ def named(request: RequestView) -> str:
 
 def test_the_status_route_in_the_schema() -> None:
     """The schema shows the status route with what it may answer, and what a route that accepts may answer."""
-    desk = Desk()
+    backlog = Backlog()
     policy = Policy.ietf(in_progress="accept", preferences={"wait", "respond-async"})
-    install(desk.app, store="memory://", policy=policy, status_scope=named)
-    desk.report(Idempotent(scope=current_account))
-    paths = desk.app.openapi()["paths"]
+    install(backlog.app, store="memory://", policy=policy, status_scope=named)
+    backlog.report(Idempotent(scope=current_account))
+    paths = backlog.app.openapi()["paths"]
     status = paths["/semel/operations/{operation_name}"]
     assert set(status) == {"get"}
     assert set(status["get"]["responses"]) >= {"200", "202", "404", "409", "410"}

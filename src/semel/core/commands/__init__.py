@@ -27,7 +27,6 @@ from semel.core.commands.steps import (
     Undo,
 )
 from semel.core.commands.upkeep import (
-    Decree,
     Discard,
     FindStuck,
     Note,
@@ -36,6 +35,7 @@ from semel.core.commands.upkeep import (
     Reap,
     Reaped,
     ReapTrail,
+    Resolution,
     Sweep,
     Unpark,
 )
@@ -49,7 +49,6 @@ __all__ = [
     "Commit",
     "CommitAlone",
     "Complete",
-    "Decree",
     "Discard",
     "FindStuck",
     "Finish",
@@ -66,6 +65,7 @@ __all__ = [
     "Reaped",
     "Release",
     "Renew",
+    "Resolution",
     "Save",
     "Settle",
     "Sweep",

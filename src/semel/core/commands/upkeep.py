@@ -98,7 +98,7 @@ class Unpark(Command[Verdict]):
 
 
 @value
-class Decree(Command[Verdict]):
+class Resolution(Command[Verdict]):
     """End a parked operation with *answer*, because an operator says that it took effect. Its retention begins anew."""
 
     hold: Hold

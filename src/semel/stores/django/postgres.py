@@ -23,11 +23,11 @@ from semel.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from semel.stores.batching import refused
 from semel.stores.connections.endings import Notices, is_fence, lost, of_commit, of_statement, tells_clear
 from semel.stores.connections.script import is_short, plain
 from semel.stores.django.units import Database, no_tables
 from semel.stores.django.wrapper import Block, Wrapper, close, name_of
-from semel.stores.lane import refused
 from semel.stores.postgres.address import LOCK_SECONDS, Address
 from semel.stores.postgres.durability import Durability
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, translated, unreachable

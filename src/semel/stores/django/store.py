@@ -15,10 +15,10 @@ from semel.core.record import Hold
 from semel.core.trail import Audit
 from semel.errors import ConfigurationError, SemelError
 from semel.stores.base import Store, this_process
+from semel.stores.batching import refused
 from semel.stores.django import schema
 from semel.stores.django.units import Database, DjangoConnections
 from semel.stores.django.wrapper import Opened, Standing, Wrapper, name_of, standing_of, wrapper_of
-from semel.stores.lane import refused
 from semel.stores.transaction import JoinedStatements, Transaction
 
 T = TypeVar("T")

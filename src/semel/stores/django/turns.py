@@ -15,7 +15,7 @@ from semel.stores.sqlite.file import BUSY_TIMEOUT, Place
 from semel.stores.sqlite.transactions import kept_waiting
 
 #: How many times as long to wait in a crowd that moves. A client that waits longer has given up by itself.
-MOST_WAITS = 6
+MAX_WAITS = 6
 
 
 class Turns:
@@ -53,7 +53,7 @@ class Turns:
 
     def take(self, who: str, place: Place) -> None:
         """Wait for the turn. *who* is named to those who wait in vain."""
-        for _ in range(MOST_WAITS):
+        for _ in range(MAX_WAITS):
             given = self._given
             if self._turn.acquire(timeout=BUSY_TIMEOUT.total_seconds()):
                 self._holder = who

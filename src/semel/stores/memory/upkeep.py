@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import datetime
 
 from semel.core.commands import (
-    Decree,
     Discard,
     FindStuck,
     Note,
@@ -15,6 +14,7 @@ from semel.core.commands import (
     Reap,
     Reaped,
     ReapTrail,
+    Resolution,
     Sweep,
     Unpark,
     Verdict,
@@ -128,7 +128,7 @@ class Upkeep(Table):
         self._write_down(replace(hold, attempt=row.attempt + 1), "resolved", moment)
         return Verdict.DONE
 
-    def _decree(self, command: Decree, moment: Moment) -> Verdict:
+    def _resolve(self, command: Resolution, moment: Moment) -> Verdict:
         row = self._mine(command.hold, State.UNKNOWN)
         if row is None:
             return Verdict.FENCED

@@ -13,9 +13,9 @@ from semel.core.commands import Claim, Command, Complete, FindStuck, Renew, Sett
 from semel.core.record import Hold
 from semel.errors import ConfigurationError, StoreError, StoreNotPermitted, StoreReadOnly, StoreUnavailable
 from semel.stores.base import AsyncStore, this_process
-from semel.stores.fair import MAX_BATCH_BYTES, size_of
+from semel.stores.batching import AsyncBatcher, refused
+from semel.stores.fair_queue import MAX_BATCH_BYTES, size_of
 from semel.stores.forks import leave_alone, start_afresh_in_children
-from semel.stores.lane import AsyncLane, refused
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.async_listening import AsyncListener
 from semel.stores.postgres.async_opening import PsycopgSession, as_given, settle
@@ -101,7 +101,7 @@ class AsyncPostgresStore(AsyncStore):
         """Start one store command."""
         if asyncio.get_running_loop() is not self._loop:
             self._bind()
-        return self._lanes[type(command)].submit(command)
+        return self._batchers[type(command)].submit(command)
 
     def renew(self, command: Renew) -> frozenset[Hold]:
         """Prolong leases, from any thread that is no event loop's."""
@@ -174,8 +174,8 @@ class AsyncPostgresStore(AsyncStore):
             await asyncio.to_thread(self._liveness.close)
 
     async def _close(self) -> None:
-        for lane in set(self._lanes.values()):
-            await lane.idle()
+        for batcher in set(self._batchers.values()):
+            await batcher.idle()
         await self._listener.close()
         connections, self._connections = self._connections, self._given
         if connections is not None:
@@ -194,20 +194,20 @@ class AsyncPostgresStore(AsyncStore):
         self._listener.drop()
         self._links = [_Link(self.address) for _ in range(6)]
         claims, answers, leases, settlements, others, upkeep = self._links
-        claim = AsyncLane[Any](partial(self._claim, claims), terms_of_claim, MAX_BATCH)
-        complete = AsyncLane[Any](partial(self._complete, answers), terms_of_complete, MAX_BATCH)
+        claim = AsyncBatcher[Any](partial(self._claim, claims), terms_of_claim, MAX_BATCH)
+        complete = AsyncBatcher[Any](partial(self._complete, answers), terms_of_complete, MAX_BATCH)
         # Renewals skip locked rows, and must not wait behind those who don't.
-        renew = AsyncLane[Any](lambda batch: self._each(leases, batch))
-        other = AsyncLane[Any](lambda batch: self._each(others, batch))
-        self._lanes: dict[type[Command[Any]], AsyncLane[Any]] = {
+        renew = AsyncBatcher[Any](lambda batch: self._each(leases, batch))
+        other = AsyncBatcher[Any](lambda batch: self._each(others, batch))
+        self._batchers: dict[type[Command[Any]], AsyncBatcher[Any]] = {
             Claim: claim,
             Complete: complete,
             Renew: renew,
             **dict.fromkeys(OTHERS, other),
             # It waits for a transaction that may hang, and none of the others has to.
-            Settle: AsyncLane[Any](lambda batch: self._each(settlements, batch)),
+            Settle: AsyncBatcher[Any](lambda batch: self._each(settlements, batch)),
             # Reaping takes its time, and no request waits for it.
-            **dict.fromkeys(UPKEEP, AsyncLane[Any](lambda batch: self._each(upkeep, batch))),
+            **dict.fromkeys(UPKEEP, AsyncBatcher[Any](lambda batch: self._each(upkeep, batch))),
         }
 
     async def _claim(self, link: _Link, batch: list[Claim]) -> list[Any]:

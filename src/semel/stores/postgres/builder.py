@@ -50,7 +50,7 @@ class Queries:
     reap_trail: Query
     discard: Query
     unpark: Query
-    decree: Query
+    resolve: Query
     note: Query
     read_trail: Query
     now: Query

@@ -36,9 +36,9 @@ def translated(error: Exception, sqlstate: str | None, address: Address) -> Stor
     if sqlstate in _READ_ONLY:
         return read_only(str(address))
     if sqlstate in _NO_PRIVILEGE:
-        return StoreNotPermitted(f"{address}: {_line(error)}. {_GRANT_ALL}")
+        return StoreNotPermitted(f"{address}: {_direct(error)}. {_GRANT_ALL}")
     if sqlstate is None or sqlstate.startswith(_SERVER_CLASSES):
-        return StoreUnavailable(f"{address} can't be used: {_line(error)}", was_sent=True)
+        return StoreUnavailable(f"{address} can't be used: {_direct(error)}", was_sent=True)
     return None
 
 
@@ -63,7 +63,7 @@ def lacking(where: str, role: str, missing: Sequence[tuple[str, str]]) -> StoreN
 
 def outlasted(error: BaseException, address: Address, *, was_sent: bool) -> StoreUnavailable:
     """Say that others were in the way, each time that the statement was sent."""
-    return StoreUnavailable(f"{address} is busy: {_line(error)}", was_sent=was_sent)
+    return StoreUnavailable(f"{address} is busy: {_direct(error)}", was_sent=was_sent)
 
 
 def is_too_slow(error: StoreUnavailable) -> bool:
@@ -74,10 +74,10 @@ def is_too_slow(error: StoreUnavailable) -> bool:
 
 def unreachable(error: BaseException, address: Address) -> StoreUnavailable:
     """Say that no connection could be made."""
-    return StoreUnavailable(f"{address} can't be reached: {_line(error)}")
+    return StoreUnavailable(f"{address} can't be reached: {_direct(error)}")
 
 
-def _line(error: BaseException) -> str:
+def _direct(error: BaseException) -> str:
     # Drivers add hints over several lines; a log wants one.
     text = " ".join(str(error).split())
     return text or type(error).__name__

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from semel.stores.postgres.address import Address
-from semel.stores.postgres.line import Line
+from semel.stores.postgres.direct import DirectConnection
 from semel.stores.postgres.signals import channel_of
 
 if TYPE_CHECKING:
-    # Not imported here: whoever lacks the extra is to be told so by ``line.py``.
+    # Not imported here: whoever lacks the extra is to be told so by ``direct.py``.
     from psycopg import Connection
 
 _logger = logging.getLogger("semel")
@@ -23,7 +23,7 @@ _logger = logging.getLogger("semel")
 OnEnd = Callable[[str], None]
 
 
-class Listener(Line):
+class Listener(DirectConnection):
     """Listens from the first who wants to hear until it is closed."""
 
     name = "semel-listener"

@@ -15,7 +15,7 @@ The order, and what becomes of what comes in between:
 3. *A lock that is lost is lost for good.* Every claim that bears its number may be taken over from that instant, though
    its handler runs. So all whom ``watch`` was told of are called at once: the keepers of leases, which tell every
    handler that its hold is lost. The number is not drawn again; new claims bear the next one, once its lock is held.
-4. *Who was not there to be called.* Between the claim's return and ``Keeper.add`` a hold is known to no keeper, and
+4. *Who was not there to be called.* Between the claim's return and ``Leases.add`` a hold is known to no leases, and
    nobody tells it. Its record does: to ``Renew`` a hold whose owner's lock is free is lost, so it is told with the
    next renewal, sooner than its lease could have run out. Until then it is a worker that was taken for dead, as every
    worker may be, and fenced.
@@ -33,8 +33,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from semel.stores.postgres.address import CONNECT_SECONDS
+from semel.stores.postgres.direct import DirectConnection
 from semel.stores.postgres.errors import read_only
-from semel.stores.postgres.line import Line
 from semel.stores.postgres.signals import owner_lock
 
 _logger = logging.getLogger("semel")
@@ -49,14 +49,14 @@ NO_LOCK = (
 )
 
 if TYPE_CHECKING:
-    # Not imported here: whoever lacks the extra is to be told so by ``line.py``.
+    # Not imported here: whoever lacks the extra is to be told so by ``direct.py``.
     from psycopg import Connection
 
 _IN_RECOVERY = "SELECT pg_is_in_recovery()"
 _LOCK = "SELECT pg_try_advisory_lock(%s)"
 
 
-class Liveness(Line):
+class Liveness(DirectConnection):
     """Holds a lock from the first claim until it is closed."""
 
     name = "semel-liveness"

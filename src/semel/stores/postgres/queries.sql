@@ -826,7 +826,7 @@ WITH resolved AS (
 SELECT 1 FROM resolved
 
 
--- name: decree
+-- name: resolve
 -- End a parked operation with the answer that an operator gives it. Nobody's token: its worker, should it wake, must not
 -- take that answer for its own. It is kept for as long again as from its beginning.
 WITH resolved AS (

@@ -49,7 +49,7 @@ SELECT set_config(wanted.name, wanted.value, false)
 
 #: How long to wait before a connection that was lost, or could not be made, is opened again.
 FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 10.0
+MAX_PAUSE_SECONDS = 10.0
 
 
 def pauses() -> Iterator[float]:
@@ -57,4 +57,4 @@ def pauses() -> Iterator[float]:
     pause = FIRST_PAUSE_SECONDS
     while True:
         yield pause * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
-        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        pause = min(2 * pause, MAX_PAUSE_SECONDS)

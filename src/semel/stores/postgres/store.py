@@ -11,8 +11,8 @@ from typing import Any, Self, TypeVar, cast
 from semel.core.commands import Claim, Command, Complete, FindStuck, Renew, Settle
 from semel.errors import ConfigurationError, StoreError, StoreNotPermitted, StoreReadOnly, StoreUnavailable
 from semel.stores.base import Store, this_process
+from semel.stores.batching import Batcher, refused
 from semel.stores.forks import start_afresh_in_children
-from semel.stores.lane import Lane, refused
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.builder import nobody
 from semel.stores.postgres.durability import Durability
@@ -94,8 +94,8 @@ class PostgresStore(Store):
             case Settle():
                 return cast("T", self._settlements.submit(command))
             case _:
-                lane = self._upkeep if type(command) in UPKEEP else self._others
-                return cast("T", lane.submit(command))
+                batcher = self._upkeep if type(command) in UPKEEP else self._others
+                return cast("T", batcher.submit(command))
 
     def transaction(self) -> Transaction:
         """Return a transaction of the application's own, not begun yet."""
@@ -156,15 +156,15 @@ class PostgresStore(Store):
         self._connections = self._given
         self._links = [_Link(self.address) for _ in range(6)]
         claims, answers, leases, settlements, others, upkeep = self._links
-        self._claims = Lane[Claim](lambda batch: self._claim(claims, batch), terms_of_claim, MAX_BATCH)
-        self._answers = Lane[Complete](lambda batch: self._complete(answers, batch), terms_of_complete, MAX_BATCH)
+        self._claims = Batcher[Claim](lambda batch: self._claim(claims, batch), terms_of_claim, MAX_BATCH)
+        self._answers = Batcher[Complete](lambda batch: self._complete(answers, batch), terms_of_complete, MAX_BATCH)
         # Renewals skip locked rows, and must not wait behind those who don't.
-        self._leases = Lane[Any](lambda batch: [self._other(leases, command) for command in batch])
+        self._leases = Batcher[Any](lambda batch: [self._other(leases, command) for command in batch])
         # It waits for a transaction that may hang, and none of the others has to.
-        self._settlements = Lane[Any](lambda batch: [self._other(settlements, command) for command in batch])
-        self._others = Lane[Any](lambda batch: [self._other(others, command) for command in batch])
+        self._settlements = Batcher[Any](lambda batch: [self._other(settlements, command) for command in batch])
+        self._others = Batcher[Any](lambda batch: [self._other(others, command) for command in batch])
         # Reaping takes its time, and no request waits for it.
-        self._upkeep = Lane[Any](lambda batch: [self._other(upkeep, command) for command in batch])
+        self._upkeep = Batcher[Any](lambda batch: [self._other(upkeep, command) for command in batch])
 
     def _claim(self, link: _Link, batch: list[Claim]) -> list[Any]:
         if not self._may_write:

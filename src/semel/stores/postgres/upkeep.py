@@ -7,7 +7,6 @@ from typing import Any
 
 from semel.core.commands import (
     Command,
-    Decree,
     Discard,
     FindStuck,
     ReadRequest,
@@ -15,6 +14,7 @@ from semel.core.commands import (
     Reap,
     Reaped,
     ReapTrail,
+    Resolution,
     Sweep,
     Unpark,
     Verdict,
@@ -22,7 +22,7 @@ from semel.core.commands import (
 from semel.core.message import Request
 from semel.core.record import Entry, Hold, Stuck
 from semel.core.recovery import written
-from semel.core.upkeep import FIRST_PAUSE, MOST_DOUBLINGS
+from semel.core.upkeep import FIRST_PAUSE, MAX_DOUBLINGS
 from semel.stores.postgres.builder import Builder, of_answer, of_hold
 from semel.stores.postgres.rows import Row, verdict
 from semel.stores.requests import read_back
@@ -56,7 +56,7 @@ def _find_stuck(builder: Builder, command: FindStuck) -> Statement[tuple[Stuck, 
         with_pending=command.with_pending,
         only_due=command.only_due,
         first_pause=FIRST_PAUSE.total_seconds(),
-        most_doublings=MOST_DOUBLINGS,
+        most_doublings=MAX_DOUBLINGS,
     )
 
 
@@ -99,8 +99,8 @@ def _unpark(builder: Builder, command: Unpark) -> Statement[Verdict]:
     )
 
 
-def _decree(builder: Builder, command: Decree) -> Statement[Verdict]:
-    return builder.statement("decree", verdict, **of_hold(command.hold), **of_answer(command.answer))
+def _resolve(builder: Builder, command: Resolution) -> Statement[Verdict]:
+    return builder.statement("resolve", verdict, **of_hold(command.hold), **of_answer(command.answer))
 
 
 def _read_trail(builder: Builder, command: ReadTrail) -> Statement[tuple[Entry, ...]]:
@@ -121,6 +121,6 @@ UPKEEP: dict[type[Command[Any]], Callable[[Builder, Any], Statement[Any]]] = {
     ReapTrail: _reap_trail,
     Discard: _discard,
     Unpark: _unpark,
-    Decree: _decree,
+    Resolution: _resolve,
     ReadTrail: _read_trail,
 }

@@ -30,7 +30,7 @@ _ASKING = packed("ASKING")
 
 
 class Client:
-    """Knows the way for one lane. It is used by one batch at a time."""
+    """Knows the way for one batcher. It is used by one batch at a time."""
 
     def __init__(self, address: Address, servers: Servers) -> None:
         """Know nothing of where things are but the *address*."""

@@ -21,7 +21,6 @@ from semel.core.commands import (
     Claim,
     Command,
     Complete,
-    Decree,
     Discard,
     Look,
     Mark,
@@ -32,6 +31,7 @@ from semel.core.commands import (
     ReadTrail,
     Release,
     Renew,
+    Resolution,
     Save,
     Settle,
     Sweep,
@@ -45,8 +45,8 @@ from semel.core.recovery import Progress, change, written
 from semel.core.state import Event, State, after
 from semel.errors import StoreError
 from semel.stores.base import this_process
+from semel.stores.batching import refused
 from semel.stores.headers import written as written_headers
-from semel.stores.lane import refused
 from semel.stores.milestones import written as written_milestone
 from semel.stores.redis.address import Address
 from semel.stores.redis.cluster import Client
@@ -126,7 +126,7 @@ class Keys:
         self._complete = script("complete")
         self._head = f"{address.prefix}:".encode()
         self._asks: dict[type[Command[Any]], Callable[[Any], tuple[Call | None, Read]]] = {
-            Decree: self._decree,
+            Resolution: self._resolve,
             Discard: self._discard,
             Look: self._look,
             Mark: self._mark,
@@ -395,7 +395,7 @@ class Keys:
         words = (*_of_hold(hold), _NOBODYS, *_of_progress(command.progress))
         return script("unpark").on(name, *words), reader
 
-    def _decree(self, command: Decree) -> tuple[Call, Read]:
+    def _resolve(self, command: Resolution) -> tuple[Call, Read]:
         hold, answer = command.hold, command.answer
         name = self.name_of(hold.scope, hold.key)
 
@@ -409,7 +409,7 @@ class Keys:
         words: list[Word] = [*_of_hold(hold), _NOBODYS, int(answer.status), written_headers(answer.headers)]
         if answer.body is not None:
             words.append(bytes(answer.body))
-        return script("decree").on(name, *words), reader
+        return script("resolve").on(name, *words), reader
 
     def _note(self, command: Note) -> tuple[Call | None, Read]:
         calls = self.noting([(command.hold, command.event, command.detail)]) if self.has_trail else [None]
@@ -435,13 +435,13 @@ class Keys:
 
 #: The commands of ``Keys.each``.
 OTHERS: tuple[type[Command[Any]], ...] = (
-    *(Decree, Discard, Look, Mark, Note, Now, Park, ReadRequest),
+    *(Resolution, Discard, Look, Mark, Note, Now, Park, ReadRequest),
     *(ReadTrail, Release, Save, Settle, Sweep, TakeOver, Unpark),
 )
 
 _NOBODYS = NOBODYS_TOKEN.hex()
 
-#: What the scripts of ``complete`` and ``decree`` answer: it has ended by this very call, and from 3 on how long it is
+#: What the scripts of ``complete`` and ``resolve`` answer: it has ended by this very call, and from 3 on how long it is
 #: kept.
 _ENDED_NOW, _KEPT = 2, 3
 #: What the script of ``release`` answers.

@@ -11,8 +11,8 @@ from typing import Any, TypeVar, cast
 from semel.core.commands import Claim, Command, Complete, Renew
 from semel.core.record import Hold
 from semel.stores.base import AsyncStore, Store
+from semel.stores.batching import AsyncBatcher, Batcher
 from semel.stores.forks import start_afresh_in_children
-from semel.stores.lane import AsyncLane, Lane
 from semel.stores.redis.address import Address
 from semel.stores.redis.cluster import Client
 from semel.stores.redis.connection import AsyncConnections, Connections, at_once
@@ -27,15 +27,15 @@ L = TypeVar("L")
 Execute = Callable[[Client, list[Any]], Coroutine[Any, Any, list[Any]]]
 
 
-def _lanes(keys: Keys, upkeep: Upkeep, lane: Callable[[Execute], L]) -> dict[type[Command[Any]], L]:
-    """Make the lanes, each with a connection of its own: claims, answers, leases, and the rest."""
+def _batchers(keys: Keys, upkeep: Upkeep, batcher: Callable[[Execute], L]) -> dict[type[Command[Any]], L]:
+    """Make the batchers, each with a connection of its own: claims, answers, leases, and the rest."""
     return {
-        Claim: lane(keys.claim),
-        Complete: lane(keys.complete),
-        Renew: lane(keys.renew),
-        **dict.fromkeys(OTHERS, lane(keys.each)),
+        Claim: batcher(keys.claim),
+        Complete: batcher(keys.complete),
+        Renew: batcher(keys.renew),
+        **dict.fromkeys(OTHERS, batcher(keys.each)),
         # These take their time, and no request waits for them.
-        **dict.fromkeys(UPKEEP, lane(upkeep.each)),
+        **dict.fromkeys(UPKEEP, batcher(upkeep.each)),
     }
 
 
@@ -51,7 +51,7 @@ class RedisStore(Store):
 
     def perform(self, command: Command[T]) -> T:
         """Carry out one store command."""
-        return cast("T", self._lanes[type(command)].submit(command))
+        return cast("T", self._batchers[type(command)].submit(command))
 
     def listen(self, on_end: Callable[[str], None]) -> None:
         """Subscribe to hints, once for all that listen."""
@@ -79,16 +79,16 @@ class RedisStore(Store):
         self._keys = Keys(self.address, lambda: self.actor)
         self._listener = Listener(self.address, self._keys.channel)
         self._connections: list[Connections] = []
-        self._lanes = _lanes(self._keys, Upkeep(self._keys), self._lane)
+        self._batchers = _batchers(self._keys, Upkeep(self._keys), self._batcher)
 
-    def _lane(self, execute: Execute) -> Lane[Any]:
+    def _batcher(self, execute: Execute) -> Batcher[Any]:
         connections = Connections(self.address)
         self._connections.append(connections)
         client = Client(self.address, connections)
-        return Lane(lambda batch: at_once(execute(client, batch)))
+        return Batcher(lambda batch: at_once(execute(client, batch)))
 
     def _apart(self, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> None:
-        """Ask over connections that no lane uses: its batch may be under way."""
+        """Ask over connections that no batcher uses: its batch may be under way."""
         connections = Connections(self.address)
         try:
             at_once(ask(Client(self.address, connections)))
@@ -116,7 +116,7 @@ class AsyncRedisStore(AsyncStore):
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._bind(loop)
-        return self._lanes[type(command)].submit(command)
+        return self._batchers[type(command)].submit(command)
 
     def renew(self, command: Renew) -> frozenset[Hold]:
         """Prolong leases, from any thread, over a connection of threads."""
@@ -137,8 +137,8 @@ class AsyncRedisStore(AsyncStore):
             await asyncio.to_thread(self._renewals.close)
         if asyncio.get_running_loop() is not self._loop:
             return
-        for lane in set(self._lanes.values()):
-            await lane.idle()
+        for batcher in set(self._batchers.values()):
+            await batcher.idle()
         calls = self._keys.due.rest()
         if calls:
             await self._apart(lambda client: client.execute(calls))
@@ -151,15 +151,15 @@ class AsyncRedisStore(AsyncStore):
         for connections in self._connections:
             connections.drop()
         self._connections = []
-        self._lanes = _lanes(self._keys, self._upkeep, self._lane)
+        self._batchers = _batchers(self._keys, self._upkeep, self._batcher)
 
-    def _lane(self, execute: Execute) -> AsyncLane[Any]:
+    def _batcher(self, execute: Execute) -> AsyncBatcher[Any]:
         connections = AsyncConnections(self.address)
         self._connections.append(connections)
-        return AsyncLane(partial(execute, Client(self.address, connections)))
+        return AsyncBatcher(partial(execute, Client(self.address, connections)))
 
     async def _apart(self, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> None:
-        """Ask over connections that no lane uses: its batch may be under way."""
+        """Ask over connections that no batcher uses: its batch may be under way."""
         connections = AsyncConnections(self.address)
         try:
             await ask(Client(self.address, connections))

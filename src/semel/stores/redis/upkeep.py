@@ -21,8 +21,8 @@ from semel.core.upkeep import in_turn, is_due
 from semel.core.value import value
 from semel.errors import StoreError
 from semel.stores.base import this_process
+from semel.stores.batching import refused
 from semel.stores.headers import written as written_headers
-from semel.stores.lane import refused
 from semel.stores.redis.cluster import Client
 from semel.stores.redis.due import DIGITS, Walk
 from semel.stores.redis.keys import Afterwards, Keys

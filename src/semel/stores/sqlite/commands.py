@@ -17,7 +17,6 @@ from semel.core.commands import (
     Again,
     Browse,
     Command,
-    Decree,
     Discard,
     FindStuck,
     Look,
@@ -32,6 +31,7 @@ from semel.core.commands import (
     ReapTrail,
     Release,
     Renew,
+    Resolution,
     Save,
     Settle,
     Sweep,
@@ -43,7 +43,7 @@ from semel.core.key import digest_of
 from semel.core.message import Request
 from semel.core.record import Entry, Found, Hold, Record, Stuck
 from semel.core.recovery import change, written
-from semel.core.upkeep import FIRST_PAUSE, MOST_DOUBLINGS
+from semel.core.upkeep import FIRST_PAUSE, MAX_DOUBLINGS
 from semel.stores import milestones, requests
 from semel.stores.sqlite import statements as by
 from semel.stores.sqlite.statements import MIN_GATHERED, Bulk, Statements, chunks
@@ -267,7 +267,7 @@ class Commands(Keys):
     def find_stuck(self, command: FindStuck) -> tuple[Stuck, ...]:
         """Read what is in progress under a lease that has run out."""
         wanted = (command.with_pending, command.with_request, command.with_nobodys)
-        pauses = (command.only_due, FIRST_PAUSE // timedelta(milliseconds=1), MOST_DOUBLINGS)
+        pauses = (command.only_due, FIRST_PAUSE // timedelta(milliseconds=1), MAX_DOUBLINGS)
         rows = self._session.run(self._statements.find_stuck, (*wanted, *pauses, command.limit))
         return tuple(map(by.read_stuck, rows))
 
@@ -311,10 +311,10 @@ class Commands(Keys):
         row = (*by.progress_row(command.progress), *by.hold_row(command.hold))
         return self._write(self._statements.unpark, row, command.hold, "resolved")
 
-    def decree(self, command: Decree) -> Verdict:
+    def resolve(self, command: Resolution) -> Verdict:
         """End a parked operation."""
         row = (*by.answer_row(command.answer), *by.hold_row(command.hold))
-        return self._write(self._statements.decree, row, command.hold, "resolved")
+        return self._write(self._statements.resolve, row, command.hold, "resolved")
 
     def note(self, command: Note) -> None:
         """Write one line into the trail, by itself: a line that can't be written fails alone."""
@@ -361,7 +361,7 @@ WRITES: Table = {
     Sweep: Commands.sweep,
     Discard: Commands.discard,
     Unpark: Commands.unpark,
-    Decree: Commands.decree,
+    Resolution: Commands.resolve,
     Reap: Commands.reap,
     ReapTrail: Commands.reap_trail,
     Note: Commands.note,

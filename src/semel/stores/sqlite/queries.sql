@@ -368,7 +368,7 @@ SET
 WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
 RETURNING attempt
 
--- name: decree
+-- name: resolve
 -- An operator has said that it took effect: this is its answer, kept for as long again as from its beginning.
 UPDATE semel_keys
 SET

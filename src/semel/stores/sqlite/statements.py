@@ -73,7 +73,7 @@ class Statements:
         self.find_due = _marked(queries["find_due"])
         self.discard = _marked(queries["discard"])
         self.unpark = _marked(queries["unpark"])
-        self.decree = _marked(queries["decree"])
+        self.resolve = _marked(queries["resolve"])
         self.read_trail = _marked(queries["read_trail"])
         self.reap_trail = _marked(queries["reap_trail"])
         self.now = _marked(queries["now"])

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from semel.core.commands import Claim, Command, Renew
 from semel.core.record import Found, Hold
 from semel.stores.base import AsyncStore, Store
+from semel.stores.batching import Batcher
 from semel.stores.forks import start_afresh_in_children
-from semel.stores.lane import Lane
 from semel.stores.sqlite.file import has_neighbours, locate
 from semel.stores.sqlite.transactions import AsyncSQLiteConnections, SQLiteConnections
 from semel.stores.sqlite.writer import AsyncWriter, Reader, Writer
@@ -43,7 +43,7 @@ class SQLiteStore(Store):
         """Carry out one store command."""
         if isinstance(command, Claim) and (found := self._find(command)) is not None:
             return found  # type: ignore[return-value]  # by the command's own type
-        return self._lane.submit(command)  # type: ignore[no-any-return]  # as above
+        return self._batcher.submit(command)  # type: ignore[no-any-return]  # as above
 
     def transaction(self) -> Transaction:
         """Return a transaction of the application's own, on a ``sqlite3.Connection`` to the same file."""
@@ -70,8 +70,8 @@ class SQLiteStore(Store):
         self._writer.close()
 
     def start_afresh(self) -> None:
-        """Have no thread waiting: in a child, the one that leads the parent's lane is not there."""
-        self._lane: Lane[Command[Any]] = Lane(self._execute)
+        """Have no thread waiting: in a child, the one that leads the parent's batcher is not there."""
+        self._batcher: Batcher[Command[Any]] = Batcher(self._execute)
 
     def _find(self, claim: Claim) -> Found | None:
         if self._writer.opened is None:

@@ -35,8 +35,8 @@ from semel.core.commands import (
 from semel.core.record import Found
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.base import this_process
-from semel.stores.fair import FairQueue, size_of
-from semel.stores.lane import refused
+from semel.stores.batching import refused
+from semel.stores.fair_queue import FairQueue, size_of
 from semel.stores.sqlite import file
 from semel.stores.sqlite.commands import READS, WRITES, Commands, Item, Items, Session, Table
 from semel.stores.sqlite.file import Connection, Place, connect, connect_to_read, explained, is_busy, migrate

@@ -1,7 +1,7 @@
 """Finished answers in Redis, for threads and for an event loop. Nothing here raises, and no request waits for longer
 than the application said: a cache that fails has no answer, and that is all.
 
-Reads go out together, as those of a lane do. Writes are made behind the requests' backs. What is written is
+Reads go out together, as those of a batcher do. Writes are made behind the requests' backs. What is written is
 
     version   1 byte
     checksum  CRC-32 of all that follows: against accidents. A user who can write to this Redis can write any answer.
@@ -32,10 +32,10 @@ from semel.core.message import Answer
 from semel.core.state import State
 from semel.core.value import value
 from semel.errors import StoreError, StoreRefused
-from semel.stores.fair import MAX_BATCH
+from semel.stores.batching import AsyncBatcher, Batcher
+from semel.stores.fair_queue import MAX_BATCH
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.headers import read_back, written
-from semel.stores.lane import AsyncLane, Lane
 from semel.stores.redis.address import Address
 from semel.stores.redis.cluster import Client
 from semel.stores.redis.connection import AsyncConnections, Connections, at_once
@@ -246,7 +246,7 @@ class _Answers:
         connect = ROUND_TRIPS_TO_CONNECT * seconds
         self.address = replace(Address.of(url), connect_seconds=connect, command_seconds=seconds, is_durable=False)
         #: For what no request waits for.
-        self._unhurried = replace(
+        self._patient = replace(
             self.address, connect_seconds=max(connect, WRITE_SECONDS), command_seconds=max(seconds, WRITE_SECONDS)
         )
         self._namespace = namespace
@@ -360,10 +360,10 @@ class Cache(_Answers):
         self._reset()
         self._mutex = threading.Lock()
         self._is_writing = False
-        self._readers, self._writers = Connections(self.address), Connections(self._unhurried)
+        self._readers, self._writers = Connections(self.address), Connections(self._patient)
         reader = Client(self.address, self._readers)
-        self._lane = Lane[Wanted](lambda batch: at_once(self.read(reader, batch)))
-        self._writer = Client(self._unhurried, self._writers)
+        self._batcher = Batcher[Wanted](lambda batch: at_once(self.read(reader, batch)))
+        self._writer = Client(self._patient, self._writers)
         self._thread = ThreadPoolExecutor(1, "semel-cache")
 
     def open(self) -> None:
@@ -377,7 +377,7 @@ class Cache(_Answers):
         if not self.reading.is_closed:
             return None
         try:
-            found: Entry | None = self._lane.submit(Wanted(scope, key))
+            found: Entry | None = self._batcher.submit(Wanted(scope, key))
         except StoreError:
             # The thread that was reading for us was interrupted.
             return None
@@ -423,7 +423,7 @@ class AsyncCache(_Answers):
         """Connect to nothing yet."""
         super().__init__(url, limit, namespace)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._readers, self._writers = AsyncConnections(self.address), AsyncConnections(self._unhurried)
+        self._readers, self._writers = AsyncConnections(self.address), AsyncConnections(self._patient)
         self._work: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -435,7 +435,7 @@ class AsyncCache(_Answers):
     def get(self, scope: str, key: str) -> Step[Entry | None] | None:
         """Ask for the answer to a key; None: the cache is left alone."""
         self._bind()
-        return self._lane.submit(Wanted(scope, key)) if self.reading.is_closed else None
+        return self._batcher.submit(Wanted(scope, key)) if self.reading.is_closed else None
 
     def put(self, entry: Entry) -> None:
         """Have the answer written at some time soon, if there is room for it on the way."""
@@ -444,11 +444,20 @@ class AsyncCache(_Answers):
             self._work = loop.create_task(self._write())
 
     def forget(self) -> None:
-        """Write nothing that has not been written yet."""
+        """Write nothing that has not been written yet. Beside a loop that runs in another thread, wait for that."""
         self._queue.clear()
         self._queued = 0
-        if self._work is not None and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._work.cancel)
+        loop, work = self._loop, self._work
+        if work is None or loop is None or loop.is_closed():
+            return
+        if not loop.is_running() or asyncio._get_running_loop() is loop:  # noqa: SLF001 - documented, and raises nothing
+            # Not by the loop: it may have a step of this very task to run before.
+            work.cancel()
+            return
+        stopped = threading.Event()
+        loop.call_soon_threadsafe(work.add_done_callback, lambda _: stopped.set())
+        loop.call_soon_threadsafe(work.cancel)
+        stopped.wait(CLOSE_SECONDS)
 
     async def flush(self, seconds: float = CLOSE_SECONDS) -> None:
         """Wait until nothing is on its way any more."""
@@ -462,7 +471,7 @@ class AsyncCache(_Answers):
             if self._work is not None:
                 self._work.cancel()
                 await asyncio.wait([self._work])
-            await self._lane.idle()
+            await self._batcher.idle()
         self._readers.drop()
         self._writers.drop()
 
@@ -475,8 +484,8 @@ class AsyncCache(_Answers):
             self._writers.drop()
             self._reset()
             reader = Client(self.address, self._readers)
-            self._lane = AsyncLane[Wanted](lambda batch: self.read(reader, batch))
-            self._writer = Client(self._unhurried, self._writers)
+            self._batcher = AsyncBatcher[Wanted](lambda batch: self.read(reader, batch))
+            self._writer = Client(self._patient, self._writers)
             self._work = None
         return loop
 

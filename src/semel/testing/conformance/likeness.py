@@ -17,7 +17,6 @@ from semel.core.commands import (
     Claim,
     Command,
     Complete,
-    Decree,
     Discard,
     FindStuck,
     Look,
@@ -28,6 +27,7 @@ from semel.core.commands import (
     Reap,
     Release,
     Renew,
+    Resolution,
     Save,
     Settle,
     Sweep,
@@ -163,11 +163,11 @@ class Twins(RuleBasedStateMachine):
         """Park any hold there ever was."""
         self._both(Park(sight[1], if_silent=if_silent))
 
-    @rule(sight=sights, steps=progress, answer=answers, how=st.sampled_from([Sweep, Discard, Unpark, Decree]))
+    @rule(sight=sights, steps=progress, answer=answers, how=st.sampled_from([Sweep, Discard, Unpark, Resolution]))
     def look_after(self, sight: Sight, steps: Progress, answer: Answer, how: type[Command[Any]]) -> None:
         """Do what the sweeper or an operator does, to any hold there ever was."""
         hold = sight[1]
-        commands = (Sweep(hold), Discard(hold), Unpark(hold, steps), Decree(hold, answer))
+        commands = (Sweep(hold), Discard(hold), Unpark(hold, steps), Resolution(hold, answer))
         self._both(next(command for command in commands if isinstance(command, how)))
 
     @rule(target=sights, sight=sights)

@@ -31,7 +31,7 @@ from semel.core.commands import (
 from semel.core.record import NOBODYS_TOKEN, Hold, Milestone
 from semel.core.recovery import Progress
 from semel.core.state import Event, State
-from semel.core.upkeep import FIRST_PAUSE, MOST_DOUBLINGS, is_due, pause_after
+from semel.core.upkeep import FIRST_PAUSE, MAX_DOUBLINGS, is_due, pause_after
 from semel.testing.conformance.accepted import ALL, waiting
 from semel.testing.conformance.base import (
     ABANDONED,
@@ -135,7 +135,7 @@ class Pending(Suite):
         assert is_due(first)
         age(FIRST_PAUSE)
         assert sorted(due(store, scope)) == ["dead", "given up", "ordinary", "pending"]
-        for tries in range(1, MOST_DOUBLINGS + 3):
+        for tries in range(1, MAX_DOUBLINGS + 3):
             (seen,) = (each for each in waiting(store, scope) if each.hold.key == "given up")
             store.perform(Release(worker_of(store, seen.hold)))
             age(pause_after(tries) - FIRST_PAUSE)

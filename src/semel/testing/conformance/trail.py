@@ -17,7 +17,6 @@ from semel.core.commands import (
     Command,
     Commit,
     Complete,
-    Decree,
     Discard,
     Finish,
     Look,
@@ -30,6 +29,7 @@ from semel.core.commands import (
     ReapTrail,
     Release,
     Renew,
+    Resolution,
     Save,
     Settle,
     Sweep,
@@ -185,9 +185,13 @@ class Trail(Suite):
     def test_operators(self, store: Handle, scope: str) -> None:
         """What was parked, and what an operator did about it, is told."""
         store.perform(Unpark(parked(store, claim_on(scope, "unparked")), RIDE))
-        store.perform(Decree(parked(store, claim_on(scope, "decreed")), CREATED))
+        store.perform(Resolution(parked(store, claim_on(scope, "resolved")), CREATED))
         store.perform(Discard(parked(store, claim_on(scope, "discarded"))))
-        for key, last in (("unparked", (2, "resolved")), ("decreed", (1, "resolved")), ("discarded", (1, "discarded"))):
+        for key, last in (
+            ("unparked", (2, "resolved")),
+            ("resolved", (1, "resolved")),
+            ("discarded", (1, "discarded")),
+        ):
             assert trail(store, scope, key) == [(1, "saved"), (1, "parked"), last]
 
     def test_reaping(self, store: Handle, scope: str, age: Age) -> None:
@@ -417,6 +421,6 @@ def silent(scope: str, hold: Hold) -> list[Command[Any]]:
         Sweep(hold),
         Discard(stranger),
         Unpark(hold, RIDE),
-        Decree(hold, CREATED),
+        Resolution(hold, CREATED),
         Settle(hold),
     ]

@@ -11,7 +11,6 @@ import pytest
 
 from semel.core.commands import (
     Complete,
-    Decree,
     Discard,
     FindStuck,
     Look,
@@ -21,6 +20,7 @@ from semel.core.commands import (
     Reaped,
     Release,
     Renew,
+    Resolution,
     Sweep,
     Unpark,
     Verdict,
@@ -301,10 +301,10 @@ class Upkeep(Suite):
         heir = taken_over(store, claim_on(scope), replace(hold, attempt=2, token=NOBODYS_TOKEN))
         assert (heir.attempt, store.perform(ReadRequest(heir))) == (3, REQUEST)
 
-    def test_decreed_answer(self, store: Handle, rival: Handle, scope: str) -> None:
+    def test_resolved_answer(self, store: Handle, rival: Handle, scope: str) -> None:
         """An operator ends a parked operation with an answer, which is then replayed like any other."""
         hold = parked(store, claim_on(scope, request=REQUEST))
-        assert rival.perform(Decree(hold, CREATED)) is Verdict.DONE
+        assert rival.perform(Resolution(hold, CREATED)) is Verdict.DONE
         after = record(store, scope)
         assert (after.state, after.answer) == (State.COMPLETE, CREATED)
         assert after.completed_at is not None
@@ -316,23 +316,23 @@ class Upkeep(Suite):
     def test_resolving_begins_the_retention_anew(self, store: Handle, scope: str, age: Age, late: timedelta) -> None:
         """What is resolved, however late, is kept for as long as its retention was, from then on."""
         reap_everything(store, age)
-        decreed = parked(store, claim_on(scope, "decreed"))
+        resolved = parked(store, claim_on(scope, "resolved"))
         tombstone = parked(store, claim_on(scope, "tombstone", after_retention="strip"))
         resumed = parked(store, claim_on(scope, "resumed", request=REQUEST))
         freed = parked(store, claim_on(scope, "freed"))
         age(late)
         assert store.perform(Reap(10, ABANDONED)) == Reaped()
-        for hold in (decreed, tombstone):
-            assert store.perform(Decree(hold, CREATED)) is Verdict.DONE
+        for hold in (resolved, tombstone):
+            assert store.perform(Resolution(hold, CREATED)) is Verdict.DONE
         assert store.perform(Unpark(resumed, RIDE)) is Verdict.DONE
         assert store.perform(Discard(freed)) is Verdict.DONE
-        for key in ("decreed", "tombstone", "resumed"):
+        for key in ("resolved", "tombstone", "resumed"):
             after = record(store, scope, key)
             assert not after.is_expired
             assert RETENTION - LEASE < after.retention_left <= RETENTION
         age(RETENTION - LEASE)
         assert store.perform(Reap(10, ABANDONED)) == Reaped()
-        assert found(store, scope, "decreed").answer == CREATED
+        assert found(store, scope, "resolved").answer == CREATED
         assert [each.hold.key for each in self._stuck(store, scope, with_nobodys=True)] == ["resumed"]
         age(LEASE)
         assert store.perform(Reap(10, ABANDONED)) == Reaped(deleted=1, stripped=1, failed=1)
@@ -347,7 +347,7 @@ class Upkeep(Suite):
         else:
             hold = replace(parked(store, claim_on(scope)), token=uuid4().bytes)
         self._is_fenced(store, scope, Unpark(hold, RIDE))
-        self._is_fenced(store, scope, Decree(hold, Answer(500)))
+        self._is_fenced(store, scope, Resolution(hold, Answer(500)))
 
     @staticmethod
     def _stuck(store: Handle, scope: str, *, with_request: bool = False, with_nobodys: bool = False) -> list[Stuck]:

@@ -9,11 +9,11 @@ from datetime import timedelta
 from weakref import WeakKeyDictionary
 
 from semel.core.commands import Again
-from semel.core.handler import NoRoom, Wait
+from semel.core.handler import TooManyWaiters, Wait
 from semel.core.hint import hint_of
 from semel.core.record import Found
 from semel.errors import Interrupted
-from semel.room.seats import POLL_INTERVAL, Gone, Listen, Lookers, Seat, Seats, Told, Visit, most
+from semel.guard.waiting.queue import POLL_INTERVAL, Gone, Listen, Looking, Queues, Slot, Told, Waiter, most
 from semel.stores.forks import start_afresh_in_children
 
 #: How many wait at once unless the policy says: each is a task or two, a few kilobytes in all.
@@ -22,7 +22,7 @@ MAX_WAITERS = 1000
 _Loop = asyncio.AbstractEventLoop
 
 
-class _Place(Seat):
+class _TaskSlot(Slot):
     """Where a task waits."""
 
     __slots__ = ("future",)
@@ -35,58 +35,58 @@ class _Place(Seat):
             self.future.set_result(told)
 
 
-class _Bench:
+class _LoopWaiters:
     """The waiters of one loop. The timer that has them ask runs only while there are any."""
 
     def __init__(self, poll: float) -> None:
         # It does not hold its loop, which would never be collected then.
-        self.seats = Seats()
+        self.queues = Queues()
         self._poll = poll
         self._timer: asyncio.TimerHandle | None = None
 
-    async def sit(self, name: str, visit: Visit, now: float) -> Told | Gone:
+    async def wait(self, name: str, waiter: Waiter, now: float) -> Told | Gone:
         loop = asyncio.get_running_loop()
-        place = visit.seat = _Place(loop)
-        if visit.is_over:
+        slot = waiter.slot = _TaskSlot(loop)
+        if waiter.is_over:
             return Gone.GONE
-        self.seats.take(name, place, now)
-        end = loop.call_at(visit.deadline or now, self._expire, name, place, visit)
+        self.queues.take(name, slot, now)
+        end = loop.call_at(waiter.deadline or now, self._expire, name, slot, waiter)
         if self._timer is None:
             self._timer = loop.call_later(self._poll, self._send_all)
         try:
-            return await place.future
+            return await slot.future
         finally:
             end.cancel()
-            visit.seat = None
-            self.seats.leave(name, place)
-            if not self.seats.count and self._timer is not None:
+            waiter.slot = None
+            self.queues.leave(name, slot)
+            if not self.queues.count and self._timer is not None:
                 # A timer holds its loop.
                 self._timer.cancel()
                 self._timer = None
 
     def hear(self, name: str) -> None:
-        self.seats.send(name, asyncio.get_running_loop().time())
+        self.queues.send(name, asyncio.get_running_loop().time())
 
-    def _expire(self, name: str, place: _Place, visit: Visit) -> None:
-        if not place.future.done():
-            self.seats.expire(name, place, visit, asyncio.get_running_loop().time())
+    def _expire(self, name: str, slot: _TaskSlot, waiter: Waiter) -> None:
+        if not slot.future.done():
+            self.queues.expire(name, slot, waiter, asyncio.get_running_loop().time())
 
     def _send_all(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._poll, self._send_all) if self.seats.count else None
+        self._timer = loop.call_later(self._poll, self._send_all) if self.queues.count else None
         # All in one turn of the loop, so that what they ask goes out as one statement.
-        for name in self.seats.names():
-            self.seats.send(name, loop.time())
+        for name in self.queues.names():
+            self.queues.send(name, loop.time())
 
 
-class AsyncRoom:
+class AsyncWaiters:
     """Where tasks wait."""
 
     _mutex: threading.RLock
-    _benches: WeakKeyDictionary[_Loop, _Bench]
-    _lookers: Lookers
+    _by_loop: WeakKeyDictionary[_Loop, _LoopWaiters]
+    _looking: Looking
     #: One thing for each who waits. Every request that ends asks whether there are any, so that takes no lock.
-    _sitting: set[object]
+    _waiting: set[object]
 
     def __init__(self, listen: Listen, *, poll: timedelta = POLL_INTERVAL) -> None:
         """Hear of operations that end elsewhere through *listen*, which is told so again and again."""
@@ -99,94 +99,94 @@ class AsyncRoom:
         """Have nobody wait."""
         # One that may be taken twice: the garbage collector may end a request in here, whose loop was ended before.
         self._mutex = threading.RLock()
-        self._benches = WeakKeyDictionary()
-        self._lookers = Lookers()
-        self._sitting = set()
+        self._by_loop = WeakKeyDictionary()
+        self._looking = Looking()
+        self._waiting = set()
 
     @property
     def count(self) -> int:
         """How many wait, on all loops."""
-        return sum(bench.seats.count for _, bench in self._all())
+        return sum(waiters.queues.count for _, waiters in self._all())
 
-    async def wait(self, command: Wait, visit: Visit) -> Told:
-        """Wait until *visit* is told something; at its first time there may be no room."""
+    async def wait(self, command: Wait, waiter: Waiter) -> Told:
+        """Wait until *waiter* is told something; at its first time there may be no room."""
         loop = asyncio.get_running_loop()
         name, now = hint_of(command.scope, command.key), loop.time()
-        if visit.deadline is None:
+        if waiter.deadline is None:
             if not self._has_room(name, command, now):
-                return NoRoom.NO_ROOM
-            visit.begin(now, command.patience)
-        bench = self._bench_on(loop)
-        if not bench.seats.count:
+                return TooManyWaiters.TOO_MANY
+            waiter.begin(now, command.patience)
+        waiters = self._waiters_on(loop)
+        if not waiters.queues.count:
             # Each time: a store that was closed meanwhile has forgotten us.
             self._listen(self.hear)
         with self._mutex:
-            self._lookers.discard(visit)
-        told = await self._sit(bench, name, visit, now)
+            self._looking.discard(waiter)
+        told = await self._wait(waiters, name, waiter, now)
         if isinstance(told, Gone):
             raise Interrupted
         if isinstance(told, Again):
             with self._mutex:
-                self._lookers.add(visit, name)
+                self._looking.add(waiter, name)
         return told
 
-    def end(self, visit: Visit) -> None:
-        """Keep no place for *visit* any longer, which has found what it waited for."""
-        if visit.deadline is not None:
+    def end(self, waiter: Waiter) -> None:
+        """Keep no slot for *waiter* any longer, which has found what it waited for."""
+        if waiter.deadline is not None:
             with self._mutex:
-                self._lookers.discard(visit)
+                self._looking.discard(waiter)
 
     def announce(self, scope: str, key: str, found: Found) -> None:
         """Tell all who wait for a key on this loop what was found of it. Those on others have had the same hint."""
-        bench = self._benches.get(asyncio.get_running_loop())
-        if bench is not None and bench.seats.count:
-            for seat in bench.seats.all(hint_of(scope, key)):
-                seat.tell(found)
+        waiters = self._by_loop.get(asyncio.get_running_loop())
+        if waiters is not None and waiters.queues.count:
+            for slot in waiters.queues.all(hint_of(scope, key)):
+                slot.tell(found)
 
     def hint(self, scope: str, key: str) -> None:
         """Say that an operation has ended here: whoever waits first may look."""
-        if self._sitting:
+        if self._waiting:
             self.hear(hint_of(scope, key))
 
     def hear(self, name: str) -> None:
         """Take a hint from anywhere, in any thread."""
         here = _this_loop()
-        for loop, bench in self._all():
+        for loop, waiters in self._all():
             if loop is here:
-                bench.hear(name)
-            elif bench.seats.count:
+                waiters.hear(name)
+            elif waiters.queues.count:
                 with suppress(RuntimeError):  # It has ended.
-                    loop.call_soon_threadsafe(bench.hear, name)
+                    loop.call_soon_threadsafe(waiters.hear, name)
 
-    async def _sit(self, bench: _Bench, name: str, visit: Visit, now: float) -> Told | Gone:
-        sitting, one = self._sitting, object()
-        sitting.add(one)
+    async def _wait(self, waiters: _LoopWaiters, name: str, waiter: Waiter, now: float) -> Told | Gone:
+        waiting, one = self._waiting, object()
+        waiting.add(one)
         try:
-            return await bench.sit(name, visit, now)
+            return await waiters.wait(name, waiter, now)
         finally:
-            sitting.discard(one)
+            waiting.discard(one)
 
     def _has_room(self, name: str, command: Wait, now: float) -> bool:
-        benches = self._all()
+        all_waiters = self._all()
         with self._mutex:
-            looking = self._lookers.names(now)
-        in_all = len(looking) + sum(bench.seats.count for _, bench in benches)
-        for_key = looking.count(name) + sum(bench.seats.count_of(name) for _, bench in benches)
+            looking = self._looking.names(now)
+        in_all = len(looking) + sum(waiters.queues.count for _, waiters in all_waiters)
+        for_key = looking.count(name) + sum(waiters.queues.count_of(name) for _, waiters in all_waiters)
         return in_all < most(command, MAX_WAITERS) and for_key < command.max_waiters_per_key
 
-    def _bench_on(self, loop: _Loop) -> _Bench:
-        bench = self._benches.get(loop)
-        if bench is None:
+    def _waiters_on(self, loop: _Loop) -> _LoopWaiters:
+        waiters = self._by_loop.get(loop)
+        if waiters is None:
             with self._mutex:
                 # Whoever waited on a loop that was ended in the middle waits no more.
-                for each in [each for each in self._benches if each.is_closed()]:
-                    del self._benches[each]
-                bench = self._benches[loop] = _Bench(self._poll)
-        return bench
+                for each in [each for each in self._by_loop if each.is_closed()]:
+                    del self._by_loop[each]
+                waiters = self._by_loop[loop] = _LoopWaiters(self._poll)
+        return waiters
 
-    def _all(self) -> list[tuple[_Loop, _Bench]]:
+    def _all(self) -> list[tuple[_Loop, _LoopWaiters]]:
         with self._mutex:
-            return list(self._benches.items())
+            return list(self._by_loop.items())
 
 
 def _this_loop() -> _Loop | None:

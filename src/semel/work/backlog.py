@@ -1,4 +1,5 @@
-"""What the completers of one process share: ``Desk`` for threads, ``AsyncDesk`` for an event loop. It runs nothing.
+"""The operations that the completers of one process have found: ``Backlog`` for threads, ``AsyncBacklog`` for an event
+loop. It runs nothing.
 
 However many of them there are, the store is asked once in an interval what there is to do, and each operation is taken
 by one of them. Between processes the store sees to that, as it always does.
@@ -17,7 +18,7 @@ from semel.core.hint import ACCEPTED
 from semel.core.record import Stuck
 from semel.errors import ConfigurationError
 from semel.stores.forks import start_afresh_in_children
-from semel.work.alarm import Alarm, AsyncAlarm
+from semel.work.wakeup import AsyncWakeup, Wakeup
 
 #: An operation waits for its client first, so nobody notices these seconds.
 COMPLETE_INTERVAL = timedelta(seconds=5)
@@ -46,7 +47,7 @@ def checked_concurrency(concurrency: object) -> int:
     raise ConfigurationError(f"concurrency is how many operations are run at once, 1 or more, not {concurrency!r}.")
 
 
-class _Board:
+class _Items:
     """What was found at the last look, and what is under way. It locks nothing."""
 
     def __init__(self, interval: timedelta) -> None:
@@ -61,7 +62,7 @@ class _Board:
         self._heard = -1
 
     def put(self, found: tuple[Stuck, ...], who: object, heard: int) -> None:
-        """Note what *who* has found; *heard* is how often the alarm had rung before it looked."""
+        """Note what *who* has found; *heard* is how often the wakeup had rung before it looked."""
         self._found = {(each.hold.scope, each.hold.key): each for each in self._by_service(found)}
         self._looked_at, self._looked_by, self._heard = time.monotonic(), who, heard
 
@@ -117,10 +118,10 @@ class _Board:
         return [each for *_, each in placed]
 
 
-class Desk:
+class Backlog:
     """Shared by completers in threads."""
 
-    _board: _Board
+    _items: _Items
     _looking: threading.Lock
     _mutex: threading.Lock
     _is_listening: bool
@@ -129,40 +130,40 @@ class Desk:
         """Look every *interval*; and sooner when *listen* says that something was accepted."""
         self._interval = interval
         self._listen = listen
-        self.alarm = Alarm()
+        self.wakeup = Wakeup()
         self.start_afresh()
         start_afresh_in_children(self)
 
     def start_afresh(self) -> None:
         """Have nothing on it."""
-        self._board = _Board(self._interval)
+        self._items = _Items(self._interval)
         self._looking = threading.Lock()
         self._mutex = threading.Lock()
         self._is_listening = False
 
-    def hurry(self) -> None:
+    def wake(self) -> None:
         """Have somebody look now: there is something to do."""
-        self.alarm.ring()
+        self.wakeup.wake()
 
     @property
     def left(self) -> timedelta:
         """How long until the next look."""
         with self._mutex:
-            return self._board.left()
+            return self._items.left()
 
     @property
     def is_stale(self) -> bool:
         """Whether the next look is due."""
         with self._mutex:
-            return self._board.is_stale
+            return self._items.is_stale
 
     def find(self, who: object, look: Callable[[], tuple[Stuck, ...]]) -> tuple[Stuck, ...]:
         """Return what there is to do: what another has just found, or what *look* finds."""
         with self._looking:
-            heard = self.alarm.count
+            heard = self.wakeup.count
             with self._mutex:
-                if self._board.is_fresh_for(who, heard):
-                    return self._board.all
+                if self._items.is_fresh_for(who, heard):
+                    return self._items.all
             if self._listen is not None and not self._is_listening:
                 self._is_listening = True
                 self._listen(self._hear)
@@ -172,79 +173,79 @@ class Desk:
             finally:
                 # Also where it failed: the others need not fail at once, too.
                 with self._mutex:
-                    self._board.put(found, who, heard)
+                    self._items.put(found, who, heard)
             with self._mutex:
-                return self._board.all
+                return self._items.all
 
     def take(self, stuck: Stuck) -> bool:
         """Take it, unless another has."""
         with self._mutex:
-            return self._board.take(stuck)
+            return self._items.take(stuck)
 
     def done(self, stuck: Stuck) -> None:
         """Say that it is no longer under way."""
         with self._mutex:
-            self._board.done(stuck)
+            self._items.done(stuck)
 
     def _hear(self, name: str) -> None:
         if name == ACCEPTED:
-            self.hurry()
+            self.wake()
 
 
-class AsyncDesk:
+class AsyncBacklog:
     """Shared by completers on an event loop."""
 
     def __init__(self, interval: timedelta = COMPLETE_INTERVAL, listen: Listen | None = None) -> None:
         """Look every *interval*; and sooner when *listen* says that something was accepted."""
         self._interval = interval
         self._listen = listen
-        self.alarm = AsyncAlarm()
+        self.wakeup = AsyncWakeup()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._looking = asyncio.Lock()
-        self._board = _Board(interval)
+        self._items = _Items(interval)
 
-    def hurry(self) -> None:
+    def wake(self) -> None:
         """Have somebody look now: there is something to do."""
-        self.alarm.ring()
+        self.wakeup.wake()
 
     @property
     def left(self) -> timedelta:
         """How long until the next look."""
-        return self._board.left()
+        return self._items.left()
 
     @property
     def is_stale(self) -> bool:
         """Whether the next look is due."""
-        return self._board.is_stale
+        return self._items.is_stale
 
     async def find(self, who: object, look: Callable[[], Awaitable[tuple[Stuck, ...]]]) -> tuple[Stuck, ...]:
         """Return what there is to do: what another has just found, or what *look* finds."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             # The loop that others looked on is gone, and they with it.
-            self._loop, self._looking, self._board = loop, asyncio.Lock(), _Board(self._interval)
+            self._loop, self._looking, self._items = loop, asyncio.Lock(), _Items(self._interval)
             if self._listen is not None:
                 self._listen(self._hear)
         async with self._looking:
-            heard = self.alarm.count
-            if self._board.is_fresh_for(who, heard):
-                return self._board.all
+            heard = self.wakeup.count
+            if self._items.is_fresh_for(who, heard):
+                return self._items.all
             found: tuple[Stuck, ...] = ()
             try:
                 found = await look()
             finally:
                 # Also where it failed: the others need not fail at once, too.
-                self._board.put(found, who, heard)
-            return self._board.all
+                self._items.put(found, who, heard)
+            return self._items.all
 
     def take(self, stuck: Stuck) -> bool:
         """Take it, unless another has."""
-        return self._board.take(stuck)
+        return self._items.take(stuck)
 
     def done(self, stuck: Stuck) -> None:
         """Say that it is no longer under way."""
-        self._board.done(stuck)
+        self._items.done(stuck)
 
     def _hear(self, name: str) -> None:
         if name == ACCEPTED:
-            self.hurry()
+            self.wake()

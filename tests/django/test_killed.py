@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.django.door import amounts
+from tests.django.entry import amounts
 from tests.web import serving
 from tests.web.harness import HANG_SECONDS, wait_until
 from tests.web.serving import Backstage, Server, code, seen

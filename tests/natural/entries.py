@@ -53,7 +53,7 @@ ORDERS = Table(
 KEY = ("merchant", "number")
 
 
-class Door(ABC):
+class Entry(ABC):
     """One connection, and the transaction that is open on it."""
 
     #: What the driver takes for the table.
@@ -77,7 +77,7 @@ class Door(ABC):
         return await self.ask(self.orders, {"merchant": merchant, "number": number, **more}, unique=KEY, **settings)
 
 
-class SyncDoor(Door):
+class SyncEntry(Entry):
     """What blocks goes to a thread of its own, so that many can wait for each other."""
 
     connection: Any
@@ -110,7 +110,7 @@ class SyncDoor(Door):
         self._thread.shutdown()
 
 
-class AsyncDoor(Door):
+class AsyncEntry(Entry):
     connection: Any
 
     async def ask(self, into: Any, values: Mapping[str, Any], **settings: Any) -> Got[Any]:
@@ -130,16 +130,16 @@ class AsyncDoor(Door):
         await self.connection.close()
 
 
-class Psycopg(SyncDoor):
+class Psycopg(SyncEntry):
     connect = staticmethod(psycopg.connect)
 
 
-class AsyncPsycopg(AsyncDoor):
+class AsyncPsycopg(AsyncEntry):
     async def open(self, url: str) -> None:
         self.connection = await psycopg.AsyncConnection.connect(url)
 
 
-class Asyncpg(AsyncDoor):
+class Asyncpg(AsyncEntry):
     async def open(self, url: str) -> None:
         self.connection = await asyncpg.connect(url)
         await self._begin()
@@ -161,12 +161,12 @@ class Asyncpg(AsyncDoor):
         await self.connection.close()
 
 
-class Sqlite3(SyncDoor):
+class Sqlite3(SyncEntry):
     def connect(self, url: str) -> sqlite3.Connection:
         return sqlite3.connect(urlsplit(url).path[1:], timeout=60)
 
 
-class SQLAlchemyConnection(SyncDoor):
+class SQLAlchemyConnection(SyncEntry):
     orders = ORDERS
 
     def connect(self, url: str) -> Any:
@@ -191,7 +191,7 @@ class SQLAlchemySession(SQLAlchemyConnection):
         await self.there(lambda: self.connection.connection().exec_driver_sql(sql))
 
 
-class AsyncSQLAlchemyConnection(AsyncDoor):
+class AsyncSQLAlchemyConnection(AsyncEntry):
     orders = ORDERS
 
     async def open(self, url: str) -> None:
@@ -215,7 +215,7 @@ class AsyncSQLAlchemySession(AsyncSQLAlchemyConnection):
         await (await self.connection.connection()).exec_driver_sql(sql)
 
 
-POSTGRES: list[type[Door]] = [
+POSTGRES: list[type[Entry]] = [
     Psycopg,
     AsyncPsycopg,
     Asyncpg,
@@ -224,7 +224,7 @@ POSTGRES: list[type[Door]] = [
     AsyncSQLAlchemyConnection,
     AsyncSQLAlchemySession,
 ]
-SQLITE: list[type[Door]] = [
+SQLITE: list[type[Entry]] = [
     Sqlite3,
     SQLAlchemyConnection,
     SQLAlchemySession,

@@ -9,14 +9,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from semel.core.commands import Again
-from semel.core.handler import NoRoom, Wait
+from semel.core.handler import TooManyWaiters, Wait
 from semel.errors import Interrupted
-from semel.room import MAX_THREADS, AsyncRoom, Room, Visit
-from semel.room.seats import Told
-from tests.room.visitors import FOUND, HANG_SECONDS, NEVER, SCOPE, SOON, Ears, deaf, end_of, name_of, wait_for
+from semel.guard.waiting import MAX_THREADS, AsyncWaiters, Waiter, Waiters
+from semel.guard.waiting.queue import Told
+from tests.guard.waiters import FOUND, HANG_SECONDS, NEVER, SCOPE, SOON, Ears, deaf, end_of, name_of, wait_for
 from tests.web.harness import wait_until
 
-AGAIN, NO_ROOM = Again.AGAIN, NoRoom.NO_ROOM
+AGAIN, TOO_MANY = Again.AGAIN, TooManyWaiters.TOO_MANY
 MANY = 100
 PATIENT = wait_for(max_waiters=MANY)
 
@@ -27,19 +27,19 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def quiet_room() -> Room:
+def quiet_room() -> Waiters:
     """A room in which nobody looks without a hint."""
-    return Room(deaf, poll=NEVER)
+    return Waiters(deaf, poll=NEVER)
 
 
 class Visitor:
     """One request that waits, and may again."""
 
-    def __init__(self, room: Room, threads: ThreadPoolExecutor, command: Wait = PATIENT) -> None:
+    def __init__(self, room: Waiters, threads: ThreadPoolExecutor, command: Wait = PATIENT) -> None:
         self._room = room
         self._threads = threads
         self._command = command
-        self.visit = Visit()
+        self.visit = Waiter()
 
     def sit(self) -> "Future[Told]":
         """Begin to wait."""
@@ -83,14 +83,14 @@ def test_what_is_announced_is_told_to_all_who_wait_for_it(threads: ThreadPoolExe
 
 def test_somebody_looks_without_a_hint(threads: ThreadPoolExecutor) -> None:
     """Without any hint, one who waits for each key looks once in a while."""
-    room = Room(deaf, poll=SOON)
+    room = Waiters(deaf, poll=SOON)
     tasks = [threads.submit(Visitor(room, threads, wait_for(key)).wait) for key in "abc"]
     assert [task.result(HANG_SECONDS) for task in tasks] == [AGAIN] * 3
 
 
 def test_one_looks_for_all(threads: ThreadPoolExecutor) -> None:
     """However many wait for a key, the store is asked about it once in each interval, whenever they came."""
-    room = Room(deaf, poll=SOON)
+    room = Waiters(deaf, poll=SOON)
     asked: list[None] = []
 
     def keep_waiting() -> None:
@@ -123,7 +123,7 @@ def test_no_room(threads: ThreadPoolExecutor, command: Wait, others: str) -> Non
     room = quiet_room()
     visitors = [Visitor(room, threads, wait_for(key, max_waiters=MANY)) for key in others]
     tasks = [visitor.sit() for visitor in visitors]
-    assert Visitor(room, threads, command).wait() is NO_ROOM
+    assert Visitor(room, threads, command).wait() is TOO_MANY
     assert room.count == len(others)
     for visitor in visitors:
         visitor.visit.leave()
@@ -139,7 +139,7 @@ def test_whoever_looks_keeps_its_place(threads: ThreadPoolExecutor) -> None:
         task = first.sit()
         room.hint(SCOPE, "a")
         assert task.result(HANG_SECONDS) is AGAIN
-        assert Visitor(room, threads, only_one).wait() is NO_ROOM
+        assert Visitor(room, threads, only_one).wait() is TOO_MANY
         task = first.sit()
         room.hint(SCOPE, "a")
         assert task.result(HANG_SECONDS) is AGAIN
@@ -152,12 +152,12 @@ def test_whoever_looks_keeps_its_place(threads: ThreadPoolExecutor) -> None:
 def test_the_time_is_counted_from_the_first_time(threads: ThreadPoolExecutor) -> None:
     """However often one looks, it waits no longer in all than its patience; and it looks once before it gives up."""
     visitor = Visitor(quiet_room(), threads, wait_for(patience=SOON))
-    assert [visitor.wait() for _ in range(3)] == [AGAIN, NO_ROOM, NO_ROOM]
+    assert [visitor.wait() for _ in range(3)] == [AGAIN, TOO_MANY, TOO_MANY]
 
 
 def test_the_next_in_line_sees_to_the_next_look(threads: ThreadPoolExecutor) -> None:
     """When the first of a line gives up, the second does not sleep on until its own time is over."""
-    room = Room(deaf, poll=SOON * 5)
+    room = Waiters(deaf, poll=SOON * 5)
     first = Visitor(room, threads, wait_for(max_waiters=MANY))
     leaving = first.sit()
     second = Visitor(room, threads).sit()
@@ -178,7 +178,7 @@ def test_who_left_before_it_came(threads: ThreadPoolExecutor) -> None:
 
 def test_many_come_and_go(threads: ThreadPoolExecutor) -> None:
     """Whatever is said to whom, and in whatever order, all of many who wait are told something, and none is left."""
-    room = Room(deaf, poll=SOON)
+    room = Waiters(deaf, poll=SOON)
 
     def come_and_go(number: int) -> None:
         visitor = Visitor(room, threads, wait_for(str(number % 3), patience=SOON * 10, max_waiters=MANY))
@@ -197,7 +197,7 @@ def test_many_come_and_go(threads: ThreadPoolExecutor) -> None:
 def test_hints_of_the_store(threads: ThreadPoolExecutor) -> None:
     """Nobody listens before somebody waits; then a hint of the store's is as good as one of this process."""
     ears = Ears()
-    room = Room(ears.listen, poll=NEVER)
+    room = Waiters(ears.listen, poll=NEVER)
     room.hint(SCOPE, "a")
     assert not ears.listeners
     task = Visitor(room, threads).sit()
@@ -211,10 +211,10 @@ def test_hints_of_the_store(threads: ThreadPoolExecutor) -> None:
 async def test_loops_hear_what_threads_hear() -> None:
     """Where views of both colours are served, what ends in a thread is hinted to those who wait on a loop."""
     ears = Ears()
-    room = Room(ears.listen, poll=NEVER)
-    async_room = AsyncRoom(room.overhear, poll=NEVER)
+    room = Waiters(ears.listen, poll=NEVER)
+    async_room = AsyncWaiters(room.overhear, poll=NEVER)
     for hint in (lambda: room.hint(SCOPE, "a"), lambda: ears.listeners[0](name_of())):
-        waiting = asyncio.create_task(async_room.wait(wait_for(), Visit()))
+        waiting = asyncio.create_task(async_room.wait(wait_for(), Waiter()))
         await asyncio.sleep(0)
         await asyncio.to_thread(hint)
         assert await waiting is AGAIN
@@ -228,7 +228,7 @@ def test_a_forked_child_has_an_empty_room(threads: ThreadPoolExecutor) -> None:
     with room._mutex:
         child = os.fork()
     if child == 0:
-        is_so = room.count == 0 and room.wait(wait_for(patience=SOON), Visit()) is AGAIN
+        is_so = room.count == 0 and room.wait(wait_for(patience=SOON), Waiter()) is AGAIN
         os._exit(0 if is_so else 1)
     assert os.waitpid(child, 0)[1] == 0
     room.announce(*end_of())

@@ -1,4 +1,4 @@
-"""Every scenario, through every door that Django has, on PostgreSQL and SQLite."""
+"""Every scenario, through every entry point that Django has, on PostgreSQL and SQLite."""
 
 import shutil
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ from tests.kit import servers
 from tests.web.harness import Api
 from tests.web.scenarios import SCENARIOS, Scenario
 
-DOORS: dict[str, Any] = {
+ENTRIES: dict[str, Any] = {
     "decorator": worlds.DjangoWorld,
     "async": worlds.AsyncDjangoWorld,
     "rest": worlds.DrfWorld,
     "middleware": worlds.MiddlewareWorld,
     "async middleware": worlds.AsyncMiddlewareWorld,
 }
-#: The doors differ in what is Django's; the databases, in what is the store's. Not every pair is worth its time.
+#: The entry points differ in what is Django's; the databases, in what is the store's. Not every pair is worth its time.
 WORLDS = (
     *("decorator-postgres", "decorator-sqlite", "async-postgres", "async-sqlite", "rest-postgres", "rest-sqlite"),
     *("middleware-sqlite", "async middleware-postgres"),
@@ -47,8 +47,8 @@ def shared_postgres(postgres_server: servers.PostgresServer, migrated_postgres: 
 def world(
     request: pytest.FixtureRequest, migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:
-    """One door on one database."""
-    door, store = request.param.rsplit("-", 1)
+    """One entry point on one database."""
+    entry, store = request.param.rsplit("-", 1)
     if store == "postgres":
         url: str = request.getfixturevalue("shared_postgres")
     else:
@@ -56,14 +56,14 @@ def world(
         shutil.copy(migrated_sqlite, file)
         url = f"sqlite:///{file}"
     with project.databases(default=url), override_settings(SEMEL={"SCOPE": worlds.brought_scope}):
-        opened = DOORS[door]()
+        opened = ENTRIES[entry]()
         yield opened
         opened.close()
 
 
 @pytest.mark.parametrize("scenario", [pytest.param(each, id=each.name) for each in SCENARIOS])
 def test_scenario(world: Any, scenario: Scenario) -> None:
-    """What a client sees does not depend on the door, nor on the store."""
+    """What a client sees does not depend on the entry point, nor on the store."""
     if scenario.name in SKIPPED:
         pytest.skip(SKIPPED[scenario.name])
     scenario.check(Api(world, scenario.policy))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from semel.asgi.protocol import Message, Receive
 
 
-class Line:
+class Disconnect:
     """A server's ``receive``, which can be listened to while nobody receives. The whole body has been read."""
 
     def __init__(self, receive: Receive) -> None:

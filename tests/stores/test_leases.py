@@ -15,13 +15,13 @@ import pytest
 from semel.core.commands import Renew
 from semel.core.record import Hold
 from semel.errors import StoreUnavailable
-from semel.stores import keeper
-from semel.stores.keeper import RENEWALS_PER_LEASE, AsyncKeeper, Keeper
+from semel.stores import leases
+from semel.stores.leases import RENEWALS_PER_LEASE, AsyncLeases, Leases
 
 #: A round every 10 ms: long enough to come in between, short enough to wait for.
 SHORT = timedelta(milliseconds=30)
 LONG = timedelta(hours=1)
-SECONDS = 30  # only a broken keeper is waited for that long
+SECONDS = 30  # only a broken leases is waited for that long
 
 A, B, C = (Hold("alice", key, 1, b"t" * 16) for key in "abc")
 
@@ -48,12 +48,12 @@ def fails_once() -> Answer:
 
 
 class Rounds:
-    """What a keeper of threads asks for."""
+    """What a leases of threads asks for."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._asked: queue.SimpleQueue[Renew] = queue.SimpleQueue()
-        self.keeper = Keeper(self._renew)
+        self.leases = Leases(self._renew)
 
     def _renew(self, renew: Renew) -> frozenset[Hold]:
         self._asked.put(renew)
@@ -73,10 +73,10 @@ def kept(answer: Answer = nothing_lost) -> Iterator[Rounds]:
     try:
         yield rounds
     finally:
-        rounds.keeper.close()
+        rounds.leases.close()
 
 
-#: Doors that other tests have opened, and never closed, have keepers too.
+#: Entry points that other tests have opened, and never closed, have keepers too.
 _of_others: set[threading.Thread] = set()
 
 
@@ -86,18 +86,18 @@ def only_of_this_test() -> None:
     _of_others.update(threading.enumerate())
 
 
-def keepers() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name == "semel-keeper" and each not in _of_others]
+def renewers() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "semel-leases" and each not in _of_others]
 
 
 def test_one_command_for_all() -> None:
     """All leases are renewed together, each at its own length, again and again."""
     with kept() as rounds:
-        rounds.keeper.add(A, SHORT)
-        rounds.keeper.add(B, LONG)
+        rounds.leases.add(A, SHORT)
+        rounds.leases.add(B, LONG)
         assert dict(rounds.until(A, B).holds) == {A: SHORT, B: LONG}
         rounds.until(A, B)
-        assert len(keepers()) == 1
+        assert len(renewers()) == 1
 
 
 def test_shorter_leases_put_nothing_off() -> None:
@@ -112,18 +112,18 @@ def test_shorter_leases_put_nothing_off() -> None:
 
     with kept(answer) as rounds:
         ends_at = time.monotonic() + lease.total_seconds()
-        rounds.keeper.add(A, lease)
+        rounds.leases.add(A, lease)
         while not renewed.wait(0.02) and time.monotonic() < ends_at:
             lease -= step
-            rounds.keeper.add(B, lease)
+            rounds.leases.add(B, lease)
         assert renewed.is_set()
 
 
 def test_lost_holds_are_dropped() -> None:
     """A hold that is lost is renewed no more; the others are."""
     with kept(lambda _: frozenset({A})) as rounds:
-        rounds.keeper.add(A, SHORT)
-        rounds.keeper.add(B, SHORT)
+        rounds.leases.add(A, SHORT)
+        rounds.leases.add(B, SHORT)
         rounds.until(B)
 
 
@@ -131,8 +131,8 @@ def test_loser_is_told_once() -> None:
     """Whoever has lost its hold is told, once, though the store goes on to say so; the others are told nothing."""
     told: list[str] = []
     with kept(lambda _: frozenset({A})) as rounds:
-        rounds.keeper.add(A, SHORT, lambda: told.append("a"))
-        rounds.keeper.add(B, SHORT, lambda: told.append("b"))
+        rounds.leases.add(A, SHORT, lambda: told.append("a"))
+        rounds.leases.add(B, SHORT, lambda: told.append("b"))
         rounds.until(B)
         rounds.until(B)
     assert told == ["a"]
@@ -143,12 +143,12 @@ def test_who_has_ended_is_not_told() -> None:
     told: list[str] = []
 
     def ends(_renew: Renew) -> frozenset[Hold]:
-        rounds.keeper.discard(A)
+        rounds.leases.discard(A)
         return frozenset({A})
 
     with kept(ends) as rounds:
-        rounds.keeper.add(A, SHORT, lambda: told.append("a"))
-        rounds.keeper.add(B, SHORT)
+        rounds.leases.add(A, SHORT, lambda: told.append("a"))
+        rounds.leases.add(B, SHORT)
         rounds.until(B)
     assert not told
 
@@ -157,7 +157,7 @@ def test_nobody_is_told_of_a_failure() -> None:
     """A round that fails is no loss: the leases may well be alive."""
     told: list[str] = []
     with kept(fails_once()) as rounds:
-        rounds.keeper.add(A, SHORT, lambda: told.append("a"))
+        rounds.leases.add(A, SHORT, lambda: told.append("a"))
         rounds.until(A)
         rounds.until(A)
     assert not told
@@ -167,7 +167,7 @@ def test_all_are_told_where_the_store_says_that_all_is_lost() -> None:
     """A store that knows that every hold is lost says so, and all are told at once, each once; the next are kept."""
     watchers: list[Callable[[], None]] = []
     told: list[str] = []
-    leases = Keeper(nothing_lost, watchers.append)
+    leases = Leases(nothing_lost, watchers.append)
     try:
         leases.add(A, LONG, lambda: told.append("a"))
         leases.add(B, LONG, lambda: told.append("b"))
@@ -184,18 +184,18 @@ def test_all_are_told_where_the_store_says_that_all_is_lost() -> None:
 def test_finished_holds_are_dropped() -> None:
     """A hold whose handler has ended is left alone; leaving it twice is no mistake."""
     with kept() as rounds:
-        rounds.keeper.add(A, SHORT)
-        rounds.keeper.add(B, SHORT)
+        rounds.leases.add(A, SHORT)
+        rounds.leases.add(B, SHORT)
         rounds.until(A, B)
-        rounds.keeper.discard(A)
-        rounds.keeper.discard(A)
+        rounds.leases.discard(A)
+        rounds.leases.discard(A)
         rounds.until(B)
 
 
 def test_store_failure_is_survived() -> None:
     """A round that fails is followed by the next: two may fail before a live worker loses its lease."""
     with kept(fails_once()) as rounds:
-        rounds.keeper.add(A, SHORT)
+        rounds.leases.add(A, SHORT)
         rounds.until(A)
         rounds.until(A)
     assert RENEWALS_PER_LEASE == 3
@@ -204,51 +204,51 @@ def test_store_failure_is_survived() -> None:
 def test_shorter_lease_is_renewed_in_time() -> None:
     """A short lease does not wait for the timer of a long one."""
     with kept() as rounds:
-        rounds.keeper.add(A, LONG)
-        rounds.keeper.add(B, SHORT)
+        rounds.leases.add(A, LONG)
+        rounds.leases.add(B, SHORT)
         rounds.until(A, B)
 
 
 def test_empty_rounds_ask_nothing() -> None:
     """Without leases the store is asked for nothing, and the next lease is kept all the same."""
     with kept() as rounds:
-        rounds.keeper.add(A, SHORT)
+        rounds.leases.add(A, SHORT)
         rounds.until(A)
-        rounds.keeper.discard(A)
-        rounds.keeper.add(B, SHORT)
+        rounds.leases.discard(A)
+        rounds.leases.add(B, SHORT)
         assert all(renew.holds for renew in [rounds.until(B), rounds.until(B)])
 
 
 def test_close_ends_the_thread() -> None:
     """After close there is no thread; closing twice is no mistake, and adding starts anew."""
     with kept() as rounds:
-        rounds.keeper.add(A, SHORT)
+        rounds.leases.add(A, SHORT)
         rounds.until(A)
-        rounds.keeper.close()
-        rounds.keeper.close()
-        assert not keepers()
-        rounds.keeper.add(B, SHORT)
+        rounds.leases.close()
+        rounds.leases.close()
+        assert not renewers()
+        rounds.leases.add(B, SHORT)
         rounds.until(B)
-    assert not keepers()
+    assert not renewers()
 
 
 def test_close_before_the_thread_has_begun() -> None:
-    """A keeper that is closed at once ends at once, however long its leases are."""
+    """A leases that is closed at once ends at once, however long its leases are."""
     for _ in range(100):
         with kept() as rounds:
-            rounds.keeper.add(A, timedelta(hours=1))
-    assert not keepers()
+            rounds.leases.add(A, timedelta(hours=1))
+    assert not renewers()
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")  # That is the point of it.
 def test_fork() -> None:
     """After a fork the child keeps its own leases, by its own thread, and none of the parent's."""
     with kept() as rounds:
-        rounds.keeper.add(A, SHORT)
+        rounds.leases.add(A, SHORT)
         rounds.until(A)
         child = os.fork()
         if child == 0:
-            rounds.keeper.add(B, SHORT)
+            rounds.leases.add(B, SHORT)
             rounds.until(B)
             os._exit(0)
         _, status = os.waitpid(child, 0)
@@ -260,12 +260,12 @@ def test_fork() -> None:
 
 
 class AsyncRounds(Rounds):
-    """What a keeper of event loops asks for, in a thread."""
+    """What a leases of event loops asks for, in a thread."""
 
     def __init__(self, answer: Answer = nothing_lost) -> None:
         self._answer = answer
         self._asked = queue.SimpleQueue()
-        self.keeper: AsyncKeeper = AsyncKeeper(self._renew)
+        self.leases: AsyncLeases = AsyncLeases(self._renew)
 
     async def come(self, *holds: Hold) -> Renew:
         """Wait for a round of exactly these holds, and let the loop go on meanwhile."""
@@ -278,30 +278,30 @@ def kept_on_a_loop(answer: Answer = nothing_lost) -> Iterator[AsyncRounds]:
     try:
         yield rounds
     finally:
-        rounds.keeper.close()
+        rounds.leases.close()
 
 
 @pytest.fixture
 def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop is taken for dead after two leases."""
-    monkeypatch.setattr(keeper, "LOOP_SILENCE", 2 * SHORT)
-    monkeypatch.setattr(keeper, "LOOP_SILENCE_LEASES", 1)
+    monkeypatch.setattr(leases, "LOOP_SILENCE", 2 * SHORT)
+    monkeypatch.setattr(leases, "LOOP_SILENCE_LEASES", 1)
 
 
 async def test_async_one_command_for_all() -> None:
     """All leases are renewed together, each at its own length, again and again, by one thread."""
     with kept_on_a_loop() as rounds:
-        rounds.keeper.add(A, SHORT)
-        rounds.keeper.add(B, LONG)
+        rounds.leases.add(A, SHORT)
+        rounds.leases.add(B, LONG)
         assert dict((await rounds.come(A, B)).holds) == {A: SHORT, B: LONG}
         await rounds.come(A, B)
-        assert len(keepers()) == 1
+        assert len(renewers()) == 1
 
 
 async def test_async_a_blocked_loop_keeps_its_leases() -> None:
     """Leases are renewed while a handler blocks the loop."""
     with kept_on_a_loop() as rounds:
-        rounds.keeper.add(A, SHORT)
+        rounds.leases.add(A, SHORT)
         for _ in range(2 * RENEWALS_PER_LEASE):
             rounds.until(A)  # This waits without giving the loop a turn.
 
@@ -310,8 +310,8 @@ async def test_async_a_blocked_loop_keeps_its_leases() -> None:
 async def test_async_a_dead_loop_loses_its_leases() -> None:
     """A loop that shows no life for long enough has its leases renewed no more; others are. It may come back."""
     with kept_on_a_loop() as rounds:
-        rounds.keeper.add(A, SHORT)
-        await asyncio.to_thread(rounds.keeper.add, B, SHORT)  # A thread's, which shows life by nothing.
+        rounds.leases.add(A, SHORT)
+        await asyncio.to_thread(rounds.leases.add, B, SHORT)  # A thread's, which shows life by nothing.
         rounds.until(A, B)
         rounds.until(B)
         rounds.until(B)
@@ -325,8 +325,8 @@ async def test_async_a_loop_that_comes_back_hears_what_it_has_lost() -> None:
     lost = asyncio.Event()
     taken: set[Hold] = set()
     with kept_on_a_loop(lambda renew: frozenset(dict(renew.holds).keys() & taken)) as rounds:
-        rounds.keeper.add(A, SHORT, lost.set)
-        await asyncio.to_thread(rounds.keeper.add, B, SHORT)
+        rounds.leases.add(A, SHORT, lost.set)
+        await asyncio.to_thread(rounds.leases.add, B, SHORT)
         rounds.until(B)
         taken.add(A)
         async with asyncio.timeout(SECONDS):
@@ -337,21 +337,21 @@ async def test_async_a_loop_that_comes_back_hears_what_it_has_lost() -> None:
 async def test_async_a_loop_without_leases_shows_life_with_the_next() -> None:
     """A loop that had no lease for long is not dead: it has shown life by the next one."""
     with kept_on_a_loop() as rounds:
-        rounds.keeper.add(A, SHORT)
+        rounds.leases.add(A, SHORT)
         rounds.until(A)
-        rounds.keeper.discard(A)
-        await asyncio.to_thread(rounds.keeper.add, B, SHORT)
+        rounds.leases.discard(A)
+        await asyncio.to_thread(rounds.leases.add, B, SHORT)
         for _ in range(3 * RENEWALS_PER_LEASE):
             rounds.until(B)
-        rounds.keeper.add(C, SHORT)
+        rounds.leases.add(C, SHORT)
         rounds.until(B, C)
 
 
 async def test_async_lost_holds_are_dropped() -> None:
     """A hold that is lost is renewed no more; the others are."""
     with kept_on_a_loop(lambda _: frozenset({A})) as rounds:
-        rounds.keeper.add(A, SHORT)
-        rounds.keeper.add(B, SHORT)
+        rounds.leases.add(A, SHORT)
+        rounds.leases.add(B, SHORT)
         await rounds.come(B)
 
 
@@ -359,8 +359,8 @@ async def test_async_loser_is_told_once() -> None:
     """A worker that has lost its hold is told, once, on its loop; the others are told nothing."""
     told: list[tuple[str, threading.Thread]] = []
     with kept_on_a_loop(lambda _: frozenset({A})) as rounds:
-        rounds.keeper.add(A, SHORT, lambda: told.append(("a", threading.current_thread())))
-        rounds.keeper.add(B, SHORT, lambda: told.append(("b", threading.current_thread())))
+        rounds.leases.add(A, SHORT, lambda: told.append(("a", threading.current_thread())))
+        rounds.leases.add(B, SHORT, lambda: told.append(("b", threading.current_thread())))
         await rounds.come(B)
         await rounds.come(B)
     assert told == [("a", threading.current_thread())]
@@ -371,12 +371,12 @@ async def test_async_who_has_ended_is_not_told() -> None:
     told: list[str] = []
 
     def ends(_renew: Renew) -> frozenset[Hold]:
-        rounds.keeper.discard(A)
+        rounds.leases.discard(A)
         return frozenset({A})
 
     with kept_on_a_loop(ends) as rounds:
-        rounds.keeper.add(A, SHORT, lambda: told.append("a"))
-        rounds.keeper.add(B, SHORT)
+        rounds.leases.add(A, SHORT, lambda: told.append("a"))
+        rounds.leases.add(B, SHORT)
         await rounds.come(B)
     assert not told
 
@@ -386,7 +386,7 @@ async def test_async_all_are_told_where_the_store_says_that_all_is_lost() -> Non
     watchers: list[Callable[[], None]] = []
     told: list[str] = []
     last = asyncio.Event()
-    leases = AsyncKeeper(nothing_lost, watchers.append)
+    leases = AsyncLeases(nothing_lost, watchers.append)
     (all_is_lost,) = watchers
     all_is_lost()  # Nothing is held yet.
     leases.add(A, LONG, lambda: told.append("a"))
@@ -401,7 +401,7 @@ async def test_async_all_are_told_where_the_store_says_that_all_is_lost() -> Non
 def test_async_loop_that_has_ended_is_not_told() -> None:
     """A loop that has ended has no handler to stop."""
     watchers: list[Callable[[], None]] = []
-    leases = AsyncKeeper(nothing_lost, watchers.append)
+    leases = AsyncLeases(nothing_lost, watchers.append)
 
     async def keep() -> None:
         leases.add(A, LONG)
@@ -414,17 +414,17 @@ def test_async_loop_that_has_ended_is_not_told() -> None:
 async def test_async_finished_holds_are_dropped() -> None:
     """A hold that its handler has ended is left alone."""
     with kept_on_a_loop() as rounds:
-        rounds.keeper.add(A, SHORT)
-        rounds.keeper.add(B, SHORT)
-        rounds.keeper.discard(A)
-        rounds.keeper.discard(A)
+        rounds.leases.add(A, SHORT)
+        rounds.leases.add(B, SHORT)
+        rounds.leases.discard(A)
+        rounds.leases.discard(A)
         await rounds.come(B)
 
 
 async def test_async_store_failure_is_survived() -> None:
     """A round that fails is followed by the next."""
     with kept_on_a_loop(fails_once()) as rounds:
-        rounds.keeper.add(A, SHORT)
+        rounds.leases.add(A, SHORT)
         await rounds.come(A)
         await rounds.come(A)
 
@@ -432,8 +432,8 @@ async def test_async_store_failure_is_survived() -> None:
 async def test_async_shorter_lease_is_renewed_in_time() -> None:
     """A short lease does not wait for the round of a long one."""
     with kept_on_a_loop() as rounds:
-        rounds.keeper.add(A, LONG)
-        rounds.keeper.add(B, SHORT)
+        rounds.leases.add(A, LONG)
+        rounds.leases.add(B, SHORT)
         await rounds.come(A, B)
 
 
@@ -442,7 +442,7 @@ def test_async_loops_that_end_leave_their_leases() -> None:
     with kept_on_a_loop() as rounds:
 
         async def add(hold: Hold) -> None:
-            rounds.keeper.add(hold, SHORT)
+            rounds.leases.add(hold, SHORT)
             await rounds.come(hold)
 
         asyncio.run(add(A))
@@ -456,7 +456,7 @@ def test_async_several_loops_at_once() -> None:
 
         async def keep(hold: Hold, *, is_loser: bool) -> None:
             lost = asyncio.Event()
-            rounds.keeper.add(hold, SHORT, lost.set)
+            rounds.leases.add(hold, SHORT, lost.set)
             await asyncio.to_thread(have_added.wait, SECONDS)
             if is_loser:
                 await asyncio.wait_for(lost.wait(), SECONDS)
@@ -476,11 +476,11 @@ def test_async_a_loop_that_is_not_running_has_no_leases() -> None:
     with kept_on_a_loop() as rounds:
 
         async def add() -> None:
-            rounds.keeper.add(A, SHORT)
+            rounds.leases.add(A, SHORT)
             await rounds.come(A)
 
         loop.run_until_complete(add())
-        rounds.keeper.add(B, SHORT)  # A thread's: this one has no loop now.
+        rounds.leases.add(B, SHORT)  # A thread's: this one has no loop now.
         rounds.until(B)
         rounds.until(B)
         loop.run_until_complete(rounds.come(A, B))
@@ -489,12 +489,12 @@ def test_async_a_loop_that_is_not_running_has_no_leases() -> None:
 
 async def test_async_the_thread_ends_where_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without leases the thread ends by itself; the next lease starts another."""
-    monkeypatch.setattr(keeper, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(leases, "IDLE_SECONDS", 0.01)
     with kept_on_a_loop() as rounds:
-        rounds.keeper.add(A, SHORT)
-        [thread] = keepers()
-        rounds.keeper.discard(A)
+        rounds.leases.add(A, SHORT)
+        [thread] = renewers()
+        rounds.leases.discard(A)
         await asyncio.to_thread(thread.join, SECONDS)
-        assert not keepers()
-        rounds.keeper.add(B, SHORT)
+        assert not renewers()
+        rounds.leases.add(B, SHORT)
         await rounds.come(B)

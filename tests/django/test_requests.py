@@ -29,7 +29,7 @@ from semel.core.state import State
 from semel.django import guards, idempotent
 from semel.errors import ConfigurationError
 from tests.django import project
-from tests.django.door import (
+from tests.django.entry import (
     ASGI,
     WSGI,
     Visitor,

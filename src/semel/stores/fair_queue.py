@@ -1,4 +1,4 @@
-"""The queue of a lane: scopes take turns, and a batch is bounded in number and in bytes. It carries out nothing.
+"""The queue of a batcher: scopes take turns, and a batch is bounded in number and in bytes. It carries out nothing.
 
 One tenant that sends a thousand requests, or sixty of eight megabytes, must not keep another's small one waiting for
 all of them. What one scope asks for goes out in the order in which it was asked.
@@ -15,7 +15,6 @@ from semel.core.commands import (
     Claim,
     Command,
     Complete,
-    Decree,
     Discard,
     Look,
     Mark,
@@ -24,6 +23,7 @@ from semel.core.commands import (
     ReadRequest,
     ReadTrail,
     Release,
+    Resolution,
     Save,
     Settle,
     Sweep,
@@ -137,7 +137,7 @@ def scope_of(command: Command[Any]) -> str:
 def size_of(command: Command[Any]) -> int:
     """Return how many bytes of bodies go out with *command*."""
     # Asked of every claim and every answer, so it is one call.
-    if isinstance(command, Complete | Decree):
+    if isinstance(command, Complete | Resolution):
         return len(command.answer.body or b"")
     claim = command.claim if isinstance(command, TakeOver) else command
     if isinstance(claim, Claim) and claim.request is not None:
@@ -151,7 +151,7 @@ _in_claim: Callable[[Any], str] = attrgetter("claim.scope")
 _plain: Callable[[Any], str] = attrgetter("scope")
 _SCOPES: dict[type[Command[Any]], Callable[[Any], str]] = {
     **dict.fromkeys((Claim, Look, ReadTrail), _plain),
-    **dict.fromkeys((Complete, Decree, Discard, Mark, Note, Park), _in_hold),
+    **dict.fromkeys((Complete, Resolution, Discard, Mark, Note, Park), _in_hold),
     **dict.fromkeys((ReadRequest, Release, Save, Settle, Sweep, Unpark), _in_hold),
     TakeOver: _in_claim,
 }

@@ -39,7 +39,7 @@ except ImportError as error:  # pragma: no cover - seen only where the extra is 
 _logger = logging.getLogger("semel")
 
 
-class Line(ABC):
+class DirectConnection(ABC):
     """One direct connection, for as long as it is wanted. All that others supply is called in its thread."""
 
     #: What its thread is called.
@@ -98,13 +98,13 @@ class Line(ABC):
 class _Life:
     """One thread with its connection, from start to close."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, direct: DirectConnection) -> None:
+        self._direct = direct
         self._stopping = threading.Event()
         #: Wakes the thread while it waits for the server.
         self._bell, self._ringer = socket.socketpair()
         self._connection: psycopg.Connection[Any] | None = None
-        self._thread = threading.Thread(target=self._live, name=line.name, daemon=True)
+        self._thread = threading.Thread(target=self._live, name=direct.name, daemon=True)
         self._thread.start()
 
     def end(self) -> None:
@@ -131,17 +131,17 @@ class _Life:
         try:
             while not self._stopping.is_set():
                 try:
-                    with closing(_connect(self._line.address)) as connection:
+                    with closing(_connect(self._direct.address)) as connection:
                         self._connection = connection
                         if not is_direct(connection):
-                            self._line.pooled()
+                            self._direct.pooled()
                             return
                         connection.execute(SETTLE.encode())
-                        self._line.opened(connection)
+                        self._direct.opened(connection)
                         waits = pauses()
                         self._stay(connection)
                 except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live to try again
-                    self._line.failed(error)
+                    self._direct.failed(error)
                 finally:
                     self._connection = None
                 self._stopping.wait(next(waits))
@@ -159,10 +159,10 @@ class _Life:
                     if not selector.select(HEARTBEAT_SECONDS):
                         connection.execute(HEARTBEAT)
                     for notification in connection.notifies(timeout=0):
-                        self._line.heard(notification.payload)
+                        self._direct.heard(notification.payload)
         finally:
             # Before it is closed: nobody may count on it for longer than the server does.
-            self._line.lost()
+            self._direct.lost()
 
 
 _NETWORK: dict[str, Any] = {

@@ -10,13 +10,13 @@ from enum import Enum
 from weakref import WeakKeyDictionary
 
 from semel.core.commands import Again
-from semel.core.handler import NoRoom, Wait
+from semel.core.handler import TooManyWaiters, Wait
 from semel.core.record import Found
 
 #: How often the store is asked about a key: a person does not notice, and neither does the database.
 POLL_INTERVAL = timedelta(seconds=1)
 
-Told = Found | Again | NoRoom
+Told = Found | Again | TooManyWaiters
 #: Begins to call back with the names of operations that end (``core/hint.py``), in whatever process.
 Listen = Callable[[Callable[[str], None]], None]
 
@@ -27,7 +27,7 @@ class Gone(Enum):
     GONE = "gone"
 
 
-class Seat(ABC):
+class Slot(ABC):
     """Where one waits, until it is told something."""
 
     __slots__ = ("__weakref__",)
@@ -37,17 +37,17 @@ class Seat(ABC):
         """Say it. What was said before counts, and this does not."""
 
 
-class Visit:
+class Waiter:
     """One call's stay, over all the times that it sits down, looks, and sits down again."""
 
-    __slots__ = ("__weakref__", "came_at", "deadline", "is_over", "seat")
+    __slots__ = ("__weakref__", "came_at", "deadline", "is_over", "slot")
 
     def __init__(self) -> None:
         """It has not come yet, and may never."""
         self.came_at = 0.0
         #: Until when it waits, once it does.
         self.deadline: float | None = None
-        self.seat: Seat | None = None
+        self.slot: Slot | None = None
         #: Nobody is there any more to be answered.
         self.is_over = False
 
@@ -59,86 +59,86 @@ class Visit:
         """Wait no longer, now or later: ``Interrupted`` is raised to whoever does. On a loop, only from that loop."""
         self.is_over = True
         # After that, never before: whoever sits down looks at the two in the other order.
-        seat = self.seat
-        if seat is not None:
-            seat.tell(Gone.GONE)
+        slot = self.slot
+        if slot is not None:
+            slot.tell(Gone.GONE)
 
 
 @dataclass(slots=True)
-class _Line:
+class _Queue:
     """Those who wait for one key."""
 
     #: When one of them asked last, or was sent to. The first of them had asked before it sat down.
     asked_at: float
-    seats: dict[Seat, None] = field(default_factory=dict)
+    slots: dict[Slot, None] = field(default_factory=dict)
 
 
-class Seats:
-    """All who wait in one place. It locks nothing."""
+class Queues:
+    """All who wait in one slot. It locks nothing."""
 
     def __init__(self) -> None:
         """Nobody waits."""
-        self._lines: dict[str, _Line] = {}
+        self._queues: dict[str, _Queue] = {}
         self.count = 0
 
     def count_of(self, name: str) -> int:
         """Return how many wait for one key."""
-        line = self._lines.get(name)
-        return len(line.seats) if line else 0
+        queue = self._queues.get(name)
+        return len(queue.slots) if queue else 0
 
-    def take(self, name: str, seat: Seat, now: float) -> None:
+    def take(self, name: str, slot: Slot, now: float) -> None:
         """Sit down behind the others."""
-        line = self._lines.get(name)
-        if line is None:
-            line = self._lines[name] = _Line(now)
-        line.seats[seat] = None
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = _Queue(now)
+        queue.slots[slot] = None
         self.count += 1
 
-    def leave(self, name: str, seat: Seat) -> None:
+    def leave(self, name: str, slot: Slot) -> None:
         """Get up."""
-        line = self._lines[name]
-        del line.seats[seat]
+        queue = self._queues[name]
+        del queue.slots[slot]
         self.count -= 1
-        if not line.seats:
-            del self._lines[name]
+        if not queue.slots:
+            del self._queues[name]
 
-    def first(self, name: str) -> Seat | None:
+    def first(self, name: str) -> Slot | None:
         """Return who has waited longest for a key, since it asked."""
-        line = self._lines.get(name)
-        return next(iter(line.seats)) if line else None
+        queue = self._queues.get(name)
+        return next(iter(queue.slots)) if queue else None
 
-    def all(self, name: str) -> tuple[Seat, ...]:
+    def all(self, name: str) -> tuple[Slot, ...]:
         """Return all who wait for a key."""
-        line = self._lines.get(name)
-        return tuple(line.seats) if line else ()
+        queue = self._queues.get(name)
+        return tuple(queue.slots) if queue else ()
 
     def names(self) -> tuple[str, ...]:
         """Return the keys that somebody waits for."""
-        return tuple(self._lines)
+        return tuple(self._queues)
 
     def asked_at(self, name: str) -> float:
         """Return when one of those who wait for a key asked last. There are some."""
-        return self._lines[name].asked_at
+        return self._queues[name].asked_at
 
     def send(self, name: str, now: float) -> None:
         """Have the first of those who wait for a key ask the store."""
-        line = self._lines.get(name)
-        if line is not None:
-            line.asked_at = now
-            next(iter(line.seats)).tell(Again.AGAIN)
+        queue = self._queues.get(name)
+        if queue is not None:
+            queue.asked_at = now
+            next(iter(queue.slots)).tell(Again.AGAIN)
 
-    def expire(self, name: str, seat: Seat, visit: Visit, now: float) -> None:
+    def expire(self, name: str, slot: Slot, waiter: Waiter, now: float) -> None:
         """Say to one that its time is over; or have it look once more, where nobody has asked since it came."""
-        line = self._lines[name]
-        if line.asked_at > visit.came_at:
-            seat.tell(NoRoom.NO_ROOM)
+        queue = self._queues[name]
+        if queue.asked_at > waiter.came_at:
+            slot.tell(TooManyWaiters.TOO_MANY)
         else:
-            line.asked_at = now
-            seat.tell(Again.AGAIN)
+            queue.asked_at = now
+            slot.tell(Again.AGAIN)
 
 
-class Lookers:
-    """Those who got up to look, and may sit down again: each keeps its place meanwhile. It locks nothing.
+class Looking:
+    """Those who got up to look, and may sit down again: each keeps its slot meanwhile. It locks nothing.
 
     Else, where all look at once, as many again would come in. Whoever ends without a word is forgotten with its call,
     and at the latest when its time is over.
@@ -146,19 +146,19 @@ class Lookers:
 
     def __init__(self) -> None:
         """Nobody looks."""
-        self._names: WeakKeyDictionary[Visit, str] = WeakKeyDictionary()
+        self._names: WeakKeyDictionary[Waiter, str] = WeakKeyDictionary()
 
-    def add(self, visit: Visit, name: str) -> None:
-        """Keep a place for one who looks after a key."""
-        self._names[visit] = name
+    def add(self, waiter: Waiter, name: str) -> None:
+        """Keep a slot for one who looks after a key."""
+        self._names[waiter] = name
 
-    def discard(self, visit: Visit) -> None:
+    def discard(self, waiter: Waiter) -> None:
         """Keep none any longer: it sits, or waits no more."""
-        self._names.pop(visit, None)
+        self._names.pop(waiter, None)
 
     def names(self, now: float) -> list[str]:
         """Return the key of each of them."""
-        return [name for visit, name in self._names.items() if not visit.is_over and now < (visit.deadline or now)]
+        return [name for waiter, name in self._names.items() if not waiter.is_over and now < (waiter.deadline or now)]
 
 
 def most(command: Wait, usual: int) -> int:

@@ -1,4 +1,4 @@
-"""The lane for tasks: what is asked meanwhile goes out together, and nobody's trouble is another's."""
+"""The batcher for tasks: what is asked meanwhile goes out together, and nobody's trouble is another's."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,27 +8,27 @@ import pytest
 
 from semel.core.commands import Look
 from semel.errors import StoreRefused, StoreUnavailable
-from semel.stores import fair
-from semel.stores.lane import AsyncLane
+from semel.stores import fair_queue
+from semel.stores.batching import AsyncBatcher
 
 FIRST = "first"
 
 
-class Desk:
-    """A lane whose batches are held until the door is opened."""
+class Backlog:
+    """A batcher whose batches are held until it is let go."""
 
     def __init__(self, answer: Callable[[list[str]], list[Any]] = list) -> None:
         self.batches: list[list[str]] = []
         self.is_open = asyncio.Event()
         self._entered = asyncio.Event()
         self._answer = answer
-        self.lane = AsyncLane(self._execute)
+        self.batcher = AsyncBatcher(self._execute)
 
     def ask(self, name: str) -> asyncio.Future[Any]:
-        return self.lane.submit(Look("lane", name))
+        return self.batcher.submit(Look("batcher", name))
 
     async def busy(self, names: list[str]) -> dict[str, asyncio.Future[Any]]:
-        """Return the futures of *names*, which queue up behind a first batch that ends when the door is opened."""
+        """Return the futures of *names*, which queue up behind a first batch that is held until it is let go."""
         futures = {FIRST: self.ask(FIRST)}
         await self._entered.wait()
         return futures | {name: self.ask(name) for name in names}
@@ -43,30 +43,30 @@ class Desk:
 
 async def test_free_lane_sends_at_once() -> None:
     """A lone caller waits for nobody; what is asked in one breath goes out in one batch."""
-    desk = Desk()
-    desk.is_open.set()
-    assert await desk.ask("a") == "a"
-    assert await asyncio.gather(*[desk.ask("b"), desk.ask("c")]) == ["b", "c"]
-    assert desk.batches == [["a"], ["b", "c"]]
+    backlog = Backlog()
+    backlog.is_open.set()
+    assert await backlog.ask("a") == "a"
+    assert await asyncio.gather(*[backlog.ask("b"), backlog.ask("c")]) == ["b", "c"]
+    assert backlog.batches == [["a"], ["b", "c"]]
 
 
 async def test_what_queues_meanwhile_goes_out_together() -> None:
     """Whoever comes while a batch is under way is in the next one, in the order they came, and gets its own answer."""
-    desk = Desk(lambda names: [name.upper() for name in names])
-    futures = await desk.busy(["a", "b", "c"])
-    desk.is_open.set()
+    backlog = Backlog(lambda names: [name.upper() for name in names])
+    futures = await backlog.busy(["a", "b", "c"])
+    backlog.is_open.set()
     assert await asyncio.gather(*futures.values()) == ["FIRST", "A", "B", "C"]
-    assert desk.batches == [[FIRST], ["a", "b", "c"]]
+    assert backlog.batches == [[FIRST], ["a", "b", "c"]]
 
 
 async def test_batches_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long queue goes out in several batches, still in order."""
-    monkeypatch.setattr(fair, "MAX_BATCH", 4)
-    desk = Desk()
-    futures = await desk.busy(list("abcdefghij"))
-    desk.is_open.set()
+    monkeypatch.setattr(fair_queue, "MAX_BATCH", 4)
+    backlog = Backlog()
+    futures = await backlog.busy(list("abcdefghij"))
+    backlog.is_open.set()
     assert await asyncio.gather(*futures.values()) == [FIRST, *"abcdefghij"]
-    assert desk.batches == [[FIRST], list("abcd"), list("efgh"), list("ij")]
+    assert backlog.batches == [[FIRST], list("abcd"), list("efgh"), list("ij")]
 
 
 async def test_poisoned_row_fails_alone() -> None:
@@ -77,14 +77,14 @@ async def test_poisoned_row_fails_alone() -> None:
             raise ValueError("poison")
         return names
 
-    desk = Desk(answer)
-    futures = await desk.busy(["a", "bad", "b"])
-    desk.is_open.set()
+    backlog = Backlog(answer)
+    futures = await backlog.busy(["a", "bad", "b"])
+    backlog.is_open.set()
     assert (await futures["a"], await futures["b"]) == ("a", "b")
     with pytest.raises(StoreRefused, match="ValueError") as told:
         await futures["bad"]
     assert "poison" not in str(told.value)
-    assert desk.batches[1:] == [["a", "bad", "b"], ["a"], ["bad"], ["b"]]
+    assert backlog.batches[1:] == [["a", "bad", "b"], ["a"], ["bad"], ["b"]]
 
 
 async def test_store_error_fails_its_batch() -> None:
@@ -95,21 +95,21 @@ async def test_store_error_fails_its_batch() -> None:
             raise StoreUnavailable("gone")
         return names
 
-    desk = Desk(answer)
-    futures = await desk.busy(["a", "b"])
-    desk.is_open.set()
+    backlog = Backlog(answer)
+    futures = await backlog.busy(["a", "b"])
+    backlog.is_open.set()
     for name in "ab":
         with pytest.raises(StoreUnavailable, match="gone"):
             await futures[name]
-    assert desk.batches == [[FIRST], ["a", "b"]]
-    assert await desk.ask("c") == "c"
+    assert backlog.batches == [[FIRST], ["a", "b"]]
+    assert await backlog.ask("c") == "c"
 
 
 async def test_exception_among_the_outcomes() -> None:
     """An outcome that is an exception is raised to its own caller."""
-    desk = Desk(lambda names: [OSError("mine") if name == "a" else name for name in names])
-    desk.is_open.set()
-    mine, other = desk.ask("a"), desk.ask("b")
+    backlog = Backlog(lambda names: [OSError("mine") if name == "a" else name for name in names])
+    backlog.is_open.set()
+    mine, other = backlog.ask("a"), backlog.ask("b")
     with pytest.raises(OSError, match="mine"):
         await mine
     assert await other == "b"
@@ -117,38 +117,38 @@ async def test_exception_among_the_outcomes() -> None:
 
 async def test_cancelled_caller_loses_nothing() -> None:
     """A caller that goes away takes neither its own command with it nor its neighbours', queued or under way."""
-    desk = Desk()
-    futures = await desk.busy(["a", "b", "c"])
+    backlog = Backlog()
+    futures = await backlog.busy(["a", "b", "c"])
     futures[FIRST].cancel()
     futures["b"].cancel()
-    desk.is_open.set()
+    backlog.is_open.set()
     assert (await futures["a"], await futures["c"]) == ("a", "c")
-    assert desk.batches == [[FIRST], ["a", "b", "c"]]
+    assert backlog.batches == [[FIRST], ["a", "b", "c"]]
 
 
 async def test_idle() -> None:
     """Idle is when everything that was asked for has been done, by then or meanwhile."""
-    desk = Desk()
-    await desk.lane.idle()
-    futures = await desk.busy(["a"])
-    waiting = asyncio.ensure_future(desk.lane.idle())
-    desk.is_open.set()
+    backlog = Backlog()
+    await backlog.batcher.idle()
+    futures = await backlog.busy(["a"])
+    waiting = asyncio.ensure_future(backlog.batcher.idle())
+    backlog.is_open.set()
     await waiting
     assert all(future.done() for future in futures.values())
 
 
 async def test_end_of_the_loop_strands_nobody() -> None:
-    """When the lane is cancelled, as the loop ends, those under way and those queued learn that."""
-    desk = Desk()
-    futures = await desk.busy(["a", "b"])
-    assert desk.lane._drain is not None
-    desk.lane._drain.cancel()
+    """When the batcher is cancelled, as the loop ends, those under way and those queued learn that."""
+    backlog = Backlog()
+    futures = await backlog.busy(["a", "b"])
+    assert backlog.batcher._drain is not None
+    backlog.batcher._drain.cancel()
     for future in futures.values():
         with pytest.raises(StoreUnavailable) as caught:
             await future
         assert caught.value.was_sent
-    desk.is_open.set()
-    assert await desk.ask("c") == "c"
+    backlog.is_open.set()
+    assert await backlog.ask("c") == "c"
 
 
 async def test_stress() -> None:
@@ -161,9 +161,11 @@ async def test_stress() -> None:
             await asyncio.sleep(0)  # lets others come in between, if they can
             return [command.key for command in commands]
 
-    lane = AsyncLane(execute)
+    batcher = AsyncBatcher(execute)
 
     async def work(task: int) -> bool:
-        return all([await lane.submit(Look("lane", f"{task} {number}")) == f"{task} {number}" for number in range(20)])
+        return all(
+            [await batcher.submit(Look("batcher", f"{task} {number}")) == f"{task} {number}" for number in range(20)]
+        )
 
     assert all(await asyncio.gather(*[work(task) for task in range(200)]))

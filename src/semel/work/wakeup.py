@@ -1,4 +1,4 @@
-"""What ends a service's pause early: ``Alarm`` for threads, ``AsyncAlarm`` for an event loop. It runs nothing.
+"""What ends a service's pause early: ``Wakeup`` for threads, ``AsyncWakeup`` for an event loop. It runs nothing.
 
 It counts how often it rang, so that one which rings while a service is at work is not missed: its pause is over before
 it begins.
@@ -12,7 +12,7 @@ import threading
 from semel.stores.forks import start_afresh_in_children
 
 
-class Alarm:
+class Wakeup:
     """Wakes every thread that waits for it."""
 
     _condition: threading.Condition
@@ -27,7 +27,7 @@ class Alarm:
         """Have nobody wait."""
         self._condition = threading.Condition()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake all who wait, from whatever thread."""
         with self._condition:
             self.count += 1
@@ -39,7 +39,7 @@ class Alarm:
             self._condition.wait_for(lambda: self.count != heard, seconds)
 
 
-class AsyncAlarm:
+class AsyncWakeup:
     """Wakes every task that waits for it."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class AsyncAlarm:
         self.count = 0
         self._waiters: set[asyncio.Future[None]] = set()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake all who wait, on their loop."""
         self.count += 1
         for waiter in self._waiters:

@@ -8,18 +8,18 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from semel.core.commands import Again
-from semel.core.handler import NoRoom, Wait
+from semel.core.handler import TooManyWaiters, Wait
 from semel.core.hint import hint_of
 from semel.core.record import Found
 from semel.errors import Interrupted
-from semel.room.seats import POLL_INTERVAL, Gone, Listen, Lookers, Seat, Seats, Told, Visit, most
+from semel.guard.waiting.queue import POLL_INTERVAL, Gone, Listen, Looking, Queues, Slot, Told, Waiter, most
 from semel.stores.forks import start_afresh_in_children
 
 #: How many wait at once unless the policy says: each takes a thread away from those who have work to do.
 MAX_THREADS = 4
 
 
-class _Chair(Seat):
+class _ThreadSlot(Slot):
     """Where a thread waits."""
 
     __slots__ = ("told", "woken")
@@ -33,12 +33,12 @@ class _Chair(Seat):
         self.woken.set()
 
 
-class Room:
+class Waiters:
     """Where threads wait."""
 
     _mutex: threading.Lock
-    _seats: Seats
-    _lookers: Lookers
+    _queues: Queues
+    _looking: Looking
 
     def __init__(self, listen: Listen, *, poll: timedelta = POLL_INTERVAL) -> None:
         """Hear of operations that end elsewhere through *listen*, which is told so again and again."""
@@ -51,60 +51,60 @@ class Room:
     def start_afresh(self) -> None:
         """Have nobody wait."""
         self._mutex = threading.Lock()
-        self._seats = Seats()
-        self._lookers = Lookers()
+        self._queues = Queues()
+        self._looking = Looking()
 
     @property
     def count(self) -> int:
         """How many wait."""
-        return self._seats.count
+        return self._queues.count
 
-    def wait(self, command: Wait, visit: Visit) -> Told:
-        """Wait until *visit* is told something; at its first time there may be no room."""
-        name, chair = hint_of(command.scope, command.key), _Chair()
+    def wait(self, command: Wait, waiter: Waiter) -> Told:
+        """Wait until *waiter* is told something; at its first time there may be no room."""
+        name, slot = hint_of(command.scope, command.key), _ThreadSlot()
         with self._mutex:
             now = time.monotonic()
-            if visit.deadline is None:
+            if waiter.deadline is None:
                 if not self._has_room(name, command, now):
-                    return NoRoom.NO_ROOM
-                visit.begin(now, command.patience)
-            was_empty = not self._seats.count
-            self._lookers.discard(visit)
-            self._seats.take(name, chair, now)
-        visit.seat = chair
+                    return TooManyWaiters.TOO_MANY
+                waiter.begin(now, command.patience)
+            was_empty = not self._queues.count
+            self._looking.discard(waiter)
+            self._queues.take(name, slot, now)
+        waiter.slot = slot
         told: Told | Gone = Gone.GONE
         try:
             if was_empty:
                 # Each time: a store that was closed meanwhile has forgotten us.
                 self._listen(self._hear)
-            told = self._sit(name, chair, visit)
+            told = self._wait(name, slot, waiter)
         finally:
-            visit.seat = None
+            waiter.slot = None
             with self._mutex:
-                self._seats.leave(name, chair)
+                self._queues.leave(name, slot)
                 self._nudge(name)
                 if isinstance(told, Again):
-                    self._lookers.add(visit, name)
+                    self._looking.add(waiter, name)
         if isinstance(told, Gone):
             raise Interrupted
         return told
 
-    def end(self, visit: Visit) -> None:
-        """Keep no place for *visit* any longer, which has found what it waited for."""
-        if visit.deadline is not None:
+    def end(self, waiter: Waiter) -> None:
+        """Keep no slot for *waiter* any longer, which has found what it waited for."""
+        if waiter.deadline is not None:
             with self._mutex:
-                self._lookers.discard(visit)
+                self._looking.discard(waiter)
 
     def announce(self, scope: str, key: str, found: Found) -> None:
         """Tell all who wait for a key what was found of it."""
-        if self._seats.count:
+        if self._queues.count:
             with self._mutex:
-                for seat in self._seats.all(hint_of(scope, key)):
-                    seat.tell(found)
+                for slot in self._queues.all(hint_of(scope, key)):
+                    slot.tell(found)
 
     def hint(self, scope: str, key: str) -> None:
         """Say that an operation has ended here: whoever waits first may look."""
-        if self._seats.count or self._others:
+        if self._queues.count or self._others:
             self._hear(hint_of(scope, key))
 
     def overhear(self, on_end: Callable[[str], None]) -> None:
@@ -115,40 +115,40 @@ class Room:
         self._listen(self._hear)
 
     def _has_room(self, name: str, command: Wait, now: float) -> bool:
-        seats, looking = self._seats, self._lookers.names(now)
-        in_all, for_key = seats.count + len(looking), seats.count_of(name) + looking.count(name)
+        queues, looking = self._queues, self._looking.names(now)
+        in_all, for_key = queues.count + len(looking), queues.count_of(name) + looking.count(name)
         return in_all < most(command, MAX_THREADS) and for_key < command.max_waiters_per_key
 
     def _hear(self, name: str) -> None:
         with self._mutex:
-            self._seats.send(name, time.monotonic())
+            self._queues.send(name, time.monotonic())
         for on_end in self._others:
             on_end(name)
 
-    def _sit(self, name: str, chair: _Chair, visit: Visit) -> Told | Gone:
+    def _wait(self, name: str, slot: _ThreadSlot, waiter: Waiter) -> Told | Gone:
         while True:
             with self._mutex:
-                left = self._look_round(name, chair, visit)
-                if chair.told is not None:
-                    return chair.told
-                chair.woken.clear()
-            chair.woken.wait(left)
+                left = self._look_round(name, slot, waiter)
+                if slot.told is not None:
+                    return slot.told
+                slot.woken.clear()
+            slot.woken.wait(left)
 
-    def _look_round(self, name: str, chair: _Chair, visit: Visit) -> float:
+    def _look_round(self, name: str, slot: _ThreadSlot, waiter: Waiter) -> float:
         """See whether it is this one's turn, or too late; return how long it may sleep before it has to see again."""
-        if visit.is_over:
-            chair.tell(Gone.GONE)
-        now, deadline = time.monotonic(), visit.deadline or 0.0
-        next_look = self._seats.asked_at(name) + self._poll
-        is_first = self._seats.first(name) is chair
-        if chair.told is None and now >= deadline:
-            self._seats.expire(name, chair, visit, now)
-        elif chair.told is None and is_first and now >= next_look:
-            self._seats.send(name, now)
+        if waiter.is_over:
+            slot.tell(Gone.GONE)
+        now, deadline = time.monotonic(), waiter.deadline or 0.0
+        next_look = self._queues.asked_at(name) + self._poll
+        is_first = self._queues.first(name) is slot
+        if slot.told is None and now >= deadline:
+            self._queues.expire(name, slot, waiter, now)
+        elif slot.told is None and is_first and now >= next_look:
+            self._queues.send(name, now)
         return (min(deadline, next_look) if is_first else deadline) - now
 
     def _nudge(self, name: str) -> None:
         """Wake whoever is first now: the next look is its own."""
-        first = self._seats.first(name)
-        if isinstance(first, _Chair):
+        first = self._queues.first(name)
+        if isinstance(first, _ThreadSlot):
             first.woken.set()

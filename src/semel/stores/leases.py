@@ -112,7 +112,7 @@ class _Lease:
         return self.pulse is None or self.pulse.is_alive(self.length)
 
 
-class Keeper:
+class Leases:
     """The leases of the threads of one process, renewed by one daemon thread, which lives while there are any."""
 
     _leases: dict[Hold, _Lease]
@@ -157,7 +157,7 @@ class Keeper:
         """Hold nothing, and have no thread."""
         self._leases = {}
         self._interval = IDLE_SECONDS
-        self._is_hurried = False
+        self._is_woken = False
         # Taken with each request, so it is the lock itself, and not the condition's wrapper around it.
         self._mutex = threading.Lock()
         self._changed = threading.Condition(self._mutex)
@@ -169,16 +169,16 @@ class Keeper:
             self._leases[hold] = lease
             if self._thread is None:
                 self._interval = interval
-                self._thread = threading.Thread(target=self._renew_for_ever, name="semel-keeper", daemon=True)
+                self._thread = threading.Thread(target=self._renew_for_ever, name="semel-leases", daemon=True)
                 self._thread.start()
             elif interval < self._interval:
                 self._interval = interval
                 self._changed.notify()
 
-    def _hurry(self) -> None:
+    def _wake_up(self) -> None:
         """Have a round now."""
         with self._mutex:
-            self._is_hurried = True
+            self._is_woken = True
             self._changed.notify()
 
     def _renew_for_ever(self) -> None:
@@ -190,14 +190,14 @@ class Keeper:
                 # A shorter lease is due when its own interval is over, and puts off none of those that were there.
                 due_at = min(due_at, time.monotonic() + self._interval)
                 # It may have been closed, or hurried, before this thread came to wait: nothing would wake it then.
-                is_waiting = self._thread is thread and not self._is_hurried
+                is_waiting = self._thread is thread and not self._is_woken
                 is_woken = is_waiting and changed.wait(due_at - time.monotonic())
                 if self._thread is not thread:
                     return
-                if is_woken and not self._is_hurried:
+                if is_woken and not self._is_woken:
                     continue  # A shorter lease was added.
                 due_at = math.inf
-                self._is_hurried = False
+                self._is_woken = False
                 for hold in [hold for hold, lease in self._leases.items() if lease.has_ended]:
                     del self._leases[hold]
                 if not self._leases and is_idle:
@@ -227,7 +227,7 @@ class Keeper:
                 found.on_lost()
 
 
-class AsyncKeeper(Keeper):
+class AsyncLeases(Leases):
     """The leases of event loops, and of threads beside them, renewed by one daemon thread for all."""
 
     _pulse: Pulse | None = None
@@ -241,7 +241,7 @@ class AsyncKeeper(Keeper):
             return
         pulse = self._pulse
         if pulse is None or pulse.loop is not loop:
-            pulse = self._pulse = Pulse(loop, self._hurry)
+            pulse = self._pulse = Pulse(loop, self._wake_up)
         pulse.beat()
         self._add(hold, _Lease(lease, partial(_call_on, loop, on_lost), pulse))
 

@@ -1,4 +1,4 @@
-"""Every door takes a ``Tiered`` where it takes a store, and a replay then asks the durable store nothing."""
+"""Every entry point takes a ``Tiered`` where it takes a store, and a replay then asks the durable store nothing."""
 
 import asyncio
 import gc

@@ -25,7 +25,7 @@ from semel.core.state import State
 from semel.django import IdempotencyMiddleware, guards, idempotent
 from semel.operation import current
 from tests.django import project
-from tests.django.door import ASGI, WSGI, Visitor, amounts, apay, assert_kept, code, everybody, is_replay, pay, records
+from tests.django.entry import ASGI, WSGI, Visitor, amounts, apay, assert_kept, code, everybody, is_replay, pay, records
 from tests.django.shop.models import Payment
 from tests.web.harness import AsgiClient, Request, asgi_scope
 
@@ -301,7 +301,7 @@ def test_what_ends_a_thread_leaves_nothing_open(sqlite: str, mode: str) -> None:
         with pytest.raises(SystemExit):
             Visitor().post()
         assert not connection.in_atomic_block
-        assert guards.guard().keeper._leases == {}
+        assert guards.guard().leases._leases == {}
     assert amounts() == ([5] if mode == "guard" else [])
 
 
@@ -355,9 +355,9 @@ def test_middleware_between_the_guard_and_the_view(sqlite: str, under: str) -> N
 # Clients that hang up
 
 
-@pytest.mark.parametrize("door", ["decorator", "middleware"])
+@pytest.mark.parametrize("entry", ["decorator", "middleware"])
 @pytest.mark.parametrize("mode", ["guard", "atomic"])
-async def test_a_client_that_hangs_up(postgres: str, door: str, mode: Mode) -> None:
+async def test_a_client_that_hangs_up(postgres: str, entry: str, mode: Mode) -> None:
     """A client that hangs up does not stop a guarded async view: its retry gets the answer."""
     entered, go_on = asyncio.Event(), asyncio.Event()
     policy = Policy.ietf(mode=mode)
@@ -369,7 +369,7 @@ async def test_a_client_that_hangs_up(postgres: str, door: str, mode: Mode) -> N
 
     lines = (("Idempotency-Key", b"k"), ("Content-Type", b"application/json"))
     request = Request("POST", "/pay", lines, b'{"amount": 5}')
-    view, middleware = (idempotent(policy=policy)(slow), ()) if door == "decorator" else (slow, (OURS,))
+    view, middleware = (idempotent(policy=policy)(slow), ()) if entry == "decorator" else (slow, (OURS,))
     with serving(view, middleware=middleware, SEMEL={"SCOPE": everybody, "POLICY": policy}):
         handler = ASGIHandler()
         client = AsgiClient(request)
@@ -467,13 +467,13 @@ def test_a_client_that_hangs_up_before_the_view(sqlite: str, mode: str) -> None:
         middleware = IdempotencyMiddleware(hang_up)
         async_to_sync(serve)()
         assert records() == []
-        assert guards.guard().keeper._leases == {}
+        assert guards.guard().leases._leases == {}
         assert not connection.in_atomic_block
 
 
-@pytest.mark.parametrize("door", ["decorator", "middleware"])
+@pytest.mark.parametrize("entry", ["decorator", "middleware"])
 @pytest.mark.parametrize("mode", ["guard", "atomic"])
-async def test_a_view_that_is_cancelled_in_the_middle(postgres: str, door: str, mode: Mode) -> None:
+async def test_a_view_that_is_cancelled_in_the_middle(postgres: str, entry: str, mode: Mode) -> None:
     """What a view did before it was cancelled nobody knows, so its key is not freed; in atomic mode it did nothing."""
     runs: list[str] = []
     policy = Policy.ietf(mode=mode)
@@ -487,7 +487,7 @@ async def test_a_view_that_is_cancelled_in_the_middle(postgres: str, door: str, 
 
     lines = (("Idempotency-Key", b"k"), ("Content-Type", b"application/json"))
     request = Request("POST", "/pay", lines, b'{"amount": 5}')
-    view, middleware = (idempotent(policy=policy)(cancelled), ()) if door == "decorator" else (cancelled, (OURS,))
+    view, middleware = (idempotent(policy=policy)(cancelled), ()) if entry == "decorator" else (cancelled, (OURS,))
     with serving(view, middleware=middleware, SEMEL={"SCOPE": everybody, "POLICY": policy}):
         handler = ASGIHandler()
         client = AsgiClient(request)
@@ -495,7 +495,7 @@ async def test_a_view_that_is_cancelled_in_the_middle(postgres: str, door: str, 
             await handler(asgi_scope(request), client.receive, client.send)
         found = await sync_to_async(records)()
         paid = await sync_to_async(amounts)()
-        assert guards.guard().keeper._leases == {}
+        assert guards.guard().leases._leases == {}
     kept = ([State.PROCESSING], [5]) if mode == "guard" else ([], [])
     assert ([record.state for record in found], paid, runs) == (*kept, ["ran"])
 

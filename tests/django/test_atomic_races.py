@@ -20,7 +20,7 @@ from semel.django import idempotent
 from semel.errors import StoreNotPermitted
 from semel.stores.django.store import DjangoStore
 from tests.django import project
-from tests.django.door import ASGI, WSGI, Visitor, amounts, code, everybody, is_replay, pay
+from tests.django.entry import ASGI, WSGI, Visitor, amounts, code, everybody, is_replay, pay
 from tests.web.harness import HANG_SECONDS
 from tests.web.lenders import CROWD, Gates
 

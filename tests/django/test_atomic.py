@@ -26,7 +26,7 @@ from semel.core.state import State
 from semel.django import idempotent
 from semel.errors import ConfigurationError
 from tests.django import project
-from tests.django.door import ASGI, WSGI, Visitor, amounts, apay, assert_kept, code, everybody, pay, records
+from tests.django.entry import ASGI, WSGI, Visitor, amounts, apay, assert_kept, code, everybody, pay, records
 from tests.django.shop.models import Payment
 from tests.web.harness import Request, call_asgi
 
@@ -120,8 +120,8 @@ def test_what_is_raised_takes_the_writes_back_and_is_kept(database: str, under: 
         assert amounts() == [5]
 
 
-@pytest.mark.parametrize("door", ["decorator", "middleware"])
-def test_a_failed_statement_that_the_view_has_caught(database: str, under: str, colour: int, door: str) -> None:
+@pytest.mark.parametrize("entry", ["decorator", "middleware"])
+def test_a_failed_statement_that_the_view_has_caught(database: str, under: str, colour: int, entry: str) -> None:
     """What a statement that failed inside the transaction takes with it is never answered for as if it were there."""
 
     def twice() -> None:
@@ -138,7 +138,7 @@ def test_a_failed_statement_that_the_view_has_caught(database: str, under: str, 
         return HttpResponse("done", status=201)
 
     view: Any = (plain, asynchronous)[colour]
-    guarded, middleware = (idempotent(policy=ATOMIC)(view), []) if door == "decorator" else (view, [OURS])
+    guarded, middleware = (idempotent(policy=ATOMIC)(view), []) if entry == "decorator" else (view, [OURS])
     with serving(guarded, MIDDLEWARE=middleware, SEMEL={"SCOPE": everybody, "POLICY": ATOMIC}):
         assert Visitor(under).post().status_code == 500
         assert (records(), User.objects.count()) == ([], 0)
@@ -392,9 +392,9 @@ def test_a_test_case_of_the_users(database: str, mode: Mode) -> None:
 # Many at once
 
 
-@pytest.mark.parametrize("door", ["decorator", "middleware"])
+@pytest.mark.parametrize("entry", ["decorator", "middleware"])
 @pytest.mark.parametrize("mode", ["guard", "atomic"])
-def test_many_at_once_on_one_loop(database: str, door: str, mode: Mode, colour: int) -> None:
+def test_many_at_once_on_one_loop(database: str, entry: str, mode: Mode, colour: int) -> None:
     """Of many requests at once on one event loop, one runs for each key; the others get 409, or its answer."""
     policy = Policy.ietf(mode=mode)
     view = [pay, apay][colour]
@@ -407,7 +407,7 @@ def test_many_at_once_on_one_loop(database: str, door: str, mode: Mode, colour: 
         handler = ASGIHandler()
         return await asyncio.gather(*(ask(handler, f"key-{number % 3}") for number in range(12)))
 
-    guarded, middleware = (idempotent(policy=policy)(view), []) if door == "decorator" else (view, [OURS])
+    guarded, middleware = (idempotent(policy=policy)(view), []) if entry == "decorator" else (view, [OURS])
     with serving(guarded, MIDDLEWARE=middleware, SEMEL={"SCOPE": everybody, "POLICY": policy}):
         answers = asyncio.run(ask_all())
         assert {answer.status for answer in answers} <= {201, 409}

@@ -1,4 +1,4 @@
--- name: decree
+-- name: resolve
 -- End a parked operation with an answer, because an operator says that it took effect. It is kept for as long again as
 -- from its beginning.
 -- ARGV: attempt, token, token_of_none, status, headers [, body]. No body: a tombstone.

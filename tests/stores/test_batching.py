@@ -1,4 +1,4 @@
-"""The lane for threads: what is asked meanwhile goes out together, and nobody's trouble is another's."""
+"""The batcher for threads: what is asked meanwhile goes out together, and nobody's trouble is another's."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,15 +10,14 @@ import pytest
 
 from semel.core.commands import Look
 from semel.errors import StoreRefused, StoreUnavailable
-from semel.stores import fair
-from semel.stores import lane as lane_module
-from semel.stores.lane import Lane
+from semel.stores import batching, fair_queue
+from semel.stores.batching import Batcher
 
 FIRST = "first"
-SECONDS = 30  # for what happens at once; only a broken lane is waited for that long
+SECONDS = 30  # for what happens at once; only a broken batcher is waited for that long
 
 
-class Queue(fair.FairQueue[Any]):
+class Queue(fair_queue.FairQueue[Any]):
     """A queue that tells of arrivals."""
 
     def __init__(self) -> None:
@@ -30,8 +29,8 @@ class Queue(fair.FairQueue[Any]):
         self.arrivals.release()
 
 
-class Desk:
-    """A lane whose first batch is held until the door is opened."""
+class Backlog:
+    """A batcher whose first batch is held until it is let go."""
 
     def __init__(self, answer: Callable[[list[str]], list[Any]] = list) -> None:
         self.batches: list[list[str]] = []
@@ -39,11 +38,11 @@ class Desk:
         self._entered = threading.Event()
         self._answer = answer
         self.queue = Queue()
-        self.lane = Lane(self._execute)
-        self.lane._queue = self.queue
+        self.batcher = Batcher(self._execute)
+        self.batcher._queue = self.queue
 
     def ask(self, name: str) -> Any:
-        return self.lane.submit(Look("lane", name))
+        return self.batcher.submit(Look("batcher", name))
 
     def _execute(self, commands: list[Look]) -> list[Any]:
         names = [command.key for command in commands]
@@ -70,18 +69,18 @@ class Desk:
 
 def test_free_lane_sends_at_once() -> None:
     """A lone caller waits for nobody."""
-    desk = Desk()
-    desk.is_open.set()
-    assert [desk.ask(name) for name in "ab"] == ["a", "b"]
-    assert desk.batches == [["a"], ["b"]]
+    backlog = Backlog()
+    backlog.is_open.set()
+    assert [backlog.ask(name) for name in "ab"] == ["a", "b"]
+    assert backlog.batches == [["a"], ["b"]]
 
 
 def test_what_queues_meanwhile_goes_out_together() -> None:
     """Whoever comes while a batch is under way is in the next one, in the order they came, and gets its own answer."""
-    desk = Desk(lambda names: [name.upper() for name in names])
-    with desk.busy(["a", "b", "c"]) as futures:
+    backlog = Backlog(lambda names: [name.upper() for name in names])
+    with backlog.busy(["a", "b", "c"]) as futures:
         pass
-    assert desk.batches == [[FIRST], ["a", "b", "c"]]
+    assert backlog.batches == [[FIRST], ["a", "b", "c"]]
     assert {name: future.result() for name, future in futures.items()} == {
         FIRST: "FIRST",
         "a": "A",
@@ -92,11 +91,11 @@ def test_what_queues_meanwhile_goes_out_together() -> None:
 
 def test_batches_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long queue goes out in several batches, still in order."""
-    monkeypatch.setattr(fair, "MAX_BATCH", 4)
-    desk = Desk()
-    with desk.busy(list("abcdefghij")) as futures:
+    monkeypatch.setattr(fair_queue, "MAX_BATCH", 4)
+    backlog = Backlog()
+    with backlog.busy(list("abcdefghij")) as futures:
         pass
-    assert desk.batches == [[FIRST], list("abcd"), list("efgh"), list("ij")]
+    assert backlog.batches == [[FIRST], list("abcd"), list("efgh"), list("ij")]
     assert all(future.result() == name for name, future in futures.items())
 
 
@@ -108,14 +107,14 @@ def test_poisoned_row_fails_alone() -> None:
             raise ValueError("poison")
         return names
 
-    desk = Desk(answer)
-    with desk.busy(["a", "bad", "b"]) as futures:
+    backlog = Backlog(answer)
+    with backlog.busy(["a", "bad", "b"]) as futures:
         pass
     assert (futures["a"].result(), futures["b"].result()) == ("a", "b")
     with pytest.raises(StoreRefused, match="ValueError") as told:
         futures["bad"].result()
     assert "poison" not in str(told.value)
-    assert desk.batches[1:] == [["a", "bad", "b"], ["a"], ["bad"], ["b"]]
+    assert backlog.batches[1:] == [["a", "bad", "b"], ["a"], ["bad"], ["b"]]
 
 
 def test_store_error_fails_its_batch() -> None:
@@ -126,20 +125,20 @@ def test_store_error_fails_its_batch() -> None:
             raise StoreUnavailable("gone")
         return names
 
-    desk = Desk(answer)
-    with desk.busy(["a", "b"]) as futures:
+    backlog = Backlog(answer)
+    with backlog.busy(["a", "b"]) as futures:
         pass
     for name in "ab":
         with pytest.raises(StoreUnavailable, match="gone"):
             futures[name].result()
-    assert desk.batches == [[FIRST], ["a", "b"]]
-    assert desk.ask("c") == "c"
+    assert backlog.batches == [[FIRST], ["a", "b"]]
+    assert backlog.ask("c") == "c"
 
 
 def test_exception_among_the_outcomes() -> None:
     """An outcome that is an exception is raised to its own caller."""
-    desk = Desk(lambda names: [OSError("mine") if name == "a" else name for name in names])
-    with desk.busy(["a", "b"]) as futures:
+    backlog = Backlog(lambda names: [OSError("mine") if name == "a" else name for name in names])
+    with backlog.busy(["a", "b"]) as futures:
         pass
     with pytest.raises(OSError, match="mine"):
         futures["a"].result()
@@ -154,21 +153,21 @@ def test_killed_leader_strands_nobody() -> None:
             raise KeyboardInterrupt
         return names
 
-    desk = Desk(answer)
-    with desk.busy(["a", "b"]) as futures:
+    backlog = Backlog(answer)
+    with backlog.busy(["a", "b"]) as futures:
         pass
     with pytest.raises(KeyboardInterrupt):
         futures["a"].result()
     with pytest.raises(StoreUnavailable) as caught:
         futures["b"].result()
     assert caught.value.was_sent
-    assert desk.ask("c") == "c"
+    assert backlog.ask("c") == "c"
 
 
 @pytest.mark.parametrize("is_woken", [False, True], ids=["asleep", "just woken to lead"])
 def test_killed_follower_strands_nobody(monkeypatch: pytest.MonkeyPatch, is_woken: bool) -> None:
     """When a thread is killed while it waits for its turn, its command does not go out, and those behind are served."""
-    wait = lane_module._Ticket.wait
+    wait = batching._Ticket.wait
 
     def wait_or_die(ticket: Any) -> None:
         if is_woken or ticket.command.key != "a":
@@ -176,15 +175,15 @@ def test_killed_follower_strands_nobody(monkeypatch: pytest.MonkeyPatch, is_woke
         if ticket.command.key == "a":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(lane_module._Ticket, "wait", wait_or_die)
-    desk = Desk()
-    with desk.busy(["a", "b"]) as futures:
+    monkeypatch.setattr(batching._Ticket, "wait", wait_or_die)
+    backlog = Backlog()
+    with backlog.busy(["a", "b"]) as futures:
         if not is_woken:
             assert isinstance(futures["a"].exception(SECONDS), KeyboardInterrupt)
     assert isinstance(futures["a"].exception(), KeyboardInterrupt)
     assert futures["b"].result() == "b"
-    assert desk.batches == [[FIRST], ["b"]]
-    assert desk.ask("c") == "c"
+    assert backlog.batches == [[FIRST], ["b"]]
+    assert backlog.ask("c") == "c"
 
 
 def test_stress() -> None:
@@ -200,12 +199,14 @@ def test_stress() -> None:
         finally:
             alone.release()
 
-    lane = Lane(execute)
+    batcher = Batcher(execute)
     start = threading.Barrier(32)
 
     def work(thread: int) -> bool:
         start.wait()
-        return all(lane.submit(Look("lane", f"{thread} {number}")) == f"{thread} {number}" for number in range(100))
+        return all(
+            batcher.submit(Look("batcher", f"{thread} {number}")) == f"{thread} {number}" for number in range(100)
+        )
 
     with ThreadPoolExecutor(32) as pool:
         assert all(pool.map(work, range(32)))

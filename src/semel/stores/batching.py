@@ -1,9 +1,9 @@
 """Self-clocked batching: what is asked while a batch is under way goes out together in the next one. It knows no SQL.
 
-How much that is, and whose turn it is first, ``fair.py`` says.
+How much that is, and in which order, ``fair_queue.py`` says.
 
-A lane that is free sends at once, so a lone request waits for nobody; there is no timer to linger on (a linger of 1 ms
-was measured to cost a lone caller 60 % and to win nothing for a crowd). ``execute`` carries out a batch and answers
+A batcher that is free sends at once, so a lone request does not wait; there is no timer to linger on (a linger of 1 ms was
+measured to cost a lone caller 60 % and to win nothing for a crowd). ``execute`` carries out a batch and answers
 with one outcome for each command, in order; an outcome that is an exception is raised to that command's caller alone.
 Where commands have *terms* that one statement must share, those of a batch that differ in them go out one after the
 other, each with their like.
@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from semel.core.commands import Command
 from semel.errors import StoreError, StoreRefused, StoreUnavailable
-from semel.stores.fair import FairQueue
+from semel.stores.fair_queue import FairQueue
 from semel.stores.step import Step
 
 C = TypeVar("C", bound=Command[Any])
@@ -33,8 +33,8 @@ _command: Callable[[Any], Any] = itemgetter(0)
 _commanded: Callable[[Any], Any] = attrgetter("command")
 
 
-class AsyncLane(Generic[C]):
-    """A lane for the tasks of one event loop."""
+class AsyncBatcher(Generic[C]):
+    """A batcher for the tasks of one event loop."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class AsyncLane(Generic[C]):
                     for (_, answer), outcome in zip(part, outcomes, strict=True):
                         answer.settle(outcome)
         except BaseException:
-            # Only the end of the loop cancels a lane. Those who wait for it must not wait for ever.
+            # Only the end of the loop cancels a batcher. Those who wait for it must not wait for ever.
             for _, answer in (*batch, *self._queue):
                 answer.settle(StoreUnavailable("The event loop ended before the store answered.", was_sent=True))
             self._queue.clear()
@@ -90,8 +90,8 @@ class AsyncLane(Generic[C]):
             return [outcome for command in commands for outcome in await self._outcomes([command])]
 
 
-class Lane(Generic[C]):
-    """A lane for threads. There is no thread of its own: whoever finds it free carries a batch for all who wait."""
+class Batcher(Generic[C]):
+    """A batcher for threads. There is no thread of its own: whoever finds it free carries a batch for all who wait."""
 
     def __init__(
         self, execute: Callable[[list[C]], list[Any]], terms: Terms | None = None, limit: int | None = None
@@ -126,7 +126,7 @@ class Lane(Generic[C]):
         return ticket.outcome
 
     def _lead(self) -> None:
-        """Carry out the next batch, which its leader is the first of; then hand the lane to the first of the next."""
+        """Carry out the next batch, which its leader is the first of; then let the first of the next one lead."""
         with self._mutex:
             batch = self._queue.take()
         try:
@@ -166,7 +166,7 @@ class Lane(Generic[C]):
 
 
 class _Ticket(Generic[C]):
-    """One thread's place in a lane."""
+    """One thread's place in a batcher."""
 
     __slots__ = ("_wake", "command", "is_done", "outcome")
 

@@ -10,27 +10,27 @@ from typing import Any
 import pytest
 
 from semel.core.commands import Again
-from semel.core.handler import NoRoom, Wait
+from semel.core.handler import TooManyWaiters, Wait
 from semel.errors import Interrupted
-from semel.room import MAX_WAITERS, AsyncRoom, Visit
-from semel.room.seats import Told
-from tests.room.visitors import FOUND, HANG_SECONDS, NEVER, SCOPE, SOON, Ears, deaf, end_of, name_of, wait_for
+from semel.guard.waiting import MAX_WAITERS, AsyncWaiters, Waiter
+from semel.guard.waiting.queue import Told
+from tests.guard.waiters import FOUND, HANG_SECONDS, NEVER, SCOPE, SOON, Ears, deaf, end_of, name_of, wait_for
 
-AGAIN, NO_ROOM = Again.AGAIN, NoRoom.NO_ROOM
+AGAIN, TOO_MANY = Again.AGAIN, TooManyWaiters.TOO_MANY
 
 
-def quiet_room() -> AsyncRoom:
+def quiet_room() -> AsyncWaiters:
     """A room in which nobody looks without a hint."""
-    return AsyncRoom(deaf, poll=NEVER)
+    return AsyncWaiters(deaf, poll=NEVER)
 
 
 class Visitor:
     """One request that waits, and may again."""
 
-    def __init__(self, room: AsyncRoom, command: Wait | None = None) -> None:
+    def __init__(self, room: AsyncWaiters, command: Wait | None = None) -> None:
         self._room = room
         self._command = command or wait_for()
-        self.visit = Visit()
+        self.visit = Waiter()
 
     async def sit(self) -> "asyncio.Task[Told]":
         """Begin to wait."""
@@ -87,7 +87,7 @@ async def test_what_is_announced_comes_before_what_is_hinted() -> None:
 
 async def test_somebody_looks_without_a_hint() -> None:
     """Without any hint, one who waits for each key looks once in a while."""
-    room = AsyncRoom(deaf, poll=SOON)
+    room = AsyncWaiters(deaf, poll=SOON)
     for key in ("a", "b", "a"):
         assert await Visitor(room, wait_for(key)).wait() is AGAIN
     assert await asyncio.gather(*(Visitor(room, wait_for(key)).wait() for key in "abc")) == [AGAIN] * 3
@@ -95,7 +95,7 @@ async def test_somebody_looks_without_a_hint() -> None:
 
 async def test_one_looks_for_all() -> None:
     """However many wait for a key, the store is asked about it once in each interval."""
-    room = AsyncRoom(deaf, poll=SOON)
+    room = AsyncWaiters(deaf, poll=SOON)
     asked = 0
     enough = asyncio.Event()
 
@@ -131,7 +131,7 @@ async def test_no_room(command: Wait, others: tuple[str, ...]) -> None:
     """One too many is turned away at once, and has its place when another has left."""
     room = quiet_room()
     tasks = [await Visitor(room, wait_for(key)).sit() for key in others]
-    assert await Visitor(room, command).wait() is NO_ROOM
+    assert await Visitor(room, command).wait() is TOO_MANY
     assert room.count == len(others)
     if tasks:
         tasks[0].cancel()
@@ -153,7 +153,7 @@ async def test_whoever_looks_keeps_its_place() -> None:
         task = await first.sit()
         room.hint(SCOPE, "a")
         assert await told(task) is AGAIN
-        assert await Visitor(room, command).wait() is NO_ROOM
+        assert await Visitor(room, command).wait() is TOO_MANY
         task = await first.sit()
         room.announce(*end_of())
         assert await told(task) is FOUND
@@ -161,28 +161,28 @@ async def test_whoever_looks_keeps_its_place() -> None:
         room.announce(*end_of())
 
 
-def end(visitor: Visitor, room: AsyncRoom) -> None:
+def end(visitor: Visitor, room: AsyncWaiters) -> None:
     """It has found what it waited for."""
     room.end(visitor.visit)
 
 
-def leave(visitor: Visitor, _room: AsyncRoom) -> None:
+def leave(visitor: Visitor, _room: AsyncWaiters) -> None:
     """Its client has gone."""
     visitor.visit.leave()
 
 
-def forget(visitor: Visitor, _room: AsyncRoom) -> None:
+def forget(visitor: Visitor, _room: AsyncWaiters) -> None:
     """It has ended without a word: the store could not be asked."""
     del visitor.visit
 
 
-def be_late(visitor: Visitor, _room: AsyncRoom) -> None:
+def be_late(visitor: Visitor, _room: AsyncWaiters) -> None:
     """Its time is over, and it still looks."""
     visitor.visit.deadline = 0.0
 
 
 @pytest.mark.parametrize("cease", [end, leave, forget, be_late])
-async def test_whoever_looks_and_does_not_come_back(cease: Callable[[Visitor, AsyncRoom], None]) -> None:
+async def test_whoever_looks_and_does_not_come_back(cease: Callable[[Visitor, AsyncWaiters], None]) -> None:
     """Who got up to look, and has no more to wait for, has left its place to others."""
     room, only_one = quiet_room(), wait_for(max_waiters=1)
     first = Visitor(room, only_one)
@@ -202,8 +202,8 @@ async def test_the_time_is_counted_from_the_first_time() -> None:
     room = quiet_room()
     visitor = Visitor(room, wait_for(patience=SOON))
     assert await visitor.wait() is AGAIN
-    assert await visitor.wait() is NO_ROOM
-    assert await visitor.wait() is NO_ROOM
+    assert await visitor.wait() is TOO_MANY
+    assert await visitor.wait() is TOO_MANY
     assert room.count == 0
 
 
@@ -213,7 +213,7 @@ async def test_whose_time_is_over_need_not_look_where_another_has() -> None:
     visitors = [Visitor(room, wait_for(patience=SOON)) for _ in range(50)]
     outcomes = await asyncio.gather(*(visitor.wait() for visitor in visitors))
     assert outcomes.count(AGAIN) == 1
-    assert outcomes.count(NO_ROOM) == 49
+    assert outcomes.count(TOO_MANY) == 49
 
 
 async def test_who_leaves_waits_no_longer() -> None:
@@ -259,7 +259,7 @@ async def test_a_thousand_who_leave(leave: bool) -> None:
 async def test_hints_of_the_store() -> None:
     """Nobody listens before somebody waits; then a hint of the store's is as good as one of this process."""
     ears = Ears()
-    room = AsyncRoom(ears.listen, poll=NEVER)
+    room = AsyncWaiters(ears.listen, poll=NEVER)
     room.hint(SCOPE, "a")
     assert not ears.listeners
     task = await Visitor(room).sit()
@@ -298,18 +298,18 @@ def other_loop() -> Any:
     loop.end()
 
 
-def hint_here(room: AsyncRoom) -> None:
+def hint_here(room: AsyncWaiters) -> None:
     room.hint(SCOPE, "a")
 
 
-def hint_in_thread(room: AsyncRoom) -> None:
+def hint_in_thread(room: AsyncWaiters) -> None:
     thread = threading.Thread(target=room.hint, args=(SCOPE, "a"))
     thread.start()
     thread.join()
 
 
 @pytest.mark.parametrize("hint", [hint_here, hint_in_thread])
-async def test_hints_cross_loops(other_loop: OtherLoop, hint: Callable[[AsyncRoom], None]) -> None:
+async def test_hints_cross_loops(other_loop: OtherLoop, hint: Callable[[AsyncWaiters], None]) -> None:
     """What ends on one loop, or in a thread, is hinted to those who wait on every loop."""
     room = quiet_room()
     there = Visitor(room)
@@ -327,7 +327,7 @@ async def test_all_loops_count(other_loop: OtherLoop) -> None:
     room = quiet_room()
     task = await asyncio.wrap_future(other_loop.submit(Visitor(room).sit()))
     for command in (wait_for(max_waiters=1), wait_for(max_waiters_per_key=1)):
-        assert await Visitor(room, command).wait() is NO_ROOM
+        assert await Visitor(room, command).wait() is TOO_MANY
     other_loop.loop.call_soon_threadsafe(task.cancel)
     await asyncio.wrap_future(other_loop.submit(asyncio.wait([task])))
     here = await Visitor(room, wait_for(max_waiters=1)).sit()
@@ -361,14 +361,14 @@ def test_a_loop_that_ends_in_the_middle() -> None:
 
 def test_loops_are_not_kept() -> None:
     """A room that outlives its loops holds none of them."""
-    room = AsyncRoom(deaf, poll=timedelta(seconds=1))
+    room = AsyncWaiters(deaf, poll=timedelta(seconds=1))
     for _ in range(3):
         asyncio.run(_wait_once(room))
     gc.collect()
-    assert not room._benches
+    assert not room._by_loop
 
 
-async def _wait_once(room: AsyncRoom) -> None:
+async def _wait_once(room: AsyncWaiters) -> None:
     task = await Visitor(room).sit()
     room.announce(*end_of())
     await told(task)
