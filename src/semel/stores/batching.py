@@ -2,8 +2,8 @@
 
 How much that is, and in which order, ``fair_queue.py`` says.
 
-A batcher that is free sends at once, so a lone request does not wait; there is no timer to linger on (a linger of 1 ms was
-measured to cost a lone caller 60 % and to win nothing for a crowd). ``execute`` carries out a batch and answers
+A batcher that is free sends at once, so a lone request does not wait. There is no timer to linger on (a linger of 1 ms
+was measured to cost a lone caller 60 % and to win nothing for a crowd). ``execute`` carries out a batch and answers
 with one outcome for each command, in order; an outcome that is an exception is raised to that command's caller alone.
 Where commands have *terms* that one statement must share, those of a batch that differ in them go out one after the
 other, each with their like.

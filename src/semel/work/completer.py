@@ -1,6 +1,7 @@
 """The completer: runs stored requests. Those that were accepted, and those of operations whose client never came back.
 
-It needs the application, since only that can run them: each middleware has a ``finish``. Several of them may share a ``Backlog``, and then that many operations are run at once.
+It needs the application, since only that can run them: each middleware has a ``finish``. Several of them may share a
+``Backlog``, and then that many operations are run at once.
 """
 
 from __future__ import annotations
