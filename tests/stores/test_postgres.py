@@ -93,7 +93,7 @@ class TestCost:
             assert len(seen) <= 2
 
     @pytest.mark.parametrize("rows", [0, 50_000])
-    @pytest.mark.parametrize("name", ["claim", "complete", "renew"])
+    @pytest.mark.parametrize("name", ["claim", "claims", "complete", "completes", "renew"])
     def test_statements_look_every_key_up_by_the_primary_key(self, postgres_url: str, rows: int, name: str) -> None:
         """On a table that was never analysed, empty or large, no statement reads the table from end to end."""
         store(postgres_url).migrate()
@@ -371,9 +371,11 @@ async def _renewed_beside_a_lock_on_a_loop(url: str, operator: psycopg.Connectio
 
 async def _watched(postgres: AsyncPostgresStore) -> list[str]:
     """The statements that go out from now on; asyncpg's own, sent once per connection, are behind us."""
-    hold = await postgres.perform(claim("warm"))
-    assert isinstance(hold, Hold)
-    await postgres.perform(Complete(hold, Event.COMPLETE, ANSWER))
+    for keys in (["lone"], ["one", "two"]):  # What goes out alone and what goes out together are two statements.
+        holds = await asyncio.gather(*[postgres.perform(claim(key)) for key in keys])
+        await asyncio.gather(
+            *[postgres.perform(Complete(hold, Event.COMPLETE, ANSWER)) for hold in holds if isinstance(hold, Hold)]
+        )
     seen: list[str] = []
     for link in postgres._links:
         if link._connection is not None:
@@ -399,11 +401,13 @@ def _fill(connection: psycopg.Connection[Any], rows: int) -> None:
 
 def _generic_plan(connection: psycopg.Connection[Any], name: str) -> str:
     connection.execute("SET plan_cache_mode = force_generic_plan")
-    hold = Hold("alice", "k1", 1, b"x" * 16)
+    hold, other = (Hold("alice", key, 1, b"x" * 16) for key in ("k1", "k2"))
     statements = Statements(Names())
     statement: Any = {
         "claim": statements.claim([claim("k1")]),
+        "claims": statements.claim([claim("k1"), claim("k2")]),
         "complete": statements.complete([Complete(hold, Event.COMPLETE, ANSWER)]),
+        "completes": statements.complete([Complete(each, Event.COMPLETE, ANSWER) for each in (hold, other)]),
         "renew": statements.renew(Renew(((hold, LEASE),))),
     }[name]
     plan = connection.execute(f"EXPLAIN {statement.sql}".encode(), statement.parameters)

@@ -131,21 +131,19 @@ class IdempotencyMiddleware:
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
         """Serve one connection of the server's."""
-        if scope["type"] == "http":
-            if is_left_over():
-                # A pipelined request may be begun in the context of the one before it, once that is answered.
-                with enter(None):
-                    await self._serve(scope, receive, send)
-            else:
-                await self._serve(scope, receive, send)
-        elif scope["type"] == "lifespan":
+        if scope["type"] == "lifespan":
             self._surroundings = surroundings_of(scope)
             lifespan = _Lifespan(self, receive, send)
             await self.app(scope, lifespan.receive, lifespan.send)
-        else:
+            return
+        if scope["type"] != "http":
             await self.app(scope, receive, send)
-
-    async def _serve(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
+            return
+        if is_left_over():
+            # A pipelined request may be begun in the context of the one before it, once that is answered.
+            with enter(None):
+                await self(scope, receive, send)
+            return
         if self.workers is not None and not self.workers.are_running:
             # Not every server speaks of its start.
             self._surroundings = surroundings_of(scope)

@@ -93,7 +93,16 @@ class RequestPorts(AsyncPorts):
             await self._let_through()
             return
         try:
-            passed = await self._served()
+            try:
+                passed = await Running(self._serve(), self)
+            except Interrupted:
+                # The client went away before it had sent the whole request, or while it was kept waiting: there is no
+                # one to answer, and nothing to do.
+                return
+            except asyncio.CancelledError:
+                if self._app_run is not None:
+                    self._app_run.detach()
+                raise
             if passed is not None:
                 # Out here: what an app that is not guarded waits for is its own, and it is cancelled with the server.
                 await self._pass_on(passed)
@@ -102,18 +111,6 @@ class RequestPorts(AsyncPorts):
                 self._body.close()
             if self._disconnect is not None:
                 self._disconnect.close()
-
-    async def _served(self) -> Reply | None:
-        try:
-            return await Running(self._serve(), self)
-        except Interrupted:
-            # The client went away before it had sent the whole request, or while it was kept waiting: there is no one
-            # to answer, and nothing to do.
-            return None
-        except asyncio.CancelledError:
-            if self._app_run is not None:
-                self._app_run.detach()
-            raise
 
     async def _serve(self) -> Reply | None:
         """Guard the request, and let the client have its answer; return what lets the app answer, unguarded."""

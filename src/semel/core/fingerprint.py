@@ -17,7 +17,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import NoReturn
 
-from semel.core.canonical import Buffer, MediaType, canonical, media_type, pack, pairs
+from semel.core.canonical import Buffer, canonical, media_type, pack, pairs
 from semel.core.value import value
 from semel.errors import ConfigurationError
 
@@ -126,15 +126,23 @@ class Fingerprinter:
 
     def of(self, subject: Subject) -> bytes:
         """Give the fingerprint to store with the key."""
-        kind = encoding = b""
+        kind: bytes | None = None
+        encoding: bytes | None = None
         for name, each in subject.headers:
             if name == b"content-type":
-                kind = each if not kind else kind + b", " + each
+                kind = each if kind is None else kind + b", " + each
             elif name == b"content-encoding":
-                encoding = each if not encoding else encoding + b", " + each
-        media = media_type(kind.decode("latin-1"))
+                encoding = each if encoding is None else encoding + b", " + each
+        media = media_type("" if kind is None else kind.decode("latin-1"))
         head = VERSION + self._recipe + _place(self.secret, subject.method, subject.path, subject.query)
-        request = self._begin(subject, media, encoding)
+        # All but the body, which can follow without its length: the parts in front of it are always six.
+        coding = "" if encoding is None else encoding.decode("latin-1").strip().lower()
+        start = _start(subject.method, subject.path, subject.query, media.name, coding) + (
+            pack((pack(pack(_lines(subject, name)) for name in self._header_names),))
+            if self._header_names
+            else _NO_HEADERS
+        )
+        request = hashlib.sha256(start) if self.secret is None else hmac.new(self.secret, start, "sha256")
         form = None
         if self.select is None:
             form = canonical(media, subject.body, limit=self.canonical_limit, omit=self._omit_paths)
@@ -164,16 +172,6 @@ class Fingerprinter:
             if stored[_VERSION] in _COMPARABLE and stored[_RECIPE] == older._recipe:  # noqa: SLF001 - a Fingerprinter like this one
                 return _alike(stored, older.of(subject))
         return _is_same_place(stored, subject, self.secret, *secrets)
-
-    def _begin(self, subject: Subject, media: MediaType, encoding: bytes) -> hashlib._Hash | hmac.HMAC:
-        """Hash all but the body, which can follow without its length: the parts in front of it are always six."""
-        coding = encoding.decode("latin-1").strip().lower()
-        start = _start(subject.method, subject.path, subject.query, media.name, coding)
-        if self._header_names:
-            start += pack((pack(pack(_lines(subject, name)) for name in self._header_names),))
-        else:
-            start += _NO_HEADERS
-        return hashlib.sha256(start) if self.secret is None else hmac.new(self.secret, start, "sha256")
 
     def _check_secrets(self) -> None:
         previous: object = self.previous_secrets

@@ -176,12 +176,13 @@ def find(
     max_length: int = DEFAULT_MAX_LENGTH,
 ) -> Key | None:
     """Read the key that *headers* hold under any of *names* (lower case); None means that they hold no such header."""
+    # A server that forgets to lower its header names must not switch the guard off.
+    sent = [(name, line) for name, line in headers if name.lower() in names]
+    if not sent:
+        return None
     present: dict[bytes, list[bytes | str]] = {}
-    for name, line in headers:
-        # A server that forgets to lower its header names must not switch the guard off.
-        lowered = name.lower()
-        if lowered in names:
-            present.setdefault(lowered, []).append(line)
+    for name, line in sent:
+        present.setdefault(name.lower(), []).append(line)
     key: Key | None = None
     for lines in present.values():
         found = parse(lines, strict=strict, max_length=max_length)

@@ -67,7 +67,11 @@ class AsyncBatcher(Generic[C]):
         try:
             while batch := self._queue.take():
                 for part in (batch,) if len(batch) == 1 else _alike(batch, _command, self._terms):
-                    outcomes = await self._outcomes(list(map(_command, part)))
+                    commands = list(map(_command, part))
+                    try:
+                        outcomes = await self._execute(commands)
+                    except Exception as error:  # noqa: BLE001 - each of the callers is told
+                        outcomes = await self._without(error, commands)
                     for (_, answer), outcome in zip(part, outcomes, strict=True):
                         answer.settle(outcome)
         except BaseException:
@@ -79,15 +83,21 @@ class AsyncBatcher(Generic[C]):
         finally:
             self._drain = None
 
-    async def _outcomes(self, commands: list[C]) -> list[Any]:
-        try:
-            return await self._execute(commands)
-        except StoreError as error:
+    async def _without(self, error: Exception, commands: list[C]) -> list[Any]:
+        """Return the outcomes of a batch that failed. One bad row fails its batch: the others are tried without it."""
+        if isinstance(error, StoreError):
             return _one_each(error, len(commands))
-        except Exception as error:  # noqa: BLE001 - one bad row fails its batch; its neighbours are tried without it
-            if len(commands) == 1:
-                return [refused(error)]
-            return [outcome for command in commands for outcome in await self._outcomes([command])]
+        if len(commands) == 1:
+            return [refused(error)]
+        return [await self._alone(command) for command in commands]
+
+    async def _alone(self, command: C) -> Any:
+        try:
+            return (await self._execute([command]))[0]
+        except StoreError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - it is this caller's
+            return refused(error)
 
 
 class Batcher(Generic[C]):

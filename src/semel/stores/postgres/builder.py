@@ -23,8 +23,10 @@ class Queries:
     """The queries of ``queries.sql``: a name that is in one and not in the other fails at start-up."""
 
     claim: Query
+    claim_one: Query
     take_over: Query
     complete: Query
+    complete_one: Query
     completed: Query
     release: Query
     renew: Query

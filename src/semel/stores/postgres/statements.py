@@ -31,7 +31,7 @@ from semel.core.state import TERMINAL, State, after
 from semel.stores import milestones
 from semel.stores.headers import written
 from semel.stores.postgres import rows as read_rows
-from semel.stores.postgres.builder import PACKAGE, Builder, hint, of_hold
+from semel.stores.postgres.builder import PACKAGE, Builder, hint, of_answer, of_hold
 from semel.stores.postgres.errors import lacking
 from semel.stores.postgres.joined import key_lock, save
 from semel.stores.postgres.rows import Row
@@ -70,6 +70,8 @@ class Statements(Builder):
         """Claim every key of *claims*, which may name a key more than once. They share their ``terms_of_claim``."""
         if len(claims) == 1:
             asked = claims
+            if not (self.tells_all or _is_kept(claims[0])):
+                return self._claim_one(claims[0])
         else:
             # One statement can't insert a key twice. Whoever asked second finds what the first one did.
             first = {(claim.scope, claim.key): claim for claim in reversed(claims)}
@@ -105,6 +107,30 @@ class Statements(Builder):
             }
         return self.batch(name, lambda rows: _claimed(rows, claims, asked), values)
 
+    def _claim_one(self, claim: Claim) -> Statement[list[Hold | Found | Again]]:
+        owner = self._owner()
+        values = {
+            "scope": claim.scope,
+            "key": claim.key,
+            "token": claim.token,
+            "fingerprint": claim.fingerprint,
+            "request_line": line_of(claim),
+            "lease": claim.lease.total_seconds(),
+            "retention": claim.retention.total_seconds(),
+            "on_crash": claim.on_crash,
+            "after_retention": claim.after_retention,
+            "owner": owner,
+            "tests_owner": owner is not None,
+        }
+
+        def read(rows: Sequence[Row]) -> list[Hold | Found | Again]:
+            if not rows:
+                return [Again.AGAIN]
+            is_won = rows[0][0] == 0
+            return [Hold(claim.scope, claim.key, 1, claim.token) if is_won else read_rows.found(rows[0][1:])]
+
+        return self.batch("claim_one", read, values)
+
     def take_over(self, command: TakeOver) -> Statement[Hold | Again]:
         """Take a record over from the hold that was seen."""
         claim, seen = command.claim, command.seen
@@ -133,6 +159,8 @@ class Statements(Builder):
         """Store the answers of *commands*, which share their ``terms_of_complete``; None stands for one that was not
         stored now, and must be asked about.
         """
+        if len(commands) == 1 and not (self.tells_all or commands[0].wakes):
+            return self._complete_one(commands[0])
         # In the order of their keys, as claims are.
         order = sorted(range(len(commands)), key=lambda place: _place(commands[place])) if len(commands) > 1 else [0]
         holds = [commands[place].hold for place in order]
@@ -168,6 +196,14 @@ class Statements(Builder):
             return verdicts
 
         return self.batch(name, read, values)
+
+    def _complete_one(self, command: Complete) -> Statement[list[Verdict | None]]:
+        values = {
+            "state": str(after(State.PROCESSING, command.event)),
+            **of_hold(command.hold),
+            **of_answer(command.answer),
+        }
+        return self.batch("complete_one", lambda rows: [Verdict.DONE if rows else None], values)
 
     def completed(self, hold: Hold) -> Statement[Verdict]:
         """Ask whether *hold* has stored its answer before."""
