@@ -21,7 +21,7 @@ from semel.guard.endings import answered, raised, streaming
 from semel.operation import Operation, begin
 from semel.stores.step import Step
 
-#: Apps whose server has gone. A loop holds its tasks weakly, so they are held here.
+#: The apps of servers that have gone. A loop holds its tasks weakly, so they are held here.
 _detached: set[asyncio.Task[None]] = set()
 
 _GONE = "The client has gone."
@@ -134,7 +134,7 @@ class AppRun:
         """Let the client have *reply*, which is what became of the app's ending."""
         try:
             await self._give(reply)
-        except Exception as error:  # noqa: BLE001 - the app is told, and whoever runs it
+        except Exception as error:  # noqa: BLE001 - the app is told, and so is its server
             self._failure = error
             if self._is_beside:
                 self._task.cancel()

@@ -1,4 +1,4 @@
-"""The line to a client that is kept waiting: whoever hangs up waits no longer. What is heard is not lost to the app."""
+"""Notices that a client which is kept waiting has disconnected. Messages that it reads are kept for the app."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from semel.asgi.protocol import Message, Receive
 
 
 class Disconnect:
-    """A server's ``receive``, which can be listened to while nobody receives. The whole body has been read."""
+    """A server's ``receive``, which can be watched while the app does not receive. The whole body has been read."""
 
     def __init__(self, receive: Receive) -> None:
-        """Nobody listens yet."""
+        """Nothing is watched yet."""
         self._receive = receive
         #: Servers differ in what becomes of a call that is cancelled, so the one that listens is kept for the app.
         self._ear: asyncio.Task[Message] | None = None
@@ -31,22 +31,22 @@ class Disconnect:
             return {"type": "http.disconnect"}
         if self._ear is None:
             return await self._receive()
-        # Whoever is cancelled here may be another than who listens.
+        # The task that is cancelled here may not be the one that watches.
         return await asyncio.shield(self._ear)
 
     def close(self) -> None:
         """Listen no longer."""
         ear, self._ear = self._ear, None
         if ear is not None and not ear.cancel() and not ear.cancelled():
-            ear.exception()  # Seen: a server that broke tells whoever serves the request, too.
+            ear.exception()  # Seen: a server that broke tells the task that serves the request, too.
 
     async def _hear(self, on_gone: Callable[[], None]) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":  # Nothing of the body is left, and some servers say so twice.
             message = await self._receive()
         if message["type"] == "http.request":
-            # Somebody in front of us has read the body, and gives it out as often as it is asked for. It will never
-            # say anything else; and whoever asked on and on would let nobody else run.
+            # A middleware in front has read the body, and repeats it as often as it is asked for. It will never
+            # say anything else, and a loop that asked on and on would block all other tasks.
             return message
         self._has_hung_up = True
         on_gone()

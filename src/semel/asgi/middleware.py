@@ -58,7 +58,7 @@ class IdempotencyMiddleware:
         concurrency: int = CONCURRENCY,
         status_path: str | None = STATUS_PATH,
     ) -> None:
-        """Wrap *app*. *scope* says whose request it is; *paths* may narrow down what is guarded.
+        """Wrap *app*. *scope* names the user of a request; *paths* may narrow down what is guarded.
 
         With ``scope=PER_ROUTE`` each route says for itself, once the application's own login has run: *policy* is then
         that of routes that have none of their own.
@@ -97,7 +97,7 @@ class IdempotencyMiddleware:
     async def finish(self, stuck: Stuck) -> Finished:
         """Run a stuck operation's stored request; return the status it ended with, None when it did not end.
 
-        ``AGAIN``: it was not run, since somebody else has it or this process is about to end.
+        ``AGAIN``: it was not run, since another worker has it or this process is about to end.
         """
         if self.guard.gate.is_closed:
             return Again.AGAIN
@@ -223,7 +223,7 @@ def services(middleware: IdempotencyMiddleware, concurrency: int = CONCURRENCY) 
 
 
 def _status_path(scope: object, routes: Routes, given: str | None) -> str | None:
-    """Return where the state of operations is asked for, in an app whose requests *scope* names."""
+    """Return where the state of operations is asked for, in an app with this *scope*."""
     if not isinstance(scope, PerRoute):
         return status_path_for(routes, given)
     if scope.tells_status:

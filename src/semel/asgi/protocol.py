@@ -99,7 +99,7 @@ def reached_handler(scope: ASGIScope, status: int, error: BaseException | None) 
 
 
 def is_before_handler(error: BaseException) -> bool:
-    """Whether a framework raised *error* on the way to a handler: for parameters, or for whoever may refuse a request.
+    """Whether a framework raised *error* on the way to a handler: for parameters, or in a dependency that refuses it.
 
     A handler may raise the same error, and then it was called, which the traceback shows.
     """

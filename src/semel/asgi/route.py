@@ -1,5 +1,5 @@
-"""A request whose route says whether it is guarded, and whose it is: after the application's own login, which runs on
-the way there. Until then everything passes, in both directions.
+"""A request to a route that says by itself whether it is guarded, and by which user: after the application's own login,
+which runs on the way there. Until then everything passes, in both directions.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ _NOT_INSTALLED = (
     "Add IdempotencyMiddleware(app, store=…, scope=PER_ROUTE), or in FastAPI semel.fastapi.install(app, store=…)."
 )
 _TWICE = (
-    "This route says whose request it is, and so does the middleware around the whole app. "
+    "This route names the user of the request, and so does the middleware around the whole app. "
     "Give the middleware scope=PER_ROUTE, or take the scope from the route."
 )
 
 
 NO_STATUS_ROUTE = NOWHERE_TO_ASK.format(
-    "Where each route says whose request it is, one of them has to say it there, too: in FastAPI give "
+    "Where each route names the user of its requests, one of them has to do so for the status, too: in FastAPI give "
     "semel.fastapi.install(app, store=…, status_scope=current_account), which adds it at status_path="
 )
 
 
 class PerRoute:
-    """The scope of an app whose routes say for themselves whether they are guarded, and whose request it is."""
+    """The scope of an app in which each route says whether it is guarded, and names the user of its requests."""
 
     def __init__(self, *, tells_status: bool = False) -> None:
         """Say whether one of the routes *tells the status* of operations, by ``tell``."""
@@ -281,7 +281,7 @@ class Tape:
         return self._is_whole and not self._is_too_long and self.body.size <= limit
 
     def listen_for_disconnect(self) -> Disconnect:
-        """Have a line to the client, whose messages go to the app as before."""
+        """Watch for a client that disconnects. Its messages go to the app as before."""
         self._receive = disconnect = Disconnect(self._receive)
         return disconnect
 

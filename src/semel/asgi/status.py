@@ -1,6 +1,6 @@
 """A client that asks an ASGI app for the state of an operation. ``flows/status`` says what it is told; nothing is run.
 
-Where a middleware guards the whole app it answers by itself. Where the routes say whose request it is, one of them has
+Where a middleware guards the whole app it answers by itself. Where the routes name the user, one of them has
 to say so here, too: it calls ``tell``.
 """
 
@@ -76,7 +76,7 @@ class StatusPorts(RequestPorts):
 
 
 class RouteStatus(StatusPorts):
-    """The same, where a route of the app's own says whose request it is."""
+    """The same, where a route of the app's own names the user."""
 
     async def serve(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
         """Let the app come to its route."""
@@ -95,7 +95,7 @@ class RouteStatus(StatusPorts):
         try:
             return await self._told(name)
         except Interrupted:
-            return Answer(HTTPStatus.NO_CONTENT)  # The client went away while it was kept waiting: nobody reads it.
+            return Answer(HTTPStatus.NO_CONTENT)  # The client went away while it was kept waiting: this is never sent.
 
     async def principal(self) -> object:
         """Name the user of this request, as the route's login did."""

@@ -1,4 +1,4 @@
-"""A stored request as an ASGI server would have brought it, and nobody to send its answer to."""
+"""A stored request as an ASGI server would have brought it. Its answer is not sent anywhere."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def scope_of(request: Request, surroundings: dict[str, Any]) -> ASGIScope:
 async def silence() -> Message:
     """Wait for a client that is not there."""
     await asyncio.get_running_loop().create_future()
-    raise AssertionError  # pragma: no cover - nobody resolves it
+    raise AssertionError  # pragma: no cover - it is never resolved
 
 
 async def nowhere(_message: Message) -> None:
-    """Take an answer that nobody waits for: it is stored."""
+    """Drop an answer that is stored and has no client."""

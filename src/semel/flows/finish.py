@@ -54,7 +54,7 @@ class FinishReport:
 async def finish_abandoned(
     ports: CompleterPorts, *, limit: int = MAX_OPERATIONS, max_attempts: int = MAX_ATTEMPTS
 ) -> FinishReport:
-    """Finish the operations that nobody works on, whose request was kept, and whose time has come: of each scope the
+    """Finish the operations that no worker has, that have a stored request, and that are due: of each scope the
     oldest first, and scopes in turn.
     """
     finished = failed = parked = 0
@@ -79,7 +79,7 @@ async def finish_abandoned(
 
 
 async def finish(ports: StoredPorts, stuck: Stuck, policy: Policy, token: bytes) -> Reply | None:
-    """Take one abandoned operation over and run its handler; None: somebody else was quicker."""
+    """Take one abandoned operation over and run its handler; None: another worker was quicker."""
     hold = stuck.hold
     claim = Claim(hold.scope, hold.key, token, b"", policy.lease, policy.retention)
     try:
@@ -106,7 +106,7 @@ async def _run_stored(ports: StoredPorts, stuck: Stuck, hold: Hold, progress: Pr
         ending = await ports.run_handler(run)
         policy = ports.route_policy() or policy
         # The credentials were not stored, so a refusal for want of them says nothing of the operation. Of one that was
-        # accepted, any other refusal is its end: there is no client whose retry would bring another.
+        # accepted, any other refusal is its end: there is no client to retry it.
         keep = FINAL_WITHOUT_CLIENT if stuck.is_accepted else frozenset(policy.keep)
         policy = replace(policy, keep=keep - FOR_WANT_OF_CREDENTIALS)
         return await end(ports, Key(hold.key), hold, ending, policy, is_accepted=stuck.is_accepted)

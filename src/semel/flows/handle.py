@@ -88,7 +88,7 @@ async def end(
     """Store how the handler ended, or free its key; return what the client gets.
 
     What a router answers by itself (no such path) is the end of an operation that *is accepted*: there is no client
-    whose retry would bring another answer.
+    with a retry that would bring another answer.
     """
     if isinstance(ending, NotStarted):
         await release(ports, hold, policy, "shutting down")
@@ -113,7 +113,7 @@ async def handler_ran(ports: GuardPorts, key: Key, hold: Hold, ending: Ending) -
     """Return how the handler ended, where it ran to an end of its own; refuse otherwise."""
     match ending:
         case Lost():
-            # Whoever took over runs the operation now, or has; a retry will get that answer.
+            # The worker that took over runs the operation now, or has; a retry will get that answer.
             ports.tell(LostLease(key.short(), hold.attempt))
             await note(ports, hold, "stopped")
             raise InProgress(retry_after=RETRY_AFTER_SECONDS)
@@ -126,7 +126,7 @@ async def handler_ran(ports: GuardPorts, key: Key, hold: Hold, ending: Ending) -
 
 
 def _weigh(ran: Ran, policy: Policy) -> tuple[Ran, Keep | Free]:
-    """Judge how the handler ended; it may not end an operation whose stored steps it has not taken."""
+    """Judge how the handler ended; it may not end an operation before it has taken all stored steps."""
     verdict = judge(ran, policy)
     if ran.skipped is None or isinstance(verdict, Free):
         return ran, verdict

@@ -1,4 +1,4 @@
-"""Whose request it is, what it asks, and under which key. What becomes of the key is not decided here."""
+"""Who sends a request, what it asks, and under which key. What becomes of the key is not decided here."""
 
 from __future__ import annotations
 

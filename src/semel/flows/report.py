@@ -53,7 +53,7 @@ async def _look(ports: GuardPorts, asked: Asked, token: bytes) -> tuple[Hold | N
     """Claim the key, or find out what is there; the outcomes that are refusals are raised."""
     policy = asked.policy
     claim = claim_on(asked, token, request=request_of(asked.subject.method, asked.subject.path))
-    # Nobody may be bothered with what is left of it: no operator with unknown outcomes, no completer with requests.
+    # What is left of it must not show up as work: not as an unknown outcome, and not for a completer.
     claim = replace(claim, scope=reported(claim.scope), on_crash="rerun", after_retention="delete", request=None)
     try:
         for _ in range(CLAIM_TRIES):
@@ -99,16 +99,16 @@ async def _refuse_late(ports: GuardPorts, asked: Asked, hold: Hold) -> None:
 
 
 def _judged(ports: GuardPorts, asked: Asked | None, error: Exception) -> Outcome:
-    """Name what would have become of a request that ended in *error*; tell of what nobody could have meant."""
+    """Name what would have become of a request that ended in *error*; tell of what is a mistake in any case."""
     outcome = outcome_of(error) if isinstance(error, Refusal) else "failed"
     if outcome == "failed":
-        whose: Literal["store", "application"] = "store" if isinstance(error, StoreError) else "application"
-        ports.tell(ReportFailed(_short(asked), whose, str(error) or type(error).__name__))
+        fault: Literal["store", "application"] = "store" if isinstance(error, StoreError) else "application"
+        ports.tell(ReportFailed(_short(asked), fault, str(error) or type(error).__name__))
     return outcome
 
 
 async def _end(ports: GuardPorts, asked: Asked | None, hold: Hold, status: int | None, policy: Policy) -> None:
-    """Let the record say how the handler ended. No answer is kept: it has been sent, and nobody held it."""
+    """Let the record say how the handler ended. No answer is kept: it has been sent as it came."""
     verdict = judge(Streaming(status or HTTPStatus.INTERNAL_SERVER_ERROR, ()), policy)
     try:
         await ports.ask(Complete(hold, verdict.event, verdict.answer) if isinstance(verdict, Keep) else Release(hold))

@@ -1,4 +1,4 @@
-"""Whoever asks what became of an operation, at the address that he was given. Only its owner is told."""
+"""A request for the state of an operation, at its status URL. Only the operation's owner is told."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def status(ports: StatusPorts, head: Head, name: str, policy: Policy, path
         try:
             scope = asked.scope_of(principal_of(await ports.principal()))
         except ScopeMissing:
-            # Nobody is not its owner either, and is told the same as any other.
+            # A request without a user is not the owner's either, and gets the same answer.
             raise OperationNotFound from None
         return Send(await _answer(ports, head, asked, scope, policy=policy, path=path))
     except StoreError as error:
@@ -67,7 +67,7 @@ async def _answer(ports: StatusPorts, head: Head, asked: Name, scope: str, *, po
                 ports.announce(scope, asked.key, _found(record))
             return for_owner_only(retold(record.answer, policy))
         if record.is_stuck and not record.is_accepted:
-            # It began as an ordinary request, whose process died. No worker has it: whoever sends it again goes on.
+            # It began as an ordinary request, and its process died. No worker has it: a retry goes on with it.
             raise InProgress(retry_after=RETRY_AFTER_SECONDS)
         if patience is None:
             return not_ended(record, path)

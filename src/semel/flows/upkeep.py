@@ -1,6 +1,6 @@
 """Cleaning up: sweeping after dead workers, reaping what is past retention, and what operators say of the rest.
 
-Any number of processes may do all of this at once. Every write compares attempt and token, and whoever comes second
+Any number of processes may do all of this at once. Every write compares attempt and token, and the second one
 changes nothing and counts nothing.
 """
 
@@ -45,7 +45,7 @@ MAX_ROUNDS = 1000
 #: The trail outlives what it is about: a question about a payment comes up within a quarter of a year.
 AUDIT_RETENTION = timedelta(days=90)
 
-#: What people see of an operation that nobody ended. No client does: it is stored past its retention.
+#: What people see of an operation that never ended. No client does: it is stored past its retention.
 ABANDONED = refused(Abandoned(), Policy())
 
 
@@ -76,7 +76,7 @@ class ReapReport:
 
     deleted: int = 0
     stripped: int = 0
-    #: Neither ended nor held by anybody when they expired.
+    #: Neither ended nor held when they expired.
     abandoned: int = 0
     #: Lines of the audit trail that were deleted.
     audit_lines: int = 0
@@ -163,7 +163,7 @@ async def resolve_applied(ports: Ports, record: Record, result: Any) -> Verdict:
 async def resolve_not_applied(ports: Ports, record: Record) -> Verdict:
     """Let a parked operation go on as if its last effect had not been begun; forget one that has done nothing else.
 
-    Steps that are done stay done. Without any, a record whose policy refuses a second run would be stuck for ever. But
+    Steps that are done stay done. Without any, a record that must not be run twice would be stuck for ever. But
     one that was accepted is never forgotten: a worker runs it from its beginning.
     """
     hold, progress = hold_of(record), read_back(record.steps)

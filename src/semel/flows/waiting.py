@@ -1,6 +1,6 @@
 """A duplicate that waits for the first to end. Nothing is held meanwhile, and nothing run: it looks, and looks again.
 
-How one waits without asking the store a thousand times is for whoever carries out ``Wait``.
+How many wait without as many questions to the store, the port behind ``Wait`` knows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from semel.flows.ports import WaitingPorts
 
 
 class LeftWaiting(Interrupted):
-    """Whoever waited has gone. It held nothing, so there is nothing to let go of."""
+    """The waiter has gone. It held nothing, so there is nothing to free."""
 
 
 def patience_of(policy: Policy, wishes: Preferences) -> timedelta | None:

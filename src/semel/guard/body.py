@@ -104,7 +104,7 @@ class Limits:
 
 def flows_at_once(headers: Headers, operation: Operation, max_time: timedelta | None) -> bool:
     """Whether these headers begin a response that is sent as it comes, from its first byte."""
-    # What takes steps may take more of them while it answers, and where there is no limit of time nobody waits for the
+    # What takes steps may take more of them while it answers, and without a limit of time no client waits for the
     # first byte: then it is only not waited for what never ends.
     is_waited_for = operation.story.is_used or max_time is None
     return is_endless(headers) if is_waited_for else may_be_endless(headers)

@@ -27,7 +27,7 @@ def answered(answer: Answer, operation: Operation, *, reached_handler: bool, no_
 
 
 def streaming(status: int, headers: Headers, operation: Operation) -> Ending:
-    """Return the ending of a handler whose answer can't be kept."""
+    """Return the ending of a handler with an answer that can't be kept."""
     return _standing(Streaming(status, headers, operation.story.skipped), operation)
 
 

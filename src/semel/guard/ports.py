@@ -173,7 +173,7 @@ class _Ports(ABC):
 
     @abstractmethod
     def _steps(self, store: Any) -> Callable[[], Steps]:
-        """Return what makes the steps of an operation whose records are kept in *store*."""
+        """Return what makes the steps of an operation with its records in *store*."""
 
 
 class ThreadPorts(_Ports):
@@ -413,7 +413,7 @@ async def _to_its_end(ports: Any, flow: Callable[..., Flow[T]], args: tuple[Any,
         ports.let_go()
 
 
-#: Handlers whose caller may have gone. A loop holds its tasks weakly, so they are held here.
+#: The handlers of callers that may have gone. A loop holds its tasks weakly, so they are held here.
 _handlers: set[asyncio.Task[None]] = set()
 
 

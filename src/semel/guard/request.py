@@ -17,7 +17,7 @@ from semel.core.value import value
 from semel.errors import ConfigurationError
 from semel.telemetry.logs import logger
 
-#: Where an app that is run for a stored request finds whose it is (in the ASGI scope, or the WSGI environ): credentials
+#: Where an app that is run for a stored request finds its user (in the ASGI scope, or the WSGI environ): credentials
 #: are not stored, and no server ever sets this.
 PRINCIPAL = "semel.principal"
 
@@ -69,7 +69,7 @@ class HeaderView(Mapping[str, str]):
     """Request headers by name, in any case; several of one name are joined with a comma."""
 
     def __init__(self, headers: Headers) -> None:
-        """View *headers*, whose names are lower case."""
+        """View *headers*, which have lower-case names."""
         self._headers = headers
 
     def __getitem__(self, name: str) -> str:
@@ -91,7 +91,7 @@ class HeaderView(Mapping[str, str]):
 
 @value
 class RequestView:
-    """What the application's ``scope`` callable is given to say whose request this is."""
+    """What the application's ``scope`` callable is given to name the user of a request."""
 
     method: str
     path: str
@@ -102,7 +102,7 @@ class RequestView:
 
     @classmethod
     def of(cls, head: Head, path: str, raw: object) -> Self:
-        """Show *head*, whose decoded path is *path*."""
+        """Show *head*, with the decoded *path*."""
         return cls(head.method, path, head.query.decode("latin-1"), HeaderView(head.headers), raw)
 
 
@@ -115,7 +115,7 @@ class Routes:
         if not isinstance(policy, Policy):
             raise ConfigurationError(f"policy must be a Policy, such as Policy.ietf(), not {policy!r}.")
         policy = switched(policy)
-        #: That of requests whose path has none of its own.
+        #: That of requests to a path without a policy of its own.
         self.policy = policy
         self._accepts = paths if callable(paths) else None
         self._patterns: Mapping[str, Policy] | None = None
@@ -149,11 +149,11 @@ def declared_length(head: Head) -> int:
 
 
 def checked_scope(scope: object) -> Callable[[RequestView], Any]:
-    """Return *scope* if it can be asked, and explain it to whoever left it out."""
+    """Return *scope* if it can be asked, and explain it where it was left out."""
     if callable(scope):
         return scope
     raise ConfigurationError(
-        "scope must be a callable that says whose request it is: scope=lambda request: request.headers['x-account']. "
+        "scope must be a callable that names a request's user: scope=lambda request: request.headers['x-account']. "
         "For an API with one user, say so: scope=semel.SINGLE_TENANT."
     )
 

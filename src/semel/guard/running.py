@@ -96,7 +96,7 @@ class Split(Generic[T]):
 def arun(flow: Callable[Concatenate[X, P], Flow[T]], ports: X, /, *args: P.args, **kwargs: P.kwargs) -> Running[T]:
     """Return what is to be awaited: *flow* over *ports*, on the running loop.
 
-    A *ports* whose ``is_interruptible`` is true has its flow interrupted when the caller is cancelled; otherwise the
+    Where ``ports.is_interruptible`` is true, the flow is interrupted when the caller is cancelled; otherwise the
     flow goes on as if nothing had happened.
     """
     return Running(flow(seen_by_flow(ports), *args, **kwargs), ports)
@@ -194,12 +194,12 @@ class Running(Generic[T]):
             return
 
 
-#: Flows whose callers have gone. A loop holds its tasks weakly, so they are held here.
+#: The flows of callers that have gone. A loop holds its tasks weakly, so they are held here.
 _behind: set[asyncio.Task[None]] = set()
 
 
 async def callers_gone() -> None:
-    """Wait for the flows on this loop whose callers have gone."""
+    """Wait for the flows on this loop that have lost their callers."""
     loop = asyncio.get_running_loop()
     while behind := [task for task in _behind if task.get_loop() is loop]:
         await asyncio.wait(behind)
@@ -237,7 +237,7 @@ async def interruptible(running: Awaitable[T]) -> T:
 class Theirs(Generic[T]):
     """Code of the application's, awaited in a flow: the steps that it waits for are none of the flow's.
 
-    It may be another guard, whose handler runs. A flow that was left at such a step would have that guard interrupted
+    It may be another guard with its handler. A flow that was left at such a step would have that guard interrupted
     in place of itself.
     """
 

@@ -30,7 +30,7 @@ class Gate:
     def close_on_sigterm(self) -> None:
         """Close when the server is told to stop, before it does whatever it does about that.
 
-        Only where somebody handles the signal: by default it ends the process at once, and the lease does the rest.
+        Only where the signal has a handler: by default it ends the process at once, and the lease does the rest.
         """
         if self._is_listening or threading.current_thread() is not threading.main_thread():
             return

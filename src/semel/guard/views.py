@@ -73,12 +73,12 @@ class Translation(ABC, Generic[R]):
 
     @abstractmethod
     def report(self, error: Exception) -> None:
-        """Tell whoever reports errors that the view raised *error*: the client gets an answer of ours for it."""
+        """Tell what reports errors that the view raised *error*: the client gets an answer of ours for it."""
 
     def response_to(self, reply: Send | Reraise, own: R | None, answer: Answer | None) -> R:
         """Return what the client gets: the view's *own* response where *answer* was taken from it, or ours.
 
-        An exception that nobody answers for is raised.
+        An exception without an answer is raised.
         """
         if isinstance(reply, Send):
             return own if own is not None and reply.answer is answer else self.response_of(reply.answer)
@@ -151,7 +151,7 @@ class View(Translation[R]):
 
     @abstractmethod
     def whose(self) -> object:
-        """Say whose request it is, as the application's own authentication has it."""
+        """Name the user of the request, as the application's own authentication has it."""
 
     @abstractmethod
     def read_body(self, limit: int) -> Buffer | None:
@@ -162,7 +162,7 @@ class View(Translation[R]):
         """Call the view. An exception that the framework would answer below 500 is to be answered here."""
 
     def call_unguarded(self) -> R:
-        """Call the view as if nobody were there: what it raises may go on. By default, as ``call``."""
+        """Call the view as if it were not guarded: what it raises may go on. By default, as ``call``."""
         return self.call()
 
     @abstractmethod
@@ -181,7 +181,7 @@ class ViewPorts(ThreadPorts, Generic[R]):
         self._response: R | None = None
         self._has_response = False
         self._answer: Answer | None = None
-        #: What the view raised where nobody guards it.
+        #: What the view raised where it is not guarded.
         self._error: Exception | None = None
 
     def serve(self) -> R:
@@ -285,7 +285,7 @@ class AsyncViewPorts(AsyncCallPorts, Generic[R]):
         self._response: R | None = None
         self._has_response = False
         self._answer: Answer | None = None
-        #: What the view raised where nobody guards it.
+        #: What the view raised where it is not guarded.
         self._error: Exception | None = None
 
     async def serve(self) -> R:

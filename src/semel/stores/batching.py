@@ -101,7 +101,7 @@ class AsyncBatcher(Generic[C]):
 
 
 class Batcher(Generic[C]):
-    """A batcher for threads. There is no thread of its own: whoever finds it free carries a batch for all who wait."""
+    """A batcher for threads. It has no thread of its own: a caller that finds it free sends a batch for all."""
 
     def __init__(
         self, execute: Callable[[list[C]], list[Any]], terms: Terms | None = None, limit: int | None = None
@@ -113,7 +113,7 @@ class Batcher(Generic[C]):
         self._terms = terms
         self._mutex = threading.Lock()
         self._queue: FairQueue[_Ticket[C]] = FairQueue(limit)
-        #: Whose turn it is to carry the queue.
+        #: The one that sends the next batch.
         self._leader: _Ticket[C] | None = None
 
     def submit(self, command: C) -> Any:
@@ -158,7 +158,7 @@ class Batcher(Generic[C]):
             self._leader.wake()
 
     def _leave(self, ticket: _Ticket[C]) -> None:
-        """Give up *ticket*, whose thread was interrupted: one who has gone can't lead those behind."""
+        """Give up *ticket*, since its thread was interrupted: it can't send the batch of those behind it."""
         with self._mutex:
             self._queue.remove(ticket)
             if self._leader is ticket:

@@ -1,4 +1,4 @@
-"""A future that outlives whoever waits for it. Who resolves it, and what it stands for, is for others to say.
+"""A future that outlives the task that waits for it. It does not know what resolves it.
 
 Cancelling a task cancels the future it waits for, and with it the answer. ``asyncio.shield`` prevents that at the price
 of a second future and a second turn of the loop, on every statement of every request. A step is waited for directly;
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Step(asyncio.Future[T]):
-    """Something that is under way, and goes on whether or not anybody waits for it."""
+    """Something that is under way, and goes on whether or not a task waits for it."""
 
     #: Where the outcome goes once the waiter was cancelled.
     heir: asyncio.Future[T] | None = None
@@ -30,7 +30,7 @@ class Step(asyncio.Future[T]):
         return self.result() if self.heir is None else self.heir.result()
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Let the waiter go, and keep the outcome for whoever takes its place."""
+        """Let the waiter go, and keep the outcome for the task that takes its place."""
         if self.done():
             return False
         self.heir = self.get_loop().create_future()

@@ -13,7 +13,7 @@ from semel.stores.statement import DEFAULT_TABLE, Names
 #: How long a server may take to answer before it counts as gone. A half-open connection never answers.
 CONNECT_SECONDS = 5
 STATEMENT_SECONDS = 10
-#: How long to wait for a row that somebody has locked: an operator with an open transaction, most likely. With all
+#: How long to wait for a row that is locked: by an operator with an open transaction, most likely. With all
 #: tries together it must stay well below a lease.
 LOCK_SECONDS = 2
 #: How many transactions of the application's may be open at once, unless ``?pool=`` says otherwise.

@@ -49,7 +49,7 @@ class AsyncListener:
             self._task = asyncio.create_task(self._listen(), name="semel-listener")
 
     async def close(self) -> None:
-        """Hear nothing from now on, and tell nobody."""
+        """Stop listening."""
         task, self._task, self._wanted_by = self._task, None, ()
         if task is not None:
             task.cancel()
@@ -73,10 +73,10 @@ class AsyncListener:
             heard = asyncio.Event()
             try:
                 if not await self._listen_once(heard):
-                    _logger.debug("%s is a pooler, which passes no hints on; whoever waits asks.", self._address)
+                    _logger.debug("%s is a pooler, which passes no hints on; waiters poll.", self._address)
                     return
             except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
-                _logger.debug("Hints of %s can't be heard for now; whoever waits asks: %s", self._address, error)
+                _logger.debug("Hints of %s can't be heard for now; waiters poll: %s", self._address, error)
             if heard.is_set():
                 waits = pauses()
             await asyncio.sleep(next(waits))

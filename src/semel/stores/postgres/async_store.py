@@ -19,7 +19,7 @@ from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.async_listening import AsyncListener
 from semel.stores.postgres.async_opening import PsycopgSession, as_given, settle
-from semel.stores.postgres.builder import nobody
+from semel.stores.postgres.builder import no_owner
 from semel.stores.postgres.durability import FOR_TRANSACTION, Durability, is_off_async
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, read_only, translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
@@ -79,7 +79,7 @@ class AsyncPostgresStore(AsyncStore):
             self.address.names,
             audit=self.address.audit,
             actor=lambda: self.actor or this_process(),
-            owner=self._liveness.owner if self._liveness else nobody,
+            owner=self._liveness.owner if self._liveness else no_owner,
         )
         self._joined = JoinedStatements(self._statements, str(self.address))
         self._given = connections

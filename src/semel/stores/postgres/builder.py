@@ -79,7 +79,7 @@ def queries_of(names: Names, audit: Audit) -> dict[str, Query]:
     return queries
 
 
-def nobody() -> int | None:
+def no_owner() -> int | None:
     """Have no lock that shows that this process lives: only leases tell."""
     return None
 
@@ -93,7 +93,7 @@ class Builder:
         *,
         audit: Audit = "on",
         actor: Callable[[], str] = this_process,
-        owner: Callable[[], int | None] = nobody,
+        owner: Callable[[], int | None] = no_owner,
     ) -> None:
         """Load the queries with *names* put in. *actor* says who the audit trail shall name, if there is one: *audit*.
 
@@ -154,7 +154,7 @@ def of_hold(hold: Hold) -> dict[str, Any]:
 
 
 def hint(hold: Hold, *, wakes: bool) -> str | None:
-    """Return what is told to those who listen; None: nobody is told."""
+    """Return what is told to those who listen; None: nothing is told."""
     return hint_of(hold.scope, hold.key) if wakes else None
 
 

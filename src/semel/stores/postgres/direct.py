@@ -64,7 +64,7 @@ class DirectConnection(ABC):
 
     @abstractmethod
     def lost(self) -> None:
-        """Take note that a connection which was opened is no more, whoever ended it."""
+        """Take note that a connection which was opened has ended, on either side."""
 
     @abstractmethod
     def failed(self, error: Exception) -> None:
@@ -150,7 +150,7 @@ class _Life:
             self._ringer.close()
 
     def _stay(self, connection: psycopg.Connection[Any]) -> None:
-        """Hear what the server says, until the connection is lost or nobody wants it any more."""
+        """Hear what the server says, until the connection is lost or not wanted any more."""
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(connection, selectors.EVENT_READ)
@@ -161,7 +161,7 @@ class _Life:
                     for notification in connection.notifies(timeout=0):
                         self._direct.heard(notification.payload)
         finally:
-            # Before it is closed: nobody may count on it for longer than the server does.
+            # Before it is closed: it must not be relied on for longer than the server does.
             self._direct.lost()
 
 

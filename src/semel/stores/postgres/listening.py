@@ -1,7 +1,7 @@
 """Hints for threads: hears on a connection of its own, through psycopg, which operations end in other processes.
 
 Nothing depends on it. What is said while the connection is lost is never heard, and behind a pooler nothing is heard at
-all: whoever waits asks the store once in a while, and that is the truth.
+all: waiters poll the store, and that is the truth.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from semel.stores.postgres.direct import DirectConnection
 from semel.stores.postgres.signals import channel_of
 
 if TYPE_CHECKING:
-    # Not imported here: whoever lacks the extra is to be told so by ``direct.py``.
+    # Not imported here: where the extra is missing, ``direct.py`` says so.
     from psycopg import Connection
 
 _logger = logging.getLogger("semel")
@@ -43,12 +43,12 @@ class Listener(DirectConnection):
         self.start()
 
     def close(self) -> None:
-        """Hear nothing from now on, and tell nobody."""
+        """Stop listening."""
         super().close()
         self._wanted_by = ()
 
     def start_afresh(self) -> None:
-        """Have nobody who wants to hear."""
+        """Have no listeners."""
         super().start_afresh()
         self._wanted_by = ()
 
@@ -62,16 +62,16 @@ class Listener(DirectConnection):
             on_end(payload)
 
     def lost(self) -> None:
-        """Nothing: whoever waits will ask."""
+        """Do nothing: waiters poll."""
 
     def failed(self, error: Exception) -> None:
-        """Say so to whoever looks for it."""
+        """Log it."""
         _logger.debug(NOT_HEARD, self.address, error)
 
     def pooled(self) -> None:
-        """Say so to whoever looks for it."""
+        """Log it."""
         _logger.debug(POOLED, self.address)
 
 
-NOT_HEARD = "Hints of %s can't be heard for now; whoever waits asks once in a while: %s"
-POOLED = "%s is a pooler, which passes no hints on; whoever waits asks once in a while."
+NOT_HEARD = "Hints of %s can't be heard for now; waiters poll: %s"
+POOLED = "%s is a pooler, which passes no hints on; waiters poll."

@@ -1,9 +1,9 @@
 """Shows others that this process lives, so that they need not wait for the leases of one that does not.
 
 With ``?takeover=instant`` a process holds one advisory lock, of a number drawn at random (``signals.owner_lock``), on a
-connection of its own for as long as it lives. What it claims bears the number. Whoever finds such a key in progress,
-and gets the lock, knows that the process is dead: its kernel has closed its connections, and the server has freed its
-locks. Nothing here decides who may store an answer: that is the fence's doing, with or without a lock.
+connection of its own for as long as it lives. What it claims bears the number. Another that finds such a key in
+progress, and gets the lock, knows that the process is dead: its kernel has closed its connections, and the server has
+freed its locks. Nothing here decides who may store an answer: that is the fence's doing, with or without a lock.
 
 The order, and what becomes of what comes in between:
 
@@ -11,18 +11,18 @@ The order, and what becomes of what comes in between:
    is held, or could not be had. Without one, claims bear no number: then the lease alone tells, as it does elsewhere.
 2. *A claim bears a number only while its lock is held.* The statement that writes it looks, on the server that writes
    it. So a claim that was under way as the lock was lost, or is sent again to the server that is the primary now, where
-   nobody holds the lock, bears none.
+   the lock is not held, bears none.
 3. *A lock that is lost is lost for good.* Every claim that bears its number may be taken over from that instant, though
    its handler runs. So all whom ``watch`` was told of are called at once: the keepers of leases, which tell every
    handler that its hold is lost. The number is not drawn again; new claims bear the next one, once its lock is held.
 4. *Who was not there to be called.* Between the claim's return and ``Leases.add`` a hold is known to no leases, and
-   nobody tells it. Its record does: to ``Renew`` a hold whose owner's lock is free is lost, so it is told with the
+   it is not told. Its record tells: to ``Renew``, a hold is lost when its owner's lock is free, so it is told with the
    next renewal, sooner than its lease could have run out. Until then it is a worker that was taken for dead, as every
    worker may be, and fenced.
 
 A stopped process (SIGSTOP, a debugger) lives: its kernel keeps the connection. That is what leases are for, still. So
 they are for a machine that dies without a word, until the server has noticed (``standing.DEAD_AFTER_SECONDS``); and for
-whoever is behind a pooler, on which no lock can be held.
+for an app behind a pooler, on which no lock can be held.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NO_LOCK = (
 )
 
 if TYPE_CHECKING:
-    # Not imported here: whoever lacks the extra is to be told so by ``direct.py``.
+    # Not imported here: where the extra is missing, ``direct.py`` says so.
     from psycopg import Connection
 
 _IN_RECOVERY = "SELECT pg_is_in_recovery()"
@@ -102,7 +102,7 @@ class Liveness(DirectConnection):
         self._is_settled = threading.Event()
 
     def opened(self, connection: Connection[Any]) -> None:
-        """Take a lock that nobody else has."""
+        """Take a lock that no other session has."""
         if _asked(connection, _IN_RECOVERY):
             raise read_only(str(self.address))
         number = owner_lock()
@@ -116,7 +116,7 @@ class Liveness(DirectConnection):
         """Nothing is said here."""
 
     def lost(self) -> None:
-        """Tell whoever keeps what bears our number."""
+        """Tell the leases that bear our number."""
         self._owner = None
         for on_loss in self._watchers:
             on_loss()

@@ -1,7 +1,7 @@
 """Whether a connection is to the server itself, or to a pooler such as PgBouncer. It opens none.
 
 A pooler in transaction mode lends a client one of its own connections for each transaction, and the next transaction
-may be on another. So what belongs to a session is lost or, worse, somebody else's: prepared statements, SET, LISTEN,
+may be on another. So what belongs to a session is lost or, worse, another session's: prepared statements, SET, LISTEN,
 advisory locks that outlive a transaction. What belongs to a transaction works.
 
 How to tell: a server says in its greeting which of its processes serves this connection. A pooler greets its clients

@@ -14,18 +14,18 @@
 -- is written down only where everything is asked for: the part "trail" and :everything.
 --
 -- A worker's process may hold a lock while it lives, exclusively, in a session of its own; the records that it works on
--- bear the lock's number as their owner. Whoever gets that lock, shared, has proof that the process is dead, and need
+-- bear the lock's number as their owner. A process that gets that lock, shared, has proof that the process is dead, and need
 -- not wait for the lease. It is tried only where the lease is not over, and only by those who hold such a lock
 -- themselves (:tests_owner); shared, so that several may find out at once; until the transaction ends, which frees it.
 -- What is claimed bears the number of the claimant's own lock, :owner, only if that can't be had: then it is held, and
 -- on this very server. A claim must not bear the number of a lock that was lost, or is another server's.
 --
--- pg_notify stands in a CASE of its own: a transaction that notifies anybody waits for a lock of the whole database at
--- COMMIT, so none does unless somebody has asked for it.
+-- pg_notify stands in a CASE of its own: a transaction that notifies waits for a lock of the whole database at
+-- COMMIT, so none does unless it was asked for.
 
 
 -- name: claim
--- Take the keys that nobody has; say of the others what is there.
+-- Take the keys that are free; say of the others what is there.
 -- The claims of one statement share the terms of their policy, which are scalars. Scopes and request lines are
 -- arrays only where there is more than one of them: unnest() pads an array that is NULL.
 -- DO NOTHING, not DO UPDATE: a replay then writes no row version and no WAL.
@@ -140,7 +140,7 @@ SELECT 1, state, attempt, token, fingerprint, status, headers, body,
 
 
 -- name: take_over
--- Take the key from a worker whose lease ran out, or from a record that expired, if it is still the one that was seen.
+-- Take the key from a worker with a lease that ran out, or from a record that expired, if it is still the one that was seen.
 -- A record that expired starts anew. One that did not stays the same operation: it keeps its age, its fingerprint,
 -- its steps and its request. One that is pending is begun, by a worker alone, and that is its first attempt still.
 -- What is unknown never expires: an operator has to say what it did.
@@ -271,8 +271,8 @@ SELECT true
 -- name: release
 -- Free the key, if this attempt still holds it; attempt 0 stands for whatever number its token was given.
 -- An earlier attempt may have had its effect, and a step that was saved has had its own; and one that was accepted is
--- promised to be run, once a worker has begun it. Then the record stays: nobody's, and to be taken over at once.
--- Returns whether somebody else's record is in the way.
+-- promised to be run, once a worker has begun it. Then the record stays: without a worker, and to be taken over at once.
+-- Returns whether another worker's record is in the way.
 WITH freed AS (
     DELETE FROM semel_keys
      WHERE scope = :scope AND key = :key AND token = :token AND :attempt::int IN (0, attempt)
@@ -297,9 +297,9 @@ SELECT EXISTS (SELECT FROM semel_keys WHERE scope = :scope AND key = :key) AND N
 
 
 -- name: renew
--- Prolong every lease this process holds; return the keys it has lost. One whose owner is dead is lost, though nobody
--- has taken it yet: it was claimed just before its process lost its lock, and not known to anybody who could be told.
--- SKIP LOCKED: whoever has the row locked is completing it, and a deadlock with them is not worth a renewal.
+-- Prolong every lease this process holds; return the keys it has lost. One with a dead owner is lost, though no other
+-- has taken it yet: it was claimed just before its process lost its lock, when there was no one to tell.
+-- SKIP LOCKED: a row that is locked is being completed, and a deadlock is not worth a renewal.
 WITH asked AS (
     SELECT *
       FROM unnest(:scopes::text[], :keys::text[], :attempts::int[], :tokens::bytea[], :leases::float8[])
@@ -607,7 +607,7 @@ SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, st
 -- At most :window records are walked past; it returns whether there may be more. A watermark that would move by a few
 -- seconds stays where it is: services that look every second need not write every second.
 -- Behind a pooler a claim may wait for longer, but its client has given up by then: a retry takes it over.
--- SKIP LOCKED: nobody's record is waited for. The watermark stays in front of what is locked, or was changed meanwhile.
+-- SKIP LOCKED: no record is waited for. The watermark stays in front of what is locked, or was changed meanwhile.
 WITH clock AS MATERIALIZED (
     SELECT clock_timestamp() - :settled::float8 * interval '1 second' AS settled
 ), watermark AS MATERIALIZED (
@@ -653,12 +653,12 @@ SELECT is_full FROM counted
 
 
 -- name: find_stuck
--- The records whose worker is silent past its lease, or dead; and those that wait for their first worker, by their age.
+-- The records with a worker that is silent past its lease, or dead; and those that wait for their first worker, by their age.
 -- Scopes take turns, and of each scope the longest silent comes first. Past its retention it is the reaper's.
 -- When a process died is not known: it counts as silent from now on, and not before.
 -- MATERIALIZED: the clock is read once, so that who is silent for longer comes first.
 -- At most :window of those that are followed are looked at from the oldest on, and as many from some moment on: one scope
--- that has more than that to do can't hide for long what others have behind it. Of the younger ones that nobody follows
+-- that has more than that to do can't hide for long what others have behind it. Of the younger ones that are not followed
 -- yet (see advance), at most :window are read.
 -- The rest of a record is read when it is chosen, at its place (ctid), which stays the same within a statement.
 -- What is due after its pause is said in words of its own in core/upkeep.py.
@@ -735,8 +735,8 @@ SELECT request, request_body
 
 
 -- name: sweep
--- Free the key of a worker that is silent past its lease, or dead. The record stays, and whoever comes next takes it
--- over: nobody holds it any more, so its lease is over now, if it was not.
+-- Free the key of a worker that is silent past its lease, or dead. The record stays, and the next request takes it
+-- over: no worker holds it any more, so its lease is over now, if it was not.
 WITH swept AS (
     UPDATE semel_keys
        SET token = :nobodys_token, lease_expires_at = least(lease_expires_at, clock_timestamp()), owner = NULL
@@ -756,12 +756,12 @@ SELECT 1 FROM swept
 
 -- name: reap
 -- Clear away what is past its retention, the oldest first: delete it; or leave a tombstone where a late retry is to be
--- refused; or, where nobody ended it and nobody holds it, say that it failed. That one is deleted another time.
+-- refused; or, where it never ended and no worker holds it, say that it failed. That one is deleted another time.
 -- Its index has neither tombstones nor what is parked; in flight past its retention is next to nothing.
 -- (SELECT clock_timestamp()), because a volatile function can't be looked up in an index.
--- SKIP LOCKED: several may reap at once, and nobody's record is waited for. A row that is locked stays where it is,
+-- SKIP LOCKED: several may reap at once, and no record is waited for. A row that is locked stays where it is,
 -- so that it is found again by its place (ctid) and not by its key.
--- Nobody's token: the silent worker, should it wake, must not take the answer for its own.
+-- A token of no worker: the silent worker, should it wake, must not take the answer for its own.
 -- The trail has one line that sums up; or, where everything is asked for, one for each record. What was abandoned has
 -- its own line in any case.
 WITH due AS (
@@ -845,7 +845,7 @@ SELECT 1 FROM discarded
 
 
 -- name: unpark
--- Let a parked operation go on: an operator has said what its last effect did. Whoever comes next takes it over.
+-- Let a parked operation go on: an operator has said what its last effect did. The next request takes it over.
 -- It counts as an attempt, the operator's; the completer, which gives up after so many tries, begins to count anew.
 -- So does its retention, which may be long over.
 WITH resolved AS (
@@ -865,7 +865,7 @@ SELECT 1 FROM resolved
 
 
 -- name: resolve
--- End a parked operation with the answer that an operator gives it. Nobody's token: its worker, should it wake, must not
+-- End a parked operation with the answer that an operator gives it. A token of no worker: its worker, should it wake, must not
 -- take that answer for its own. It is kept for as long again as from its beginning.
 WITH resolved AS (
     UPDATE semel_keys

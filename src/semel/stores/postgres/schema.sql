@@ -1,7 +1,7 @@
 -- One row for each idempotency key that was used within its retention.
 -- The collation is "C": a key is compared byte for byte, and sorted the same way on every server.
 CREATE TABLE semel_keys (
-    scope            text COLLATE "C" NOT NULL,   -- whose key it is: two principals with one key never meet
+    scope            text COLLATE "C" NOT NULL,   -- the owner of the key: two principals with one key never meet
     key              text COLLATE "C" NOT NULL,   -- as the client sent it, without the quotes
     state            text COLLATE "C" NOT NULL,
     attempt          integer          NOT NULL,   -- counts the workers that took it up
@@ -31,7 +31,7 @@ CREATE TABLE semel_keys (
 
     PRIMARY KEY (scope, key),
     -- Each costs its microseconds with every statement that writes, so there are two. A token of another length would be
-    -- nobody's, and the fence open; tokens that won come back one after the other, 16 bytes each.
+    -- that of no worker, and the fence open; tokens that won come back one after the other, 16 bytes each.
     CONSTRAINT semel_keys_token CHECK (octet_length(token) = 16),
     -- A record in progress without a lease would be taken over at once, and run twice; one that ended without an answer,
     -- or began anew with the old one, would replay what never was.

@@ -1,5 +1,5 @@
 """What processes that share a table tell each other through the server, beside the table: who has ended, and who lives.
-Nothing here connects; and nothing depends on it but how soon somebody knows.
+Nothing here connects; and nothing depends on it but how soon others know.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from semel.stores.statement import Names
 _OWNERS = 0x73656D6C
 _OWNER_BITS = 32
 
-#: Shorter than the 63 bytes that PostgreSQL keeps of a name, and the same for whoever uses the same table.
+#: Shorter than the 63 bytes that PostgreSQL keeps of a name, and the same for all that use the same table.
 _CHANNEL_BYTES = 8
 
 
@@ -31,7 +31,7 @@ def channel_of(names: Names) -> str:
 def owner_lock() -> int:
     """Return the number of a lock by which a process can show that it lives, as ``pg_advisory_lock`` takes it.
 
-    Whose it is has to hold it *exclusively*, in a session of its own. Should two draw the same number, the second does
+    Its owner has to hold it *exclusively*, in a session of its own. Should two draw the same number, the second does
     not get it, and draws another; should it be a dead process's, that is taken for alive until its lease is over.
     """
     return _OWNERS << _OWNER_BITS | secrets.randbits(_OWNER_BITS)

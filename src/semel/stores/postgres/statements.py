@@ -73,7 +73,7 @@ class Statements(Builder):
             if not (self.tells_all or _is_kept(claims[0])):
                 return self._claim_one(claims[0])
         else:
-            # One statement can't insert a key twice. Whoever asked second finds what the first one did.
+            # One statement can't insert a key twice. The second claim finds what the first one did.
             first = {(claim.scope, claim.key): claim for claim in reversed(claims)}
             # In an order that all processes share, so that no two wait for each other.
             asked = [first[place] for place in sorted(first)]
@@ -243,7 +243,7 @@ class Statements(Builder):
         )
 
     def wait(self, command: Settle) -> Statement[None]:
-        """Wait out a transaction that has the key's lock. It comes before ``settle``, whose view must be younger."""
+        """Wait out a transaction that has the key's lock. It comes before ``settle``, which needs a younger view."""
         hold = command.hold
         return self.statement("wait", lambda _rows: None, key_lock=key_lock(self.names, hold.scope, hold.key))
 

@@ -14,7 +14,7 @@ from semel.stores.base import Store, this_process
 from semel.stores.batching import Batcher, refused
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
-from semel.stores.postgres.builder import nobody
+from semel.stores.postgres.builder import no_owner
 from semel.stores.postgres.durability import Durability
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, read_only, translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
@@ -65,7 +65,7 @@ class PostgresStore(Store):
             self.address.names,
             audit=self.address.audit,
             actor=lambda: self.actor or this_process(),
-            owner=self._liveness.owner if self._liveness else nobody,
+            owner=self._liveness.owner if self._liveness else no_owner,
         )
         self._joined = JoinedStatements(self._statements, str(self.address))
         self._given = connections
