@@ -133,7 +133,19 @@ class AppRun:
     async def give(self, reply: Reply) -> None:
         """Let the client have *reply*, which is what became of the app's ending."""
         try:
-            await self._give(reply)
+            if isinstance(reply, Send):
+                is_the_apps = reply.answer is self._answer
+                self._is_overruled = not is_the_apps
+                await self._send_answer(reply.answer, is_ours=not is_the_apps)
+            elif isinstance(reply, Reraise):
+                # The answer first, so that this client and its retries see the same. Then the error goes on to what
+                # reports errors: it looks whether a response has begun, and doesn't begin another.
+                if reply.answer is not None:
+                    self._is_reraised = True
+                    await self._send_answer(reply.answer, is_ours=True)
+                raise reply.error  # noqa: TRY301 - as below
+            else:
+                await self._let_through()
         except Exception as error:  # noqa: BLE001 - the app is told, and so is its server
             self._failure = error
             if self._is_beside:
@@ -273,25 +285,14 @@ class AppRun:
         if self._failure is not None:
             raise self._failure
 
-    async def _give(self, reply: Reply) -> None:
-        if isinstance(reply, Send):
-            is_the_apps = reply.answer is self._answer
-            self._is_overruled = not is_the_apps
-            await self._send_answer(reply.answer, is_ours=not is_the_apps)
-        elif isinstance(reply, Reraise):
-            # The answer first, so that this client and its retries see the same. Then the error goes on to whatever
-            # reports errors: it looks whether a response has begun, and doesn't begin another.
-            if reply.answer is not None:
-                self._is_reraised = True
-                await self._send_answer(reply.answer, is_ours=True)
-            raise reply.error
-        elif self._is_detached:
+    async def _let_through(self) -> None:
+        """Send what was held back, and all that follows as it comes."""
+        if self._is_detached:
             raise _Gone(_GONE)
-        else:
-            self.is_flowing = True
-            for message in self._held:
-                await self._send(message)
-            self._held = []
+        self.is_flowing = True
+        for message in self._held:
+            await self._send(message)
+        self._held = []
 
     async def _send_answer(self, answer: Answer, *, is_ours: bool) -> None:
         if self._is_detached:

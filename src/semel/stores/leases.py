@@ -96,6 +96,7 @@ class Pulse:
 
 @value
 class _Lease:
+    hold: Hold
     length: timedelta
     on_lost: OnLost
     #: Of the event loop that its handler runs on; None: it runs in a thread.
@@ -115,7 +116,8 @@ class _Lease:
 class Leases:
     """The leases of the threads of one process, renewed by one daemon thread, which lives while there are any."""
 
-    _leases: dict[Hold, _Lease]
+    #: By the token of their claim: a hold as a whole takes longer to look up, and this is done with every request.
+    _leases: dict[bytes, _Lease]
     _mutex: threading.Lock
     _changed: threading.Condition
     _thread: threading.Thread | None
@@ -130,12 +132,12 @@ class Leases:
 
     def add(self, hold: Hold, lease: timedelta, on_lost: OnLost = ignore) -> None:
         """Keep *hold* alive from now on; call *on_lost*, in a thread that is not the caller's, when it is lost."""
-        self._add(hold, _Lease(lease, on_lost))
+        self._add(_Lease(hold, lease, on_lost))
 
     def discard(self, hold: Hold) -> None:
         """Leave *hold* to its lease."""
         with self._mutex:
-            self._leases.pop(hold, None)
+            self._leases.pop(hold.token, None)
 
     def lose_all(self) -> None:
         """Tell all that they have lost their hold: threads in the calling one, and loops on themselves."""
@@ -163,10 +165,10 @@ class Leases:
         self._changed = threading.Condition(self._mutex)
         self._thread = None
 
-    def _add(self, hold: Hold, lease: _Lease) -> None:
+    def _add(self, lease: _Lease) -> None:
         interval = _interval(lease.length)
         with self._mutex:
-            self._leases[hold] = lease
+            self._leases[lease.hold.token] = lease
             if self._thread is None:
                 self._interval = interval
                 self._thread = threading.Thread(target=self._renew_for_ever, name="semel-leases", daemon=True)
@@ -198,19 +200,19 @@ class Leases:
                     continue  # A shorter lease was added.
                 due_at = math.inf
                 self._is_woken = False
-                for hold in [hold for hold, lease in self._leases.items() if lease.has_ended]:
-                    del self._leases[hold]
+                for token in [token for token, lease in self._leases.items() if lease.has_ended]:
+                    del self._leases[token]
                 if not self._leases and is_idle:
                     self._thread = None
                     return
                 is_idle = not self._leases
                 self._interval = min((_interval(each.length) for each in self._leases.values()), default=IDLE_SECONDS)
-                leases = dict(self._leases)
+                leases = list(self._leases.values())
             self._renew_once(leases)
 
-    def _renew_once(self, leases: dict[Hold, _Lease]) -> None:
-        holds = tuple((hold, lease.length) for hold, lease in leases.items() if lease.is_due)
-        for pulse in {lease.pulse for lease in leases.values() if lease.pulse is not None}:
+    def _renew_once(self, leases: list[_Lease]) -> None:
+        holds = tuple((lease.hold, lease.length) for lease in leases if lease.is_due)
+        for pulse in {lease.pulse for lease in leases if lease.pulse is not None}:
             pulse.ask()
         if not holds:
             return
@@ -222,7 +224,7 @@ class Leases:
         for hold in lost:
             with self._mutex:
                 # It may have ended meanwhile, and its renewal found it so.
-                found = self._leases.pop(hold, None)
+                found = self._leases.pop(hold.token, None)
             if found is not None:
                 found.on_lost()
 
@@ -243,7 +245,7 @@ class AsyncLeases(Leases):
         if pulse is None or pulse.loop is not loop:
             pulse = self._pulse = Pulse(loop, self._wake_up)
         pulse.beat()
-        self._add(hold, _Lease(lease, partial(_call_on, loop, on_lost), pulse))
+        self._add(_Lease(hold, lease, partial(_call_on, loop, on_lost), pulse))
 
     def start_afresh(self) -> None:
         """Hold nothing, and have no thread: the parent's loop is not the child's, though it is the same object."""
