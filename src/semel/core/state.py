@@ -1,7 +1,7 @@
 """The state machine of a record. All that can change a state is in this file; it knows nothing of stores or HTTP.
 
-A record that is not there is ``None``. *Expired* is no state: it is a record whose ``expires_at`` has passed by the
-database's clock, which opens the transitions marked so below. What is *unknown* never expires: only a person ends it.
+A record that is not there is ``None``. *Expired* is not a state: the ``expires_at`` of the record has passed by the
+database's clock, which opens the transitions marked so below. An *unknown* record never expires: an operator ends it.
 The recovery point moves inside ``PROCESSING``.
 The diagram in the documentation is drawn from ``TRANSITIONS``.
 """
@@ -37,7 +37,7 @@ class Event(StrEnum):
     PARK = "park"  #: what a step did can't be known, and doing it again is not allowed
     RESOLVE = "resolve"  #: an operator has said what it did
     DISCARD = "discard"  #: an operator has freed the key, whatever it did
-    ABANDON = "abandon"  #: nobody ran it, or nobody ended it, within its retention
+    ABANDON = "abandon"  #: it was not run, or not ended, within its retention
     REAP = "reap"  #: expired, and deleted
 
 
@@ -45,7 +45,7 @@ TRANSITIONS: dict[State | None, dict[Event, State | None]] = {
     None: {
         Event.ACCEPT: State.PENDING,
         Event.CLAIM: State.PROCESSING,
-        # In atomic mode the claim and the ending are one commit, so nobody ever sees what is between.
+        # In atomic mode the claim and the ending are one commit, so the state between is never visible.
         Event.COMPLETE: State.COMPLETE,
         Event.FAIL: State.FAILED,
     },
