@@ -58,7 +58,7 @@ class TestAutocommit:
 
     def test_inside_atomic(self, database: str) -> None:
         """Inside a transaction of the application's a command is refused, since nobody else would see it."""
-        with transaction.atomic(), pytest.raises(ConfigurationError, match=r"Leave transaction\.atomic"):
+        with transaction.atomic(), pytest.raises(ConfigurationError, match=r"Put transaction\.atomic"):
             DjangoStore().perform(claim_on())
         with transaction.atomic(), pytest.raises(ConfigurationError, match="ATOMIC_REQUESTS"):
             DjangoStore().transaction().perform(Begin(claim_on()))
@@ -82,7 +82,7 @@ class TestAutocommit:
         assert store.perform(Now()).tzinfo is not None
         with pytest.raises(ConfigurationError, match="Claim was asked for inside"):
             store.perform(claim_on("other"))
-        with pytest.raises(ConfigurationError, match="inside another"):
+        with pytest.raises(ConfigurationError, match="inside the transaction of another"):
             store.transaction().perform(Begin(claim_on("other")))
         lent.perform(Undo())
         assert isinstance(store.perform(claim_on("other")), Hold)
