@@ -193,19 +193,19 @@ def test_a_phase_that_calls_a_provider_calls_it_twice(shop: Shop) -> None:
 
 
 def test_a_handler_of_its_own_transactions_repeats_them(shop: Shop) -> None:
-    """A guarded handler that writes on its own is run again by default; refused, it is left to a person."""
+    """A guarded handler that writes on its own is run again by default; refused, it is parked for an operator."""
     again = walked(shop, wsgi(shop, lambda shop, _: shop.insert_alone(5)))
     assert again.wrong() == [
         f"{when}: orders 2 instead of 1: done more than once"
         for when in ("after running the handler", "before storing the answer")
     ]
     refused = walked(shop, wsgi(shop, lambda shop, _: shop.insert_alone(5), on_crash="refuse"))
-    assert any("left to a person" in line for line in refused.wrong())
+    assert any("parked for an operator" in line for line in refused.wrong())
     refused.assert_once(allow_parked=True)
 
 
 def test_an_effect_that_is_parked(shop: Shop) -> None:
-    """A provider without keys and `on_unknown="park"`: never twice, and left to a person where nobody can know."""
+    """A provider without keys and `on_unknown="park"`: never twice, and parked for an operator where nobody can know."""
 
     def handler(shop: Shop, operation: Operation) -> None:
         operation.effect("card_charged", shop.provider.charge_blindly, 5, on_unknown="park")
@@ -217,7 +217,7 @@ def test_an_effect_that_is_parked(shop: Shop) -> None:
         *both("calling the effect 'card_charged'"),
         "before recording the effect 'card_charged'",
     ]
-    with pytest.raises(AssertionError, match="left to a person"):
+    with pytest.raises(AssertionError, match="parked for an operator"):
         report.assert_once()
 
 

@@ -62,9 +62,9 @@ def spellings(text: str) -> tuple[str, ...]:
 def _readings(key: str, scope: str | None) -> Iterator[Browse]:
     """Everything that *key* may mean: a key first, and only then the digest of one."""
     scopes = (None,) if scope is None else spellings(scope)
-    yield from (Browse(SCOPES_SHOWN, key=each, scope=whose) for each in spellings(key) for whose in scopes)
+    yield from (Browse(SCOPES_SHOWN, key=each, scope=owner) for each in spellings(key) for owner in scopes)
     if _DIGEST.fullmatch(key):
-        yield from (Browse(SCOPES_SHOWN, digest=key, scope=whose) for whose in scopes)
+        yield from (Browse(SCOPES_SHOWN, digest=key, scope=owner) for owner in scopes)
 
 
 def _which(found: tuple[Record, ...]) -> str:

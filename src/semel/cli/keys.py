@@ -125,7 +125,7 @@ def _trail_alone(keys: Store, key: str, scope: str | None) -> tuple[Entry, ...]:
     """Read the trail of a record that is deleted, by any spelling of its key."""
     if scope is None:
         return ()
-    named = ((whose, each) for whose in spellings(scope) for each in spellings(key))
+    named = ((owner, each) for owner in spellings(scope) for each in spellings(key))
     return next((trail for trail in (keys.perform(ReadTrail(*each)) for each in named) if trail), ())
 
 

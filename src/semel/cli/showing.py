@@ -52,8 +52,8 @@ def table_of(records: tuple[Record, ...]) -> Table:
     for name in ("state", "try", "status", "age", "ends"):
         table.add_column(name, no_wrap=True, justify="right" if name in {"try", "status", "age"} else "left")
     for record in records:
-        whose = [] if has_one_scope else [Text(typed(record.scope))]
-        table.add_row(Text(typed(record.key)), *whose, *_cells(record))
+        owner = [] if has_one_scope else [Text(typed(record.scope))]
+        table.add_row(Text(typed(record.key)), *owner, *_cells(record))
     return table
 
 

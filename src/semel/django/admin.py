@@ -141,15 +141,15 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # as above
         return [name for _, part in self.fieldsets for name in part["fields"]]
 
     def has_add_permission(self, _request: HttpRequest) -> bool:
-        """Nobody."""
+        """Return False: records are read-only here."""
         return False
 
     def has_change_permission(self, _request: HttpRequest, _obj: object = None) -> bool:
-        """Nobody."""
+        """Return False: records are read-only here."""
         return False
 
     def has_delete_permission(self, _request: HttpRequest, _obj: object = None) -> bool:
-        """Nobody."""
+        """Return False: records are read-only here."""
         return False
 
     def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:

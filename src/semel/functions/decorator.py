@@ -14,7 +14,7 @@ from semel.core.scope import SINGLE_TENANT
 from semel.errors import ConfigurationError
 from semel.functions.calls import AsyncFunctionCall, FunctionCall
 from semel.functions.guards import async_guard_at, guard_at
-from semel.functions.job import Compare, Job, Whose
+from semel.functions.job import Compare, Job, Owner
 from semel.functions.names import Function, is_async, name_of, signature_of
 from semel.functions.results import Codec, Results
 from semel.guard.request import switch
@@ -39,7 +39,7 @@ _WITHOUT_A_REQUEST: dict[str, tuple[object, ...]] = {
 def idempotent(
     *,
     key: str | Function,
-    scope: Whose = SINGLE_TENANT,
+    scope: Owner = SINGLE_TENANT,
     store: Any = None,
     name: str | None = None,
     compare: Compare = "arguments",
@@ -73,7 +73,7 @@ def once(
     function: Callable[..., R],
     /,
     *args: Any,
-    scope: Whose = SINGLE_TENANT,
+    scope: Owner = SINGLE_TENANT,
     store: Any = None,
     name: str | None = None,
     compare: Compare = "arguments",
@@ -126,7 +126,7 @@ def _job(
     policy: Policy,
     *,
     key: str | Function,
-    scope: Whose,
+    scope: Owner,
     compare: Compare,
     keep: type[Exception] | Iterable[type[Exception]],
     codec: Codec | None,

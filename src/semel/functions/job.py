@@ -30,7 +30,7 @@ from semel.guard.request import switch
 #: What must be the same on a retry: every argument, what a function chooses, or nothing but the key.
 Compare = Function | Literal["arguments"] | None
 #: The owner of the key: a name, or a function of the same arguments.
-Whose = str | Function
+Owner = str | Function
 
 #: In the place of a request's method, so that keys of functions and of requests never collide.
 METHOD = "CALL"
@@ -50,7 +50,7 @@ class Job:
     signature: inspect.Signature
     name: str
     key: str | Function
-    scope: Whose
+    scope: Owner
     compare: Compare
     policy: Policy
     results: Results

@@ -183,7 +183,7 @@ class SQLite(Database):
         return StoreUnavailable(f'DATABASES["{self._alias}"] was closed inside the handler; nothing was written.')
 
     def _peek(self, wrapper: Wrapper, command: Begin | Open) -> Found | None:
-        """Read what makes the write lock needless: an answer, or a worker whose lease is not over."""
+        """Read whether the write lock is not needed: there is an answer, or a worker with a live lease."""
         if not isinstance(command, Begin):
             return None
         found = self.run(wrapper, self.joined().begin(command)).seen

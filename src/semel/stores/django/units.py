@@ -236,7 +236,7 @@ class DjangoUnit(Unit):
             raise
         try:
             self._leave(None)
-        except Exception:  # noqa: BLE001 - all is committed; whoever comes next gets another connection
+        except Exception:  # noqa: BLE001 - all is committed; the next use gets another connection
             close(wrapper)
         self._end(waiting)
         if said is not None:
