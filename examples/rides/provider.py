@@ -136,4 +136,4 @@ if __name__ == "__main__":
     server = Server(*map(int, sys.argv[1:]))
     print(server.url, flush=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    sys.stdin.read()  # Whoever started us holds the other end, and has gone when this returns.
+    sys.stdin.read()  # The parent process holds the other end, and has ended when this returns.

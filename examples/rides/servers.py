@@ -1,6 +1,6 @@
 """The two servers of the story, each a process of its own on this machine. They end with the block that lends them.
 
-The provider is never killed: money is made at somebody else's.
+The provider is never killed: it stands for a service of another company.
 """
 
 import os
@@ -65,7 +65,7 @@ class App:
             time.sleep(POLL_SECONDS)
 
     def kill(self) -> None:
-        """``kill -9``: it does nothing any more, and tells nobody."""
+        """``kill -9``: it gets no chance to write or to say anything."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -205,7 +205,7 @@ def test_a_handler_of_its_own_transactions_repeats_them(shop: Shop) -> None:
 
 
 def test_an_effect_that_is_parked(shop: Shop) -> None:
-    """A provider without keys and `on_unknown="park"`: never twice, and parked for an operator where nobody can know."""
+    """A provider without keys and `on_unknown="park"`: never twice, and parked where the outcome is unknown."""
 
     def handler(shop: Shop, operation: Operation) -> None:
         operation.effect("card_charged", shop.provider.charge_blindly, 5, on_unknown="park")
@@ -237,9 +237,9 @@ def test_nothing_crashed_is_a_failure(shop: Shop) -> None:
     """A run in which nothing crashed proves nothing: a request that is not guarded, or that is refused, fails."""
     with pytest.raises(AssertionError, match=r"^nothing was crashed"):
         walked(shop, lambda environ, start: start("200 OK", []) and [], ORDER).assert_once()
-    with pytest.raises(AssertionError, match=r"^where nothing crashes nothing takes effect"):
+    with pytest.raises(AssertionError, match=r"^without a crash nothing takes effect"):
         walked(shop, wsgi(shop, lambda *_: None)).assert_once()
-    with pytest.raises(AssertionError, match=r"^where nothing crashes the answer is 400"):
+    with pytest.raises(AssertionError, match=r"^without a crash the answer is 400"):
         walked(shop, wsgi(shop, in_steps, strict=True)).assert_once()
 
 
