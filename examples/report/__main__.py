@@ -122,8 +122,8 @@ class Story:
         if not self._was_killed and (state["progress"] or 0) >= KILL_AT:
             self._was_killed = True
             self._bar.end()
-            killed, heir = self._house.kill_worker(), self._house.start_worker(self._stack)
-            print(f"kill -9 {killed}: its lease runs out, and process {heir} goes on.")
+            killed, successor = self._house.kill_worker(), self._house.start_worker(self._stack)
+            print(f"kill -9 {killed}: its lease runs out, and process {successor} goes on.")
 
 
 def main() -> int:

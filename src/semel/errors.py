@@ -326,7 +326,7 @@ class StoreReadOnly(StoreError):
 
 
 class ShuttingDown(Refusal):
-    """This server is about to stop and takes on nothing new. Nothing was run; send the same request again."""
+    """This server is about to stop and accepts nothing new. Nothing was run; send the same request again."""
 
     slug = "shutting-down"
     title = "Shutting down"
