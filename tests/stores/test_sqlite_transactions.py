@@ -209,13 +209,13 @@ class TestWaiting:
         def ask() -> Hold | Found:
             connections = rival._connections
             assert isinstance(connections, SQLiteConnections)
-            begin = connections.pool.begin
+            begin = connections.lender.begin
 
             def tell_and_begin() -> sqlite3.Connection:
                 asked.set()
                 return begin()
 
-            connections.pool.begin = tell_and_begin  # type: ignore[method-assign]  # to know that it waits
+            connections.lender.begin = tell_and_begin  # type: ignore[method-assign]  # to know that it waits
             second = rival.transaction()
             try:
                 return second.perform(Begin(a_claim()))
@@ -555,16 +555,16 @@ class TestAsync:
             transaction, claim = store.transaction(), a_claim()
             hold = await async_begun(transaction, claim)
             may_commit = threading.Event()
-            pool = store._connections.pool  # type: ignore[attr-defined]
-            commit = pool.commit
-            pool.commit = lambda connection: may_commit.wait(60) and commit(connection)
+            lender = store._connections.lender  # type: ignore[attr-defined]
+            commit = lender.commit
+            lender.commit = lambda connection: may_commit.wait(60) and commit(connection)
             ending = asyncio.create_task(transaction.perform(finish(claim, hold)))
             while transaction._unit is not None:  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.001)
             ending.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await ending
-            pool.commit = commit
+            lender.commit = commit
             may_commit.set()
             await async_finished(store, "next")
             record = await store.perform(Settle(hold))

@@ -64,7 +64,7 @@ class HandlerConnection(sqlite3.Connection):
         raise ConfigurationError(_NOT_YOURS)
 
 
-class Pool:
+class Lender:
     """The connections of one store to one file, and the keys of this process's open transactions."""
 
     def __init__(self, place: Place) -> None:
@@ -82,7 +82,7 @@ class Pool:
         self._opening = threading.Lock()
         self._is_forking = False
         self._pid = os.getpid()
-        _pools.add(self)
+        _lenders.add(self)
 
     def start(self, command: Begin) -> Found | None:
         """Note that a transaction of this process has a key; or return what another one has there."""
@@ -276,19 +276,19 @@ class SQLiteUnit(Unit):
 
     def run(self, joined: Joined[T]) -> T:
         """Run one statement in the transaction."""
-        return self._connections.pool.run(self.connection, joined)
+        return self._connections.lender.run(self.connection, joined)
 
     def commit(self) -> None:
         """Commit, and release the connection and the turn."""
         try:
-            self._connections.pool.commit(self.connection)
+            self._connections.lender.commit(self.connection)
         finally:
             self._connections.end(self._command)
 
     def rollback(self) -> None:
         """Roll back, and release the connection and the turn."""
         try:
-            self._connections.pool.rollback(self.connection)
+            self._connections.lender.rollback(self.connection)
         finally:
             self._connections.end(self._command)
 
@@ -298,7 +298,7 @@ class SQLiteConnections(Connections):
 
     def __init__(self, place: Place) -> None:
         """Nothing is opened yet."""
-        self.pool = Pool(place)
+        self.lender = Lender(place)
         self.start_afresh()
         start_afresh_in_children(self)
 
@@ -309,28 +309,28 @@ class SQLiteConnections(Connections):
 
     def begin(self, command: Begin | Open, opening: str | None = None) -> Unit | Found:  # noqa: ARG002 - PostgreSQL's
         """Wait for the turn and for the write lock, unless what is there makes them unnecessary."""
-        if isinstance(command, Begin) and (rival := self.pool.start(command)) is not None:
-            return self.pool.peek(command) or rival
+        if isinstance(command, Begin) and (rival := self.lender.start(command)) is not None:
+            return self.lender.peek(command) or rival
         try:
-            found = self.pool.peek(command)
+            found = self.lender.peek(command)
             begun = found or SQLiteUnit(self, self._begin(command), command)
         except BaseException:
-            self.pool.stop(command)
+            self.lender.stop(command)
             raise
         if found is not None:
-            self.pool.stop(command)
+            self.lender.stop(command)
         return begun
 
     def end(self, command: Begin | Open) -> None:
         """Pass the turn on."""
-        self.pool.stop(command)
+        self.lender.stop(command)
         self._turn.release()
 
     def _begin(self, command: Begin | Open) -> sqlite3.Connection:
         if not self._turn.acquire(timeout=file.BUSY_TIMEOUT.total_seconds()):
-            raise kept_waiting(self.pool.place, self._holder)
+            raise kept_waiting(self.lender.place, self._holder)
         try:
-            connection = self.pool.begin()
+            connection = self.lender.begin()
         except BaseException:
             self._turn.release()
             raise
@@ -339,7 +339,7 @@ class SQLiteConnections(Connections):
 
     def close(self) -> None:
         """Close the idle connections."""
-        self.pool.close()
+        self.lender.close()
 
 
 def name(command: Begin | Open) -> str:
@@ -372,15 +372,15 @@ class AsyncSQLiteUnit(AsyncUnit):
 
     async def run(self, joined: Joined[T]) -> T:
         """Run one statement in the transaction: on the loop, since it has the lock and does not wait."""
-        return self._connections.pool.run(self.connection, joined)
+        return self._connections.lender.run(self.connection, joined)
 
     async def commit(self) -> None:
         """Commit, and release the connection and the turn. It goes on to its end even if the caller is cancelled."""
-        await self._end(self._connections.pool.commit)
+        await self._end(self._connections.lender.commit)
 
     async def rollback(self) -> None:
         """Roll back, and release the connection and the turn."""
-        await self._end(self._connections.pool.rollback)
+        await self._end(self._connections.lender.rollback)
 
     async def _end(self, how: Callable[[sqlite3.Connection], None]) -> None:
         ending = self._connections.in_thread(partial(how, self.connection))
@@ -394,7 +394,7 @@ class AsyncSQLiteConnections(AsyncConnections):
 
     def __init__(self, place: Place) -> None:
         """Nothing is opened yet."""
-        self.pool = Pool(place)
+        self.lender = Lender(place)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._holder = ""
 
@@ -402,18 +402,18 @@ class AsyncSQLiteConnections(AsyncConnections):
         """Wait for the turn and for the write lock, unless what is there makes them unnecessary."""
         if asyncio.get_running_loop() is not self._loop:
             self._start()
-        if isinstance(command, Begin) and (rival := self.pool.start(command)) is not None:
+        if isinstance(command, Begin) and (rival := self.lender.start(command)) is not None:
             return await self._peek(command) or rival
         try:
             # If the turn is free, one call in the thread is enough: it peeks first, too.
-            found = await self._peek(command) if self._turn.locked() or self.pool.can_peek else None
+            found = await self._peek(command) if self._turn.locked() or self.lender.can_peek else None
             if found is None:
                 await self._wait()
         except BaseException:
-            self.pool.stop(command)
+            self.lender.stop(command)
             raise
         if found is not None:
-            self.pool.stop(command)
+            self.lender.stop(command)
             return found
         return await self._begin(command)
 
@@ -423,7 +423,7 @@ class AsyncSQLiteConnections(AsyncConnections):
 
     def end(self, command: Begin | Open) -> None:
         """Pass the turn on."""
-        self.pool.stop(command)
+        self.lender.stop(command)
         self._turn.release()
 
     async def close(self) -> None:
@@ -431,20 +431,20 @@ class AsyncSQLiteConnections(AsyncConnections):
         if self._loop is not None:
             self._threads.shutdown(wait=False)
             self._loop = None
-        self.pool.close()
+        self.lender.close()
 
     async def _peek(self, command: Begin | Open) -> Found | None:
         # On an open connection it is one look-up, which the loop can do. Opening one is done in a thread.
-        if self.pool.can_peek:
-            return self.pool.peek(command)
-        return await self.in_thread(partial(self.pool.peek, command))
+        if self.lender.can_peek:
+            return self.lender.peek(command)
+        return await self.in_thread(partial(self.lender.peek, command))
 
     async def _wait(self) -> None:
         try:
             async with asyncio.timeout(file.BUSY_TIMEOUT.total_seconds()):
                 await self._turn.acquire()
         except TimeoutError:
-            raise kept_waiting(self.pool.place, self._holder) from None
+            raise kept_waiting(self.lender.place, self._holder) from None
 
     async def _begin(self, command: Begin | Open) -> AsyncUnit | Found:
         """Begin; this call has the turn. If it is cancelled, the turn is passed on when the thread is done."""
@@ -464,13 +464,13 @@ class AsyncSQLiteConnections(AsyncConnections):
         return AsyncSQLiteUnit(self, begun, command)
 
     def _look_and_begin(self, command: Begin | Open) -> sqlite3.Connection | Found:
-        return self.pool.peek(command) or self.pool.begin()
+        return self.lender.peek(command) or self.lender.begin()
 
     def _undo(self, command: Begin | Open, beginning: asyncio.Future[sqlite3.Connection | Found]) -> None:
         if not beginning.cancelled() and not beginning.exception():
             begun = beginning.result()
             if not isinstance(begun, Found):
-                self.pool.rollback(begun)
+                self.lender.rollback(begun)
         self.end(command)
 
     def _start(self) -> None:
@@ -478,26 +478,26 @@ class AsyncSQLiteConnections(AsyncConnections):
         if self._loop is not None and self._loop.is_running():
             raise ConfigurationError("This store is in use on another event loop. Give each loop its own store.")
         self._loop = asyncio.get_running_loop()
-        self.pool.drop_all()
+        self.lender.drop_all()
         self._turn = asyncio.Lock()
         # As many as are useful: one begins or commits, the others peek.
         self._threads = ThreadPoolExecutor(max_workers=MAX_IDLE, thread_name_prefix="semel-sqlite-unit")
 
 
-_pools: WeakSet[Pool] = WeakSet()
+_lenders: WeakSet[Lender] = WeakSet()
 
 
-def _tell(step: Callable[[Pool], None]) -> Callable[[], None]:
+def _tell(step: Callable[[Lender], None]) -> Callable[[], None]:
     def tell_all() -> None:
-        for pool in tuple(_pools):
-            step(pool)
+        for lender in tuple(_lenders):
+            step(lender)
 
     return tell_all
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
     os.register_at_fork(
-        before=_tell(Pool.before_fork),
-        after_in_parent=_tell(Pool.after_fork_in_parent),
-        after_in_child=_tell(Pool.after_fork_in_child),
+        before=_tell(Lender.before_fork),
+        after_in_parent=_tell(Lender.after_fork_in_parent),
+        after_in_child=_tell(Lender.after_fork_in_child),
     )
