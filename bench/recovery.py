@@ -1,4 +1,4 @@
-"""How long the client of a dead worker waits: from kill -9 in mid-handler to the answer of a retry."""
+"""How long the client of a dead worker waits: from kill -9 during the handler to the answer of a retry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.report import Recovery
 from bench.setup import Setup
 from bench.web import WebServer
 
-#: A client that asks again this soon. One that heeds Retry-After, which knows whole seconds only, waits for up to one
+#: A client that asks again this soon. One that obeys Retry-After, which has whole seconds only, waits for up to one
 #: second more.
 RETRY_SECONDS = 0.1
 #: After so many leases, no worker will take over any more.

@@ -80,7 +80,7 @@ class TestAutocommit:
         lent = store.transaction()
         begun(lent, claim_on())
         assert store.perform(Now()).tzinfo is not None
-        with pytest.raises(ConfigurationError, match="Claim was asked for inside"):
+        with pytest.raises(ConfigurationError, match="Claim was used inside"):
             store.perform(claim_on("other"))
         with pytest.raises(ConfigurationError, match="inside the transaction of another"):
             store.transaction().perform(Begin(claim_on("other")))
@@ -302,7 +302,7 @@ class TestReadiness:
         with monkeypatch.context() as patch:
             patch.setattr(wrapper, "Database", type("psycopg2", (), {}))
             patch.setattr(wrapper, "connection", object())
-            with pytest.raises(ConfigurationError, match="used through psycopg2"):
+            with pytest.raises(ConfigurationError, match="uses psycopg2"):
                 DjangoStore().perform(claim_on())
 
 

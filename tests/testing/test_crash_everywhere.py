@@ -173,7 +173,7 @@ def test_a_charge_in_the_handler_is_made_twice(shop: Shop) -> None:
     report = walked(shop, wsgi(shop, handler))
     with pytest.raises(AssertionError) as said:
         report.assert_once()
-    assert "2 of 16 crashes go wrong" in str(said.value)
+    assert "2 of 16 crashes have a wrong result" in str(said.value)
     assert "after running the handler: charges 2 instead of 1: done more than once" in str(said.value)
     assert "before storing the answer: charges 2 instead of 1" in str(said.value)
 
