@@ -1,4 +1,4 @@
-"""The load on a server and its result, as values, and what sends it: ``wrk`` if it is installed, else its own client."""
+"""The load on a server and its result, as values, and what sends it: ``wrk`` if it is installed, else ``client``."""
 
 from __future__ import annotations
 

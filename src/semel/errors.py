@@ -80,7 +80,7 @@ class Refusal(SemelError):
     stripe_status: ClassVar[int | None] = None
 
     def __init__(self, message: str | None = None, *, retry_after: int | None = None) -> None:
-        """Refuse with *message* for a person, and *retry_after* whole seconds for a machine."""
+        """Refuse with *message* for the reader, and *retry_after* whole seconds for the program."""
         super().__init__(message)
         self.retry_after = retry_after
 

@@ -1,6 +1,6 @@
 """How far an operation has come: the steps that are done, and the effect in doubt, if any. Nothing here runs a step.
 
-Steps are stored as JSON that people can read, in the order in which they were taken::
+Steps are stored as readable JSON, in the order in which they were taken::
 
     [{"phase": "ride_created", "result": {"id": 7}}, {"effect": "charge_created"}]
 

@@ -27,7 +27,7 @@ class Event(StrEnum):
     ACCEPT = "accept"  #: stored, to be run by a worker; also in place of a record that expired
     CLAIM = "claim"  #: a worker starts it
     RENEW = "renew"  #: the worker is still alive
-    TAKE_OVER = "take over"  #: the worker's lease ran out; or the record expired, and a late retry starts anew
+    TAKE_OVER = "take over"  #: the worker's lease ran out; or the record expired, and a late retry is a new operation
     SAVE = "save"  #: a step is recorded: the recovery point moves on
     COMPLETE = "complete"  #: the handler gave a final answer
     FAIL = "fail"  #: it ended without one, and may have taken effect

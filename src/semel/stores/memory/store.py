@@ -1,4 +1,4 @@
-"""The store in both colours. What it does with a command is in ``keys.py`` and ``upkeep.py``."""
+"""The store, sync and async. The commands themselves are in ``keys.py`` and ``upkeep.py``."""
 
 from __future__ import annotations
 

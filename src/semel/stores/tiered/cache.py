@@ -476,7 +476,7 @@ class AsyncCache(_Answers):
         self._writers.drop()
 
     def _bind(self) -> asyncio.AbstractEventLoop:
-        """Start afresh on the running loop: a connection belongs to the loop that made it."""
+        """Start again on the running loop: a connection belongs to the loop that made it."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop = loop

@@ -158,11 +158,11 @@ class Accepted(Suite):
         age(LEASE)
         (stuck,) = waiting(store, scope)
         assert (stuck.hold, stuck.tries, stuck.is_accepted, stuck.has_request) == (begun, 1, True, True)
-        heir = worker_of(store, begun)
-        assert heir.attempt == 2
+        successor = worker_of(store, begun)
+        assert successor.attempt == 2
         age(LEASE)
         assert [each.tries for each in waiting(store, scope)] == [2]
-        assert store.perform(ReadRequest(heir)) == REQUEST
+        assert store.perform(ReadRequest(successor)) == REQUEST
         assert record(store, scope).is_accepted
 
     def test_released_while_pending(self, store: Handle, rival: Handle, scope: str) -> None:

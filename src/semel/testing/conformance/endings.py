@@ -89,11 +89,11 @@ class Endings(Suite):
         """A worker that was taken over from can neither end, free nor renew; the new worker can."""
         zombie = held(store, claim_on(scope))
         age(LEASE)
-        heir = taken_over(rival, claim_on(scope), zombie)
+        successor = taken_over(rival, claim_on(scope), zombie)
         self._is_fenced(store, scope, Complete(zombie, Event.COMPLETE, OTHER))
         self._is_fenced(store, scope, Release(zombie))
-        assert store.perform(Renew(((zombie, LEASE), (heir, LEASE)))) == {zombie}
-        assert rival.perform(Complete(heir, Event.COMPLETE, CREATED)) is Verdict.DONE
+        assert store.perform(Renew(((zombie, LEASE), (successor, LEASE)))) == {zombie}
+        assert rival.perform(Complete(successor, Event.COMPLETE, CREATED)) is Verdict.DONE
         self._is_fenced(store, scope, Complete(zombie, Event.COMPLETE, OTHER))
         self._is_fenced(store, scope, Release(zombie))
         assert record(store, scope).answer == CREATED

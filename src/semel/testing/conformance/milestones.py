@@ -48,10 +48,10 @@ class Milestones(Suite):
         store.perform(Mark(hold, Milestone(0.9, "almost")))
         store.perform(Mark(hold, Milestone(0.1)))
         age(LEASE)
-        heir = taken_over(store, claim_on(scope), hold)
+        successor = taken_over(store, claim_on(scope), hold)
         assert record(store, scope).milestone == Milestone(0.1)
         age(RETENTION)
-        taken_over(store, claim_on(scope), heir)
+        taken_over(store, claim_on(scope), successor)
         assert record(store, scope).milestone is None
 
     def test_only_the_holder_marks(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
@@ -60,8 +60,8 @@ class Milestones(Suite):
         self._is_fenced(store, scope, Mark(replace(hold, token=uuid4().bytes), HALF))
         self._is_fenced(store, scope, Mark(replace(hold, attempt=2), HALF))
         age(LEASE)
-        heir = taken_over(rival, claim_on(scope), hold)
+        successor = taken_over(rival, claim_on(scope), hold)
         self._is_fenced(store, scope, Mark(hold, HALF))
-        rival.perform(Complete(heir, Event.COMPLETE, CREATED))
-        self._is_fenced(store, scope, Mark(heir, HALF))
+        rival.perform(Complete(successor, Event.COMPLETE, CREATED))
+        self._is_fenced(store, scope, Mark(successor, HALF))
         assert store.perform(Mark(replace(hold, key="absent"), HALF)) is Verdict.FENCED

@@ -71,7 +71,7 @@ class Pending(Suite):
 
     @pytest.mark.parametrize("state", ["pending", "processing", "complete", "failed"])
     def test_accepted_in_place_of_an_expired_one(self, store: Handle, scope: str, age: Age, state: str) -> None:
-        """What expired can be accepted anew: pending, the first attempt, without what it was."""
+        """An expired record can be accepted again: pending, the first attempt, without its former content."""
         hold = brought_to(store, scope, State(state))
         age(RETENTION)
         other = replace(REQUEST, principal="another")
@@ -205,9 +205,9 @@ class Pending(Suite):
         begun = worker_of(store, hold)
         store.perform(Mark(begun, HALF))
         age(LEASE)
-        heir = worker_of(store, begun)
-        store.perform(Release(heir))
-        last = worker_of(store, replace(heir, token=NOBODYS_TOKEN))
+        successor = worker_of(store, begun)
+        store.perform(Release(successor))
+        last = worker_of(store, replace(successor, token=NOBODYS_TOKEN))
         store.perform(Complete(last, Event.FAIL, CREATED))
         assert [(line.attempt, line.event) for line in store.perform(ReadTrail(scope, "key"))] == [
             (2, "taken over"),

@@ -165,7 +165,7 @@ class Reading(Suite):
         assert times[-1] - times[0] < MOMENT
 
     def test_clock_advances(self, store: Handle, scope: str) -> None:
-        """The clock goes on by itself, and statements read it afresh."""
+        """The clock advances by itself, and every statement reads it."""
         first = store.perform(Now())
         while (now := store.perform(Now())) == first:
             pass

@@ -126,9 +126,9 @@ class Steps(Suite):
         """A worker that was taken over from can't save, and what the new worker saved stays."""
         zombie = saved(store, held(store, claim_on(scope)))
         age(LEASE)
-        heir = taken_over(rival, claim_on(scope), zombie)
+        successor = taken_over(rival, claim_on(scope), zombie)
         self._is_fenced(store, scope, Save(zombie, Progress(), RIDE))
-        saved(rival, heir, IN_DOUBT)
+        saved(rival, successor, IN_DOUBT)
         self._is_fenced(store, scope, Save(zombie, RIDE, IN_DOUBT))
 
     def test_ended_record_takes_no_steps(self, store: Handle, scope: str) -> None:
@@ -150,7 +150,7 @@ class Steps(Suite):
         assert (hold.attempt, record(store, scope).recovery_point) == (3, "ride_created")
 
     def test_expired_steps_are_gone(self, store: Handle, scope: str, age: Age) -> None:
-        """Past its retention an operation starts anew, without steps, whether it ended or not."""
+        """Past its retention a key is a new operation, without steps, whether the old one ended or not."""
         for key, end in (("ended", True), ("left", False)):
             hold = saved(store, held(store, claim_on(scope, key)))
             if end:

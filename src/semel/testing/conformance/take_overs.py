@@ -77,7 +77,7 @@ class TakeOvers(Suite):
         assert LEASE - MOMENT < after.lease_left <= LEASE
 
     def test_expired_record_in_progress_starts_anew(self, store: Handle, scope: str, age: Age) -> None:
-        """A record that was left in progress until its retention had passed starts anew as well."""
+        """A record that was left in progress until its retention had passed becomes a new operation as well."""
         hold = held(store, claim_on(scope))
         age(RETENTION)
         taken_over(store, claim_on(scope, fingerprint=b"another"), hold)

@@ -289,11 +289,11 @@ class Transactions(Suite):
         """Neither a record with a live lease, nor an answer within its retention, nor a parked one is replaced."""
         dead = held(store, claim_on(scope))
         age(LEASE)
-        heir = taken_over(rival, claim_on(scope), dead)
+        successor = taken_over(rival, claim_on(scope), dead)
         self._finish_is_fenced(store, scope, dead)
-        self._finish_is_fenced(store, scope, heir)
-        rival.perform(Complete(heir, Event.COMPLETE, CREATED))
-        self._finish_is_fenced(store, scope, heir)
+        self._finish_is_fenced(store, scope, successor)
+        rival.perform(Complete(successor, Event.COMPLETE, CREATED))
+        self._finish_is_fenced(store, scope, successor)
         waiting = parked(store, claim_on(scope, "parked"))
         self._finish_is_fenced(store, scope, waiting)
         age(10 * RETENTION)
@@ -325,9 +325,14 @@ class Transactions(Suite):
         """A phase of a worker that was taken over from is fenced, and so is one with an unknown hold."""
         zombie = held(store, claim_on(scope))
         age(LEASE)
-        heir = saved(rival, taken_over(rival, claim_on(scope), zombie))
+        successor = saved(rival, taken_over(rival, claim_on(scope), zombie))
         before = record(store, scope)
-        strangers = (zombie, replace(heir, attempt=9), replace(heir, token=uuid4().bytes), replace(heir, key="absent"))
+        strangers = (
+            zombie,
+            replace(successor, attempt=9),
+            replace(successor, token=uuid4().bytes),
+            replace(successor, key="absent"),
+        )
         for stranger in strangers:
             with transaction(store) as tx:
                 tx.perform(Open())

@@ -100,9 +100,9 @@ class Upkeep(Suite):
         hold = held(store, claim_on(scope, request=REQUEST))
         assert rival.perform(ReadRequest(hold)) == REQUEST
         age(LEASE)
-        heir = taken_over(rival, claim_on(scope), hold)
-        assert store.perform(ReadRequest(heir)) == REQUEST
-        for stranger in (hold, replace(heir, token=uuid4().bytes), replace(heir, key="absent")):
+        successor = taken_over(rival, claim_on(scope), hold)
+        assert store.perform(ReadRequest(successor)) == REQUEST
+        for stranger in (hold, replace(successor, token=uuid4().bytes), replace(successor, key="absent")):
             assert store.perform(ReadRequest(stranger)) is None
 
     def test_request_with_an_empty_body(self, store: Handle, scope: str) -> None:
@@ -150,13 +150,13 @@ class Upkeep(Suite):
         store.perform(Renew(((hold, LEASE),)))
         self._is_fenced(rival, scope, Sweep(hold))
         age(LEASE)
-        heir = taken_over(store, claim_on(scope), hold)
+        successor = taken_over(store, claim_on(scope), hold)
         age(LEASE)
         self._is_fenced(rival, scope, Sweep(hold))
-        self._is_fenced(rival, scope, Sweep(replace(heir, token=uuid4().bytes)))
-        store.perform(Complete(heir, Event.COMPLETE, CREATED))
-        self._is_fenced(rival, scope, Sweep(heir))
-        assert rival.perform(Sweep(replace(heir, key="absent"))) is Verdict.FENCED
+        self._is_fenced(rival, scope, Sweep(replace(successor, token=uuid4().bytes)))
+        store.perform(Complete(successor, Event.COMPLETE, CREATED))
+        self._is_fenced(rival, scope, Sweep(successor))
+        assert rival.perform(Sweep(replace(successor, key="absent"))) is Verdict.FENCED
 
     def test_ended_records_are_deleted(self, store: Handle, scope: str, age: Age) -> None:
         """Past its retention an answer is deleted; within it, it stays."""
@@ -298,8 +298,8 @@ class Upkeep(Suite):
         assert (after.state, after.token, after.is_stuck) == (State.PROCESSING, NOBODYS_TOKEN, True)
         assert (after.steps, after.recovery_point) == (written(settled), "charge_created")
         # It was an attempt, the operator's.
-        heir = taken_over(store, claim_on(scope), replace(hold, attempt=2, token=NOBODYS_TOKEN))
-        assert (heir.attempt, store.perform(ReadRequest(heir))) == (3, REQUEST)
+        successor = taken_over(store, claim_on(scope), replace(hold, attempt=2, token=NOBODYS_TOKEN))
+        assert (successor.attempt, store.perform(ReadRequest(successor))) == (3, REQUEST)
 
     def test_resolved_answer(self, store: Handle, rival: Handle, scope: str) -> None:
         """An operator ends a parked operation with an answer, which is then replayed like any other."""
