@@ -198,7 +198,7 @@ class _Tasks(_Async):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Pay until the input ends, and let nobody go without an answer."""
+    """Pay until the input ends, and wait for every answer."""
     paying = _Paying(Order.from_json(arguments[0]))
     if paying.order.job.entry == "asgi":
         asyncio.run(_Tasks(paying).work())

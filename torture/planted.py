@@ -226,7 +226,7 @@ def spoiled(name: str, store: Store, job: Job) -> Store:
 def bug(name: str) -> Iterator[None]:
     """Plant a bug that is not in the store. For a child that ends soon: it is not removed again."""
     if name == "random downstream key":
-        steps.derive = lambda *_: os.urandom(16).hex()  # type: ignore[attr-defined]  # not said to be anybody's but its
+        steps.derive = lambda *_: os.urandom(16).hex()  # type: ignore[attr-defined]  # imported there, and not exported
     if name == "answer before commit":
         close = RequestPorts._close  # noqa: SLF001 - as above
 
