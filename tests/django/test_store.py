@@ -168,7 +168,7 @@ class TestInTests:
                 assert calls == []  # As ever in a TestCase, unless captureOnCommitCallbacks() is asked to.
 
             def test_inside_an_inner_block(self) -> None:
-                with transaction.atomic(), pytest.raises(ConfigurationError, match="Leave"):
+                with transaction.atomic(), pytest.raises(ConfigurationError, match="Put"):
                     DjangoStore().perform(claim_on())
 
         run(Case)

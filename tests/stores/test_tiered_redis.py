@@ -409,7 +409,7 @@ def test_a_dead_redis(world: World, caplog: pytest.LogCaptureFixture) -> None:
         first.flush()
         assert (second.find().answer, second.asked) == (CREATED, 0)
         server.kill()
-        until(lambda: second.find().answer == CREATED and "left alone" in "".join(caplog.messages))
+        until(lambda: second.find().answer == CREATED and "is not used" in "".join(caplog.messages))
         server.start()
         until(lambda: second.find().answer == CREATED and "is used again" in "".join(caplog.messages))
 
