@@ -25,7 +25,7 @@ GIVEN = ("rounds", "seconds", "connections", "sender", "pins")
 
 
 def main() -> None:
-    """Do what was typed."""
+    """Run the chosen command."""
     asked = _parser().parse_args()
     try:
         asked.do(asked)

@@ -20,7 +20,7 @@ CREATE TABLE IF NOT EXISTS control (key text PRIMARY KEY, fingerprint bytea NOT 
 WITH (fillfactor = 50)
 """
 
-#: One row: a new key, or what is there. No row: a rival has claimed it since this statement began.
+#: One row: a new key, or what is there. No row: another process has claimed it since this statement began.
 CLAIM = """
 WITH claimed AS (
   INSERT INTO control (key, fingerprint) VALUES ($1, $2) ON CONFLICT (key) DO NOTHING RETURNING fingerprint

@@ -127,7 +127,7 @@ class Databases:
 
 @contextmanager
 def databases(kinds: Collection[StoreKind | None]) -> Iterator[Databases]:
-    """Lend the databases for stores of these *kinds*, and remove them afterwards."""
+    """Yield the databases for stores of these *kinds*, and remove them afterwards."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="semel-bench-"))
         postgres = stack.enter_context(servers.postgres(settings=DURABLE))

@@ -1,4 +1,4 @@
-"""What is sent at a server and what came of it, as values, and who sends it: ``wrk`` where it is installed, else we."""
+"""The load on a server and its result, as values, and what sends it: ``wrk`` if it is installed, else ``client``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AFTER_KEY = b"\r\n\r\n" + BODY
 #: The same for the handler that does not answer before it is told to.
 BEFORE_HELD_KEY = _BEFORE_KEY % (b"/held", len(BODY))
 
-#: Hexadecimal digits: as random as the UUIDs that clients send, so that the index is met as in earnest.
+#: Hexadecimal digits: as random as the UUIDs that clients send, so that the index is used as in production.
 KEY_DIGITS = 32
 
 #: The longest load, 100,000 keys to a slow server, takes a minute or two. One that takes this long is stuck.
@@ -54,7 +54,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came back."""
+    """The result of a load."""
 
     requests: int
     seconds: float

@@ -1,4 +1,4 @@
-"""How long the client of a dead worker waits: from kill -9 in mid-handler to the answer of a retry."""
+"""How long the client of a dead worker waits: from kill -9 during the handler to the answer of a retry."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bench.report import Recovery
 from bench.setup import Setup
 from bench.web import WebServer
 
-#: A client that asks again this soon. One that heeds Retry-After, which knows whole seconds only, waits for up to one
+#: A client that asks again this soon. One that obeys Retry-After, which has whole seconds only, waits for up to one
 #: second more.
 RETRY_SECONDS = 0.1
-#: After so many leases, nobody will take over any more.
+#: After so many leases, no worker will take over any more.
 PATIENCE_LEASES = 5
 CONFLICT = b"HTTP/1.1 409 "
 
@@ -59,7 +59,7 @@ def _kill_one(setup: Setup, other: WebServer) -> float:
             if not answer.startswith(CONFLICT):
                 break
             if time.perf_counter() > ends:
-                raise LoadFailed("Nobody has taken over from a dead worker.")
+                raise LoadFailed("No worker has taken over from a dead worker.")
             time.sleep(RETRY_SECONDS)
         seconds = time.perf_counter() - began
         if not retries.is_right:
@@ -69,7 +69,7 @@ def _kill_one(setup: Setup, other: WebServer) -> float:
 
 
 def _pay(server: WebServer) -> None:
-    """Have connections opened and statements prepared before anybody counts."""
+    """Open connections and prepare statements before counting begins."""
     connection = Connection(server.port)
     connection.ask(secrets.token_hex(KEY_DIGITS // 2).encode())
     answer = connection.wait()

@@ -154,7 +154,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """From the death of a worker in mid-handler to the answer that a retry gets elsewhere, each time."""
+    """The time from the death of a worker during its handler to the answer of a retry at another, each time."""
 
     #: Whether the store is asked which worker is alive; otherwise only the lease says so.
     is_instant: bool

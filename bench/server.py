@@ -86,7 +86,7 @@ def _leave(_: int, __: FrameType | None) -> None:
 
 
 def _end_with_input() -> None:
-    # Not through sys.stdin, whose lock a process that is forked meanwhile would never see released.
+    # Not through sys.stdin: its lock would never be released in a process that is forked meanwhile.
     while os.read(STDIN, 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What a server of the bench is told: where its keys are, what its handler does. Plain values that pass as JSON, and
+"""The set-up of a server of the bench: where its keys are, what its handler does. Plain values that pass as JSON, and
 nothing that starts one.
 """
 

@@ -27,7 +27,7 @@ ENOUGH_STEPS = 3
 
 
 class Crowd:
-    """A request whose handler does not end, and duplicates of it that wait."""
+    """A request with a handler that does not end, and duplicates of it that wait."""
 
     def __init__(self, server: WebServer) -> None:
         """Send the first, and see it run."""
@@ -71,7 +71,7 @@ def measure_waiting(plan: Plan, bases: Databases) -> Waiting:
         beside = Load(server.port, CONNECTIONS, plan.waiting_seconds, per_second=plan.beside_per_second)
         load.send(Load(server.port, CONNECTIONS, requests=plan.warm_up_requests))
         for _ in range(plan.waiting_rounds):
-            # The same server, moments before, when nobody waits.
+            # The same server, moments before, without waiting requests.
             before.append(load.send(beside).p99_ms)
             crowd = Crowd(server)
             crowd.gather(plan.waiters)
@@ -94,7 +94,7 @@ def _setup(plan: Plan, place: Place) -> Setup:
 
 
 def _statements(plan: Plan, bases: Databases) -> tuple[float, ...]:
-    """Count the statements a second of those who wait, on a server of their own: nobody else is counted."""
+    """Count the statements per second of waiting requests, on a separate server: nothing else is counted."""
     place = bases.new("PostgreSQL")
     counted = []
     with WebServer(_setup(plan, place)) as server:

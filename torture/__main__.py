@@ -12,7 +12,7 @@ from torture.suite import SCENARIOS
 
 
 def main() -> None:
-    """Run what was asked for; end with 1 unless all is zero and enough was reached."""
+    """Run the chosen scenarios; exit with 1 unless all counts are zero and enough faults were reached."""
     asked = _parser().parse_args()
     plan = Plan(asked.seed, asked.stride, asked.line, lambda line: print(line, flush=True))
     chosen = [each for each in SCENARIOS if not asked.only or asked.only in each.name]
@@ -32,8 +32,8 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m torture", description="Break Semel on purpose, and count.")
-    parser.add_argument("--seed", type=int, default=1, help="of every choice; the same seed makes the same run")
-    parser.add_argument("--stride", type=int, default=1, help="try every so-many-th fault point only")
+    parser.add_argument("--seed", type=int, default=1, help="of every random choice; the same seed makes the same run")
+    parser.add_argument("--stride", type=int, default=1, help="try only every n-th fault point")
     parser.add_argument(
         "--line", type=int, default=0, help="try this fault point only: a key in the report ends with it"
     )

@@ -1,6 +1,6 @@
 """Workers that run what was accepted, killed in the middle of it: at a line, at a point of the handler, at any moment.
 
-Its client has had a 202 and is gone: nobody retries. Whatever was accepted must end all the same, each step done once.
+Its client has had a 202 and has gone: no client retries. An accepted operation must still end, each step done once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torture.job import Entry, Fault
 from torture.lines import AT_ONCE, ENTRIES, STORES
 from torture.scenario import Outcome, Payment, Plan, World, Worlds
 
-#: Of the lines of a worker, a sample: the steps it takes are those of any other.
+#: A sample of the lines of a worker: its steps are the same as those of any other.
 STRIDE = 60
 #: What it passes. At the last of them, the answer is all that is missing.
 POINTS = (
@@ -125,7 +125,7 @@ def _work(world: World, payments: Sequence[Payment], settings: dict[str, Any], f
 
 
 def _recover(world: World, payments: Sequence[Payment], settings: dict[str, Any]) -> None:
-    """Let the dead workers' leases run out, and another work; only then do the clients ask what became of it."""
+    """Let the dead workers' leases run out, and another worker run; only then do the clients ask for the state."""
     world.database.end_leases([key for _, key in payments])
     world.run(action="work", **settings)
     world.insist(payments, **settings)

@@ -1,6 +1,6 @@
-"""Says whether every payment was made once, from what was seen outside: rows, the provider's log, clients' histories.
+"""Checks whether every payment was made once, by outside evidence: rows, the provider's log, the clients' histories.
 
-It imports nothing of Semel and asks no store of its own: a library can't be its own witness.
+It imports nothing of Semel and asks no store: a library can't prove its own claims.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-#: What a violation is counted as. "idle" is a run that proves nothing: no progress, or a thing that never happened.
+#: The kinds of violations. "idle" is a run that proves nothing: no progress, or a wanted event that never happened.
 Kind = Literal["doubled", "lost", "stuck", "idle"]
 
 #: What a run may be asked to have seen at least once.
 Sight = Literal["take-over", "replay", "fenced zombie", "resolved unknown", "outcome unknown", "crash", "accepted"]
 
-#: The refusal that a payment may end with where nobody can know what became of it.
+#: The refusal that a payment may end with if its outcome is unknown.
 UNKNOWN_CODE = "outcome-unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What one way to pay leaves behind when it was done once."""
+    """What one form of payment leaves behind when it was made once."""
 
     #: The rows of the effects table, one of each.
     steps: tuple[str, ...]
@@ -43,13 +43,13 @@ FORMS = {
     "accepted": Form(("ride", "receipt"), is_charged=True),
 }
 
-#: What the client of an operation is told that is to be done later.
+#: The answer to the client of an operation that will be run later.
 ACCEPTED = 202
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One row of the effects table. Nothing in the database keeps two alike apart."""
+    """One row of the effects table. It has no unique constraint, so that duplicates show."""
 
     key: str
     step: str
@@ -95,25 +95,25 @@ class Event:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the client was told that nobody knows."""
+        """Whether the client was told that the outcome is unknown."""
         return self.what == "answer" and _read(self.body).get("code") == UNKNOWN_CODE
 
     @property
     def is_fenced(self) -> bool:
-        """Whether a worker that had run the handler was not allowed to say so."""
+        """Whether a worker that had run the handler was refused its answer."""
         return self.what == "answer" and self.has_run and self.status == 409 and not self.is_unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that must not be."""
+    """One violation of the guarantees."""
 
     kind: Kind
     key: str
     why: str
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Return it as one line."""
         return f"{self.kind}: {self.why}" + (f" (key {self.key})" if self.key else "")
 
 
@@ -135,10 +135,10 @@ class Verdict:
 def check(
     effects: Iterable[Effect], charges: Iterable[Charge], events: Iterable[Event], wanted: Sequence[Sight] = ()
 ) -> Verdict:
-    """Judge a whole run; *wanted* are the things that it must have seen."""
+    """Judge a whole run; *wanted* are the events that it must have seen."""
     rows, calls, histories = _by_key(effects), _by_key(charges), _by_key(events)
     violations = [
-        Violation("doubled", key, "an effect that nobody asked for")
+        Violation("doubled", key, "an effect that no request asked for")
         for key in sorted((rows.keys() | calls.keys()) - histories.keys())
     ]
     seen: Counter[str] = Counter()
@@ -156,7 +156,7 @@ def _judge(key: str, rows: list[Effect], calls: list[Charge], history: list[Even
     form = FORMS[next(event.form for event in history if event.form)]
     successes = [event for event in history if event.is_success]
     is_made = bool(successes)
-    # Whoever was told so may never come back: it has to be done all the same.
+    # A client that was told so may never retry: the payment must be made anyway.
     is_owed = is_made or any(event.is_accepted for event in history)
     told = "it is paid" if is_made else "it will be paid"
     found: list[Violation] = []

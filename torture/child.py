@@ -1,4 +1,4 @@
-"""What a forked child does: one job, in process, as client and server in one. It reports what it saw, and ends."""
+"""The work of a forked child: one job, as client and server in one process. It reports what it saw, and ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INSIST_SECONDS = 15.0
 
 
 def work(job: Job) -> dict[str, Any]:
-    """Do *job*; return what is to be reported."""
+    """Do *job*; return the report."""
     if job.clock_seconds:
         clock.set_off(job.clock_seconds)
     with planted.bug(job.planted):
@@ -54,7 +54,7 @@ class _Child:
             self.lines.stop()
 
     def said(self, report: object = "") -> dict[str, Any]:
-        """Return what the parent is told."""
+        """Return the report for the parent."""
         return {"lines": self.lines.count, "report": str(report)}
 
     def sent(self, form: str, key: str) -> None:
@@ -163,7 +163,7 @@ class _Async(_Child):
         async def receive() -> dict[str, Any]:
             for message in asked:
                 return message
-            await asyncio.Event().wait()  # The client stays until it is answered.
+            await asyncio.Event().wait()  # The client stays connected.
             raise AssertionError
 
         async def send(message: dict[str, Any]) -> None:
@@ -182,7 +182,7 @@ class _Async(_Child):
 
 
 def is_final(answer: Event) -> bool:
-    """Whether a client that insists goes home."""
+    """Whether a client that insists may stop."""
     return answer.is_success or (FORMS[answer.form].may_be_unknown and answer.is_unknown)
 
 
@@ -195,7 +195,7 @@ def _tries(job: Job) -> Iterator[int]:
     yield 0
     ends = time.monotonic() + INSIST_SECONDS
     while job.action == "insist" and time.monotonic() < ends:
-        time.sleep(RETRY_SECONDS)  # A client in a process of its own: it has nothing else to wait for.
+        time.sleep(RETRY_SECONDS)  # A client in its own process: there is no event to wait for.
         yield 1
 
 

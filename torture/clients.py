@@ -1,4 +1,4 @@
-"""Several clients at once that pay and pay until they are told to stop, and the worker that serves them, in a process.
+"""Several clients at once that pay until they are told to stop, and the worker that serves them, in one process.
 
 ``Crowd`` is the owner's side, ``main`` the process. A child of ``warm.py`` dies of what a handler raises; here it is
 answered with 500, as a server does, and the client insists.
@@ -40,7 +40,7 @@ _ROW = "INSERT INTO effects (key, step, attempt, worker) VALUES (?, ?, ?, ?)"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a crowd is to do."""
+    """The work of a crowd."""
 
     job: Job
     #: The forms of payment, by turns.
@@ -71,7 +71,7 @@ class Crowd:
     """Clients in a process of their own, from ``with`` to its end; then they are waited for."""
 
     def __init__(self, order: Order) -> None:
-        """Nobody pays yet."""
+        """Start no client yet."""
         self._order = order
 
     def __enter__(self) -> Self:
@@ -95,7 +95,7 @@ class Crowd:
 
 
 class _Elsewhere(Api):
-    """Pays ``guard`` in a file of its own, so that a handler's own trouble is no part of the fault."""
+    """Pays ``guard`` in a separate file, so that the fault does not hit the handler's own database."""
 
     def __init__(self, job: Job, url: str) -> None:
         super().__init__(job)
@@ -108,7 +108,7 @@ class _Elsewhere(Api):
 
 
 class _Paying:
-    """What both colours have in common: which payment is next, and when to stop."""
+    """What threads and tasks share: which payment is next, and when to stop."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
@@ -198,7 +198,7 @@ class _Tasks(_Async):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Pay until the input ends, and let nobody go without an answer."""
+    """Pay until the input ends, and wait for every answer."""
     paying = _Paying(Order.from_json(arguments[0]))
     if paying.order.job.entry == "asgi":
         asyncio.run(_Tasks(paying).work())

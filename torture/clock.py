@@ -34,7 +34,7 @@ def set_off(seconds: float) -> None:
     }
     time.time, time.time_ns = replaced[true_time], replaced[true_time_ns]
     dt.datetime = Shifted  # type: ignore[misc]
-    # Whoever imported the names themselves holds the true ones.
+    # Modules that imported the names themselves still have the original functions.
     for module in [each for name, each in tuple(sys.modules.items()) if name.partition(".")[0] == "semel"]:
         _replace(module, replaced)
 

@@ -45,7 +45,7 @@ def lost_claim(world: World, **settings: Any) -> int:
 
 
 def strange_clock(world: World, **settings: Any) -> int:
-    """A worker is alive and slow; another, whose clock is ten years ahead, is asked for the same payment."""
+    """A worker is alive and slow; another, with a clock ten years ahead, gets the same payment."""
     payment = "guard", world.key()
     first = _stop(world, payment, "entered", {**settings, "on_crash": "rerun"})
     world.run([payment], on_crash="rerun", clock_seconds=TEN_YEARS_SECONDS, **settings)
@@ -80,7 +80,7 @@ def reaped(world: World, **settings: Any) -> int:
 
 
 def died_charging(world: World, **settings: Any) -> int:
-    """A worker dies when the provider has charged, and nobody has written that down."""
+    """A worker dies after the provider has charged, and before that is recorded."""
     return _die(world, ("effect", world.key()), "charged", settings)
 
 

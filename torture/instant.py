@@ -1,7 +1,7 @@
-"""Instant take-over on PostgreSQL, with leases that outlast every run: whoever is taken over is dead by its lock alone.
+"""Instant take-over on PostgreSQL, with leases longer than any run: only the lock shows that a worker is dead.
 
-Workers are killed at a line; and others are stopped and their locks cut, as a partition does: these live, are taken for
-dead, go on when another has done their work, and must be fenced.
+Workers are killed at a line; and others are stopped and their locks cut, as in a partition: these live, count as
+dead, go on after another has done their work, and must be fenced.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _cut_off(world: World, zombies: Sequence[Zombie], settings: dict[str, Any], 
     """Stop workers, cut their locks, have their work done by another, and let them go on."""
     pids = [stop(world, zombie, **settings) for zombie in zombies]
     payments = [zombie.payment for zombie in zombies]
-    world.run(payments, **settings)  # Their keys are in use, and whoever asks is told so.
+    world.run(payments, **settings)  # Their keys are in use, and other requests get 409.
     world.database.execute(_CUT)
     if is_swept:
         world.run(action="sweep", **settings)

@@ -1,4 +1,4 @@
-"""What a child is told to do, and what becomes of it: plain values that pass between processes as JSON."""
+"""A child's job, and how it ended: plain values that pass between processes as JSON. It runs nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One child's work. Its fields are all that tells it from another: seeds and clocks included."""
+    """One child's work. Its fields are everything that distinguishes it from another: seeds and clocks included."""
 
     #: The database of the effects table; and the store, unless the job names another.
     url: str
@@ -44,7 +44,7 @@ class Job:
     fault: Fault | None = None
     #: Whether executed lines are counted, and reported as ``Ended.lines``.
     counts_lines: bool = False
-    #: The files whose lines count; Semel's own where there are none.
+    #: The files in which lines count; Semel's own if there are none.
     only_files: tuple[str, ...] = ()
     #: Whether the entry point takes requests that are accepted, to be run by a worker.
     accepts: bool = False

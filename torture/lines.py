@@ -1,4 +1,4 @@
-"""kill -9 at every executed line of Semel, in a real process, on real databases; then everybody insists on an answer.
+"""kill -9 at every executed line of Semel, in a real process, on real databases; then all clients insist on an answer.
 
 A first run counts the lines of an operation. Then a child is forked for each of them, and kills itself there.
 """
@@ -69,7 +69,7 @@ class KillAtLines:
 
 
 def kill_at_lines(world: World, operation: str, plan: Plan, **settings: Any) -> int:
-    """Kill one operation at its lines, and have all of it recovered; return how many children died."""
+    """Kill one operation at its lines, and recover all of them; return how many children died."""
     kill = {"resume": _resume, "replay": _replay, "sweep": _sweep, "reap": _reap}.get(operation)
     return kill(world, plan, settings) if kill else _pay(world, operation, plan, settings)
 
@@ -85,7 +85,7 @@ def _pay(world: World, form: str, plan: Plan, settings: dict[str, Any]) -> int:
 
 
 def _resume(world: World, plan: Plan, settings: dict[str, Any]) -> int:
-    """Each take-over finds that a phase is done, or that an effect was begun and nobody knows whether it happened."""
+    """Each take-over finds that a phase is done, or that an effect was begun with an unknown outcome."""
     points = ("ride committed", "charged")
     lines = _count(world, [_dead(world, "steps", points[0], settings)], settings)
     reached = 0
@@ -109,7 +109,7 @@ def _replay(world: World, plan: Plan, settings: dict[str, Any]) -> int:
 
 
 def _sweep(world: World, plan: Plan, settings: dict[str, Any]) -> int:
-    """Each run of the sweeper finds one dead worker: by turns one whose key is freed, and one whose key is parked."""
+    """Each run of the sweeper finds one dead worker: in turns, a key that is freed, and one that is parked."""
     reached = 0
     world.run(action="sweep", **settings)  # What other operations left behind would be counted, too.
     payments = [_dead(world, form, "entered", settings) for form in ("phase", "guard")]
@@ -138,7 +138,7 @@ def _reap(world: World, plan: Plan, settings: dict[str, Any]) -> int:
         dead.append(_dead(world, "phase", "entered", settings, "reap", line))
         world.database.end_retention([key, dead[-1][1]])
         reached += world.run(action="reap", fault=Fault(line=line), **settings).is_killed
-    world.run([living], **settings)  # Another client, who must be told to wait.
+    world.run([living], **settings)  # Another client, which must get 409.
     world.go_on(worker, [living])
     # Those that were finished had their answer: past retention, asking again would be a new payment.
     _recover(world, dead, settings)
@@ -146,7 +146,7 @@ def _reap(world: World, plan: Plan, settings: dict[str, Any]) -> int:
 
 
 def _dead(world: World, form: str, point: str, settings: dict[str, Any], *labels: object) -> Payment:
-    """Leave a payment behind whose worker died at a point of it."""
+    """Leave a payment with a worker that died at a point of it."""
     payment = form, world.key(*labels)
     world.run([payment], fault=Fault(point=point), **settings)
     world.database.end_leases([payment[1]])

@@ -1,6 +1,6 @@
-"""Replies that are lost: to COMMIT, and to statements that commit themselves. Whoever waits for one must find out.
+"""Lost replies: to COMMIT, and to statements that commit themselves. The worker must find out what happened.
 
-Between the workers and PostgreSQL stands the proxy. At random, it cuts a connection before a statement has reached the
+A proxy is between the workers and PostgreSQL. At random, it cuts a connection before a statement has reached the
 server, after the server has replied, or while the statement is still on its way.
 """
 
@@ -21,17 +21,17 @@ ENTRIES: tuple[Entry, ...] = ("wsgi", "asgi")
 
 #: What is cut, and how often. The words are those of the audit trail, which each statement writes into.
 STATEMENTS = {"COMMIT": 0.5, "'claimed'": 0.15, "'taken over'": 0.15, "'saved'": 0.15, "THEN 'completed'": 0.15}
-#: One payment meets no more of each: it must come to an end.
+#: Cuts of each kind per payment: it must come to an end.
 MOST = 2
 
 #: Of five payments, three have COMMITs of the application's: one, one, and two.
 FORMS = ("atomic", "steps", "phase", "guard", "effect")
-#: A key whose claim came late is nobody's for as long.
+#: A key with a late claim has no worker for this long.
 LEASE_SECONDS = 2.0
 #: A run that has cut less by then is broken.
 PATIENCE_SECONDS = 900.0
 POLL_SECONDS = 0.05
-#: A worker is through with the rest of its payment long before this.
+#: A worker has finished the rest of its payment long before this.
 LATE_SECONDS = 1.0
 
 
@@ -50,7 +50,7 @@ class LostCommits:
             reached = swallowed(proxy)
             plan.tell(f"  {self.name}: {reached} swallowed; {cutter}")
             judged = world.outcome(reached, ("resolved unknown", "replay"))
-            # These are requests that were told to wait for the lease of an earlier one: nobody was stopped here.
+            # These requests were told to wait for the lease of an earlier one: no worker was stopped here.
             del judged.seen["fenced zombie"]
         return Outcome(reached, judged.violations, judged.seen, cutter.parts) + late_saves(worlds)
 
@@ -61,7 +61,7 @@ class Cutter:
     world: World
 
     def __init__(self, chance: Random) -> None:
-        """Throw the dice of *chance*."""
+        """Choose at random by *chance*."""
         self._chance = chance
         self._counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self.parts: Counter[str] = Counter()
@@ -98,7 +98,7 @@ def kind_of(sql: str) -> str | None:
 
 
 def swallowed(proxy: Proxy) -> int:
-    """Count the COMMITs that the server carried out, by its own word, and whose clients never heard of it."""
+    """Count the COMMITs that the server confirmed, without the reply reaching the client."""
     return sum(is_commit(lost.sql) for lost in proxy.confirmed)
 
 
@@ -114,7 +114,7 @@ def pay_until(world: World, proxy: Proxy, wanted: int) -> None:
         ]
         while swallowed(proxy) < wanted:
             if time.monotonic() > ends or not all(crowd.is_paying for crowd in crowds):
-                raise AssertionError(f"Nobody pays any more; {swallowed(proxy)} of {wanted} replies were swallowed.")
+                raise AssertionError(f"No client pays any more; {swallowed(proxy)} of {wanted} replies were swallowed.")
             time.sleep(POLL_SECONDS)
 
 

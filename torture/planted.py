@@ -37,7 +37,7 @@ from torture.witness import Database
 
 
 class Spoiled(Store):
-    """A real store, and what a bug makes of the commands on their way to it. By itself it changes nothing."""
+    """A real store behind a bug that changes its commands. This base class changes nothing."""
 
     def __init__(self, inner: Store, job: Job) -> None:
         """Spoil what goes to *inner*."""
@@ -51,7 +51,7 @@ class Spoiled(Store):
         return got  # noqa: RET504 - see above
 
     def transaction(self) -> Any:
-        """Return a transaction whose commands are spoiled too."""
+        """Return a transaction with the same bug in its commands."""
         return _Transaction(self)
 
     def join(self, command: Command[Any], transaction: _Transaction) -> Any:
@@ -90,16 +90,16 @@ class _Transaction:
 
 
 class NoFence(Spoiled):
-    """Whoever writes, writes: neither the attempt nor the token is compared."""
+    """Every write is accepted: neither the attempt nor the token is compared."""
 
     def perform(self, command: Command[Any]) -> Any:
-        """Write in the name of whoever holds the key."""
+        """Write under the current holder's attempt and token."""
         if isinstance(command, Complete | Save):
             command = replace(command, hold=self._holder(command.hold))
         return super().perform(command)
 
     def join(self, command: Command[Any], transaction: _Transaction) -> Any:
-        """Write in the name of whoever holds the key."""
+        """Write under the current holder's attempt and token."""
         if isinstance(command, Commit):
             command = replace(command, hold=self._holder(command.hold))
         return super().join(command, transaction)
@@ -133,7 +133,7 @@ class AppClock(Spoiled):
 
 
 class ReadThenInsert(Spoiled):
-    """A claim looks whether the key is there, and takes it afterwards, over whoever took it meanwhile."""
+    """A claim first reads whether the key is there, and then takes it, even if another worker took it meanwhile."""
 
     def perform(self, command: Command[Any]) -> Any:
         """Look first."""
@@ -179,7 +179,7 @@ class ReapInFlight(Spoiled):
 
 
 class FreedAfterSuccess(Spoiled):
-    """The key is a lock, let go when the work is done."""
+    """The key is only a lock, and is freed when the work is done."""
 
     def perform(self, command: Command[Any]) -> Any:
         """Forget the record with its answer."""
@@ -190,7 +190,7 @@ class FreedAfterSuccess(Spoiled):
 
 
 class PhaseNotStored(Spoiled):
-    """A phase commits what it did, and not that it did it."""
+    """A phase commits its writes, but not its step."""
 
     def join(self, command: Command[Any], transaction: _Transaction) -> Any:
         """Store no steps."""
@@ -224,9 +224,9 @@ def spoiled(name: str, store: Store, job: Job) -> Store:
 
 @contextmanager
 def bug(name: str) -> Iterator[None]:
-    """Plant what is not the store's. For a child that ends soon: it is not pulled up again."""
+    """Plant a bug that is not in the store. For a child that ends soon: it is not removed again."""
     if name == "random downstream key":
-        steps.derive = lambda *_: os.urandom(16).hex()  # type: ignore[attr-defined]  # not said to be anybody's but its
+        steps.derive = lambda *_: os.urandom(16).hex()  # type: ignore[attr-defined]  # imported there, and not exported
     if name == "answer before commit":
         close = RequestPorts._close  # noqa: SLF001 - as above
 

@@ -55,7 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is http.server's
-        """Say nothing: the log is the log."""
+        """Print nothing: the log file has the calls."""
 
 
 def charge(port: int, key: str, idempotency_key: str) -> str:
@@ -70,7 +70,7 @@ def charge(port: int, key: str, idempotency_key: str) -> str:
 
 @contextmanager
 def provider(log: Path) -> Iterator[int]:
-    """Lend a provider's port."""
+    """Run a provider during the block; yield its port."""
     command = [sys.executable, "-m", "torture.provider", str(log)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         if process.stdout is None:

@@ -1,7 +1,7 @@
 """A proxy before PostgreSQL that loses what it is told to lose: a statement, or the server's reply to it.
 
 It reads as much of the protocol as it takes to know which statement is executed, and which bytes are its reply. What it
-carries otherwise is passed on as it is. There is no encryption: it says so to whoever asks.
+carries otherwise is passed on unchanged. It refuses encryption.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 HOST = "127.0.0.1"
 
-#: What a client sends before all else, in place of a version: whether TLS or GSS may be spoken; stop a statement.
+#: Codes that a client sends first, in place of a version: requests for TLS or GSS, and to cancel a statement.
 _TLS, _GSS, _CANCEL = 80877103, 80877104, 80877102
 
 
@@ -41,7 +41,7 @@ class Lost:
 
     sql: str
     cut: Cut
-    #: What of the client's words fitted ``Proxy.marks``, in the last message in which anything did.
+    #: The matches of ``Proxy.marks`` in the client's last message that had any.
     marks: tuple[str, ...]
 
 
@@ -59,9 +59,9 @@ class Proxy:
         self.choose = choose
         self.tell = tell
         self.marks = re.compile(marks.encode())
-        #: How long a statement is on its way whose client was cut off first.
+        #: How long a statement is delayed if its client was cut off first.
         self.delay_seconds = 0.05
-        #: Those whose statement the server has carried out all the same, by its own word.
+        #: Cuts after which the server has confirmed the statement.
         self.confirmed: list[Lost] = []
         self._port = 0
         self._loop = asyncio.new_event_loop()
@@ -109,7 +109,7 @@ class Proxy:
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             servers = await asyncio.open_connection(*self.server)
-        except OSError:  # The server is down, and whoever asks sees that here, too.
+        except OSError:  # The server is down, and the client sees that here, too.
             writer.transport.abort()
             return
         link = _Link(self, reader, writer, *servers)
@@ -158,7 +158,7 @@ class _Link:
                 await asyncio.gather(*ways, return_exceptions=True)
 
     def close(self) -> None:
-        """Let go of both sides."""
+        """Close both sides."""
         self._to_client.close()
         self._to_server.close()
 

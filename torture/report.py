@@ -1,4 +1,4 @@
-"""What a person reads at the end of a run: how many faults of each kind were reached, and the zeros."""
+"""The report of a run: how many faults of each kind were reached, and how many violations. It judges nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import semel
 from torture.scenario import Outcome, Plan, Scenario
 
 _HEAD = ("fault", "reached", "of at least", "doubled", "lost", "stuck")
-#: More lines than these of one scenario's violations help nobody.
+#: Violations of one scenario that are shown; more would not help.
 _SHOWN = 10
 
 

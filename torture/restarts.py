@@ -2,7 +2,7 @@
 there.
 
 PostgreSQL's stop (``immediate``) ends every connection and writes nothing: the next start recovers from the log. Redis
-is killed, and has written its log before it acknowledged anything: what it promises otherwise is less, and not tried.
+is killed, with a log that is written before each acknowledgement; its weaker settings promise less, and are not tested.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from torture.witness import Database
 ENTRIES: tuple[Entry, ...] = ("wsgi", "asgi")
 FORMS = ("guard", "atomic", "steps")
 
-#: A server of our own, whoever's the others use: nobody else's is stopped.
+#: A separate server: no server of other tests is stopped.
 SETTINGS = {"fsync": "on"}
 #: A Redis that has what it acknowledged on its disk.
 APPENDING = {"appendonly": "yes", "appendfsync": "always"}
 #: What a store without transactions can do.
 REDIS_FORMS = ("guard", "effect")
-#: The key of a plain handler whose answer could not be stored is somebody's for as long.
+#: If the answer of a plain handler could not be stored, its key stays taken for this long.
 LEASE_SECONDS = 2.0
 #: So many payments are made between two restarts, and the next comes at a random moment after.
 PAYMENTS = 20
@@ -74,7 +74,7 @@ class RedisRestarts:
 def restart(world: World, server: servers.PostgresServer, times: int, chance: Random) -> int:
     """Restart PostgreSQL under load; return how often requests were under way when it was stopped."""
     with tempfile.TemporaryDirectory(prefix="semel-torture-") as folder:
-        # A plain handler has its own trouble when its own database is gone. That is no trouble of Semel's.
+        # A plain handler fails by itself when its own database is down. That is not what is tested here.
         elsewhere = Database(f"sqlite:///{Path(folder)}/guard.db")
         elsewhere.make()
         orders = _orders(world.job(lease_seconds=LEASE_SECONDS), FORMS, elsewhere.url)
@@ -124,7 +124,7 @@ def wait_for_payments(world: World, number: int) -> None:
     ends = time.monotonic() + PATIENCE_SECONDS
     while _made(world) < wanted:
         if time.monotonic() > ends:
-            raise AssertionError("Nobody pays any more.")
+            raise AssertionError("No client pays any more.")
         time.sleep(POLL_SECONDS)
 
 
@@ -142,6 +142,6 @@ def _orders(job: Job, forms: tuple[str, ...], elsewhere: str = "") -> list[Order
 def _judged(scenario: Scenario, world: World, plan: Plan, reached: int) -> Outcome:
     plan.tell(f"  {scenario.name}: {reached} restarts with requests under way")
     outcome = world.outcome(reached, ("replay",))
-    # These are requests that were told to wait for the lease of an earlier one: nobody was stopped here.
+    # These requests were told to wait for the lease of an earlier one: no worker was stopped here.
     del outcome.seen["fenced zombie"]
     return outcome

@@ -63,7 +63,7 @@ class Plan:
         return self.stride == 1 and not self.line
 
     def chance(self, *names: object) -> random.Random:
-        """Return the dice of one part of the run: adding a part leaves the others as they were."""
+        """Return the random numbers of one part of the run: adding a part does not change the others."""
         return random.Random(f"{self.seed} {names}")  # noqa: S311 - a run must be repeatable
 
     def points(self, last: int, *names: object) -> range:
@@ -79,7 +79,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a scenario."""
+    """The result of a scenario."""
 
     #: Faults that were brought about.
     reached: int
@@ -108,7 +108,7 @@ class Scenario(Protocol):
 
     @property
     def name(self) -> str:
-        """What the last table calls it."""
+        """Its name in the last table."""
 
     @property
     def minimum(self) -> int:
@@ -136,7 +136,7 @@ class World:
         return World(self.database, self.warm, self._folder, self._job, prefix)
 
     def key(self, *labels: object) -> str:
-        """Return a key that nobody has. A person who meets it in a report reads from *labels* what it was for."""
+        """Return a new key. *labels* are part of it, so that a reader of the report sees what it was for."""
         return "-".join([self._prefix, f"{next(self._numbers):06d}", *map(str, labels)])
 
     def job(self, payments: Sequence[Payment] = (), **settings: Any) -> Job:
@@ -204,7 +204,7 @@ class Worlds:
 
     @contextmanager
     def postgres(self, address: Callable[[str], str] = str) -> Iterator[World]:
-        """Lend a world on PostgreSQL. *address* may lead the children elsewhere, as to a proxy: it is given the URL."""
+        """Yield a world on PostgreSQL. *address* may send the children elsewhere, as to a proxy: it gets the URL."""
         server = Database(self.server.url)
         name = f"torture_{next(self._numbers)}_{id(self):x}"
         try:
@@ -218,7 +218,7 @@ class Worlds:
 
     @contextmanager
     def sqlite(self) -> Iterator[World]:
-        """Lend a world on SQLite."""
+        """Yield a world on SQLite."""
         with tempfile.TemporaryDirectory(prefix="semel-torture-") as folder:
             url = f"sqlite:///{folder}/torture.db"
             with _world(url, url) as world:
@@ -227,7 +227,7 @@ class Worlds:
 
 @contextmanager
 def worlds() -> Iterator[Worlds]:
-    """Lend worlds, on a server of their own."""
+    """Yield worlds, on a separate server."""
     with servers.postgres() as server:
         yield Worlds(server)
 

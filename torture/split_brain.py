@@ -1,8 +1,8 @@
 """A Redis in front of PostgreSQL falls in two: an old and a new master both believe to be it, and both have clients.
 
 The old master is stopped (SIGSTOP) until the sentinels have made another the master. Then it goes on (SIGCONT), and
-does not let itself be told whom to follow. Who was there before is with either; then some come who go to the old one,
-and some who ask the sentinels, and all pay with the same keys. Whatever a cache says, no payment may be made twice.
+refuses to become a replica. Earlier clients use either; then new clients connect to the old one, and others ask the
+sentinels, and all pay with the same keys. Whatever a cache answers, no payment may be made twice.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torture.job import Entry
 from torture.restarts import FORMS, PATIENCE_SECONDS, PAYMENTS, wait_for_payments
 from torture.scenario import Outcome, Plan, World, Worlds
 
-#: Clients that are there all the time: the entry point, and the first key. Those who come later have the keys of the
+#: Clients that run all the time: the entry point, and the first key. Later clients use the keys of the
 #: first of them.
 CROWDS: tuple[tuple[Entry, int], ...] = (("wsgi", 0), ("asgi", 100_000))
-#: So many of the latest payments are asked for again by those who come later, before they come to new ones.
+#: How many of the latest payments the later clients send again, before they make new ones.
 OVERLAP = 60
 LEASE_SECONDS = 2.0
-#: How sentinels tell a server whom to follow.
+#: The command by which sentinels make a server a replica.
 TO_FOLLOW = ("replicaof", "slaveof")
 POLL_SECONDS = 0.05
 
@@ -47,14 +47,14 @@ class SplitBrain:
                 for entry, first in CROWDS:
                     stack.enter_context(Crowd(_order(world, watched.url, entry, first)))
                 while reached < plan.share(self.minimum):
-                    # An old master follows the new one by then, and what only it was told is gone.
+                    # The old master is a replica of the new one by then, and its own writes are lost.
                     watched.until_whole()
                     wait_for_payments(world, PAYMENTS)
                     reached += split(world, watched, answered)
                     plan.tell(f"  {self.name}: {reached} splits so far")
             plan.tell(f"  {self.name}: {reached} splits; answers from {dict(answered)}")
             outcome = world.outcome(reached, ("replay",))
-            # These are requests that were told to wait for the lease of an earlier one: nobody was stopped here.
+            # These requests were told to wait for the lease of an earlier one: no worker was stopped here.
             del outcome.seen["fenced zombie"]
             return outcome + Outcome(0, seen=answered)
 

@@ -28,7 +28,7 @@ class Lines:
         self._at = fault.line if fault else 0
         self._signal = fault.signal if fault else 0
         self._files = tuple(only_files) or (_SEMEL,)
-        #: One step is one bytecode of C's, so threads don't lose a number.
+        #: A step of the counter is atomic, so threads lose no number.
         self._next = itertools.count(1)
         self._is_on = True
 
@@ -38,7 +38,7 @@ class Lines:
         sys.settrace(self._enter)
 
     def stop(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         self._is_on = False
         sys.settrace(None)
 

@@ -1,7 +1,7 @@
 """A warm process that forks a child for every job: ``Warm`` is its owner's side, ``main`` its own.
 
-Forking is left to a process of its own, with one thread: a fork in one that has more is a gamble, and a test runner
-has whatever its tests leave behind.
+Forking is done by a separate process with one thread: a fork with more threads is unsafe, and a test runner
+has the threads that its tests leave behind.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main() -> None:
     from torture import child  # noqa: PLC0415 - the owner's side has no need of Semel
 
     child.warm_up()
-    # A child's collector would touch every page that it shares with us, and make a copy of each.
+    # A child's garbage collector would write to every shared page, and so copy each.
     gc.collect()
     gc.freeze()
     answers = os.fdopen(os.dup(1), "wb")

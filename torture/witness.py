@@ -1,4 +1,4 @@
-"""Where the evidence is: the effects table, the provider's log, the histories. Also how a run turns the database's
+"""The evidence: the effects table, the provider's log, the histories. Also how a run moves the database's
 clock: it makes rows older. Nothing of Semel is imported, and nothing is judged here.
 """
 
@@ -80,12 +80,12 @@ class Database:
             cursor = self._connection.execute(sql.encode(), values)
             return cursor.fetchall() if cursor.description else []
         except psycopg.OperationalError:
-            # A server that was restarted meanwhile: whoever asks next gets a new connection.
+            # The server was restarted meanwhile: the next use opens a new connection.
             self.close()
             raise
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
@@ -141,5 +141,5 @@ def _whole_lines(path: Path, first: int = 0) -> bytes:
     with path.open("rb") as file:
         file.seek(first)
         read = file.read()
-    # Who reads while others write may see half of the last line: behind the last end of a line nothing is there yet.
+    # A reader may see half of the last line while others write: what follows the last line end is ignored.
     return read[: read.rfind(b"\n") + 1]

@@ -49,7 +49,7 @@ class Api:
         self._job = job
         self._is_postgres = urlsplit(job.url).scheme != "sqlite"
         self._own: Any = None
-        #: The keys whose handler has run in this process.
+        #: The keys with a handler that has run in this process.
         self.has_run: set[str] = set()
 
     def point(self, name: str) -> None:
@@ -118,12 +118,12 @@ class Api:
         return operation
 
     def _answer(self, form: str, made: dict[str, Any]) -> dict[str, Any]:
-        """Name the attempt and the worker: an answer that is given again is then told from one that is made again."""
+        """Name the attempt and the worker: so a replayed answer differs from one of a second run."""
         operation = semel.current()
         self.point("answering")
         return {"key": operation.key, "form": form, "attempt": operation.attempt, "worker": _worker(), **made}
 
-    # What both return is the same for every worker, as with most phases: two are then not told apart by their results.
+    # Both return the same for every worker, as most phases do: so results do not tell workers apart.
     def _write(self, connection: Any, step: str) -> str:
         connection.execute(_INSERT["psycopg" if self._is_postgres else "sqlite3"], _row(step))
         self.point(f"{step} written")
@@ -153,19 +153,19 @@ def given(job: Job) -> Any:
         return job.store or job.url
     from semel.stores.tiered import Tiered  # noqa: PLC0415 - few jobs have Redis in front of their store
 
-    # Nothing is kept in the process: whatever is answered again, Redis has to answer. It may take its time: on a busy
-    # machine it would be given up for slow, and the run would show nothing.
+    # Nothing is kept in the process: every replay has to come from Redis. It has a long time-out: on a busy
+    # machine it would count as too slow, and the run would show nothing.
     return Tiered(durable=job.store or job.url, cache=job.cache, memory=0, cache_timeout=timedelta(seconds=1))
 
 
 def wsgi_entry(api: Api, job: Job, store: Store) -> Entry:
     """Put the API behind the WSGI entry point."""
-    return Entry(api.wsgi, store=store, scope=_whose, paths=_paths(job))
+    return Entry(api.wsgi, store=store, scope=_owner, paths=_paths(job))
 
 
 def asgi_entry(api: Api, job: Job, store: AsyncStore) -> AsyncEntry:
     """Put the API behind the ASGI entry point."""
-    return AsyncEntry(api.asgi, store=store, scope=_whose, paths=_paths(job))
+    return AsyncEntry(api.asgi, store=store, scope=_owner, paths=_paths(job))
 
 
 def _paths(job: Job) -> dict[str, semel.Policy]:
@@ -178,7 +178,7 @@ def _paths(job: Job) -> dict[str, semel.Policy]:
     return {f"/{form}": policy for form, policy in policies.items()}
 
 
-def _whose(_request: RequestView) -> str:
+def _owner(_request: RequestView) -> str:
     return "torture"
 
 

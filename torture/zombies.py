@@ -18,7 +18,7 @@ from torture.job import Entry, Fault
 from torture.scenario import Outcome, Payment, Plan, World, Worlds
 
 LEASE_SECONDS = 0.3
-#: A lease that takes longer than this to run out is renewed by somebody.
+#: A lease that takes longer than this to run out is still being renewed.
 PATIENCE_SECONDS = 20.0
 POLL_SECONDS = 0.02
 #: So many are stopped at a time: each has a few connections, and a server has a hundred.
@@ -39,14 +39,14 @@ STEPS = {
 ATOMIC = ("paid written", "paid", "answering")
 ENTRIES: tuple[Entry, ...] = ("wsgi", "asgi")
 
-#: What the client of a worker is told that may say nothing of its own: wait, and then ask again.
+#: The answer to the client of a fenced worker: wait, and then ask again.
 REFUSALS = frozenset({409, 503})
 
 _LIVE = {
     True: "SELECT key FROM semel_keys WHERE state = 'processing' AND lease_expires_at > clock_timestamp()",
     False: "SELECT key FROM semel_keys, semel_keys_clock WHERE state = 'processing' AND lease_expires_at > now",
 }
-#: What a server does to a connection whose other end is gone. Atomic payments are the only ones with advisory locks.
+#: What a server does to a connection after its client has gone. Only atomic payments have advisory locks.
 _PARTITION = """
     SELECT pg_terminate_backend(pid) FROM pg_locks
      WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -86,7 +86,7 @@ def stopped_in(world: World, plan: Plan, store: str) -> Outcome:
         for entry in ENTRIES
     ]
     if not world.database.is_postgres:
-        # A process that is stopped while it has SQLite's write lock stops everybody: nobody could take over.
+        # A process that is stopped while it has SQLite's write lock blocks all others: no worker could take over.
         cases = [case for case in cases if not case[1].endswith("written")]
     reached: Counter[str] = Counter()
     found: list[Violation] = []
@@ -133,7 +133,7 @@ def cut_off(world: World, zombies: Sequence[Zombie], plan: Plan) -> list[Violati
     """Stop workers in atomic mode, cut their connections as a partition does, have their work done by another."""
     pids = [stop(world, zombie) for zombie in zombies]
     payments = [zombie.payment for zombie in zombies]
-    world.run(payments)  # Their keys are in use, and whoever asks is told so.
+    world.run(payments)  # Their keys are in use, and other requests get 409.
     world.database.execute(_PARTITION)
     entry = plan.chance("atomic rival").choice(ENTRIES)
     world.insist(payments, entry=entry)
@@ -174,7 +174,7 @@ def _wait_for_leases(world: World, keys: Sequence[str]) -> None:
 
 
 def woken(world: World, stopped: Iterable[tuple[int, Zombie]]) -> list[Violation]:
-    """Let workers go on, one by one; return those whose word was taken."""
+    """Let workers go on, one by one; return those with an accepted answer as violations."""
     found = []
     for pid, zombie in stopped:
         before = len(world.history.read())

@@ -15,7 +15,7 @@ app.add_middleware(
     store="sqlite:///semel.db",
     scope=SINGLE_TENANT,
     paths={
-        # Money: a key must be sent, and a crash in mid-handler is never run again by itself.
+        # Money: a key must be sent, and after a crash the handler is never run again by itself.
         "/payments": Policy.ietf(required=True, on_crash="refuse", retention=timedelta(days=7)),
         # The client stamps each try with the time; that is not part of what it asks for.
         "/events": Policy.ietf(fingerprint=Fingerprinter(omit=("sent_at",))),

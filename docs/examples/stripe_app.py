@@ -15,5 +15,5 @@ app.add_middleware(IdempotencyMiddleware, store="sqlite:///semel.db", scope=SING
 def charge(order: dict[str, int]) -> dict[str, object]:
     charges.append(order["amount"])
     if order["amount"] > 10_000:
-        raise HTTPException(503, "The bank is away.")  # kept all the same: the preset keeps server errors
+        raise HTTPException(503, "The bank is away.")  # kept nevertheless: the preset keeps server errors
     return {"id": f"ch_{len(charges)}", "amount": order["amount"]}

@@ -2,7 +2,7 @@
 
     python -m examples.report [--seconds 10]
 
-It ends with a count of what was written: each section once, whoever wrote it.
+It ends with a count of what was written: each section once, by whichever worker.
 """
 
 import argparse
@@ -63,7 +63,7 @@ class House:
         return worker.pid
 
     def kill_worker(self) -> int:
-        """``kill -9`` the worker: it does nothing any more, and tells nobody."""
+        """``kill -9`` the worker: it gets no chance to write or to say anything."""
         worker = self._workers[-1]
         worker.kill()
         worker.wait()
@@ -122,13 +122,13 @@ class Story:
         if not self._was_killed and (state["progress"] or 0) >= KILL_AT:
             self._was_killed = True
             self._bar.end()
-            killed, heir = self._house.kill_worker(), self._house.start_worker(self._stack)
-            print(f"kill -9 {killed}: its lease runs out, and process {heir} goes on.")
+            killed, successor = self._house.kill_worker(), self._house.start_worker(self._stack)
+            print(f"kill -9 {killed}: its lease runs out, and process {successor} goes on.")
 
 
 def main() -> int:
     """Tell the story."""
-    parser = argparse.ArgumentParser(description="A report that takes its time, and whose worker is killed.")
+    parser = argparse.ArgumentParser(description="A long report, and a worker that is killed.")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long a report takes")
     seconds: float = parser.parse_args().seconds
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the processes are ended too

@@ -48,7 +48,7 @@ async def make_report(request: Request) -> JSONResponse:
 
 
 async def write_section(report: str, month: str, title: str, *, idempotency_key: str) -> str:
-    """Cut off between its end and its record, it is written again under the same key, and is there once."""
+    """After a kill between its end and its record, it is written again under the same key, and is there once."""
     await asyncio.sleep(SECONDS / len(SECTIONS))
     with closing(_connect()) as connection:
         row = (idempotency_key, report, title, os.getpid())
@@ -81,7 +81,7 @@ def _connect() -> sqlite3.Connection:
 
 
 def whose_request(request: RequestView) -> str | None:
-    """Say who wants the report, and who may ask for it. A real API asks its authentication."""
+    """Return the owner of the report. A real API asks its authentication."""
     return request.headers.get("x-user")
 
 

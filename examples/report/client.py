@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import httpx
 
-#: Far longer than a report takes, and short enough that nobody waits for ever.
+#: Far longer than a report takes, and short enough to end.
 PATIENCE_SECONDS = 300.0
 MAX_BAR_WIDTH, MIN_BAR_WIDTH = 40, 10
 NOTES_WIDTH = 38  # what stands to the right of the bar: the share, the state and a note

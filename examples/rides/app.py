@@ -30,7 +30,7 @@ PATIENCE_SECONDS = 2.0  # with the provider
 
 
 async def book(request: Request) -> JSONResponse:
-    """Every step is recorded when it is done. Whatever stops this function, a retry gets the results of those steps."""
+    """Every step is recorded when it is done. However this function stops, a retry gets the results of those steps."""
     operation, here, wanted = semel.current(), request.app.state, await _wanted(request)
     ride = await operation.phase("ride_created", here.tables.create_ride, operation.scope, wanted)
     charge = await operation.effect("charge_created", charge_card, here.provider, ride, wanted["card"])
@@ -61,12 +61,12 @@ async def _wanted(request: Request) -> dict[str, str]:
 
 
 def whose_request(request: RequestView) -> str | None:
-    """Say who is riding. A real API asks its authentication."""
+    """Return the rider. A real API asks its authentication."""
     return request.headers.get("x-rider")
 
 
 def make_app(store: str = STORE, provider: str = PROVIDER) -> IdempotencyMiddleware:
-    """Make the API. With ``work=True`` it also finishes the rides of clients that never come back."""
+    """Make the API. With ``work=True`` it also finishes rides that no client retries."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

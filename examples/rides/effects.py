@@ -21,7 +21,7 @@ async def charge_card(provider: httpx.AsyncClient, ride: Ride, card: str, *, ide
 
 
 async def send_receipt(provider: httpx.AsyncClient, ride: Ride, **_: str) -> str:
-    """An effect at somebody who takes no keys: when its outcome is unknown, ``find_receipt`` finds out."""
+    """An effect at a service that takes no keys: when its outcome is unknown, ``find_receipt`` finds out."""
     answer = await provider.post("/receipts", json={"ride": ride["id"], "to": ride["rider"]})
     return str(answer.raise_for_status().json()["id"])
 

@@ -1,6 +1,6 @@
 """A payment provider and a mail provider, in one server of their own. It knows nothing of Semel.
 
-Charges are made once per ``Idempotency-Key``. Mails take no key: who wants to know whether one was sent has to ask.
+Charges are made once per ``Idempotency-Key``. Mails take no key: a caller has to ask whether one was sent.
 ``POST /trouble {"to": "/charges", "kind": "lose"}`` makes the next such call go wrong:
 
     fail       500, and nothing was done
@@ -25,7 +25,7 @@ Answer = tuple[int, Any]
 
 
 class Books:
-    """What the provider did. Its callers come and go; this stays."""
+    """What the provider did."""
 
     def __init__(self) -> None:
         self.charges: list[dict[str, Any]] = []
@@ -40,7 +40,7 @@ class Books:
         self._lock = threading.Lock()
 
     def charge(self, key: str, bill: dict[str, Any], *, has_money: bool = True) -> Answer:
-        """Charge a card: once per key, whatever came of it."""
+        """Charge a card: once per key, whatever the result."""
         with self._lock:
             known, answer = self._answers.setdefault(key, (bill, self._charge(key, bill, has_money=has_money)))
         return answer if known == bill else (422, {"error": "This key was used for another charge."})
@@ -99,7 +99,7 @@ class Provider(BaseHTTPRequestHandler):
                 self._answer(status, answer)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name in the base class
-        """Say nothing: the books say it all."""
+        """Print nothing: the books have the calls."""
 
     def _do(self, content: dict[str, Any], *, has_money: bool) -> Answer:
         if self.path == "/receipts":
@@ -136,4 +136,4 @@ if __name__ == "__main__":
     server = Server(*map(int, sys.argv[1:]))
     print(server.url, flush=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    sys.stdin.read()  # Whoever started us holds the other end, and has gone when this returns.
+    sys.stdin.read()  # The parent process holds the other end, and has ended when this returns.

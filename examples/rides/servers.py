@@ -1,6 +1,6 @@
-"""The two servers of the story, each a process of its own on this machine. They end with the block that lends them.
+"""The two servers of the story, each in its own process on this machine. They end with the ``with`` block.
 
-The provider is never killed: money is made at somebody else's.
+The provider is never killed: it stands for a service of another company.
 """
 
 import os
@@ -23,15 +23,15 @@ POLL_SECONDS = 0.05
 
 @contextmanager
 def provider() -> Iterator[httpx.Client]:
-    """Lend a client of a provider that runs meanwhile."""
+    """Run a provider during the block; yield a client of it."""
     command = [sys.executable, "-m", "examples.rides.provider"]
     with subprocess.Popen(
         command,
         cwd=ROOT,
-        stdin=subprocess.PIPE,  # Never written to: its end is the sign that we are gone, however we went.
+        stdin=subprocess.PIPE,  # Never written to: when it closes, the provider knows that this process has ended.
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # Ctrl-C is for us, and we end it.
+        start_new_session=True,  # Ctrl-C reaches this process only, which then ends it.
     ) as process:
         assert process.stdout is not None  # noqa: S101 - for mypy
         try:
@@ -45,7 +45,7 @@ class App:
     """The API under uvicorn, which can be killed and started again."""
 
     def __init__(self, store: str, provider: str, log: Path) -> None:
-        """Nothing is started yet. What it has to say goes to *log*."""
+        """Start nothing yet. Its output goes to *log*."""
         self.log = log
         self._port = _free_port()
         self._variables = os.environ | {"RIDES_STORE": store, "RIDES_PROVIDER": provider}
@@ -65,7 +65,7 @@ class App:
             time.sleep(POLL_SECONDS)
 
     def kill(self) -> None:
-        """``kill -9``: it does nothing any more, and tells nobody."""
+        """``kill -9``: it gets no chance to write or to say anything."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -78,7 +78,7 @@ class App:
 
 @contextmanager
 def app(store: str, provider: str, log: Path) -> Iterator[App]:
-    """Lend the API, which runs meanwhile."""
+    """Run the API during the block."""
     api = App(store, provider, log)
     try:
         api.start()

@@ -1,8 +1,8 @@
-"""Every exception of Semel, by whose fault it is. Nothing here sends, logs or decides anything.
+"""Every exception of Semel, grouped by its cause. Nothing here sends, logs or decides anything.
 
     SemelError
     ├── Refusal                    knows the status and the problem type it is answered with
-    │   ├── RequestRefused         the caller's
+    │   ├── RequestRefused         caused by the client
     │   │   ├── KeyMissing         400
     │   │   ├── KeyInvalid         400
     │   │   ├── ScopeMissing       400
@@ -17,26 +17,26 @@
     │   │   ├── BodyTooLarge       413
     │   │   ├── KeyReused          422
     │   │   └── RowDiffers         422   raised to the application, for a natural key
-    │   ├── HandlerEnded           the handler's
+    │   ├── HandlerEnded           caused by the handler
     │   │   ├── OperationFailed    500
     │   │   ├── OperationUnfinished 503  raised in the middle of its steps: a retry goes on
     │   │   └── NoEffect           503   raised by a handler, to say that nothing happened
-    │   ├── StoreError             the store's
+    │   ├── StoreError             caused by the store
     │   │   ├── StoreUnavailable   503
     │   │   │   ├── CommitUnknown  503   the reply to a COMMIT was lost
     │   │   │   └── Overtaken      503   another transaction was in the way
-    │   │   ├── StoreRefused       503   for a reason of its own
-    │   │   ├── StoreNotReady      503   the table is not there, or not ours
-    │   │   │   └── StoreNotPermitted  503   it is there, and the role may not use it
+    │   │   ├── StoreRefused       503   the database refused a statement
+    │   │   ├── StoreNotReady      503   the table is missing, or is not Semel's
+    │   │   │   └── StoreNotPermitted  503   the role may not use the table
     │   │   ├── StoreReadOnly      503   a replica, or a server that was made read-only
     │   │   └── AnswerNotStored    503
-    │   └── ShuttingDown           503   nobody's: this process is about to end
-    ├── ConfigurationError         the developer's
+    │   └── ShuttingDown           503   this process is about to end
+    ├── ConfigurationError         caused by the application's code
     │   ├── NotGuarded
     │   ├── UnknownField
     │   ├── NoConnection
     │   ├── NoDatabase
-    │   └── StepError              a phase or an effect that can't be right
+    │   └── StepError              a phase or an effect that is used wrongly
     │       ├── StepNameInvalid
     │       ├── StepRepeated
     │       ├── StepInsideStep
@@ -44,10 +44,10 @@
     │       ├── HandlerIsOver
     │       ├── ResultNotJSON
     │       └── RecoveryPointLost
-    ├── RowNotSeen                 the database's: a row that it neither takes nor shows
-    ├── FailedBefore               the function's own: it raised, and that is its outcome
-    ├── LeaseLost                  nobody's: another worker has the operation now
-    └── Interrupted                nobody's: the caller of a flow has gone
+    ├── RowNotSeen                 the database neither inserts a row nor shows the existing one
+    ├── FailedBefore               the function raised, and that is its outcome
+    ├── LeaseLost                  another worker has the operation now
+    └── Interrupted                the caller of a flow was cancelled
 
 An exception's docstring is its message.
 """
@@ -61,7 +61,7 @@ class SemelError(Exception):
     """Something went wrong inside Semel."""
 
     def __init__(self, message: str | None = None) -> None:
-        """Say *message*, or else what the class says of itself."""
+        """Use *message*, or else the docstring of the class."""
         super().__init__(message or _said(type(self)))
 
 
@@ -72,7 +72,7 @@ class Refusal(SemelError):
     slug: ClassVar[str] = "refused"
     title: ClassVar[str] = "Request refused"
     status: ClassVar[int] = 400
-    #: Whether the same request, sent again unchanged, may fare better.
+    #: Whether the same request, sent again unchanged, may succeed.
     retryable: ClassVar[bool] = False
     #: Stripe's ``error.type`` and ``error.code``, and its status where that differs.
     stripe_type: ClassVar[str] = "invalid_request_error"
@@ -80,7 +80,7 @@ class Refusal(SemelError):
     stripe_status: ClassVar[int | None] = None
 
     def __init__(self, message: str | None = None, *, retry_after: int | None = None) -> None:
-        """Refuse with *message* for a person, and *retry_after* whole seconds for a machine."""
+        """Refuse with *message* for the reader, and *retry_after* whole seconds for the program."""
         super().__init__(message)
         self.retry_after = retry_after
 
@@ -111,7 +111,7 @@ class KeyInvalid(RequestRefused):
 
 
 class ScopeMissing(RequestRefused):
-    """An idempotency key belongs to somebody, and this request is nobody's. Authenticate, then send it again."""
+    """An idempotency key belongs to a user, and this request has no user. Authenticate, then send it again."""
 
     slug = "idempotency-scope-missing"
     title = "No owner for the idempotency key"
@@ -126,7 +126,7 @@ class BodyIncomplete(RequestRefused):
 
 
 class OperationNotFound(RequestRefused):
-    """There is no such operation of yours. Ask at the address that was given with its 202, as the same user."""
+    """You have no such operation. Ask at the status URL that came with its 202, as the same user."""
 
     slug = "operation-not-found"
     title = "Operation not found"
@@ -142,7 +142,7 @@ class OperationExpired(RequestRefused):
 
 
 class Abandoned(RequestRefused):
-    """Nobody finished this operation within its retention, and it may have taken effect in part. It is given up."""
+    """This operation was not finished within its retention, and is given up. It may have taken effect in part."""
 
     slug = "operation-abandoned"
     title = "Operation abandoned"
@@ -170,7 +170,7 @@ class NotReplayable(RequestRefused):
 
 
 class OutcomeUnknown(RequestRefused):
-    """An earlier attempt stopped half-way and what it did is not known. It was not run again; ask before you retry."""
+    """An earlier attempt stopped half-way, and its outcome is unknown. It was not run again; ask before you retry."""
 
     slug = "outcome-unknown"
     title = "Outcome unknown"
@@ -179,7 +179,7 @@ class OutcomeUnknown(RequestRefused):
 
 
 class KeyExpired(RequestRefused):
-    """This key is past its retention, so what became of it can't be told. Use a new key for a new operation."""
+    """This key is past its retention, so its outcome is no longer known. Use a new key for a new operation."""
 
     slug = "idempotency-key-expired"
     title = "Idempotency key expired"
@@ -206,7 +206,7 @@ class KeyReused(RequestRefused):
 
 
 class RowDiffers(RequestRefused):
-    """A row is stored under this key, and it is not the one that was given now. Nothing was written."""
+    """A different row is stored under this key. Nothing was written."""
 
     slug = "natural-key-reused"
     title = "Natural key reused"
@@ -215,13 +215,13 @@ class RowDiffers(RequestRefused):
     stripe_status = 400
 
     def __init__(self, message: str | None = None, *, got: Any = None) -> None:
-        """Bring the stored row along: *got* has it, and where it differs."""
+        """Keep the stored row: *got* has it, and the columns that differ."""
         super().__init__(message)
         self.got = got
 
     @property
     def detail(self) -> str:
-        """What the client is told: nothing of tables and columns, which are for the log."""
+        """What the client is told: no tables and columns, which are for the log."""
         return "This was sent before with other content, and that is what is stored. Nothing was changed."
 
 
@@ -243,7 +243,7 @@ class OperationUnfinished(HandlerEnded):
 
     slug = "operation-unfinished"
     title = "Operation not finished"
-    # Not 500: clients and their libraries come back after a 503, and heed its Retry-After.
+    # Not 500: clients and their libraries retry after a 503, and obey its Retry-After.
     status = 503
     retryable = True
     stripe_type = "api_error"
@@ -270,7 +270,7 @@ class StoreError(Refusal):
 
     @property
     def detail(self) -> str:
-        """What the client is told: nothing of servers and tables, which are for the log."""
+        """What the client is told: no servers and tables, which are for the log."""
         return "This request can't be guarded against running twice just now, so it was not run. Send it again."
 
 
@@ -278,10 +278,10 @@ class StoreUnavailable(StoreError):
     """The store can't be reached."""
 
     def __init__(self, message: str | None = None, *, was_sent: bool = False) -> None:
-        """Say whether the statement *was sent*: then it may have been carried out all the same."""
+        """*was_sent*: whether the statement was sent, and so may have been carried out."""
         super().__init__(message)
         self.was_sent = was_sent
-        #: Whether the store cut it short, because it took longer than it may: the same would, again.
+        #: Whether the store cancelled the statement at a time-out. Sent again, it would take as long again.
         self.was_too_slow = False
 
 
@@ -289,12 +289,12 @@ class CommitUnknown(StoreUnavailable):
     """The reply to a COMMIT was lost: it was carried out, or it was not."""
 
     def __init__(self, message: str | None = None) -> None:
-        """A COMMIT that was not sent is no question."""
+        """It is always *was_sent*: a COMMIT that was not sent did not happen."""
         super().__init__(message, was_sent=True)
 
 
 class Overtaken(StoreUnavailable):
-    """Another transaction was in the way, and all of this one would have to be run again."""
+    """A conflict with another transaction: this whole transaction would have to run again."""
 
 
 class AnswerNotStored(StoreError):
@@ -314,7 +314,7 @@ class StoreRefused(StoreError):
 
 
 class StoreNotReady(StoreError):
-    """The store has no table of Semel's yet. Run: semel migrate URL."""
+    """The store does not have Semel's tables yet. Run: semel migrate URL."""
 
 
 class StoreNotPermitted(StoreNotReady):
@@ -326,7 +326,7 @@ class StoreReadOnly(StoreError):
 
 
 class ShuttingDown(Refusal):
-    """This server is about to stop and takes on nothing new. Nothing was run; send the same request again."""
+    """This server is about to stop and accepts nothing new. Nothing was run; send the same request again."""
 
     slug = "shutting-down"
     title = "Shutting down"
@@ -340,7 +340,7 @@ class ConfigurationError(SemelError, ValueError):
 
 
 class NotGuarded(ConfigurationError, LookupError):
-    """This code runs for no guarded request: it had no idempotency key, or no middleware of Semel's is around it."""
+    """This code does not run in a guarded request: the request has no idempotency key, or passed no guard of Semel."""
 
 
 class UnknownField(ConfigurationError, TypeError):
@@ -358,7 +358,7 @@ class NoDatabase(ConfigurationError, AttributeError):
 
 
 class StepError(ConfigurationError):
-    """This phase or effect can't be right."""
+    """This phase or effect is used wrongly."""
 
 
 class StepNameInvalid(StepError):
@@ -378,8 +378,8 @@ class StepRepeated(StepError):
 
 
 class StepInsideStep(StepError):
-    """A step was begun before the one around it had ended. A call to others inside a phase would hold a transaction
-    open meanwhile, and would be made again if it were rolled back: make it an effect after the phase.
+    """A step was begun before the one around it had ended. A call to another service in a phase holds a transaction
+    open meanwhile, and is made again after a rollback: make it an effect after the phase.
     """
 
     def __init__(self, inner: str, outer: str) -> None:
@@ -388,7 +388,7 @@ class StepInsideStep(StepError):
 
 
 class StepUnfinished(StepError):
-    """This step has not come to its end, or nobody knows what it did, so the handler may not go on or end as if it had.
+    """This step has not ended, or its outcome is unknown, so the handler must not go on or end as if it had succeeded.
     Await each step before the next. A failure that is an outcome, such as a declined card, is for the effect's function
     to catch and to return.
     """
@@ -403,15 +403,15 @@ class HandlerIsOver(StepError):
 
 
 class ResultNotJSON(StepError):
-    """What is returned must be what JSON can hold, for a retry gets it again: dicts, lists, strings, numbers, None."""
+    """The result is stored as JSON, since a retry gets it again: return dicts, lists, strings, numbers or None."""
 
     def __init__(self, name: str, result: object) -> None:
-        """Say what kind of *result* it was; not which, for it may be a secret."""
+        """Say the type of *result*, and not its value, which may be a secret."""
         super().__init__(f"{name!r} returned {type(result).__name__}. {_said(type(self))}")
 
 
 class RecoveryPointLost(StepError):
-    """The stored steps of this operation are not those that the code takes now. Nothing was run. Put the old steps back
+    """The stored steps of this operation differ from the steps in the code. Nothing was run. Put the old steps back
     until the operations that took them are finished, or free the key by hand.
     """
 
@@ -421,13 +421,13 @@ class RecoveryPointLost(StepError):
 
 
 class RowNotSeen(SemelError):
-    """The database neither inserts this row nor shows the one that is in its way."""
+    """The database neither inserts this row nor shows the row that it conflicts with."""
 
 
 class FailedBefore(SemelError):
-    """The first call with this key failed, and that is its outcome: nothing was run. Use a new key to try anew."""
+    """The first call with this key failed, and that is its outcome: nothing was run. Use a new key to try again."""
 
-    #: What was raised then: the name of its type, and its words.
+    #: What was raised then: the name of its type, and its message.
     error: str = ""
     words: str = ""
 
@@ -440,11 +440,11 @@ class FailedBefore(SemelError):
 
 
 class LeaseLost(SemelError):
-    """This worker was silent for longer than its lease, and another has the operation now. Nothing more may be done."""
+    """This worker was silent for longer than its lease, and another worker has the operation now. Stop."""
 
 
 class Interrupted(SemelError):
-    """Whoever ran this flow has gone: say the last words and end."""
+    """The caller of this flow was cancelled: clean up and end."""
 
 
 def _said(cls: type[SemelError]) -> str:

@@ -1,6 +1,6 @@
-"""What a guarded operation says of itself in OpenAPI: a header, refusals, a marker. It knows of no framework.
+"""What OpenAPI says of a guarded operation: a header, refusals, a marker. It depends on no framework.
 
-The fragments are plain JSON and mean the same in OpenAPI 3.0 and 3.1. OpenAPI has no word for an idempotency key, so
+The fragments are plain JSON and mean the same in OpenAPI 3.0 and 3.1. OpenAPI has no field for an idempotency key, so
 the whole of the policy is in an extension, ``x-idempotency``.
 """
 
@@ -34,16 +34,16 @@ EXTENSION: Final = "x-idempotency"
 #: On every answer that may be a stored one.
 REPLAYED: Final = "Idempotent-Replayed"
 REPLAYED_HEADER: Final[Json] = {
-    "description": "Present, and true, where this answer was given before and the operation was not run again.",
+    "description": "Present, and true, if this is a stored answer and the operation was not run again.",
     "schema": {"type": "boolean"},
 }
 RETRY_AFTER_HEADER: Final[Json] = {
-    "description": "Seconds to wait. Where it is missing, the same request will not fare better.",
+    "description": "Seconds to wait. If it is missing, the same request will not succeed later.",
     "schema": {"type": "integer", "minimum": 1},
 }
 
 LOCATION_HEADER: Final[Json] = {
-    "description": "Where its state can be asked for: 202 until it has ended, then its answer.",
+    "description": "Its status URL: 202 until it has ended, then its answer.",
     "schema": {"type": "string", "format": "uri-reference"},
 }
 STATE_SCHEMA: Final[Json] = {
@@ -75,7 +75,7 @@ PROBLEM_SCHEMA: Final[Json] = {
         "status": {"type": "integer"},
         "detail": {"type": "string", "description": "What to do, for a person."},
         "code": {"type": "string", "description": "The last part of `type`: for a program."},
-        "retryable": {"type": "boolean", "description": "Whether the same request, sent again, may fare better."},
+        "retryable": {"type": "boolean", "description": "Whether the same request, sent again, may succeed."},
     },
 }
 
@@ -101,9 +101,9 @@ STRIPE_SCHEMA: Final[Json] = {
 
 #: Of no operation in particular.
 EXAMPLE_KEY = "8e03978e-40d5-43e8-bc93-6894a57f9324"
-#: The edition of draft-ietf-httpapi-idempotency-key-header whose rules these are.
+#: The edition of draft-ietf-httpapi-idempotency-key-header that these rules follow.
 FLAVOURS = {"ietf": "ietf-07", "stripe": "stripe"}
-#: What the letter of RFC 9651 takes: a quoted string.
+#: What RFC 9651 allows, strictly: a quoted string.
 _QUOTED_STRING = r'^"([ !#-\[\]-~]|\\["\\])+"$'
 _QUOTES = 2
 
@@ -137,12 +137,12 @@ def parameters(policy: Policy) -> list[Json]:
 
 
 def wishes(policy: Policy) -> list[Json]:
-    """Return the header parameter by which a client says how it would like to be answered, where that matters."""
+    """Return the header parameter ``Prefer``, if the policy honours a preference of the client."""
     if not policy.may_accept:
         return []
     said = {
-        "respond-async": "`respond-async`: answer at once with 202, and run it later.",
-        "wait": "`wait=5`: of a request that was sent already, wait so many seconds for the answer.",
+        "respond-async": "`respond-async`: answer at once with 202, and run the operation later.",
+        "wait": "`wait=5`: if the same request still runs, wait so many seconds for its answer.",
     }
     described = " ".join(text for wish, text in said.items() if wish in policy.preferences)
     prefer = {"name": "Prefer", "in": "header", "required": False, "description": described}
@@ -190,7 +190,7 @@ def _accepted(description: str) -> Json:
 
 
 def schemas(policy: Policy) -> dict[str, Json]:
-    """Return what belongs under ``components/schemas``: the responses point at it."""
+    """Return what belongs under ``components/schemas``: the responses refer to it."""
     if policy.dialect == "stripe":
         return {STRIPE_NAME: copy.deepcopy(STRIPE_SCHEMA)}
     return {PROBLEM_NAME: copy.deepcopy(PROBLEM_SCHEMA)}
@@ -217,9 +217,9 @@ def extension(policy: Policy) -> Json:
 
 
 def described(operation: Json, policy: Policy, *, not_stored: Collection[str] = ()) -> Json:
-    """Return an OpenAPI *operation* with all of this added to what it says already.
+    """Return an OpenAPI *operation* with all of this added to it.
 
-    *not_stored* are statuses that the framework itself answers, before a handler is reached.
+    *not_stored* are statuses that the framework itself answers, before a handler runs.
     """
     told = copy.deepcopy(operation)
     given = {(each.get("in"), str(each.get("name")).lower()) for each in told.get("parameters", ())}
@@ -248,7 +248,7 @@ def is_stored(status: str, policy: Policy) -> bool:
 
 
 def iso_duration(duration: timedelta) -> str:
-    """Spell *duration* in ISO 8601. Days have no place in it: not every day has 24 hours."""
+    """Write *duration* in ISO 8601, without days: not every day has 24 hours."""
     seconds, fraction = divmod(duration, timedelta(seconds=1))
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
@@ -267,7 +267,7 @@ def _said_of_the_key(policy: Policy) -> str:
 
 
 def _is_required(policy: Policy) -> bool:
-    """Whether a request without the header is always refused: where a key can be made of the body, it is not."""
+    """Whether a request without the header is always refused. It is not if a key can be made from the body."""
     return policy.required and policy.key_from is None
 
 
@@ -277,9 +277,9 @@ def _content(policy: Policy) -> Json:
 
 
 def _beside(theirs: Json, ours: Json) -> Json:
-    """Return the application's own response with ours beside it: either may be what a client gets."""
+    """Return the application's own response together with Semel's: a client may get either."""
     if "$ref" in theirs:
-        return theirs  # It is defined elsewhere, for other operations as well.
+        return theirs  # A reference: other operations use the same definition.
     content: Json = theirs.setdefault("content", {})
     for media_type, media in ours["content"].items():
         if media_type not in content:
@@ -293,7 +293,7 @@ def _beside(theirs: Json, ours: Json) -> Json:
 
 
 def _ranges(statuses: Iterable[int]) -> Iterator[str]:
-    """Yield runs of neighbours: ``"200-205"``, ``"404"``."""
+    """Yield ranges of consecutive statuses: ``"200-205"``, ``"404"``."""
     for _, group in itertools.groupby(enumerate(statuses), lambda pair: pair[1] - pair[0]):
         run = [status for _, status in group]
         yield str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"

@@ -298,7 +298,7 @@ def test_foreign_file(semel: Semel, tmp_path: Path) -> None:
         theirs.execute("CREATE TABLE things (name TEXT)")
     told = semel("keys", "list", "--store", f"sqlite:///{path}")
     assert told.returncode == 2
-    assert "no table semel_keys" in told.stderr
+    assert "does not have Semel's table semel_keys" in told.stderr
     with closing(sqlite3.connect(path)) as theirs:
         assert theirs.execute("SELECT name FROM sqlite_master").fetchall() == [("things",)]
 

@@ -114,7 +114,7 @@ def test_releasing_what_nobody_has_begun(semel: Semel, url: str, keys: Store) ->
     accept(keys)
     shown = semel("keys", "release", "key", "--store", url, "--yes").stdout
     assert re.search(r"^accepted +to be run by a worker$", shown, re.MULTILINE)
-    assert "Nobody has begun this operation, and nobody will." in shown
+    assert "This operation was not begun, and no worker will run it." in shown
     assert "will find nothing at the status URL" in shown
     assert look(keys) is None
     assert trail(keys) == [("discarded", None)]

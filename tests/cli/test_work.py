@@ -138,7 +138,7 @@ def test_work(url: str, keys: Store, environment: dict[str, str], tmp_path: Path
         working.send_signal(number)
         said, errors = working.communicate(timeout=60)
     assert working.returncode == 0
-    assert said == f"{number.name}: ending the runs under way.\n"
+    assert said == f"{number.name}: finishing the current runs.\n"
     assert "Traceback" not in errors
     assert states(keys) == {"stuck": State.PROCESSING, "opaque": State.UNKNOWN, "running": State.PROCESSING}
 

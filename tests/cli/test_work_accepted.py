@@ -150,7 +150,7 @@ def test_sigterm_in_the_middle_of_a_job(works: Works, app: str) -> None:
     wait_until(lambda: works.is_half_way("first"))
     worker.terminate()
     assert worker.stdout is not None
-    assert worker.stdout.readline() == "SIGTERM: ending the runs under way.\n"
+    assert worker.stdout.readline() == "SIGTERM: finishing the current runs.\n"
     works.let_go("first", "second")
     assert worker.wait(HANG_SECONDS) == 0, works.log
     assert works.done == [("first", 1, "one"), ("first", 1, "two")]

@@ -84,7 +84,7 @@ def test_rungs_of_the_ladder() -> None:
 def test_accepted_handlers_are_not_atomic(how: dict[str, Any]) -> None:
     """What is accepted is answered before any commit, so it can't be had with atomic mode; the message says so."""
     assert Policy(**how).may_accept
-    with pytest.raises(ConfigurationError, match=r'Policy\.mode can.t be .*"guard" where requests are accepted'):
+    with pytest.raises(ConfigurationError, match=r'Policy\.mode can.t be .*"guard" if requests are accepted'):
         Policy(mode="atomic", **how)
 
 

@@ -482,12 +482,12 @@ def test_a_stream_that_breaks_was_never_begun(sqlite: str) -> None:
 
 def test_what_is_seen_to_be_a_stream_is_refused_at_once() -> None:
     """A view that says that it answers with a stream can't be guarded, and is told so where it is written."""
-    with pytest.raises(ConfigurationError, match="can't be given again"):
+    with pytest.raises(ConfigurationError, match="can't be replayed"):
 
         @idempotent
         def stream(_request: Any) -> StreamingHttpResponse: ...
 
-    with pytest.raises(ConfigurationError, match="can't be given again"):
+    with pytest.raises(ConfigurationError, match="can't be replayed"):
 
         @idempotent
         def named(_request: Any) -> "StreamingHttpResponse": ...

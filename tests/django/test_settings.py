@@ -184,8 +184,8 @@ class TestChecks:
     @pytest.mark.parametrize(
         "semel, number, says",
         [
-            ({"DATABSE": "default"}, "semel.E002", "Is it 'DATABASE'"),
-            ({"Policy": "ietf"}, "semel.E002", "Is it 'POLICY'"),
+            ({"DATABSE": "default"}, "semel.E002", "Did you mean 'DATABASE'"),
+            ({"Policy": "ietf"}, "semel.E002", "Did you mean 'POLICY'"),
             ({7: 7}, "semel.E002", "There are DATABASE, POLICY"),
             ({"DATABASE": None}, "semel.E003", "entry of DATABASES"),
             ({"POLICY": {"requird": True}}, "semel.E004", "required"),
@@ -194,7 +194,7 @@ class TestChecks:
             ({"POLICY": "github"}, "semel.E004", '"ietf" or "stripe"'),
             ({"POLICY": []}, "semel.E004", '"ietf" or "stripe"'),
             ({"SCOPE": "tests.django.nowhere.scope"}, "semel.E005", "No module"),
-            ({"SCOPE": 7}, "semel.E005", "function of the request"),
+            ({"SCOPE": 7}, "semel.E005", "function that returns the user"),
             ({"ALLOW_ANONYMOUS": "no"}, "semel.E006", "True or False"),
             ({"PATHS": ["orders"]}, "semel.E007", "orders"),
             ({"PATHS": {"/a": "github"}}, "semel.E007", "stripe"),

@@ -58,7 +58,7 @@ class TestAutocommit:
 
     def test_inside_atomic(self, database: str) -> None:
         """Inside a transaction of the application's a command is refused, since nobody else would see it."""
-        with transaction.atomic(), pytest.raises(ConfigurationError, match=r"Leave transaction\.atomic"):
+        with transaction.atomic(), pytest.raises(ConfigurationError, match=r"Put transaction\.atomic"):
             DjangoStore().perform(claim_on())
         with transaction.atomic(), pytest.raises(ConfigurationError, match="ATOMIC_REQUESTS"):
             DjangoStore().transaction().perform(Begin(claim_on()))
@@ -80,9 +80,9 @@ class TestAutocommit:
         lent = store.transaction()
         begun(lent, claim_on())
         assert store.perform(Now()).tzinfo is not None
-        with pytest.raises(ConfigurationError, match="Claim was asked for inside"):
+        with pytest.raises(ConfigurationError, match="Claim was used inside"):
             store.perform(claim_on("other"))
-        with pytest.raises(ConfigurationError, match="inside another"):
+        with pytest.raises(ConfigurationError, match="inside the transaction of another"):
             store.transaction().perform(Begin(claim_on("other")))
         lent.perform(Undo())
         assert isinstance(store.perform(claim_on("other")), Hold)
@@ -168,7 +168,7 @@ class TestInTests:
                 assert calls == []  # As ever in a TestCase, unless captureOnCommitCallbacks() is asked to.
 
             def test_inside_an_inner_block(self) -> None:
-                with transaction.atomic(), pytest.raises(ConfigurationError, match="Leave"):
+                with transaction.atomic(), pytest.raises(ConfigurationError, match="Put"):
                     DjangoStore().perform(claim_on())
 
         run(Case)
@@ -302,7 +302,7 @@ class TestReadiness:
         with monkeypatch.context() as patch:
             patch.setattr(wrapper, "Database", type("psycopg2", (), {}))
             patch.setattr(wrapper, "connection", object())
-            with pytest.raises(ConfigurationError, match="used through psycopg2"):
+            with pytest.raises(ConfigurationError, match="uses psycopg2"):
                 DjangoStore().perform(claim_on())
 
 

@@ -207,8 +207,8 @@ def test_a_key_that_is_chosen(merchant: Merchant) -> None:
     "model, values, unique, message",
     [
         (Order, {"number": "A-17", "totl": 5}, "number", "Order has no field 'totl'"),
-        (Merchant, {"id": 1, "order": 5}, "id", "Merchant has no field 'order' that a column is written for"),
-        (Order, {"number": "A-17", "shout": "HI"}, "number", "Order has no field 'shout' that a column is written for"),
+        (Merchant, {"id": 1, "order": 5}, "id", "Merchant has no field 'order' with a column that can be written"),
+        (Order, {"number": "A-17", "shout": "HI"}, "number", "Order has no field 'shout' with a column"),
         (Order, {"number": "A-17", "status": F("number")}, "number", "'status' is given as an expression"),
         (Order, {"number": "A-17", "merchant": None}, KEY, "'merchant' is None"),
         (Order, {"number": "A-17", "merchant": Merchant()}, KEY, "'merchant' has no key yet"),

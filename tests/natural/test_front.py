@@ -55,7 +55,7 @@ def test_no_name(connection: sqlite3.Connection, table: str) -> None:
 
 def test_model_without_orm(connection: sqlite3.Connection) -> None:
     """A plain driver takes the name of a table."""
-    with pytest.raises(ConfigurationError, match="Got: this driver knows no models"):
+    with pytest.raises(ConfigurationError, match="Got: this driver has no models"):
         insert_or_get(connection, Got, {"number": 1}, unique="number")
 
 

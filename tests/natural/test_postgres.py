@@ -159,7 +159,7 @@ class TestDeletedBetween:
 
     def test_without_end(self, watcher: psycopg.Connection) -> None:
         """That goes on ten times, and ends with an error: never with nothing."""
-        with pytest.raises(RowNotSeen, match="10 times over"):
+        with pytest.raises(RowNotSeen, match="in 10 tries"):
             steps(watcher, *[True] * 20)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from semel.errors import ConfigurationError
 from semel.natural import RowNotSeen, insert_or_get
-from semel.stores.sqlite.transactions import LentConnection
+from semel.stores.sqlite.transactions import HandlerConnection
 from tests.natural.entries import KEY, SQLITE_SCHEMA
 
 ORDER = {"merchant": 7, "number": "A-17"}
@@ -76,9 +76,9 @@ def test_the_connections_own_rows(file: Path) -> None:
 
 def test_lent_by_semel(file: Path) -> None:
     """The connection that a handler is lent in atomic mode is a connection like others."""
-    with closing(sqlite3.connect(file, factory=LentConnection)) as lent:
-        assert insert_or_get(lent, "orders", ORDER, unique=KEY).is_new
-        assert lent.in_transaction
+    with closing(sqlite3.connect(file, factory=HandlerConnection)) as connection:
+        assert insert_or_get(connection, "orders", ORDER, unique=KEY).is_new
+        assert connection.in_transaction
 
 
 def test_odd_names(connection: sqlite3.Connection) -> None:

@@ -635,7 +635,7 @@ class TestGiven:
     def test_wrong_colour(self) -> None:
         """A sync pool under an event loop would block it, and an async one has no loop in a thread."""
         pool = psycopg_pool.ConnectionPool("postgresql://db/app", min_size=0, max_size=1, open=False)
-        with pytest.raises(ConfigurationError, match="async twin"):
+        with pytest.raises(ConfigurationError, match="async one"):
             async_store(pool)
 
     def test_something_else(self) -> None:

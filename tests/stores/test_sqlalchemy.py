@@ -363,7 +363,7 @@ class TestGiven:
 
     def test_wrong_colour(self) -> None:
         """A sync engine under an event loop would block it, and an async one has no loop in a thread."""
-        with pytest.raises(ConfigurationError, match="async twin"):
+        with pytest.raises(ConfigurationError, match="async one"):
             async_store(create_engine("sqlite:///x.db"))
         with pytest.raises(ConfigurationError, match=r"async_store\(\)"):
             store(create_async_engine("sqlite+aiosqlite:///x.db"))

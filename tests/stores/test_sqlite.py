@@ -458,10 +458,10 @@ class TestTrouble:
             ("sqlite://", "Use memory://"),
             ("sqlite:///", "Use memory://"),
             ("sqlite:///:memory:", "Use memory://"),
-            (":memory:", "no SQLite URL"),
+            (":memory:", "not a SQLite URL"),
             ("sqlite://semel.db", "names a host, 'semel.db'"),
             ("sqlite:///semel.db?tables=x", "tables. There are audit and table"),
-            ("sqlite:///semel.db?table=x;drop", "no table name"),
+            ("sqlite:///semel.db?table=x;drop", "not a table name"),
             ("sqlite:///semel.db?audit=yes", "audit=yes. It is on, all, replays or off"),
         ],
     )

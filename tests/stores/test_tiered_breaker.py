@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def breaker(*errors: Exception) -> Breaker:
-    made = Breaker("The cache", opened="is left alone", closed="is there again.")
+    made = Breaker("The cache", opened="is left alone", closed="is used again.")
     for error in errors:
         made.failed(error)
     return made
@@ -134,7 +134,7 @@ def test_it_always_comes_back(clock: Clock, story: list[tuple[str, float]]) -> N
 
 
 def test_two_lines_are_logged(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    """People are told once that the cache is left alone, with the reason, and once that it is there again."""
+    """People are told once that the cache is left alone, with the reason, and once that it is used again."""
     with caplog.at_level(logging.WARNING, logger="semel"):
         made = breaker(*[TIME_OUT] * 5)
         clock.now += FIRST_PAUSE
@@ -144,4 +144,4 @@ def test_two_lines_are_logged(clock: Clock, caplog: pytest.LogCaptureFixture) ->
         assert made.may_probe()
         made.succeeded()
         made.succeeded()
-    assert caplog.messages == ["The cache is left alone: it hangs", "The cache is there again."]
+    assert caplog.messages == ["The cache is left alone: it hangs", "The cache is used again."]

@@ -370,7 +370,7 @@ def test_a_full_redis(world: World, caplog: pytest.LogCaptureFixture) -> None:
             assert first.find(str(number)).answer == CREATED
             first.flush()
         assert (second.find("before").answer, second.asked) == (CREATED, 0)
-        assert [each for each in caplog.messages if "takes no answers" in each and "OOM" in each] == caplog.messages
+        assert [each for each in caplog.messages if "gets no answers" in each and "OOM" in each] == caplog.messages
         assert len(caplog.messages) == 1
         client.config_set("maxmemory", "0")
 
@@ -380,7 +380,7 @@ def test_a_full_redis(world: World, caplog: pytest.LogCaptureFixture) -> None:
             return len(caplog.messages) > 1
 
         until(takes_answers_again)
-        assert "takes answers again" in caplog.messages[-1]
+        assert "gets answers again" in caplog.messages[-1]
         assert second.find("1").answer == CREATED
         assert second.asked == 0
 
@@ -409,9 +409,9 @@ def test_a_dead_redis(world: World, caplog: pytest.LogCaptureFixture) -> None:
         first.flush()
         assert (second.find().answer, second.asked) == (CREATED, 0)
         server.kill()
-        until(lambda: second.find().answer == CREATED and "left alone" in "".join(caplog.messages))
+        until(lambda: second.find().answer == CREATED and "is not used" in "".join(caplog.messages))
         server.start()
-        until(lambda: second.find().answer == CREATED and "is there again" in "".join(caplog.messages))
+        until(lambda: second.find().answer == CREATED and "is used again" in "".join(caplog.messages))
 
         def is_answered_from_redis() -> bool:
             second.flush()

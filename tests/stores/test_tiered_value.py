@@ -48,7 +48,7 @@ class TestValue:
 
     def test_wrong_colour(self) -> None:
         """A store for threads serves no event loop, and the other way round."""
-        with pytest.raises(ConfigurationError, match="async twin"):
+        with pytest.raises(ConfigurationError, match="async store"):
             stores.async_store(Tiered(MemoryStore()))
         with pytest.raises(ConfigurationError, match="belongs to an event loop"):
             stores.store(Tiered(AsyncMemoryStore()))

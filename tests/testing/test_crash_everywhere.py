@@ -173,7 +173,7 @@ def test_a_charge_in_the_handler_is_made_twice(shop: Shop) -> None:
     report = walked(shop, wsgi(shop, handler))
     with pytest.raises(AssertionError) as said:
         report.assert_once()
-    assert "2 of 16 crashes go wrong" in str(said.value)
+    assert "2 of 16 crashes have a wrong result" in str(said.value)
     assert "after running the handler: charges 2 instead of 1: done more than once" in str(said.value)
     assert "before storing the answer: charges 2 instead of 1" in str(said.value)
 
@@ -193,19 +193,19 @@ def test_a_phase_that_calls_a_provider_calls_it_twice(shop: Shop) -> None:
 
 
 def test_a_handler_of_its_own_transactions_repeats_them(shop: Shop) -> None:
-    """A guarded handler that writes on its own is run again by default; refused, it is left to a person."""
+    """A guarded handler that writes on its own is run again by default; refused, it is parked for an operator."""
     again = walked(shop, wsgi(shop, lambda shop, _: shop.insert_alone(5)))
     assert again.wrong() == [
         f"{when}: orders 2 instead of 1: done more than once"
         for when in ("after running the handler", "before storing the answer")
     ]
     refused = walked(shop, wsgi(shop, lambda shop, _: shop.insert_alone(5), on_crash="refuse"))
-    assert any("left to a person" in line for line in refused.wrong())
+    assert any("parked for an operator" in line for line in refused.wrong())
     refused.assert_once(allow_parked=True)
 
 
 def test_an_effect_that_is_parked(shop: Shop) -> None:
-    """A provider without keys and `on_unknown="park"`: never twice, and left to a person where nobody can know."""
+    """A provider without keys and `on_unknown="park"`: never twice, and parked where the outcome is unknown."""
 
     def handler(shop: Shop, operation: Operation) -> None:
         operation.effect("card_charged", shop.provider.charge_blindly, 5, on_unknown="park")
@@ -217,7 +217,7 @@ def test_an_effect_that_is_parked(shop: Shop) -> None:
         *both("calling the effect 'card_charged'"),
         "before recording the effect 'card_charged'",
     ]
-    with pytest.raises(AssertionError, match="left to a person"):
+    with pytest.raises(AssertionError, match="parked for an operator"):
         report.assert_once()
 
 
@@ -237,9 +237,9 @@ def test_nothing_crashed_is_a_failure(shop: Shop) -> None:
     """A run in which nothing crashed proves nothing: a request that is not guarded, or that is refused, fails."""
     with pytest.raises(AssertionError, match=r"^nothing was crashed"):
         walked(shop, lambda environ, start: start("200 OK", []) and [], ORDER).assert_once()
-    with pytest.raises(AssertionError, match=r"^where nothing crashes nothing takes effect"):
+    with pytest.raises(AssertionError, match=r"^without a crash nothing takes effect"):
         walked(shop, wsgi(shop, lambda *_: None)).assert_once()
-    with pytest.raises(AssertionError, match=r"^where nothing crashes the answer is 400"):
+    with pytest.raises(AssertionError, match=r"^without a crash the answer is 400"):
         walked(shop, wsgi(shop, in_steps, strict=True)).assert_once()
 
 

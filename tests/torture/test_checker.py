@@ -86,7 +86,7 @@ def test_a_charge_may_be_asked_for_twice_under_one_key() -> None:
             id="two charges",
         ),
         pytest.param(RIDE, CHARGED, [sent("phase"), paid("phase")], "doubled", id="a charge of another form"),
-        pytest.param([Effect("other", "ride", 1, "")], [], [], "doubled", id="a row that nobody asked for"),
+        pytest.param([Effect("other", "ride", 1, "")], [], [], "doubled", id="a row that no request asked for"),
         pytest.param([], [], [sent("phase"), paid("phase")], "lost", id="an answer and no row"),
         pytest.param(RIDE, CHARGED, [sent("steps"), paid("steps")], "lost", id="an answer and half the rows"),
         pytest.param(STEPS, [], [sent("steps"), paid("steps")], "lost", id="an answer and no charge"),

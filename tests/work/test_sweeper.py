@@ -29,7 +29,7 @@ def test_dead_workers_key_is_freed(world: World, store: Store, caplog: pytest.Lo
     record = world.records(store)["dead"]
     assert (record.state, record.attempt, record.token) == (State.PROCESSING, 1, NOBODYS_TOKEN)
     assert [line.event for line in store.perform(ReadTrail(world.scope, "dead"))] == ["swept"]
-    assert "A worker died over this key" in caplog.text
+    assert "The worker of this key died" in caplog.text
     assert "dead" not in caplog.text
     assert store.perform(Complete(hold, Event.COMPLETE, CREATED)) is Verdict.FENCED
     assert Sweeper(store).run_once() == SweepReport()

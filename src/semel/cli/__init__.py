@@ -1,1 +1,1 @@
-"""What operators type. ``main.py`` is the way in; each noun (keys, schema, demo) has a file or a folder of its own."""
+"""The command line. ``main.py`` starts it; each noun (keys, schema, demo) has its own file or folder."""

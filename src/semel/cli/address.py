@@ -1,4 +1,4 @@
-"""Which store a command is about. It opens none, and never repeats a URL that may hold a password."""
+"""Which store a command is about. No URL is repeated in a message, since it may hold a password."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from semel.stores import Store, store
 from semel.stores.sqlite.file import Place, has_table, locate
 
 VARIABLE = "SEMEL_STORE"
-#: Where the middleware keeps its keys when it is told nothing else.
+#: Where the middleware keeps its keys if it is given no store.
 USUAL_FILE = Path("semel.db")
 
 StoreOption = Annotated[
@@ -34,7 +34,7 @@ def named(url: str | None) -> str | None:
 
 
 def required(url: str | None) -> str:
-    """Return the URL that was typed or set; there must be one."""
+    """Return the URL that was typed or set; it is an error if there is none."""
     if found := named(url):
         return found
     raise ConfigurationError(f"Which store? Give its URL, or set {VARIABLE}.")
@@ -42,7 +42,7 @@ def required(url: str | None) -> str:
 
 @contextmanager
 def opened(url: str | None) -> Iterator[Store]:
-    """Lend the store to look into: the one that was typed or set, else the usual file. A missing file is not made."""
+    """Open the store for reading: the one that was typed or set, else the usual file. A missing file is not created."""
     found = named(url)
     if found is None:
         if not USUAL_FILE.exists():
@@ -63,11 +63,11 @@ def _look_at_file(place: Place) -> None:
             f"There is no file {place.path}. A path from the root has four slashes: sqlite:////folder/file."
         )
     if not has_table(place):
-        raise ConfigurationError(f"{place.path} has no table {place.names.table} of Semel's.")
+        raise ConfigurationError(f"{place.path} does not have Semel's table {place.names.table}.")
 
 
 def checked(url: str) -> str:
-    """Refuse what the libraries would complain of by quoting it, password and all."""
+    """Refuse a URL that can't be parsed: the libraries would quote it in their message, with its password."""
     try:
         urlsplit(url)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The list of commands. What each does is in the file of its noun."""
+"""The list of commands. What each of them does is in the file of its noun."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from semel import __version__
 from semel.cli import keys, schema, work
 from semel.cli.demo import command as demo
 
-VERSION = "Say which Semel this is."
+VERSION = "Print the version of Semel."
 
 app = typer.Typer(
     help="Semel makes HTTP APIs safe to retry. Stores are named by URL, here or in SEMEL_STORE.",
     add_completion=False,
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # main.py says what went wrong.
+    pretty_exceptions_enable=False,  # main.py prints one line for an error.
 )
 
 app.command("demo")(demo.demo)
@@ -29,7 +29,7 @@ app.add_typer(keys.app, name="keys")
 
 @app.command()
 def version() -> None:
-    """Say which Semel this is."""
+    """Print the version of Semel."""
     print(f"semel {__version__}")
 
 
@@ -46,4 +46,4 @@ def options(
         bool, typer.Option("--version", callback=lambda given: _version(is_asked=given), is_eager=True, help=VERSION)
     ] = False,
 ) -> None:
-    """Take what can be said in front of a command."""
+    """Take the options before a command."""

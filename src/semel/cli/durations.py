@@ -1,4 +1,4 @@
-"""Durations as people type them. How they are printed is in ``output.py``."""
+"""Durations as options take them. How they are printed is in ``output.py``."""
 
 from semel.work.durations import duration
 

@@ -1,4 +1,4 @@
-"""Which record a command is about. A key alone may be several owners'; then a person has to choose."""
+"""Which record a command is about. It changes none. If several scopes have the key, the operator has to choose."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from semel.core.record import Record
 from semel.errors import ConfigurationError, SemelError
 from semel.stores import Store
 
-#: As many owners of one key as are listed before a person is asked to choose.
+#: How many scopes of one key are listed for the operator to choose from.
 SCOPES_SHOWN = 20
 
 KeyArgument = Annotated[
     str, typer.Argument(metavar="KEY", help="The key; or its digest, as a log shows it: 12 digits or more.")
 ]
 ScopeOption = Annotated[
-    str | None, typer.Option(help="Whose key, where several owners use the same, spelled as it is shown.")
+    str | None, typer.Option(help="The owner of the key, if several use the same, spelled as it is shown.")
 ]
 
 _DIGEST = re.compile(rf"[0-9a-f]{{{SHORT_LENGTH},64}}")
@@ -33,7 +33,7 @@ class KeyNotFound(SemelError):
 
 
 def find(keys: Store, key: str, scope: str | None) -> Record | None:
-    """Return the record of *key*, whole; raise ``ConfigurationError`` where *scope* is needed to say which."""
+    """Return the whole record of *key*; raise ``ConfigurationError`` if *scope* is needed to choose one."""
     found = next((records for records in map(keys.perform, _readings(key, scope)) if records), ())
     if len(found) > 1:
         raise ConfigurationError(_which(found))
@@ -49,22 +49,22 @@ def find_required(keys: Store, key: str, scope: str | None) -> Record:
 
 
 def missing(key: str, scope: str | None) -> str:
-    """Say that *key* is not there."""
+    """Return the message that *key* is not there."""
     said = f"The store has no key {pasteable(key)}" + (f" of {pasteable(scope)}." if scope else ".")
-    return f"{said} Nor is it the digest of one." if _DIGEST.fullmatch(key) else said
+    return f"{said} It is not the digest of a key either." if _DIGEST.fullmatch(key) else said
 
 
 def spellings(text: str) -> tuple[str, ...]:
-    """Return what was typed as these commands spell it, so that a copy means what it was copied from; then as it is."""
+    """Return *text* unescaped, as these commands print it, so that a copy of their output works; then as it is."""
     return tuple(dict.fromkeys((as_typed(text), text)))
 
 
 def _readings(key: str, scope: str | None) -> Iterator[Browse]:
-    """Everything that may be meant: a key first, and only then the digest of one."""
+    """Everything that *key* may mean: a key first, and only then the digest of one."""
     scopes = (None,) if scope is None else spellings(scope)
-    yield from (Browse(SCOPES_SHOWN, key=each, scope=whose) for each in spellings(key) for whose in scopes)
+    yield from (Browse(SCOPES_SHOWN, key=each, scope=owner) for each in spellings(key) for owner in scopes)
     if _DIGEST.fullmatch(key):
-        yield from (Browse(SCOPES_SHOWN, digest=key, scope=whose) for whose in scopes)
+        yield from (Browse(SCOPES_SHOWN, digest=key, scope=owner) for owner in scopes)
 
 
 def _which(found: tuple[Record, ...]) -> str:
@@ -73,4 +73,4 @@ def _which(found: tuple[Record, ...]) -> str:
         keys = ", ".join(f"{pasteable(record.key)} of {pasteable(record.scope)}" for record in found)
         return f"Several keys have this digest. Name one: {keys}{more}."
     scopes = ", ".join(pasteable(record.scope) for record in found)
-    return f"Several owners use this key. Say whose with --scope: {scopes}{more}."
+    return f"Several owners use this key. Name one with --scope: {scopes}{more}."

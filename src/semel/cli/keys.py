@@ -1,4 +1,4 @@
-"""``semel keys``: looks at what a store holds. What operators may change is in ``resolving.py``.
+"""``semel keys``: shows what a store holds. What operators may change is in ``resolving.py``.
 
 Keys, answers and the results of steps may hold personal data.
 """
@@ -37,7 +37,7 @@ from semel.stores import Store
 
 
 class Shown(StrEnum):
-    """What a list can be narrowed down to: a state, or those in progress whose worker is silent past its lease."""
+    """What a list can be filtered by: a state, or *stuck*: in progress under a lease that has run out."""
 
     PENDING = State.PENDING
     PROCESSING = State.PROCESSING
@@ -47,7 +47,7 @@ class Shown(StrEnum):
     FAILED = State.FAILED
 
 
-#: That are listed beside the newest keys: more than a person will resolve by hand.
+#: Parked keys that are listed in addition to the newest: more than an operator will resolve by hand.
 MAX_PARKED = 1000
 
 app = typer.Typer(help="Look at the keys of a store, and free or resolve one.", no_args_is_help=True)
@@ -57,13 +57,13 @@ app = typer.Typer(help="Look at the keys of a store, and free or resolve one.", 
 def list_keys(
     store: StoreOption = None,
     state: Annotated[
-        Shown | None, typer.Option(help="Only those; unknown are to be resolved, stuck have lost their worker.")
+        Shown | None, typer.Option(help="Only these: unknown must be resolved, stuck have lost their worker.")
     ] = None,
-    scope: Annotated[str | None, typer.Option(help="Only those of this owner, spelled as it is shown.")] = None,
+    scope: Annotated[str | None, typer.Option(help="Only keys of this owner, spelled as it is shown.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 20,
     as_json: JsonOption = False,  # noqa: FBT002 - typer makes an option of it
 ) -> None:
-    """List the newest keys, and after them those older ones that are to be resolved."""
+    """List the newest keys, and after them older ones that must be resolved."""
     with opened(store) as keys:
         scopes = (None,) if scope is None else spellings(scope)
         records = next((found for found in (_listed(keys, state, each, limit) for each in scopes) if found), ())
@@ -80,10 +80,10 @@ def show(
     key: KeyArgument,
     store: StoreOption = None,
     scope: ScopeOption = None,
-    body: Annotated[bool, typer.Option("--body", help="The body of the stored answer too.")] = False,  # noqa: FBT002 - as above
+    body: Annotated[bool, typer.Option("--body", help="Show the body of the stored answer, too.")] = False,  # noqa: FBT002 - as above
     as_json: JsonOption = False,  # noqa: FBT002 - as above
 ) -> None:
-    """Show everything about one key: its record, its steps and its audit trail, which outlives it."""
+    """Show everything about one key: its record, its steps and its audit trail, which is kept longer."""
     with opened(store) as keys:
         record = find(keys, key, scope)
         if record is None:
@@ -109,7 +109,7 @@ app.command()(resolving.resolve)
 def _listed(keys: Store, state: Shown | None, scope: str | None, limit: int) -> tuple[Record, ...]:
     if state is None:
         newest = keys.perform(Browse(limit=limit, scope=scope))
-        # Parked operations wait for the person who reads this, however old they are.
+        # Parked operations wait for an operator, so they are listed however old they are.
         parked = keys.perform(Browse(limit=MAX_PARKED, scope=scope, state=State.UNKNOWN))
         listed = {(record.scope, record.key) for record in newest}
         return newest + tuple(record for record in parked if (record.scope, record.key) not in listed)
@@ -122,15 +122,15 @@ def _listed(keys: Store, state: Shown | None, scope: str | None, limit: int) -> 
 
 
 def _trail_alone(keys: Store, key: str, scope: str | None) -> tuple[Entry, ...]:
-    """Read what is left of a record that is gone, however its name is spelled."""
+    """Read the trail of a record that is deleted, by any spelling of its key."""
     if scope is None:
         return ()
-    named = ((whose, each) for whose in spellings(scope) for each in spellings(key))
+    named = ((owner, each) for owner in spellings(scope) for each in spellings(key))
     return next((trail for trail in (keys.perform(ReadTrail(*each)) for each in named) if trail), ())
 
 
 def _show_trail_alone(key: str, scope: str | None, trail: tuple[Entry, ...], *, as_json: bool) -> None:
-    """Show what is left of a record that is gone."""
+    """Show the trail of a record that is deleted."""
     if scope is None or not trail:
         raise KeyNotFound(missing(key, scope))
     key, scope = trail[0].key, trail[0].scope

@@ -1,4 +1,4 @@
-"""The way in: it runs a command, and says in one line what went wrong. What there is to run is in ``app.py``."""
+"""Runs a command, and prints an error as one line. The list of commands is in ``app.py``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NoReturn
 from semel.errors import ConfigurationError, SemelError
 
 FAILURE = 1
-#: What was typed, or how this machine is set up, is at fault. typer ends with the same for a wrong option.
+#: Exit status for a wrong command line or set-up. typer uses the same for a wrong option.
 USAGE = 2
 
 

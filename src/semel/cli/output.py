@@ -1,4 +1,4 @@
-"""How things are spelled for people: durations, text of unknown origin, bytes. It reads and decides nothing."""
+"""How values are printed: durations, untrusted text, bytes. It reads and decides nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-JsonOption = Annotated[bool, typer.Option("--json", help="For machines.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 #: A pipe has no width: a record stays on one line, and grep and awk can be used on it.
 PIPE_WIDTH = 10_000
@@ -21,31 +21,31 @@ HEX_BYTES_PER_LINE = 16
 MAX_BYTE = 0xFF
 
 _UNITS = ((timedelta(days=1), "d"), (timedelta(hours=1), "h"), (timedelta(minutes=1), "m"), (timedelta(seconds=1), "s"))
-#: What can move a cursor or change what a terminal shows. Keys and bodies come from strangers.
+#: Characters that can move a cursor or change what a terminal shows. Keys and bodies come from clients.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _ESCAPE = re.compile(r"\\\\|\\t|\\x[0-9a-f]{2}|\\u[0-9a-f]{4}")
 _CONTROL_BUT_BREAKS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def width() -> int:
-    """Say how many columns there are to fill."""
+    """Return the width of the terminal in columns."""
     return Console().width if sys.stdout.isatty() else PIPE_WIDTH
 
 
 def put(table: Table) -> None:
-    """Print *table*: in a terminal as wide as that is, in a pipe as wide as it takes."""
+    """Print *table*: in a terminal at its width, in a pipe as wide as the content needs."""
     console = Console(width=width(), highlight=False)
     if console.is_terminal:
         console.print(table)
         return
     with console.capture() as capture:
         console.print(table)
-    # Cells are filled up with blanks, which are of no use to a program.
+    # Cells are padded with blanks, which a program does not need.
     print("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def brief(duration: timedelta) -> str:
-    """Spell the length of *duration*, whichever way it points, in its largest unit: ``23h``."""
+    """Spell the length of *duration*, positive or negative, in its largest unit: ``23h``."""
     length = abs(duration)
     for unit, letter in _UNITS:
         if length >= unit:
@@ -59,22 +59,22 @@ def relative(duration: timedelta) -> str:
 
 
 def safe(text: str) -> str:
-    """Return *text* fit for a terminal, on one line."""
+    """Return *text* escaped for a terminal, on one line."""
     return _CONTROL.sub(lambda match: " " if match[0] == "\t" else f"\\x{ord(match[0]):02x}", text)
 
 
 def typed(text: str) -> str:
-    """Spell *text* on one line, fit for a terminal, as the options of these commands read it back."""
+    """Escape *text* for a terminal, on one line, in the way that these commands' options read back."""
     return _CONTROL.sub(_escaped, text.replace("\\", "\\\\"))
 
 
 def as_typed(text: str) -> str:
-    """Read back what :func:`typed` has spelled. A backslash that begins none of its spellings is a backslash."""
+    """Read back what :func:`typed` has escaped. A backslash that begins no escape is a backslash."""
     return _ESCAPE.sub(lambda match: _plain(match[0][1:]), text)
 
 
 def pasteable(text: str) -> str:
-    """Spell *text* so that any shell hands it back to these commands."""
+    """Quote *text* so that a copy of it works in any shell, as an argument of these commands."""
     return shlex.quote(typed(text))
 
 
@@ -90,7 +90,7 @@ def _plain(escape: str) -> str:
 
 
 def as_text(body: bytes) -> str | None:
-    """Return *body* as text, or None when it is not text or would not leave the terminal as it is."""
+    """Return *body* as text, or None if it is not text or has characters that control a terminal."""
     try:
         text = body.decode()
     except UnicodeDecodeError:

@@ -1,6 +1,6 @@
-"""``semel keys release`` and ``resolve``: an operator says what nobody else can know. Each asks before it writes.
+"""``semel keys release`` and ``resolve``: an operator says what happened. Each command asks before it writes.
 
-The audit trail says who it was. A record that has ended is never changed here.
+The audit trail has the operator's name. A record that has ended is never changed here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from semel.stores import Store
 from semel.work.service import ServicePorts
 
 P = ParamSpec("P")
-YesOption = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 class CantBeFreed(SemelError):
@@ -52,7 +52,7 @@ def release(
     scope: ScopeOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Free a key that has not ended, whatever it did: a retry runs the operation again from its beginning."""
+    """Free the key of an operation that has not ended: a retry runs it again from its beginning."""
     with opened(store) as keys:
         record = find_required(keys, key, scope)
         if record.state in TERMINAL:
@@ -69,14 +69,14 @@ def resolve(
     key: KeyArgument,
     *,
     applied: Annotated[
-        str | None, typer.Option(metavar="RESULT", help="It happened, and returned this (JSON).")
+        str | None, typer.Option(metavar="RESULT", help="The operation or effect happened, with this result (JSON).")
     ] = None,
-    not_applied: Annotated[bool, typer.Option("--not-applied", help="It did not happen.")] = False,
+    not_applied: Annotated[bool, typer.Option("--not-applied", help="The operation or effect did not happen.")] = False,
     store: StoreOption = None,
     scope: ScopeOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Say of an operation whose outcome is unknown whether it happened."""
+    """State whether an operation with an unknown outcome happened."""
     if not_applied == (applied is not None):
         raise ConfigurationError("Say what happened: either --applied RESULT or --not-applied.")
     result = None if applied is None else _parsed(applied)
@@ -97,7 +97,7 @@ def resolve(
 
 
 def operator() -> str:
-    """Name whoever sits at this terminal, for the audit trail."""
+    """Return the name of this terminal's user, for the audit trail."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -118,7 +118,7 @@ def _parsed(text: str) -> Any:
 
 def _release_means(record: Record) -> list[str]:
     if record.state is State.PENDING:
-        means = ["Nobody has begun this operation, and nobody will. A retry is a new one."]
+        means = ["This operation was not begun, and no worker will run it. A retry is a new one."]
     else:
         means = ["A retry will run the operation again from its beginning, whatever it has done so far."]
     if record.is_accepted:
@@ -152,9 +152,7 @@ def _why_not(record: Record) -> str:
     if record.state is State.PENDING:
         return "This operation waits for a worker, and has done nothing. There is nothing to resolve."
     if record.is_stuck:
-        return (
-            "Nobody holds this operation, and a retry goes on with it. If it may not run again: semel sweep parks it."
-        )
+        return "No worker holds this operation: a retry goes on with it. If it may not run again, semel sweep parks it."
     return "This operation is in progress. There is nothing to resolve."
 
 

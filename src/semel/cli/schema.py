@@ -1,4 +1,4 @@
-"""``semel migrate``: brings a store's tables up to date. What they look like is the store's own affair."""
+"""``semel migrate``: brings a store's tables up to date. The schema itself is in ``stores/``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from semel.cli.address import VARIABLE, checked, required
 from semel.errors import ConfigurationError
 from semel.stores import store
 
-#: Said when tables were made or changed beside others. Those who run it with every deploy are not told every time.
+#: Printed when tables were made or changed in a database with other tables; not on every deploy.
 NEIGHBOURS = (
     "Other tables are in this database. A tool that compares it with your models would drop Semel's: in Alembic's "
     "env.py, give context.configure() include_name=semel.stores.alembic.include_name. Django needs nothing."
 )
 
 UrlArgument = Annotated[str | None, typer.Argument(metavar="[URL]", help=f"The store; else {VARIABLE}.")]
-UrlOption = Annotated[str | None, typer.Option("--store", metavar="URL", help="The same, as other commands spell it.")]
+UrlOption = Annotated[str | None, typer.Option("--store", metavar="URL", help="The same as URL.")]
 
 
 def migrate(url: UrlArgument = None, also: UrlOption = None) -> None:
@@ -29,7 +29,7 @@ def migrate(url: UrlArgument = None, also: UrlOption = None) -> None:
 
 
 def migrated(url: str) -> list[str]:
-    """Bring the store at *url* up to date; return a line for each thing that was done, and what else is to be known."""
+    """Bring the store at *url* up to date; return a line for each migration, and a warning if there is one."""
     keys = store(checked(url))
     try:
         applied = [f"{name} applied" for name in keys.migrate()]

@@ -1,4 +1,4 @@
-"""How records are shown: as a list, as a sheet, as JSON. Nothing is read from a store here, and nothing changed."""
+"""How records are shown: as a list, as a sheet, as JSON. Nothing is read from a store here, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from semel.core.trail import story
 HEX_DUMP_BYTES = 256
 #: A step's result takes a line or two of a terminal; --json has all of it.
 RESULT_CHARACTERS = 150
-#: What a scope leaves to the other columns: in 80, a UUID then takes two lines.
+#: Columns that a scope leaves to the others: in 80, a UUID then takes two lines.
 NOT_SCOPE_WIDTH = 66
 
 STUCK_STYLE = "bold red"
@@ -40,20 +40,20 @@ Line = tuple[str, Text]
 def table_of(records: tuple[Record, ...]) -> Table:
     """Return a line for each of *records*."""
     scopes = {record.scope for record in records}
-    # One owner is said once: the line then has room for a UUID in 80 columns.
+    # A single owner is shown once: the line then has room for a UUID in 80 columns.
     has_one_scope = len(scopes) == 1
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", caption_justify="left")
     if has_one_scope:
         table.caption = Text(f"scope: {typed(scopes.pop())}")
     table.add_column("key", overflow="fold")
     if not has_one_scope:
-        # Folded and not cut: it is to be copied into --scope.
+        # Folded and not cut: operators copy it into --scope.
         table.add_column("scope", overflow="fold", max_width=max(width() - NOT_SCOPE_WIDTH, len("scope")))
     for name in ("state", "try", "status", "age", "ends"):
         table.add_column(name, no_wrap=True, justify="right" if name in {"try", "status", "age"} else "left")
     for record in records:
-        whose = [] if has_one_scope else [Text(typed(record.scope))]
-        table.add_row(Text(typed(record.key)), *whose, *_cells(record))
+        owner = [] if has_one_scope else [Text(typed(record.scope))]
+        table.add_row(Text(typed(record.key)), *owner, *_cells(record))
     return table
 
 
@@ -68,7 +68,7 @@ def sheet_of(lines: Iterable[Line]) -> Table:
 
 
 def record_lines(record: Record, request: Request | None = None, *, with_body: bool = False) -> Iterator[Line]:
-    """Say everything about *record* but its body; *request* is the one that was kept with it."""
+    """Return everything about *record* but its body; *request* is the one that was stored with it."""
     yield "key", Text(typed(record.key))
     yield "scope", Text(typed(record.scope))
     if request is not None:
@@ -100,7 +100,7 @@ def record_lines(record: Record, request: Request | None = None, *, with_body: b
 
 
 def next_lines(record: Record) -> Iterator[Line]:
-    """Say what is to be done about *record*, and what to type."""
+    """Return what an operator can do about *record*, as commands."""
     name = f"{pasteable(record.key)} --scope {pasteable(record.scope)}"
     if record.state is State.UNKNOWN:
         step = read_back(record.steps).unknown
@@ -109,7 +109,7 @@ def next_lines(record: Record) -> Iterator[Line]:
         yield "", Text(f"semel keys resolve {name} --applied RESULT")
         yield "", Text(f"semel keys resolve {name} --not-applied")
     elif record.is_stuck:
-        yield "next", Text("A retry takes it over. Without one, free it, or park it where it may not run again:")
+        yield "next", Text("A retry takes it over. Without a retry, free it, or park it if it may not run again:")
         yield "", Text("semel sweep")
     elif record.state is State.PENDING:
         yield "next", Text("A worker runs it:")
@@ -117,7 +117,7 @@ def next_lines(record: Record) -> Iterator[Line]:
 
 
 def trail_lines(trail: tuple[Entry, ...]) -> Iterator[Line]:
-    """Say what happened: when, in which attempt, what, and who did it, where that is known."""
+    """Return what happened: when, in which attempt, what, and by which process or operator, if known."""
     for number, entry in enumerate(trail):
         said = f"{entry.event} ({entry.detail})" if entry.detail else entry.event
         line = f"{_iso(entry.at)}  attempt {entry.attempt}  {safe(said)}"
@@ -140,7 +140,7 @@ def print_body(record: Record) -> None:
 
 
 def facts_of(record: Record) -> dict[str, Any]:
-    """Return what a list knows of *record*, under stable names, and no claim token."""
+    """Return what a list shows of *record*, under stable names, without its token."""
     return {
         "key": record.key,
         "scope": record.scope,
@@ -165,7 +165,7 @@ def facts_of(record: Record) -> dict[str, Any]:
 def all_facts_of(
     record: Record, trail: tuple[Entry, ...], request: Request | None = None, *, with_body: bool
 ) -> dict[str, Any]:
-    """Return everything about *record*; *request* is the one that was kept with it."""
+    """Return everything about *record*; *request* is the one that was stored with it."""
     facts = facts_of(record) | {
         "request": request and {"method": request.head.method, "path": request.head.path},
         "fingerprint": record.fingerprint.hex(),
@@ -184,7 +184,7 @@ def all_facts_of(
 
 
 def trail_facts(trail: tuple[Entry, ...]) -> list[dict[str, Any]]:
-    """Return what happened, line by line. What the record itself tells has no actor."""
+    """Return what happened, line by line. Lines from the record itself have no actor."""
     return [
         {
             "at": _iso(entry.at),
@@ -257,7 +257,7 @@ def _step_facts(record: Record, step: Step) -> dict[str, Any]:
 
 
 def _outcome(record: Record, step: Step) -> str:
-    """Say what is known of *step*. While its worker is alive, an effect that was begun may just be under way."""
+    """Return what is known of *step*. While its worker is alive, an effect that was begun may still be running."""
     if isinstance(step, Done):
         return "done"
     return "begun" if record.state is State.PROCESSING and not record.is_stuck else "unknown"

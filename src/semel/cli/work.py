@@ -1,4 +1,4 @@
-"""``semel sweep``, ``reap`` and ``work``: cleaning up, once or for ever. What the services do is in ``work/``."""
+"""``semel sweep``, ``reap`` and ``work``: the upkeep services, once or until stopped. The services are in ``work/``."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from semel.work import (
 from semel.work.backlog import CONCURRENCY, looks_every
 
 AuditOption = Annotated[str, typer.Option(metavar="TIME", help="How long the audit trail is kept: 90d, 12h.")]
-BatchOption = Annotated[int, typer.Option(min=1, help="How many records one statement clears away at most.")]
+BatchOption = Annotated[int, typer.Option(min=1, help="How many records one statement clears at most.")]
 
 AppOption = Annotated[
     str | None,
-    typer.Option(metavar="MODULE:NAME", help="The app, to finish operations with whose request was kept."),
+    typer.Option(metavar="MODULE:NAME", help="The app. With it, operations with a stored request are finished."),
 ]
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -69,7 +69,7 @@ def reap(
     batch: BatchOption = MAX_BATCH,
     as_json: JsonOption = False,
 ) -> None:
-    """Clear away what is past its retention, once. Nothing in flight and nothing parked is touched."""
+    """Clear the records past their retention, once. Records in progress and parked ones stay."""
     kept = duration(audit_retention)
     with opened(store) as keys:
         _put(Reaper(keys, audit_retention=kept, batch=batch).run_once(), as_json=as_json)
@@ -79,11 +79,11 @@ def work(
     *,
     store: StoreOption = None,
     app: AppOption = None,
-    sweep_every: Annotated[str, typer.Option(metavar="TIME", help="How often stuck keys are looked for.")] = "10s",
-    reap_every: Annotated[str, typer.Option(metavar="TIME", help="How often expired keys are cleared away.")] = "60s",
+    sweep_every: Annotated[str, typer.Option(metavar="TIME", help="How often to look for stuck keys.")] = "10s",
+    reap_every: Annotated[str, typer.Option(metavar="TIME", help="How often to clear expired keys.")] = "60s",
     complete_every: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="How often operations to run are looked for: 1s if the app accepts, or 5s."),
+        typer.Option(metavar="TIME", help="How often to look for operations to run: 1s if the app accepts, else 5s."),
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="How many operations are run at once.")] = CONCURRENCY,
     max_attempts: Annotated[
@@ -92,9 +92,9 @@ def work(
     audit_retention: AuditOption = "90d",
     batch: BatchOption = MAX_BATCH,
 ) -> None:
-    """Sweep and reap until SIGTERM or SIGINT; with --app, also run what was accepted, or no client came back for.
+    """Sweep and reap until SIGTERM or SIGINT; with --app, also run accepted and abandoned operations.
 
-    Any number of these may run at once. Those that are told to end begin nothing new, and end what is under way.
+    Any number of these may run at once. When one is told to stop, it begins nothing new and finishes its current runs.
     """
     plan = _Plan(
         duration(sweep_every),
@@ -115,7 +115,7 @@ def work(
     if store is not None:
         raise ConfigurationError("Give --app or --store, not both: the app names its store.")
     loaded, middleware = load(app)
-    middleware.workers = None  # Its own would do the same once more, in this very process.
+    middleware.workers = None  # Its own services would do the same work again in this process.
     is_accepting = middleware.guard.status_path is not None
     every = plan.complete or looks_every(is_accepting=is_accepting)
     looks = complete_every or f"{every.total_seconds():g}s"
@@ -133,7 +133,7 @@ def work(
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What was typed."""
+    """The options."""
 
     sweep: timedelta
     reap: timedelta
@@ -182,9 +182,9 @@ async def _work_async(
         workers.start()
         print(said, flush=True)
         name = await stopped.get()
-        for each in STOPPING:  # A second signal ends the process there and then.
+        for each in STOPPING:  # A second signal ends the process at once.
             loop.remove_signal_handler(each)
-        print(f"{name}: ending the runs under way.", flush=True)
+        print(f"{name}: finishing the current runs.", flush=True)
         middleware.drain()
         await workers.stop()
 
@@ -196,16 +196,16 @@ def _until_stopped(workers: Workers, said: str, drain: Callable[[], None] = lamb
     workers.start()
     print(said, flush=True)
     name = signal.Signals(signals.get()).name
-    # A second signal ends the process there and then.
+    # A second signal ends the process at once.
     for each, handler in before.items():
         signal.signal(each, handler)
-    print(f"{name}: ending the runs under way.", flush=True)
+    print(f"{name}: finishing the current runs.", flush=True)
     drain()
     workers.stop()
 
 
 def _put(report: SweepReport | ReapReport, *, as_json: bool) -> None:
-    """Print *report*; a run that was cut short is a failure."""
+    """Print *report*; a run that stopped early is a failure."""
     if as_json:
         facts: dict[str, Any] = {each.name: getattr(report, each.name) for each in dataclasses.fields(report)}
         print(json.dumps(facts | {"error": str(report.error) if report.error else None}))

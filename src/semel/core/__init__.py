@@ -1,1 +1,1 @@
-"""What is true: values and rules without I/O, clock or dice. Order is in ``flows``, storage in ``stores``."""
+"""Values and rules, without I/O, clock or random numbers. The order of I/O is in ``flows``, storage in ``stores``."""

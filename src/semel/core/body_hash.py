@@ -1,6 +1,6 @@
-"""Keys for clients that can't send one: made of what the body asks for. Whether one is known already, a store knows.
+"""Keys for clients that can't send one, made from fields of the body. It stores no key and looks none up.
 
-The key is its own fingerprint: fields that are not in it, such as the time of sending, may differ on a retry.
+The key is also the fingerprint: fields that are not in it, such as the time of sending, may differ on a retry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from semel.core.fingerprint import CANONICAL_LIMIT, MIN_SECRET, Subject, canonic
 from semel.core.key import Key
 from semel.errors import BodyTooLarge, ConfigurationError, KeyInvalid, KeyMissing
 
-#: What such a key starts with, so that people can tell it from one that a client chose.
+#: What such a key starts with, so that operators can tell it from one that a client chose.
 PREFIX = "body:"
 #: Raise it when any byte that is hashed changes.
 VERSION = b"semel body key 1"
@@ -28,20 +28,20 @@ _OR_SEND_A_KEY = "or an idempotency key in a header"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BodyHash:
-    """A recipe for keys of requests that come without one: the same fields, within a time, are the same operation."""
+    """How to make keys for requests without one: the same fields, within a time window, are the same operation."""
 
     #: What makes two requests the same operation: JSON members as dotted paths (``amount``, ``card.number``), or the
     #: names of form fields. A path goes on through arrays: ``lines.sku`` is the sku of every line.
     fields: Collection[str]
-    #: For how long, from the first sight: it takes the place of ``retention``. The same body afterwards is a new
-    #: operation, so it is to be longer than clients retry, and shorter than people take to want the same again.
+    #: How long, from the first request: it replaces ``retention``. The same body afterwards is a new
+    #: operation. So choose it longer than clients retry, and shorter than the time after which a user may order again.
     window: timedelta
-    #: A header by which a client says that it means another operation, though the fields are the same. Its value is
+    #: A header by which a client asks for another operation with the same fields. Its value is
     #: part of the key: a retry repeats it.
     unless_header: str | None = None
     #: Keys are HMAC-SHA-256 under this secret: a plain digest of a few fields can be guessed after a leak.
     secret: bytes | None = field(default=None, repr=False)
-    #: Bytes. A longer body is refused (413) unless it comes with a key: reading JSON holds up an event loop.
+    #: Bytes. A longer body is refused (413) unless the request has a key: parsing JSON blocks the event loop.
     max_body: int = CANONICAL_LIMIT
 
     def __post_init__(self) -> None:
@@ -54,10 +54,10 @@ class BodyHash:
         object.__setattr__(self, "fields", tuple(sorted(set(given))))
         window: object = self.window
         if not isinstance(window, timedelta) or window <= timedelta(0):
-            _wrong("window", "a timedelta longer than nothing, such as timedelta(minutes=10)")
+            _wrong("window", "a timedelta greater than zero, such as timedelta(minutes=10)")
         header: object = self.unless_header
         if header is not None:
-            fault = header_fault(header.lower()) if isinstance(header, str) else f"{header!r} is no name of a header"
+            fault = header_fault(header.lower()) if isinstance(header, str) else f"{header!r} is not a header name"
             if fault:
                 _wrong("unless_header", f"a header that a retry repeats, and {fault}")
         secret: object = self.secret
@@ -68,14 +68,14 @@ class BodyHash:
             _wrong("max_body", "a number of bytes, 1 or more")
 
     def key(self, scope: str, subject: Subject) -> Key:
-        """Make the key of *subject*, a request of *scope*'s; refuse one that says nothing to make it of."""
+        """Make the key of *subject*, a request of *scope*; refuse a request that has none of the fields."""
         if len(subject.body) > self.max_body:
             raise BodyTooLarge(
                 f"Without an idempotency key, a body is at most {self.max_body} bytes here. Send one in a header."
             )
         parts = (
             VERSION,
-            # A store keeps scopes apart by itself; in a log, where there are digests only, this does.
+            # A store keeps scopes apart by itself. In a log, which has digests only, the scope in the digest does.
             scope.encode("utf-8", "surrogatepass"),
             subject.method.encode(),
             subject.path.encode("utf-8", "surrogatepass"),
@@ -97,7 +97,7 @@ class BodyHash:
         return pack(values)
 
     def _picked(self, subject: Subject) -> list[bytes]:
-        """Return each field's name and what it holds; one that is not there differs from one that is null."""
+        """Return each field's name and value. A missing field differs from a null."""
         content_type = b", ".join(value for name, value in subject.headers if name == b"content-type")
         media = media_type(content_type.decode("latin-1"))
         wanted = ", ".join(self.fields)
@@ -112,7 +112,7 @@ class BodyHash:
                 raise KeyMissing(f"Send a JSON body or a form with some of: {wanted}; {_OR_SEND_A_KEY}.")
         except UNREADABLE:
             raise KeyMissing(
-                f"The body is not what its content type says, or says it twice. Send some of: {wanted}; "
+                f"The body does not match its content type, or has a field twice. Send some of: {wanted}; "
                 f"{_OR_SEND_A_KEY}."
             ) from None
         if all(each is None for each in found):
@@ -123,12 +123,12 @@ class BodyHash:
 
 
 def is_made(key: Key) -> bool:
-    """Whether *key* has the form of one that was made of a body."""
+    """Whether *key* has the form of a key made from a body."""
     return key.value.startswith(PREFIX)
 
 
 def _at(value: object, path: list[str]) -> bytes | None:
-    """Return what *value* holds at *path*, in one form; None where it holds nothing."""
+    """Return the value at *path* in *value*, in its one spelling; None if there is none."""
     if not path:
         return _spelled(value)
     if isinstance(value, list):
@@ -149,7 +149,7 @@ def _marked(found: bytes | None) -> bytes:
 
 
 def _spelled(value: object) -> bytes:
-    """Spell a JSON value in one way. The first byte says what it is, so that no two values are spelled alike."""
+    """Spell a JSON value in one way. The first byte is its type, so that no two values have the same spelling."""
     match value:
         case dict():
             members = ((name.encode("utf-8", "surrogatepass"), _spelled(value[name])) for name in sorted(value))
@@ -162,7 +162,7 @@ def _spelled(value: object) -> bytes:
             sign, digits, exponent = value.as_tuple()
             text = "".join(map(str, digits))
             kept = text.rstrip("0")
-            # 5, 5.0 and 50e-1 are one number, and so are the zeros.
+            # 5, 5.0 and 50e-1 are one number, and so are 0 and -0.
             return f"#{sign}{kept}e{int(exponent) + len(text) - len(kept)}".encode() if kept else b"#0"
         case _:
             return repr(value).encode()

@@ -1,7 +1,7 @@
-"""Bodies in a form that a retry can't change by accident: member order, ``1.0`` for ``1``, a fresh multipart boundary.
+"""The canonical form of a body: without what differs by accident between retries (order, ``1.0``, a boundary).
 
-It hashes no request and compares none: ``fingerprint`` does. The rule is *exact or nothing*: two bodies that a handler
-could tell apart never get one form, and a body that can't be read with certainty gets none.
+It hashes no request and compares none: ``fingerprint`` does. The rule is *exact or none*: two bodies that a handler
+could tell apart never have the same form, and a body that can't be read with certainty has none.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from urllib.parse import unquote_to_bytes
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | mmap
 
-#: Where Python's own web frameworks stop as well. A field costs microseconds, and a body can hold millions.
+#: The limit of Python's web frameworks as well. A field costs microseconds, and a body can hold millions of them.
 MAX_FIELDS = 1000
-#: Bytes of one part's headers: a file name, a type, and room to spare.
+#: Bytes of one part's headers: a file name and a type, with a margin.
 MAX_PART_HEAD = 8 * 1024
-#: From here on a float no longer names one integer.
+#: Above this, a float no longer stands for exactly one integer.
 FLOATS_ARE_EXACT_BELOW = 2**53
 
-#: Decoding, parsing and int() raise ValueError; Decimal ArithmeticError; a thousand brackets RecursionError.
+#: Decoding, parsing and int() raise ValueError; Decimal ArithmeticError; deep nesting RecursionError.
 UNREADABLE = (ValueError, ArithmeticError, RecursionError)
 
 _LENGTH_BYTES = 8
@@ -36,7 +36,7 @@ _MEDIA_TYPE = re.compile(r"\s*([^\s;]+)\s*(?:;(.*))?", re.DOTALL)
 _VALUE = r'("(?:[^"\\]|\\.)*+"|[^\s;"\\]++)'
 _CHARSET = re.compile(rf"(?:^|;)\s*charset={_VALUE}", re.IGNORECASE)
 _BOUNDARY = re.compile(rf"(?:^|;)\s*boundary={_VALUE}", re.IGNORECASE)
-# Between two CRLF. Some parsers take a bare CR or LF for the end of a line, others go on to the next at a space.
+# Between two CRLF. Some parsers end a line at a bare CR or LF, others continue it where the next begins with a space.
 _PART_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\x00-\x08\x0a-\x1f\x7f]*)")
 _FORM_DATA = re.compile(r"form-data\s*(?=;)", re.IGNORECASE)
 _DISPOSITION_PARAMETER = re.compile(rf";\s*([A-Za-z0-9*_-]+)={_VALUE}\s*")
@@ -47,12 +47,12 @@ class _Unsure(ValueError):
 
 
 def pack(parts: Iterable[bytes]) -> bytes:
-    """Join *parts* so that no other parts give the same bytes: each one behind its length."""
+    """Join *parts* so that no other parts give the same bytes: each follows its length."""
     return b"".join([len(part).to_bytes(_LENGTH_BYTES, "big") + part for part in parts])
 
 
 class MediaType(NamedTuple):
-    """A content type as far as it counts."""
+    """The parts of a content type that count."""
 
     #: Lower case, with the charset of a text, and of a form that is not in UTF-8; other parameters say nothing about
     #: what is asked for.
@@ -62,7 +62,7 @@ class MediaType(NamedTuple):
 
     @property
     def is_json(self) -> bool:
-        """Whether it is JSON, under whatever name."""
+        """Whether it is JSON: ``application/json`` or any ``+json`` type."""
         return self.name == "application/json" or self.name.endswith("+json")
 
     @property
@@ -71,9 +71,9 @@ class MediaType(NamedTuple):
         return self.name == _FORM
 
 
-@lru_cache(maxsize=64)  # A client sends the same few over and over; a boundary is in the way for a while only.
+@lru_cache(maxsize=64)  # Clients send the same few types; one with a boundary soon drops out.
 def media_type(content_type: str) -> MediaType:
-    """Read a Content-Type; one that can't be read counts as it is."""
+    """Parse a Content-Type; one that can't be parsed counts as it is."""
     match = _MEDIA_TYPE.fullmatch(content_type)
     if match is None:
         return MediaType(content_type, None)
@@ -82,11 +82,11 @@ def media_type(content_type: str) -> MediaType:
         return MediaType(name, None)
     if found := _CHARSET.search(parameters):
         charset = _unquoted(found[1]).lower()
-        # JSON has but one charset. A form has one by default, and there are frameworks that decode it by another.
+        # JSON has one charset only. A form has a default one, but some frameworks decode it by the declared one.
         if name.startswith("text/") or (name in {_FORM, _MULTIPART} and charset != "utf-8"):
             return MediaType(f"{name};charset={charset}", None)
     boundaries = _BOUNDARY.findall(parameters) if name == _MULTIPART else []
-    # Which of two counts, and what an escape in one means, is not the same to every parser.
+    # Parsers disagree on which of two boundaries counts, and on escapes in one.
     is_clear = len(boundaries) == 1 and "\\" not in boundaries[0]
     return MediaType(name, _unquoted(boundaries[0]) if is_clear else None)
 
@@ -102,7 +102,7 @@ def pairs(query: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def canonical(media: MediaType, body: Buffer, *, limit: int, omit: Iterable[tuple[str, ...]] = ()) -> bytes | None:
-    """Give the canonical form of *body*, or None where there is none; JSON and forms over *limit* bytes have none."""
+    """Return the canonical form of *body*, or None. JSON and forms over *limit* bytes have none."""
     try:
         if media.boundary is not None:
             return _multipart(media.boundary.encode("latin-1"), body)
@@ -118,16 +118,16 @@ def canonical(media: MediaType, body: Buffer, *, limit: int, omit: Iterable[tupl
 
 
 def form_fields(body: Buffer) -> list[tuple[bytes, bytes]]:
-    """Read a form; raise one of ``UNREADABLE`` where it is none, or too much of one."""
+    """Parse a form; raise one of ``UNREADABLE`` if it is not a form, or has too many fields."""
     text = bytes(body)
-    # A form escapes what is not ASCII, so what is not is no form: compressed, perhaps.
+    # A form escapes all that is not ASCII. So a body with other bytes is not a form; it may be compressed.
     if not text.isascii() or text.count(b"&") >= MAX_FIELDS:
         raise _Unsure
     return pairs(text)
 
 
 def json_value(body: Buffer) -> object:
-    """Read JSON, each number of it an exact ``Decimal``; raise one of ``UNREADABLE`` where it is none, or unclear."""
+    """Parse JSON, with numbers as exact ``Decimal``; raise one of ``UNREADABLE`` if it is invalid or ambiguous."""
     return _decode_exactly(str(body, "utf-8"))
 
 
@@ -141,21 +141,21 @@ def _json(body: Buffer, omit: Iterable[tuple[str, ...]]) -> bytes:
 def _members(members: list[tuple[str, object]]) -> dict[str, object]:
     by_name = dict(members)
     if len(by_name) != len(members):
-        raise _Unsure  # one parser keeps the first of two equal names, another the last
+        raise _Unsure  # of two equal names, some parsers keep the first and others the last
     return by_name
 
 
 def _number(text: str) -> float | int:
     number = float(text)
     if repr(number) != text and Decimal(repr(number)) != Decimal(text):
-        raise _Unsure  # rounding would make one of two amounts
+        raise _Unsure  # rounding would make two amounts equal
     if number.is_integer() and abs(number) < FLOATS_ARE_EXACT_BELOW:
         return int(number)
     return number
 
 
 def _constant(name: str) -> NoReturn:
-    raise _Unsure(name)  # NaN and Infinity: Python reads them, JSON has none
+    raise _Unsure(name)  # NaN and Infinity: Python reads them, but they are not JSON
 
 
 # Made once: making them is half of the cost for a small body.
@@ -181,7 +181,7 @@ def _leave_out(value: object, path: tuple[str, ...]) -> None:
 
 
 def _multipart(boundary: bytes, body: Buffer) -> bytes:
-    # A view, so that a part of a large upload is hashed where it lies; closed, so that an mmap can be closed after it.
+    # A view, so that a part of a large upload is hashed without a copy; closed, so that an mmap can be closed after it.
     with memoryview(body) as view:
         return pack([_part(view, start, end) for start, end in _spans(view, boundary)])
 
@@ -189,11 +189,11 @@ def _multipart(boundary: bytes, body: Buffer) -> bytes:
 def _spans(view: memoryview, boundary: bytes) -> list[tuple[int, int]]:
     """Find where each part starts and ends, both without the delimiters and their line ends."""
     opening = b"--" + boundary + b"\r\n"
-    # Some clients begin with an empty line. Any other preamble is legal too, but nobody sends one.
+    # Some clients begin with an empty line. Any other preamble is legal too, but no known client sends one.
     first = 2 if bytes(view[:2]) == b"\r\n" else 0
     if view[first : first + len(opening)] != opening:
         raise _Unsure
-    # Not find(): a memoryview has none.
+    # A memoryview has no find().
     delimiter = re.compile(re.escape(b"\r\n--" + boundary))
     mark = re.compile(re.escape(b"--" + boundary))
     spans: list[tuple[int, int]] = []
@@ -208,7 +208,7 @@ def _spans(view: memoryview, boundary: bytes) -> list[tuple[int, int]]:
         spans.append((start, found.start()))
         start = found.end() + 2
         after = bytes(view[found.end() : start])
-    # Other text after a boundary means that it turned up inside a part; other text after the last, an epilogue.
+    # Other text after a boundary: it is inside a part. Other text after the last boundary: an epilogue.
     if after != b"--" or bytes(view[start : start + 3]) not in (b"", b"\r\n"):
         raise _Unsure
     return spans
@@ -223,7 +223,7 @@ def _part(view: memoryview, start: int, end: int) -> bytes:
 
 
 def _part_head(head: str) -> bytes:
-    """Give name, file name and type in one form; other headers (a transfer encoding, say) count as they are."""
+    """Return name, file name and type in one form; other headers (such as a transfer encoding) count as they are."""
     fields: dict[str, str] = {}
     for line in head.split("\r\n"):
         header = _PART_HEADER.fullmatch(line)
@@ -233,7 +233,7 @@ def _part_head(head: str) -> bytes:
     disposition = _disposition(fields.pop("content-disposition", ""))
     kind = media_type(fields.pop("content-type", "")).name
     if kind.startswith("multipart/"):
-        raise _Unsure  # its parts depend on a boundary that does not count here
+        raise _Unsure  # a nested multipart: its boundary is random, too
     return pack([_packed(disposition), kind.encode("latin-1"), _packed(fields)])
 
 

@@ -1,8 +1,8 @@
-"""Which headers of a request are not stored with it, going by their names. What is stored besides, a policy says.
+"""Which request headers look like credentials, by their names, and are not stored. A policy can change the list.
 
-A stored request is run again for the principal that was known at the time, so it needs no credentials; and they are
-worth more than the operation that they came with. A list of names would know those of yesterday: there are patterns.
-What else a handler may read is stored: run without it, the handler might do something else.
+A stored request is run again for the principal that was stored with it, so it needs no credentials; and they are
+worth more than the operation that they came with. Names are matched by patterns, since a list is soon out of date.
+All other headers are stored: without one, the handler might do something else.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _LOOKS_SECRET = re.compile(
     """,
     re.VERBOSE,
 )
-#: Ends as a secret does, and is none: the header that this is all about, under any vendor's name.
+#: It ends in "key" and is not a secret: the idempotency key, under any vendor's name.
 _IS_NONE = re.compile(r".*idempotency-?key")
 
 
 def looks_secret(name: str) -> bool:
-    """Tell whether the header *name*, in lower case, is likely to hold something that a client proves itself with."""
-    # An underscore is part of a word to regular expressions, and not to those who name headers.
+    """Return whether the header *name*, in lower case, is likely to hold a credential."""
+    # In a regular expression an underscore is part of a word; in header names it separates words.
     words = name.replace("_", "-")
     return bool(_LOOKS_SECRET.search(words)) and not _IS_NONE.fullmatch(words)

@@ -1,4 +1,4 @@
-"""What to do about a key that is already there: one pure function, on one screen. It asks no store and no clock."""
+"""What to do about a key that is already in the store: one pure function. It asks no store and no clock."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from semel.core.state import TERMINAL, State
 from semel.core.value import value
 from semel.errors import KeyExpired, KeyReused, OutcomeUnknown, Refusal
 
-#: Most handlers end within a second, and a client that comes back too early is told again.
+#: Seconds. Most handlers end within one, and a client that retries too early is told again.
 RETRY_AFTER_SECONDS = 1
 
-#: A live worker renews at a third of its lease. One that has not been heard of for this part of it, a late renewal
+#: A live worker renews at a third of its lease. One that has not renewed for this part of it, a late renewal
 #: allowed for, is most likely dead.
 SILENT_PART_OF_LEASE = 0.45
 
 
 def retry_after(lease_left: timedelta | None, lease: timedelta) -> int:
-    """Return after how many seconds the client of a key in progress had best come back.
+    """Return after how many seconds the client of a key in progress should retry.
 
-    While the worker is heard of, soon. When it is silent its key can be had at the end of its lease and not before:
-    a client that asks once a second until then gives up too early.
+    Soon, while the worker renews its lease. If it does not, the key can be taken over at the end of the lease and not
+    before: a client that asks once a second until then gives up too early.
     """
     if lease_left is None or lease - lease_left <= lease * SILENT_PART_OF_LEASE:
         return RETRY_AFTER_SECONDS
@@ -38,24 +38,24 @@ class Run:
 
 @value
 class Replay:
-    """Give the stored answer again."""
+    """Answer with the stored answer."""
 
     answer: Answer
 
 
 @value
 class Busy:
-    """The first still runs. Whether the other waits, or is told to come back, is for its policy to say."""
+    """The first request still runs. The policy says whether the other waits or is told to retry."""
 
 
 @value
 class Accepted:
-    """A worker has it, or will: say where its state can be asked for."""
+    """A worker runs it, or will: answer with its status URL."""
 
 
 @value
 class Refuse:
-    """Run nothing, and say why."""
+    """Do not run the handler, and say why."""
 
     refusal: Refusal
 
@@ -64,10 +64,10 @@ Decision = Run | Replay | Busy | Accepted | Refuse
 
 
 def decide(found: Found, policy: Policy, *, is_same_request: bool) -> Decision:  # noqa: PLR0911 - a list of cases, by rank
-    """Decide what a request gets whose key is *found* in the store."""
+    """Decide what a request gets if its key is *found* in the store."""
     is_over = found.lease_is_over
     if found.is_expired and is_over and found.state is not State.UNKNOWN:
-        # Past retention nothing is promised of the record, its fingerprint included.
+        # Past retention the record counts for nothing, its fingerprint included.
         return Run() if policy.late == "rerun" else Refuse(KeyExpired())
     if not is_same_request:
         # To a client 409 is *wait* and 422 is *never*: a mismatch must not hide behind "in progress".
@@ -75,11 +75,11 @@ def decide(found: Found, policy: Policy, *, is_same_request: bool) -> Decision: 
     if found.state in TERMINAL and found.answer is not None:
         return Replay(found.answer)
     if found.is_accepted and found.state is not State.UNKNOWN:
-        # Whoever holds it, or nobody: its client was promised a worker, which runs it after a pause that is its own.
+        # With or without a holder: its client was promised a worker, and the completer decides when to run it.
         return Accepted()
     if not is_over:
         return Busy()
     if found.state is State.UNKNOWN:
         return Refuse(OutcomeUnknown())
-    # With a recovery point it is known what was done, and the rest can be done.
+    # With a recovery point it is known what was done, so the rest can be run.
     return Run() if policy.on_crash == "rerun" or found.steps else Refuse(OutcomeUnknown())

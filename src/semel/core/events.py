@@ -1,4 +1,4 @@
-"""What people may want to know of, as values. Who is told, and how, is in ``telemetry/``.
+"""Events for operators, as values. How they are logged is in ``telemetry/``.
 
 A key appears here only as its short digest: keys can hold personal data.
 """
@@ -13,14 +13,14 @@ from semel.core.value import value
 
 @value
 class PersonalKey:
-    """A client sent a key that looks like an e-mail address or a phone number. It works; it ends up in databases."""
+    """A client sent a key that looks like an e-mail address or a phone number. It works, but it is stored."""
 
     key: str
 
 
 @value
 class TookOver:
-    """An earlier attempt died, lost its database or gave up; its operation is run again, or on from where it was."""
+    """An earlier attempt died, lost its database or gave up. The next runs again, or on from the recovery point."""
 
     key: str
     attempt: int
@@ -28,7 +28,7 @@ class TookOver:
 
 @value
 class Fenced:
-    """This worker had lost its lease when it wanted to store its answer. The answer was thrown away."""
+    """This worker had lost its lease when it wanted to store its answer. The answer was discarded."""
 
     key: str
     attempt: int
@@ -36,7 +36,7 @@ class Fenced:
 
 @value
 class NotStored:
-    """The handler ran, and its answer could not be stored. The key is kept until the lease runs out."""
+    """The handler ran, and its answer could not be stored. The key stays taken until the lease runs out."""
 
     key: str
     attempt: int
@@ -45,7 +45,7 @@ class NotStored:
 
 @value
 class NotKept:
-    """The answer was too large or a stream: it is sent once, and a retry will be told that it can't be repeated."""
+    """The answer was too large or a stream: it is sent once, and not stored. A retry gets 409."""
 
     key: str
     status: int
@@ -53,7 +53,7 @@ class NotKept:
 
 @value
 class StoreFailed:
-    """A request was refused with 503, because the store could not do its part."""
+    """A request was refused with 503, because the store failed."""
 
     key: str
     reason: str
@@ -61,7 +61,7 @@ class StoreFailed:
 
 @value
 class LostLease:
-    """This worker was silent for longer than its lease, so its handler was stopped: another may run the operation."""
+    """This worker was silent for longer than its lease. Its handler was stopped: another may run the operation."""
 
     key: str
     attempt: int
@@ -69,7 +69,7 @@ class LostLease:
 
 @value
 class ParkedUnknown:
-    """Nobody knows whether an effect happened, so the operation is parked: see semel keys list --state unknown."""
+    """The outcome of an effect is unknown, so the operation is parked: see semel keys list --state unknown."""
 
     key: str
     attempt: int
@@ -78,7 +78,7 @@ class ParkedUnknown:
 
 @value
 class Swept:
-    """A worker died over this key. It is free again: the next retry goes on."""
+    """The worker of this key died. The key is free again: the next retry goes on."""
 
     key: str
     attempt: int
@@ -87,7 +87,7 @@ class Swept:
 
 @value
 class SweptUnknown:
-    """A worker died over this key, and its policy forbids a second run. It is parked for an operator to resolve."""
+    """The worker of this key died, and the policy forbids a second run. It is parked for an operator to resolve."""
 
     key: str
     attempt: int
@@ -95,7 +95,7 @@ class SweptUnknown:
 
 @value
 class FinishedAbandoned:
-    """No client came back for this operation, so it was finished without one."""
+    """No client retried this operation, so it was finished without one."""
 
     key: str
     attempt: int
@@ -113,7 +113,7 @@ class FinishedAccepted:
 
 @value
 class GaveUpAbandoned:
-    """This operation was run to finish it, too often and to no end. It is parked for an operator to resolve."""
+    """The completer ran this operation too often, and it did not end. It is parked for an operator to resolve."""
 
     key: str
     attempt: int
@@ -121,7 +121,7 @@ class GaveUpAbandoned:
 
 @value
 class Reported:
-    """Report mode: this request ran as it came. Its outcome is what enforcing would have made of it."""
+    """Report mode: this request ran unchanged. Its outcome is what enforcing would have done."""
 
     key: str | None
     outcome: Outcome
@@ -130,10 +130,10 @@ class Reported:
 
 @value
 class ReportFailed:
-    """Report mode could not judge a request, and it ran as it came. This is told once a minute at most."""
+    """Report mode could not judge a request, which ran unchanged. This is logged once a minute at most."""
 
     key: str | None
-    #: Whose fault it was: the store's, or that of what the application was asked (its scope function).
+    #: What failed: the store, or a function of the application (its scope function).
     whose: Literal["store", "application"]
     reason: str
 

@@ -1,8 +1,8 @@
-"""What makes a retry the same request: a digest of what was asked. What follows from it is for ``decision``.
+"""What makes a retry the same request: a digest of its content. What follows from it is in ``decision``.
 
-Of a request one digest is stored: of the body's canonical form where it has one, so that a client which rebuilds its
-JSON in another order is not told that it asked for something else; or else of the bytes as they came. A second, of its
-method, path and query alone, can be compared whatever the recipe of the first was.
+One digest of the request is stored: of the body's canonical form if it has one, so that a client which rebuilds its
+JSON in another order is not refused; else of the bytes as they came. A second digest, of method, path and query alone,
+can be compared whatever the recipe of the first was.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["Buffer", "Fingerprinter", "Subject", "fingerprint_of", "is_same_requ
 #: The stored form: version (1 byte), recipe (4), digest of the place (16) and of the request (16). Raise the version
 #: when any byte that is hashed changes.
 VERSION = b"\x03"
-#: What else can be compared: version 2 hashed the same, and stored the digest of the body as it came even where there
-#: was one of its canonical form, which followed.
+#: Also comparable: version 2 hashed the same, and stored the digest of the body as it came even if there
+#: was one of its canonical form, which came after it.
 _COMPARABLE = frozenset({VERSION, b"\x02"})
 RECIPE_BYTES = 4
-#: Of SHA-256. Only one client's requests under one key are compared: another that fits takes 2^128 tries to find.
+#: Bytes of SHA-256. Only one client's requests under one key are compared: a collision takes 2^128 tries to find.
 DIGEST_BYTES = 16
 _VERSION = slice(0, 1)
 _RECIPE = slice(1, 5)
@@ -39,15 +39,15 @@ _REQUEST = slice(21, 37)
 #: Of version 2.
 _CANONICAL = slice(37, 53)
 
-#: In the place of a recipe where there is none, and nothing but the key is compared.
+#: Stands for the recipe if there is none, and nothing but the key is compared.
 _NO_RECIPE = bytes(RECIPE_BYTES)
 
-#: In front of a body as it came, and in front of its canonical form: neither is ever taken for the other.
+#: Hashed before a body as it came, and before its canonical form, so that the two never have the same digest.
 _AS_IT_CAME, _IN_FORM = b"\x00", b"\x01"
 
-#: Bytes of JSON or form that are brought into canonical form. 1 MB of JSON holds up an event loop for 90 ms.
+#: Bytes of JSON or form that are brought into canonical form. 1 MB of JSON blocks an event loop for 90 ms.
 CANONICAL_LIMIT = 64 * 1024
-#: Bytes. The secret is there against guessing, so it must not be guessable.
+#: Bytes. The secret protects against guessing, so it must not be guessable itself.
 MIN_SECRET = 16
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -58,29 +58,29 @@ _NEVER_COUNTED = re.compile(
   | date | x-amz-date | .*signature(-input)?                                # the time of sending, and its signature
   | traceparent | tracestate | baggage | b3 | x-b3-.* | .*-trace-id         # new for every try
   | .*request-id | .*correlation-id
-  | via | forwarded | x-forwarded-.* | content-length | transfer-encoding   # the way it came
+  | via | forwarded | x-forwarded-.* | content-length | transfer-encoding   # the route through proxies
   | .*idempotency-key                                                       # what it is compared under
     """,
     re.VERBOSE,
 )
 
 
-#: In the place of the headers that count, where none do.
+#: Stands for the headers that count, if none do.
 _NO_HEADERS = pack((b"",))
 
 
 @value
 class Subject:
-    """A request, as far as a fingerprint may look at it."""
+    """The parts of a request that a fingerprint may use."""
 
     method: str
-    #: As the client sent it, not decoded: decoding can make one resource of two.
+    #: As the client sent it, not decoded: decoded, two resources can have one path.
     path: str
     query: bytes
     #: Lower-case names, in the order they came.
     headers: Sequence[tuple[bytes, bytes]]
     body: Buffer
-    #: As of ``Head``. It is part of the path already, so no fingerprint looks at it.
+    #: As in ``Head``. It is part of the path already, so no fingerprint uses it.
     mount: str = ""
 
 
@@ -98,10 +98,10 @@ class Fingerprinter:
     #: Headers that count too, such as an API version.
     headers: tuple[str, ...] = ()
     #: JSON members that do not count, as dotted paths: ``sent_at``, ``meta.trace``. A path goes on through arrays:
-    #: ``lines.seen`` is left out of every line. It reaches as far as ``canonical_limit``.
+    #: ``lines.seen`` is left out of every line. It applies to bodies up to ``canonical_limit``.
     omit: tuple[str, ...] = ()
     #: Your own choice of what counts in place of the body. Rename it when it chooses differently: records know a
-    #: recipe by its name, and where the name is strange only method, path and query are compared.
+    #: recipe by its name, and with an unknown name only method, path and query are compared.
     select: Callable[[Subject], bytes] | None = None
     #: Longer JSON and forms are compared as they came, byte by byte; multipart is read whatever its length.
     canonical_limit: int = CANONICAL_LIMIT
@@ -125,7 +125,7 @@ class Fingerprinter:
         self._set("_recipe", self._name_recipe())
 
     def of(self, subject: Subject) -> bytes:
-        """Give the fingerprint to store with the key."""
+        """Return the fingerprint to store with the key."""
         kind: bytes | None = None
         encoding: bytes | None = None
         for name, each in subject.headers:
@@ -147,7 +147,7 @@ class Fingerprinter:
         if self.select is None:
             form = canonical(media, subject.body, limit=self.canonical_limit, omit=self._omit_paths)
         if form is not None:
-            # Of bodies that are the same byte by byte, so are the canonical forms: one digest is enough.
+            # Bodies with the same bytes have the same canonical form: one digest is enough.
             request.update(_IN_FORM)
             request.update(form)
         else:
@@ -156,11 +156,11 @@ class Fingerprinter:
         return head + request.digest()[:DIGEST_BYTES]
 
     def matches(self, stored: bytes, fresh: bytes, subject: Subject) -> bool:
-        """Tell whether *subject*, whose fingerprint is *fresh*, asks for what was *stored*.
+        """Return whether *subject*, with the fingerprint *fresh*, asks for what was *stored*.
 
         A record of another recipe is compared by that recipe if it is known. If not, method, path and query decide: an
-        upgrade must not refuse the retries of what went before it, and one endpoint has one recipe at a time. What was
-        asked of another endpoint, whose recipe may always have been another, is never the same.
+        upgrade must not refuse the retries of earlier requests, and one endpoint has one recipe at a time. A request
+        to another endpoint, which may always have had another recipe, is never the same.
         """
         if _alike(stored, fresh):
             return True
@@ -205,7 +205,7 @@ class Fingerprinter:
             pack(self._header_names),
             pack(path.encode("utf-8", "surrogatepass") for path in self.omit),
             b"" if self.select is None else _qualified_name(self.select).encode(),
-            # Under another limit the same body may have a canonical digest or not.
+            # Under another limit the same body may have no canonical digest.
             b"%d" % self.canonical_limit,
         )
         return hashlib.sha256(pack(parts)).digest()[:RECIPE_BYTES]
@@ -216,17 +216,17 @@ class Fingerprinter:
 
 
 def fingerprint_of(recipe: Fingerprinter | None, subject: Subject) -> bytes:
-    """Give the fingerprint to store with the key of *subject*; without a *recipe* it only says where it was sent."""
+    """Return the fingerprint to store with the key of *subject*; without a *recipe*, of its method, path and query."""
     if recipe is None:
         return VERSION + _NO_RECIPE + _place(None, subject.method, subject.path, subject.query)
     return recipe.of(subject)
 
 
 def is_same_request(recipe: Fingerprinter | None, stored: bytes, fresh: bytes, subject: Subject) -> bool:
-    """Tell whether *subject*, whose fingerprint is *fresh*, asks for what was *stored*.
+    """Return whether *subject*, with the fingerprint *fresh*, asks for what was *stored*.
 
-    Without a *recipe* the key alone decides, among requests that are all without one. What came in where requests are
-    compared is not given away to another method, path or query.
+    Without a *recipe* the key alone decides, if the stored request had no recipe either. The answer to a request that
+    was stored with a recipe is not given to another method, path or query.
     """
     if recipe is None:
         has_none = not stored or (stored[_VERSION] in _COMPARABLE and stored[_RECIPE] == _NO_RECIPE)
@@ -235,19 +235,19 @@ def is_same_request(recipe: Fingerprinter | None, stored: bytes, fresh: bytes, s
 
 
 def header_fault(name: str) -> str | None:
-    """Say why the header *name* (lower case) can't be part of what makes a retry the same request, if it can't."""
+    """Return why the header *name* (lower case) can't be part of a fingerprint; None if it can."""
     if not _HEADER_NAME.fullmatch(name):
-        return f"{name!r} is no name of a header"
+        return f"{name!r} is not a header name"
     if name in _COUNTED_ALREADY:
         return f"{name!r} counts already"
     if _NEVER_COUNTED.fullmatch(name):
-        return f"{name!r} may be another on each try, or is not ours to keep"
+        return f"{name!r} may differ on each try, or is a secret"
     return None
 
 
 def canonical_query(query: bytes) -> bytes:
     """Bring a query into one form: a retry may have its names in another order."""
-    # Proxies and dictionaries reorder names; the values of one name are a list, and keep their order.
+    # Proxies and dictionaries reorder names. The values of one name are a list, and keep their order.
     return pack(part for pair in sorted(pairs(query), key=itemgetter(0)) for part in pair)
 
 
@@ -264,7 +264,7 @@ def _start(method: str, path: str, query: bytes, media: str, encoding: str) -> b
 
 @lru_cache(maxsize=64)  # As above.
 def _place(secret: bytes | None, method: str, path: str, query: bytes) -> bytes:
-    """Give the digest of where a request was sent."""
+    """Return the digest of a request's method, path and query."""
     parts = pack(_place_parts(method, path, query))
     digest = hashlib.sha256(parts).digest() if secret is None else hmac.digest(secret, parts, "sha256")
     return digest[:DIGEST_BYTES]
@@ -275,9 +275,9 @@ def _place_parts(method: str, path: str, query: bytes) -> tuple[bytes, bytes, by
 
 
 def _is_same_place(stored: bytes, subject: Subject, *secrets: bytes | None) -> bool:
-    """Tell whether *stored*, of whatever recipe under one of *secrets*, has the method, path and query of *subject*.
+    """Return whether *stored*, of any recipe under one of *secrets*, has the method, path and query of *subject*.
 
-    One of another version, or under another secret, can't be compared, and is not the same.
+    A fingerprint of another version, or under another secret, can't be compared, and is not the same.
     """
     place = subject.method, subject.path, subject.query
     return stored[_VERSION] in _COMPARABLE and any(

@@ -1,4 +1,4 @@
-"""A handler's run: what it is run with, how it can end, and what is known of its effects. Nothing here runs it."""
+"""A handler's run as values: its input, how it can end, and what is known of its effects. Nothing here runs it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from semel.errors import StepError
 
 @value
 class Answered:
-    """The handler ended with a whole answer, all of its headers still in place."""
+    """The handler ended with a complete answer, with all of its headers."""
 
     answer: Answer
-    #: False when the application's router refused the request before any handler saw it.
+    #: False if the application's router refused the request before any handler ran.
     reached_handler: bool = True
-    #: The handler said that nothing happened; or all that happened is in its steps, and a retry goes on from there.
+    #: The handler said that nothing happened; or all that happened is in its steps, and a retry goes on after them.
     no_effect: bool = False
     #: The handler ended without taking (or finishing) steps that are stored. Such an answer can't be the operation's.
     skipped: StepError | None = None
-    #: The handler works in steps: where its ending is not kept, a retry goes on after the last one that is done.
+    #: The handler works in steps: if its ending is not kept, a retry goes on after the last step that is done.
     has_steps: bool = False
 
 
@@ -52,12 +52,12 @@ class Raised:
 
 @value
 class Lost:
-    """Another worker took the operation over in the middle. The handler was stopped, or its answer is of no account."""
+    """Another worker took the operation over in the middle. The handler was stopped, or its answer does not count."""
 
 
 @value
 class Parked:
-    """The handler came to an effect whose outcome can't be known. The record says so already."""
+    """The handler came to an effect with an unknown outcome. The record is parked already."""
 
 
 @value
@@ -70,39 +70,38 @@ Ending = Answered | Streaming | Raised | Lost | Parked | NotStarted
 
 @value
 class RunHandler:
-    """What a handler is run with."""
+    """The input of a handler's run."""
 
     hold: Hold
-    #: None in atomic mode, where the transaction itself is the lease.
+    #: None in atomic mode, in which the transaction itself is the lease.
     lease: timedelta | None
-    #: How much of the answer is kept in memory before it counts as too large.
+    #: Bytes of the answer that are kept in memory before it counts as too large.
     limit: int
     #: The steps that earlier attempts have taken.
     progress: Progress = field(default_factory=Progress)
-    #: Which request it is for, as ``request_of`` writes it; empty where that is not known.
+    #: Which request it is for, as ``request_of`` writes it; empty if that is not known.
     request: str = ""
-    #: How long an answer is held back, from its beginning, before it is sent as it comes; None: for ever.
+    #: How long an answer is held back, from its first byte, before it is sent as a stream; None: no limit.
     max_response_time: timedelta | None = None
 
 
 class TooManyWaiters(Enum):
-    """There is no waiting for this key any longer: the time is over, or too many wait already."""
+    """The request can't wait for this key any longer: its time is over, or too many requests wait already."""
 
     TOO_MANY = "too many waiters"
 
 
 @value
 class Wait:
-    """Wait, with nothing held, until somebody may know more of a key whose operation is in progress.
+    """Wait, holding no connection and no lock, until there may be news of a key in progress.
 
-    ``AGAIN`` is to look for oneself: it is this one's turn to ask the store, or somebody has said that the operation
-    ended. ``Found`` is what another of those who wait has come upon. The time is counted from the first of these
-    commands that one request asks for.
+    ``AGAIN``: ask the store. It is this waiter's turn to ask, or a hint says that the operation ended. ``Found`` is
+    what another waiter for the same key has read. The time is counted from the first such command of a request.
     """
 
     scope: str
     key: str
-    #: How long in all.
+    #: The maximum in all.
     patience: timedelta
     #: As ``Policy`` says.
     max_waiters: int | None
@@ -111,13 +110,13 @@ class Wait:
 
 @value
 class Applied:
-    """Said by ``verify`` of an effect: it happened, and this is its result."""
+    """Returned by ``verify`` of an effect: it happened, and this is its result."""
 
     result: Any
 
 
 class Doubt(Enum):
-    """What else can be known of an effect that was begun."""
+    """What else ``verify`` can return for an effect that was begun."""
 
     NOT_APPLIED = "not applied"
     CANT_TELL = "can't tell"

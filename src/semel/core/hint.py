@@ -1,4 +1,4 @@
-"""The name by which the end of an operation is announced between processes. It tells nobody whose key it was."""
+"""The name by which the end of an operation is announced between processes. It reveals neither scope nor key."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import hashlib
 
 from semel.core.canonical import pack
 
-#: Said in place of a name when an operation was accepted, and waits for a worker.
+#: Sent in place of a name when an operation was accepted, and waits for a worker.
 ACCEPTED = "accepted"
 
-#: Enough that two keys never meet, and short enough for any channel's payload.
+#: Enough that two keys never have the same name, and short enough for any channel's payload.
 _BYTES = 16
 
 

@@ -1,7 +1,7 @@
-"""Idempotency keys: read off a request, written onto one. Whose they are, and what became of them, is not known here.
+"""Idempotency keys: parsed from a header, and written to one. Scopes and records are not known here.
 
-A key is an RFC 9651 Item whose value is a String, ``"abc"``. Most of the world sends it bare, ``abc``, so that is read
-too unless ``strict``. Both spell one key: otherwise an SDK upgrade between two retries would run an operation twice.
+A key is an RFC 9651 Item with a String as its value, ``"abc"``. Most clients send it bare, ``abc``, so that is read
+too unless ``strict``. Both are one key: otherwise an SDK upgrade between two retries would run an operation twice.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from urllib.parse import unquote_to_bytes
 from semel.core.value import value
 from semel.errors import KeyInvalid
 
-#: RFC 9651 obliges a parser to take this many characters. Policy may allow fewer.
+#: RFC 9651 requires a parser to accept this many characters. A policy may allow fewer.
 MAX_KEY = 1024
-#: Characters of a header line that are looked at: the longest key with all of it escaped, and as much for parameters.
+#: Characters of a header line that are parsed: the longest key with all of it escaped, and as much for parameters.
 #: Even a linear parser wastes time on 64 KB, so this is checked before anything else.
 MAX_LINE = 4 * MAX_KEY
-#: Stripe's figure, which most of the field has followed.
+#: Stripe's limit, which most other APIs have taken.
 DEFAULT_MAX_LENGTH = 255
-#: Hexadecimal digits: few enough to read, many enough that two keys in one log are not taken for each other.
+#: Hexadecimal digits: few enough to read, many enough to tell the keys in one log apart.
 SHORT_LENGTH = 12
 
 _EMPTY = "The idempotency key is empty. Send a value that is unique to this operation, such as a UUID."
@@ -38,8 +38,8 @@ _UNCLOSED = "The idempotency key starts with a double quote that is never closed
 _HALF_QUOTED = 'The idempotency key holds a double quote but does not start with one. Send it as "your-key".'
 _QUOTE_IT = 'The idempotency key is not a quoted string. Quote it: send "your-key", with the double quotes.'
 
-# RFC 9651's grammar, with [0-9] where \d would take in the digits of every script.
-_PLAIN = r"[ !#-\[\]-~]"  # what may stand in a String as it is: all but DQUOTE and backslash
+# RFC 9651's grammar, with [0-9] since \d would match the digits of every script.
+_PLAIN = r"[ !#-\[\]-~]"  # what a String may contain without an escape: all but DQUOTE and backslash
 _STRING = rf'"(?:{_PLAIN}|\\["\\])*+"'
 _QUOTED = re.compile(_STRING)
 _ESCAPED = re.compile(r"\\(.)")
@@ -59,12 +59,12 @@ _PARAMETER = re.compile(
 )
 
 # The two spellings of nearly every request. A bare key is VCHAR without DQUOTE, comma, semicolon and backslash: with
-# one of those it could be a list, a parameter or half a String, and nobody can tell which.
+# one of those it could be a list, a parameter or half a String, and it is not clear which.
 _SIMPLY_QUOTED = re.compile(rf'"({_PLAIN}+)"')
 _BARE = re.compile(r"[!#-+\--:<-\[\]-~]+")
 _NOT_BLANK = re.compile(r" *+[!-~][ -~]*+")
 
-#: The first pattern found in a line that is not a key says what is wrong with it.
+#: For a line that is not a key: the first pattern that matches says what is wrong with it.
 _FAULTS = tuple(
     (re.compile(pattern), detail)
     for pattern, detail in (
@@ -80,7 +80,7 @@ _FAULTS = tuple(
     )
 )
 
-# One character in front of the @ will do, and keeps the search linear.
+# One character before the @ is enough, and keeps the search linear.
 _EMAIL = re.compile(r"[\w.+-]@[\w-]++\.[\w-]")
 _INTERNATIONAL = re.compile(r"(?<![0-9A-Za-z])\+[1-9](?:[ ().-]{0,2}[0-9]){6,14}(?![0-9A-Za-z])")  # E.164
 _NATIONAL = re.compile(
@@ -91,17 +91,17 @@ _NATIONAL = re.compile(
     re.VERBOSE,
 )
 
-_PREFIX = r"(?:[A-Za-z][0-9A-Za-z_]*_)?"  # idem_…, and TypeIDs, whose suffix is a UUIDv7 laid out like a ULID
+_PREFIX = r"(?:[A-Za-z][0-9A-Za-z_]*_)?"  # idem_…, and TypeIDs: a prefix and a UUIDv7 spelled like a ULID
 _UUID7 = re.compile(
     rf"{_PREFIX}([0-9a-f]{{8}})-([0-9a-f]{{4}})-7[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}", re.IGNORECASE
 )
-# From 2004 to 2039 every ULID begins with 01. A number of 26 digits that does, too, would be older than any there is.
+# From 2004 to 2039 every ULID begins with 01. A decimal number with 26 digits that begins so would be too old a ULID.
 _ULID = re.compile(rf"{_PREFIX}(01[0-9A-HJKMNP-TV-Z]{{8}})[0-9A-HJKMNP-TV-Z]{{16}}", re.IGNORECASE)
 # Crockford's digits, as int() wants them.
 _CROCKFORD = str.maketrans("0123456789ABCDEFGHJKMNPQRSTVWXYZ", "0123456789ABCDEFGHIJKLMNOPQRSTUV")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: The year in which ULIDs were published; UUIDv7 is younger. What says that it is older is neither of them, or was made
-#: by a device without a clock.
+#: The year in which ULIDs were published; UUIDv7 is newer. A key with an older time is neither of them, or was made by
+#: a device without a clock.
 _NONE_IS_OLDER = datetime(2016, 1, 1, tzinfo=UTC)
 
 
@@ -112,28 +112,28 @@ class Key:
     value: str
 
     def __post_init__(self) -> None:
-        """Refuse what no header could have carried, or nobody could tell apart."""
+        """Refuse a value that no header can carry, or that can't be told apart from another."""
         if _NOT_BLANK.fullmatch(self.value) is None:
             raise KeyInvalid(_UNPRINTABLE if self.value.strip(" ") else _EMPTY)
         if len(self.value) > MAX_KEY:
             raise KeyInvalid(_TOO_LONG.format(MAX_KEY))
 
     def __str__(self) -> str:
-        """Give the key itself. In a log, write :meth:`short`."""
+        """Return the key itself. In a log, write :meth:`short`."""
         return self.value
 
     def __repr__(self) -> str:
-        """Show the short digest: a repr ends up in tracebacks and logs, and a key may be somebody's address."""
+        """Show the short digest: a repr gets into tracebacks and logs, and a key may be personal data."""
         return f"<Key {self.short()}>"
 
     def short(self) -> str:
-        """Name the key in a log without giving it away; ``printf %s KEY | sha256sum | cut -c1-12`` is the same."""
+        """Return a digest that names the key in a log; ``printf %s KEY | sha256sum | cut -c1-12`` gives the same."""
         return digest_of(self.value)[:SHORT_LENGTH]
 
     @property
     def personal(self) -> bool:
-        """Whether it looks like an e-mail address or a phone number, which then lies about in stores and logs."""
-        value = self.value  # the two `in` spare nearly every key a search: this is asked of every request
+        """Whether it looks like an e-mail address or a phone number, which would then be in stores and backups."""
+        value = self.value  # the two `in` save a search for nearly every key: this runs for every request
         return bool(
             ("@" in value and _EMAIL.search(value))
             or ("+" in value and _INTERNATIONAL.search(value))
@@ -142,7 +142,7 @@ class Key:
 
     @property
     def made_at(self) -> datetime | None:
-        """When the client made it, by the client's clock, if it is a UUIDv7 or a ULID: it may be wrong, or ahead."""
+        """When the client made it, if it is a UUIDv7 or a ULID. The client's clock may be wrong, or ahead."""
         if match := _UUID7.fullmatch(self.value):
             milliseconds = int(match[1] + match[2], 16)
         elif match := _ULID.fullmatch(self.value):
@@ -156,15 +156,15 @@ class Key:
         return made_at if made_at >= _NONE_IS_OLDER else None
 
     def is_late(self, now: datetime, retention: timedelta) -> bool:
-        """Whether it tells of itself that its *retention* is over by *now*: its record may be gone, its effect not.
+        """Whether, by its own time, its *retention* is over *now*: its record may be deleted, though it took effect.
 
-        At the very end it is: a record that was made with the key is reaped from then on.
+        The exact end counts as over: from then on, a record that was made with the key may be reaped.
         """
         return self.made_at is not None and self.made_at <= now - retention
 
 
 def digest_of(key: str) -> str:
-    """Return the digest of *key* of which logs show the beginning."""
+    """Return the whole digest of *key*; logs show its beginning."""
     return sha256(key.encode()).hexdigest()
 
 
@@ -195,7 +195,7 @@ def find(
 def parse(lines: Sequence[bytes | str], *, strict: bool = False, max_length: int = DEFAULT_MAX_LENGTH) -> Key:
     """Read a key from every line of its header; what can't be read is KeyInvalid, never "no key"."""
     if len(lines) != 1:
-        # Joined by a comma they are no Item, and which of them counts would be a guess, even when they are equal.
+        # Joined by a comma they are not an Item, and it would be a guess which one counts, even when they are equal.
         raise KeyInvalid(_SENT_TWICE if lines else _EMPTY)
     line = lines[0]
     if len(line) > MAX_LINE:
@@ -208,7 +208,7 @@ def parse(lines: Sequence[bytes | str], *, strict: bool = False, max_length: int
     else:
         value = _string_item(text)
     if len(value) > max_length:
-        # Never cut short: that would make one key of two.
+        # Never truncated: two keys could become one.
         raise KeyInvalid(_TOO_LONG.format(max_length))
     return Key(value)
 
@@ -225,7 +225,7 @@ def _string_item(text: str) -> str:
     if string is None:
         raise KeyInvalid(_fault(text))
     position = string.end()
-    # No parameter is defined yet. RFC 9651 has unknown ones ignored, but only if they are well formed.
+    # No parameter is defined yet. By RFC 9651 unknown ones are ignored, but only if they are well formed.
     while position < len(text):
         parameter = _PARAMETER.match(text, position)
         if parameter is None or not _is_utf8(parameter["display"] or ""):

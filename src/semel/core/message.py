@@ -1,4 +1,4 @@
-"""Requests and answers as the core sees them: values made of bytes. They are read from no socket and sent to none."""
+"""Requests and answers in the core: values made of bytes. Nothing here reads or writes a socket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from semel.core.value import value
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
-# Nearly every character that is not ASCII's own can be printed; each is looked at by itself.
+# Nearly every character beyond ASCII can be printed; each is checked by itself.
 _UNPRINTABLE = re.compile(r"[^ -~]")
 
 
@@ -20,12 +20,12 @@ class Head:
 
     method: str
     #: As the client sent it, with the mount point (``root_path``, ``SCRIPT_NAME``) in front: not decoded,
-    #: since decoding can make one resource of two.
+    #: since two resources can have one decoded path.
     path: str
     query: bytes
-    #: Lower-case names, in the order they came, repeats and all.
+    #: Lower-case names, in the order they came, with repeated ones.
     headers: Headers
-    #: The mount point by itself, decoded: a request that is kept is run again from there.
+    #: The mount point by itself, decoded: a stored request is run again with it.
     mount: str = ""
 
     def values(self, name: bytes) -> list[bytes]:
@@ -34,7 +34,7 @@ class Head:
 
 
 def one_line(text: str) -> str:
-    """Return *text* as it may stand in a log: with a line break of its own it could forge the line that follows."""
+    """Return *text* escaped for a log: with a line break it could forge the next line."""
     return text if text.isprintable() else _UNPRINTABLE.sub(_escaped, text)
 
 
@@ -44,17 +44,17 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def request_of(method: str, path: str) -> str:
-    """Return by what one request is known to two guards that it passes: servers and adapters quote a path anew."""
+    """Return a name of the request that two guards around it agree on: servers and adapters may requote its path."""
     return f"{method} {unquote(path)}"
 
 
 @value
 class Request:
-    """A whole request, kept so that it can be run again without its client."""
+    """A whole request, stored so that it can be run again without its client."""
 
     head: Head
     body: bytes
-    #: Whose it is, as the application's own login said at the time.
+    #: Its principal, from the application's own login at the time.
     principal: str
 
 

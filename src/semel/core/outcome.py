@@ -1,4 +1,4 @@
-"""What report mode says of a request: what would have become of it, and where it came in. Nothing becomes of it."""
+"""What report mode says of a request: what enforcing would have done, and at which endpoint. Nothing is enforced."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ OUTCOMES: dict[Outcome, str] = {
     "rerun": "an earlier run died or could not be recorded, and the handler would have run again, as it did",
     "unknown": '409: the same, with `on_crash="refuse"`',
     "shutting_down": "503: the server is about to stop",
-    "failed": "nobody can tell, because the store or the `scope` function failed",
+    "failed": "not known, because the store or the `scope` function failed",
 }
 
-#: What enforcing would not have changed.
+#: Outcomes that enforcing would not have changed.
 UNCHANGED = frozenset[Outcome]({"new", "keyless"})
 
 _OF_REFUSALS: dict[type[Refusal], Outcome] = {

@@ -1,4 +1,4 @@
-"""What to guard, what to keep and for how long: one frozen value. It decides nothing by itself; ``decision`` reads it.
+"""What to guard, what to keep and for how long: one frozen value. It makes no decision; ``decision`` reads it.
 
 Every field is checked when a policy is made, so a mistake shows at start-up and names its field.
 """
@@ -44,38 +44,38 @@ NEVER_REPLAYED = frozenset(
     }
 )  # fmt: skip - one word a line would fill the screen
 
-#: The handler's final answers. Left out are those that say "not now" or "not you" rather than what became of the
+#: The handler's final answers. Left out are those that say "not now" or "not you" and not the outcome of the
 #: operation (401, 407, 408, 421, 425, 429), those that are given before a handler runs (405, 413, 415), and those that
 #: make no sense for an unsafe method (206, 304, 416).
 FINAL_STATUSES = frozenset(range(200, 500)) - {206, 304, 401, 405, 407, 408, 413, 415, 416, 421, 425, 429}
 
-#: A live worker renews at a third of this, so only a dead one is ever waited for this long.
+#: A live worker renews at a third of this, so a client waits this long only for a dead one.
 LEASE = timedelta(seconds=30)
-#: The mode among published APIs; clients give up long before.
+#: The most common value among published APIs; clients give up long before.
 RETENTION = timedelta(hours=24)
 
-#: As far ahead as every store can count: Redis does so in floating point, and no calendar goes beyond the year 9999.
+#: The limit of all stores: Redis counts in floating point, and datetimes end with the year 9999.
 LONGEST = timedelta(days=100 * 365)
 
-#: Below the time-outs of most clients and proxies, which give up after 15 seconds or more.
+#: Below the time-outs of most clients and proxies, which are 15 seconds or more.
 WAIT = timedelta(seconds=10)
-#: Far more than people who click twice; a client that sends more is better told to come back.
+#: Far more than a double click; a client that sends more is told to retry later.
 MAX_WAITERS_PER_KEY = 100
 
 MAX_REQUEST_BODY = 8 * 1024 * 1024
 MAX_RESPONSE_BODY = 1024 * 1024
-#: An answer is held back until it is whole, and a client sees nothing of it meanwhile; most clients and proxies give up
-#: after 15 seconds of silence or more. What is made in one piece takes none of this time.
+#: An answer is held back until it is complete, and its client gets no byte meanwhile; most clients and proxies give up
+#: after 15 seconds of silence or more. An answer that is made in one piece takes none of this time.
 MAX_RESPONSE_TIME = timedelta(seconds=10)
 
 #: Method, path, query, media type and body.
 EVERYTHING = Fingerprinter()
 
-#: A name and no address: nothing of ours is online for clients to open, and a link must not lead to another's page.
+#: A name and not a URL: Semel has no such pages online, and a link must not lead to a page of another owner.
 PROBLEM_BASE = "urn:semel:problem:"
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_METHOD = re.compile(r"[A-Z][A-Z0-9_-]*")  # To the standard even * is one, which would silently guard nothing.
+_METHOD = re.compile(r"[A-Z][A-Z0-9_-]*")  # The standard allows even *, which would silently guard nothing.
 
 Dialect = Literal["ietf", "stripe"]
 ScopeBy = Literal["principal", "operation"]
@@ -132,43 +132,43 @@ class Policy:
     methods: Collection[str] = frozenset({"POST", "PATCH"})
     #: Whether a request without a key is refused (400) or passes through unguarded.
     required: bool = False
-    #: How a request without a key gets one: a ``BodyHash`` makes it of the body. A key that is sent wins.
+    #: How a request without a key gets one: a ``BodyHash`` makes it from the body. A key in a header comes first.
     key_from: BodyHash | None = None
-    #: Whether only the letter of RFC 9651 is read: a quoted string. Otherwise ``abc`` and ``"abc"`` are one key.
+    #: Whether RFC 9651 is applied strictly: a quoted string. Otherwise ``abc`` and ``"abc"`` are one key.
     strict: bool = False
-    #: Longer keys are refused (400), never cut: cutting would make one key of two.
+    #: Longer keys are refused (400), never truncated: two keys could become one.
     max_key_length: int = DEFAULT_MAX_LENGTH
     #: Whether one key on two endpoints is a mistake ("principal") or two operations ("operation").
     scope_by: ScopeBy = "principal"
-    #: What must be the same on a retry. None compares nothing but the key: weaker, and a mistake goes unseen.
+    #: What must be the same on a retry. None compares the key alone: weaker, and a client's mistake is not noticed.
     fingerprint: Fingerprinter | None = EVERYTHING
-    #: Which rung of the ladder: "guard" is one run at a time, and one answer; "atomic" commits what the handler writes
+    #: "guard" is one run at a time, and one answer; "atomic" commits what the handler writes
     #: and its answer together.
     mode: Mode = "guard"
     #: What a duplicate gets while the first still runs: "conflict" is 409 with ``Retry-After``; "wait" holds it back,
-    #: and gives it the first one's answer. With "accept" every request is stored, answered with 202 and the address of
-    #: its state, and run by a worker.
+    #: and gives it the first one's answer. With "accept" every request is stored, answered with 202 and a status
+    #: URL, and run by a worker.
     in_progress: WhileInProgress = "conflict"
-    #: Which of a client's own wishes (``Prefer``) are met, whatever *in_progress* says: "wait", "respond-async".
+    #: Which preferences of a client (``Prefer``) are honoured, whatever *in_progress* says: "wait", "respond-async".
     preferences: Collection[Preference] = frozenset({"wait"})
-    #: How long a duplicate is held back at most; then it is told to come back (409).
+    #: How long a duplicate is held back at most; then it is told to retry later (409).
     wait: timedelta = WAIT
-    #: How many may be held back at once in one process; others are told to come back. None is a thousand on an event
+    #: How many may be held back at once in one process; others are told to retry later. None is a thousand on an event
     #: loop, and four where each occupies a thread.
     max_waiters: int | None = None
     #: How many of them for one key.
     max_waiters_per_key: int = MAX_WAITERS_PER_KEY
     #: How long a worker may be silent before its key is taken over. A live one renews.
     lease: timedelta = LEASE
-    #: How long an answer is kept, from the first sight of the key.
+    #: How long an answer is kept, from the first request with the key.
     retention: timedelta = RETENTION
     #: The statuses below 500 that are kept; any other answer frees the key.
     keep: Collection[int] = FINAL_STATUSES
     #: 5xx and exceptions: "auto" frees the key only when no effect is proven: the handler says ``NoEffect``, atomic
     #: mode has rolled everything back, or what it did is in its phases, and a retry goes on from there.
     server_errors: ServerErrors = "auto"
-    #: After a worker died in mid-handler: run it again, or refuse as *outcome unknown*. With a recovery point, it is
-    #: always run on from there.
+    #: After a worker died during the handler: run it again, or refuse as *outcome unknown*. With a recovery point, it
+    #: always goes on after that point.
     on_crash: OnCrash = "rerun"
     #: A retry after retention: a new operation, or 410.
     late: Late = "rerun"
@@ -176,29 +176,29 @@ class Policy:
     max_request_body: int = MAX_REQUEST_BODY
     #: Bytes; a larger answer is sent, but not kept: a retry is told that the operation is done (409).
     max_response_body: int = MAX_RESPONSE_BODY
-    #: How long an answer may take from its beginning to its end. One that takes longer is sent from then on as it
+    #: How long an answer may take from its first byte to its last. One that takes longer is sent from then on as it
     #: comes, and not kept: a retry is told that the operation is done (409).
     max_response_time: timedelta = MAX_RESPONSE_TIME
-    #: Whether the request is kept until it is answered: ``semel work`` can then finish what no client comes back for.
+    #: Whether the request is stored until it is answered: ``semel work`` can then finish what no client retries.
     store_request: bool = False
     #: Request headers that are stored with it although they look like credentials, such as an ``X-Partition-Key`` that
     #: the handler reads. Authorization, Proxy-Authorization and Cookie never are.
     store_headers: Collection[str] = frozenset()
-    #: Further request headers that are not stored with it, beside those that look like credentials.
+    #: Further request headers that are not stored with it, in addition to those that look like credentials.
     omit_headers: Collection[str] = frozenset()
-    #: Further response headers to repeat on a replay, beside the usual ones.
+    #: Further response headers to repeat on a replay, in addition to the usual ones.
     replay_headers: Collection[str] = frozenset()
-    #: Whether what this policy says is done, or only counted: "report" changes no answer, and tells what it would have
-    #: replayed or refused. With "off" requests pass as if they had no key, and nothing is asked of the store.
+    #: Whether this policy is applied, or only counted: "report" changes no answer, and logs what it would have replayed
+    #: or refused. With "off" requests pass as if they had no key, and the store is not asked.
     enforcement: Enforcement = "enforce"
     #: The shape of refusals: RFC 9457 problems, or Stripe's errors.
     dialect: Dialect = "ietf"
-    #: Problem types are this and a slug. Point it at your own documentation, by http(s): refusals then link to it.
+    #: Problem types are this and a slug. Set it to your own documentation, by http(s): refusals then link to it.
     problem_base: str = PROBLEM_BASE
 
     @classmethod
     def ietf(cls, **overrides: Unpack[PolicyFields]) -> Policy:
-        """Behave as draft-ietf-httpapi-idempotency-key-header says, and where it is silent, carefully."""
+        """Behave as draft-ietf-httpapi-idempotency-key-header says; where it says nothing, choose the safer way."""
         return cls(**_known(cls, {**overrides}))
 
     @classmethod
@@ -230,7 +230,7 @@ class Policy:
 
     @property
     def header_names(self) -> tuple[bytes, ...]:
-        """The accepted request headers, lower case, the one to recommend first."""
+        """The accepted request headers, lower case, the recommended one first."""
         return self._header_names  # type: ignore[attr-defined, no-any-return]  # put there by _set
 
     def stores_header(self, name: bytes) -> bool:
@@ -242,13 +242,13 @@ class Policy:
 
     @property
     def gives_hints(self) -> bool:
-        """Whether the end of an operation is announced: somebody is likely to wait for it, in whatever process."""
+        """Whether the end of an operation is announced: a request in any process is likely to wait for it."""
         return self.in_progress != "conflict"
 
     @property
     def max_held(self) -> timedelta | None:
-        """How long an answer is held back at most; None: until it is whole, since an atomic handler's transaction is
-        its own until it has ended.
+        """How long an answer is held back at most; None: until it is complete, since an atomic handler's transaction is
+        open until the handler has ended.
         """
         return None if self.mode == "atomic" else self.max_response_time
 
@@ -259,7 +259,7 @@ class Policy:
 
     @property
     def by_body(self) -> Policy:
-        """The policy of keys that were made of a body: kept for their window, and a fingerprint in themselves."""
+        """The policy of keys that were made from a body: kept for their window, without a separate fingerprint."""
         return self._by_body  # type: ignore[attr-defined, no-any-return]  # put there by _set
 
     def _check_header(self) -> None:
@@ -274,7 +274,7 @@ class Policy:
         extra = _words("replay_headers", self.replay_headers)
         wanted = frozenset(name.lower() for name in extra)
         if never := wanted & NEVER_REPLAYED:
-            _wrong("replay_headers", sorted(never), "headers of the answer itself: these are one response's own")
+            _wrong("replay_headers", sorted(never), "headers of the answer itself: these belong to one response")
         self._set("replay_headers", wanted)
 
     def _check_stored_headers(self) -> None:
@@ -284,18 +284,18 @@ class Policy:
                 _wrong(field, sorted(wrong), 'names of headers, such as {"X-Partition-Key"}')
             self._set(field, names)
         if never := NEVER_STORED & frozenset(self.store_headers):
-            _wrong("store_headers", sorted(never), "headers that a client does not prove itself with")
+            _wrong("store_headers", sorted(never), "headers that hold no credentials")
         if both := frozenset(self.store_headers) & frozenset(self.omit_headers):
             _wrong("store_headers", sorted(both), "other headers than those of omit_headers")
         if ours := [name for name in self.omit_headers if name.encode() in self.header_names]:
-            _wrong("omit_headers", sorted(ours), "other headers than that of the key, which a worker needs")
+            _wrong("omit_headers", sorted(ours), "other headers than the key's own, which a worker needs")
 
     def _check_methods(self) -> None:
         methods = frozenset(method.upper() for method in _words("methods", self.methods))
         if safe := methods & NEVER_GUARDED:
             _wrong("methods", sorted(safe), "unsafe methods only: these need no key")
         if wrong := [method for method in methods if not _METHOD.fullmatch(method)]:
-            _wrong("methods", sorted(wrong), 'names of methods, such as {"POST", "PUT"}: no request has one like this')
+            _wrong("methods", sorted(wrong), 'names of methods, such as {"POST", "PUT"}: no request has these')
         if not methods:
             _wrong("methods", self.methods, "at least one method")
         self._set("methods", methods)
@@ -315,7 +315,7 @@ class Policy:
             if not isinstance(value, timedelta):
                 _wrong(name, value, "a timedelta, such as timedelta(seconds=30)")
             if value <= timedelta(0):
-                _wrong(name, value, "longer than nothing")
+                _wrong(name, value, "greater than zero")
             if value > LONGEST:
                 _wrong(name, value, f"no longer than a hundred years, or timedelta(days={LONGEST.days})")
         if self.lease > self.retention:
@@ -350,11 +350,11 @@ class Policy:
         if not isinstance(given, BodyHash):
             _wrong("key_from", given, "a BodyHash, or None")
         if given.window < self.lease:
-            _wrong("key_from", given, f"a BodyHash whose window is no shorter than lease ({self.lease})")
+            _wrong("key_from", given, f"a BodyHash with a window no shorter than lease ({self.lease})")
         if self.late == "refuse":
             _wrong("late", self.late, '"rerun" with key_from: after its window, the same body is a new operation')
         if given.unless_header is not None and given.unless_header.lower().encode() in self.header_names:
-            _wrong("key_from", given, "a BodyHash whose unless_header is not the header of the key")
+            _wrong("key_from", given, "a BodyHash with an unless_header other than the header of the key")
         return dataclasses.replace(self, key_from=None, fingerprint=None, retention=given.window)
 
     def _check_waiting(self) -> None:
@@ -367,7 +367,7 @@ class Policy:
             if not (_is_count(value) and value >= 0) and not (name == "max_waiters" and value is None):
                 _wrong(name, value, "a number of requests, 0 or more")
         if self.may_accept and self.mode == "atomic":
-            _wrong("mode", self.mode, '"guard" where requests are accepted: the answer (202) leaves before any commit')
+            _wrong("mode", self.mode, '"guard" if requests are accepted: the answer (202) is sent before any commit')
 
     def _check_enforcement(self) -> None:
         if self.enforcement != "enforce" and self.mode == "atomic":

@@ -1,4 +1,4 @@
-"""What a client would like, in its ``Prefer`` header (RFC 7240). Whether it gets that is for the policy to say."""
+"""What a client prefers, in its ``Prefer`` header (RFC 7240). Whether it is honoured is up to the policy."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from datetime import timedelta
 
 from semel.core.value import value
 
-#: Longer than any policy lets anybody wait; larger numbers are this one.
+#: Longer than any useful wait; larger numbers are cut to this.
 _LONGEST = timedelta(days=1)
 
-# One preference: a token, perhaps with a value, perhaps with parameters, which change nothing of what we know.
-# It begins where the header does, or after a comma, and nothing is tried twice (+ after a quantifier): anybody may send
-# this header, and a few kilobytes that fit nowhere must not take longer to read than those that do.
+# One preference: a token, perhaps with a value, perhaps with parameters, which are ignored.
+# It begins at the header start or after a comma, and nothing is tried twice (+ after a quantifier). Any client may send
+# this header, and a few kilobytes that do not match must not take longer to read than those that do.
 _PREFERENCE = re.compile(
     rb"""(?<![^,])\s*+([!#$%&'*+.^_`|~0-9A-Za-z-]++)            # its name
          (?:\s*+=\s*+("(?:[^"\\]|\\.)*+"|[^\s",;]*+))?+        # its value, quoted or not
@@ -25,11 +25,11 @@ _PREFERENCE = re.compile(
 
 @value
 class Preferences:
-    """What one request prefers, as far as it is ours to give."""
+    """The preferences of one request that Semel knows."""
 
     #: ``wait``: how long the client is willing to wait for an answer.
     wait: timedelta | None = None
-    #: ``respond-async``: it would rather be told where to ask later.
+    #: ``respond-async``: it prefers a status URL to a wait.
     respond_async: bool = False
 
 
@@ -37,7 +37,7 @@ NONE = Preferences()
 
 
 def preferences_of(headers: Sequence[tuple[bytes, bytes]]) -> Preferences:
-    """Read what is preferred. What can't be read is not preferred: a preference is no order, and never an error."""
+    """Parse the preferences. What can't be parsed is ignored: by the RFC, a preference is never an error."""
     values: list[bytes] = []
     for name, line in headers:
         if name == b"prefer":
@@ -54,5 +54,5 @@ def preferences_of(headers: Sequence[tuple[bytes, bytes]]) -> Preferences:
 def _seconds(value: bytes | None) -> timedelta | None:
     if value is None or not value.isdigit():
         return None
-    # Compared as text first: a number of a thousand digits is no number for a timedelta.
+    # The length is checked first: a number with a thousand digits is too large for a timedelta.
     return min(timedelta(seconds=int(value)), _LONGEST) if len(value) < 10 else _LONGEST  # noqa: PLR2004 - see above

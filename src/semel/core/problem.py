@@ -1,4 +1,4 @@
-"""The bodies of refusals, in two dialects: RFC 9457 problems and Stripe's errors. It refuses nothing by itself."""
+"""The bodies of refusals, in two formats: RFC 9457 problems and Stripe's errors. It decides on no refusal."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def refused(refusal: Refusal, policy: Policy) -> Answer:
         media_type, body = b"application/problem+json", _problem(refusal, uri)
     headers = [
         (b"content-type", media_type),
-        # A refusal is about this moment; a cache has no use for it.
+        # A refusal is about this moment: no cache may store it.
         (b"cache-control", b"no-store"),
     ]
     if page is not None:
         headers.append((b"link", f'<{page}>; rel="describedby"; type="text/html"'.encode()))
     if policy.dialect == "stripe":
-        # Stripe's clients go by this before the status: they would send any 409 or 5xx again.
+        # Stripe's clients read this before the status; without it they retry every 409 and 5xx.
         headers.append((SHOULD_RETRY, b"true" if refusal.retryable else b"false"))
     if refusal.retry_after is not None:
         headers.append((b"retry-after", b"%d" % refusal.retry_after))

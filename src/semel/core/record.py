@@ -1,4 +1,4 @@
-"""One stored key: its fields and the invariants between them. How a database spells them is in ``stores/``."""
+"""One stored key: its fields and the invariants between them. How a database stores them is in ``stores/``."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from semel.core.state import TERMINAL, State
 from semel.core.value import value
 from semel.errors import ConfigurationError
 
-#: What a retry meets after a worker died in mid-handler.
+#: What a retry gets after a worker died during the handler.
 OnCrash = Literal["rerun", "refuse"]
-#: What the reaper leaves of a record: nothing; a tombstone without its answer; all of it (it was stripped before).
+#: What the reaper leaves of a record: nothing; a tombstone without its answer; all of it (it is a tombstone already).
 AfterRetention = Literal["delete", "strip", "keep"]
 
 
-#: A line below a progress bar.
+#: Characters: one line below a progress bar.
 MAX_NOTE_LENGTH = 200
 
 
 @value
 class Hold:
-    """The right to write to one record: which attempt, and that attempt's own random token.
+    """The right to write to one record: the attempt's number and its random token.
 
     A counter alone is not enough: a fail-over that loses a commit gives the next worker the same number.
     """
@@ -33,35 +33,35 @@ class Hold:
     token: bytes
 
 
-#: Of a record that its holder has given up: no attempt makes this one.
+#: The token of a record without a holder: no attempt makes this one.
 NOBODYS_TOKEN = bytes(16)
 
 
 @value
 class Found:
-    """What a claim came upon: as much of the record as it takes to decide, times already judged by the database."""
+    """What a claim found: the parts of the record that decide, with times already compared by the database."""
 
     state: State
     attempt: int
     token: bytes
     fingerprint: bytes
     answer: Answer | None
-    #: Nobody holds it any more: the lease has run out (or there is none, the record being terminal or parked).
+    #: No worker holds it any more: the lease has run out (or there is none, since the record is terminal or parked).
     lease_is_over: bool
-    #: Past its retention. What is unknown never is.
+    #: Past its retention. An unknown record never is.
     is_expired: bool
     #: How far it has come, as ``recovery`` writes it; None when no step was recorded.
     steps: str | None = None
-    #: It was accepted, to be run by a worker and by nobody else.
+    #: It was accepted, and only a worker may run it.
     is_accepted: bool = False
-    #: How long its answer will be kept, by the database's clock; None where nobody needs to know.
+    #: How long its answer will be kept, by the database's clock; None if that is not needed.
     retention_left: timedelta | None = None
 
     @property
     def may_be_taken(self) -> bool:
-        """Whether another may take the key: its worker's lease has run out, or the record is past its retention.
+        """Whether another worker may take the key: its lease has run out, or the record is past its retention.
 
-        One that is parked is never taken by time: an operator has to say what it did.
+        A parked record is never taken over by time: an operator has to resolve it.
         """
         if self.state is State.PROCESSING:
             return self.lease_is_over
@@ -70,25 +70,25 @@ class Found:
 
 @value
 class Milestone:
-    """How far an operation is, in its handler's own words."""
+    """How far an operation is, as its handler reports it."""
 
     #: Between 0 and 1.
     fraction: float
     note: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no progress bar can show."""
+        """Refuse a fraction or a note that a progress bar can't show."""
         fraction: Any = self.fraction
         note: Any = self.note
         if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 <= fraction <= 1:
-            raise ConfigurationError(f"progress is a number between 0 and 1, not {fraction!r}.")
+            raise ConfigurationError(f"progress must be a number between 0 and 1, not {fraction!r}.")
         if note is not None and (not isinstance(note, str) or len(note) > MAX_NOTE_LENGTH):
-            raise ConfigurationError(f"The note of a progress is a text of at most {MAX_NOTE_LENGTH} characters.")
+            raise ConfigurationError(f"The note of a progress must be a text of at most {MAX_NOTE_LENGTH} characters.")
 
 
 @value
 class Record:
-    """A whole record, as people look at it."""
+    """A whole record."""
 
     scope: str
     key: str
@@ -104,13 +104,13 @@ class Record:
     lease_expires_at: datetime | None
     completed_at: datetime | None
     expires_at: datetime
-    #: By the database's clock, when it was read. Negative when over.
+    #: By the database's clock, when the record was read. Negative if the lease is over.
     lease_left: timedelta | None
     retention_left: timedelta
-    #: It was accepted, to be run by a worker and by nobody else.
+    #: It was accepted, and only a worker may run it.
     is_accepted: bool = False
     milestone: Milestone | None = None
-    #: Method and path of the request that made it; empty where they are not known.
+    #: Method and path of the request that made it; empty if they are not known.
     request_line: str = ""
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class Record:
 
     @property
     def is_expired(self) -> bool:
-        """Whether it is past its retention by the database's clock. What is unknown waits for a person instead."""
+        """Whether it is past its retention by the database's clock. An unknown record waits for an operator instead."""
         return self.retention_left <= timedelta(0) and self.state is not State.UNKNOWN
 
     @property
@@ -135,21 +135,21 @@ class Record:
 
 @value
 class Stuck:
-    """A record that nobody works on, though it has not ended: what the sweeper and the completer have to judge.
+    """A record that has not ended and that no worker works on: the sweeper and the completer decide about it.
 
-    Its worker is silent past its lease, or none has begun it yet (it is pending).
+    Its worker's lease has run out, or no worker has begun it yet (it is pending).
     """
 
     hold: Hold
     on_crash: OnCrash
     steps: str | None
-    #: Whether the request was kept, so that it can be run again without its client.
+    #: Whether the request was stored, so that it can be run again without its client.
     has_request: bool
-    #: How long ago the lease ran out, by the database's clock; of a pending one, how long ago it was accepted.
+    #: How long ago the lease ran out, by the database's clock; for a pending record, how long ago it was accepted.
     silent_for: timedelta
     #: How often it was run without its client.
     tries: int = 0
-    #: It was accepted: a worker is to run it, and no client will.
+    #: It was accepted: only a worker runs it, and no client will.
     is_accepted: bool = False
 
     @property
@@ -159,7 +159,7 @@ class Stuck:
 
     @property
     def is_pending(self) -> bool:
-        """Whether nobody has begun it yet: its next attempt is the first."""
+        """Whether it was not begun yet: its next attempt is the first."""
         return self.is_accepted and self.tries == 0 and not self.is_nobodys
 
 
@@ -171,7 +171,7 @@ class Entry:
     scope: str
     key: str
     attempt: int
-    #: In the words of ``state.Event``, in the past tense.
+    #: A name of ``state.Event``, in the past tense.
     event: str
     #: The process, or the operator.
     actor: str

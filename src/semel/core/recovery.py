@@ -1,6 +1,6 @@
-"""How far an operation has come: the steps that are done, and the one of which nobody knows. Nothing here runs a step.
+"""How far an operation has come: the steps that are done, and the effect in doubt, if any. Nothing here runs a step.
 
-Steps are stored as JSON that people can read, in the order in which they were taken::
+Steps are stored as readable JSON, in the order in which they were taken::
 
     [{"phase": "ride_created", "result": {"id": 7}}, {"effect": "charge_created"}]
 
@@ -18,14 +18,14 @@ from semel.errors import RecoveryPointLost, ResultNotJSON, StepNameInvalid, Step
 
 Kind = Literal["phase", "effect"]
 
-#: Names are read by people and stored with every operation; a column of the table has room for this many characters.
+#: Characters. Names are stored with every operation; a column of the table has room for this many.
 MAX_NAME_LENGTH = 100
 
-#: Far more than any result needs. How deep JSON can be read depends on the stack at the time, so what was stored just
-#: below that limit could not be read back by the next attempt.
+#: Far more than any result needs. The depth to which JSON can be parsed depends on the free stack, so a result just
+#: below that limit might not be readable for the next attempt.
 MAX_DEPTH = 100
 
-# Made once: json.dumps would make one for every call that says anything of its own.
+# Made once: json.dumps makes an encoder for every call with options of its own.
 _write = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]+")
@@ -42,7 +42,7 @@ class Done:
 
 @value
 class Begun:
-    """An effect that was to be called: whether it was, nobody knows."""
+    """An effect that was recorded before its call: its outcome is unknown."""
 
     name: str
     kind: Kind = "effect"
@@ -59,26 +59,26 @@ class Progress:
 
     @property
     def recovery_point(self) -> str | None:
-        """The last step that is done: where a retry goes on."""
+        """The last step that is done: a retry goes on after it."""
         return next((step.name for step in reversed(self.steps) if isinstance(step, Done)), None)
 
     @property
     def unknown(self) -> Begun | None:
-        """The effect whose outcome is not known, where there is one. It is always the last step."""
+        """The effect with an unknown outcome, if there is one. It is always the last step."""
         last = self.steps[-1] if self.steps else None
         return last if isinstance(last, Begun) else None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the steps are called, in order."""
+        """The names of the steps, in order."""
         return tuple(step.name for step in self.steps)
 
     def plus(self, step: Step) -> Progress:
-        """Return this progress with *step* added; a result takes the place of what was begun."""
+        """Return this progress with *step* added; a result replaces the effect that was begun."""
         return Progress((*self.without_unknown().steps, step))
 
     def without_unknown(self) -> Progress:
-        """Return this progress as if the effect whose outcome is not known had not been begun."""
+        """Return this progress without the effect in doubt."""
         return Progress(self.steps[:-1]) if self.unknown else self
 
 
@@ -95,7 +95,7 @@ def read_back(text: str | None) -> Progress:
 
 
 def change(before: Progress, now: Progress) -> str | None:
-    """Say for the audit trail what of *before* became *now*: a step is begun, or done, or had no effect after all."""
+    """Return for the audit trail what changed from *before* to *now*: a step is begun, or done, or had no effect."""
     if len(now.steps) < len(before.steps):
         return f"effect {before.steps[-1].name} had no effect"
     if not now.steps:
@@ -105,10 +105,10 @@ def change(before: Progress, now: Progress) -> str | None:
 
 
 def next_step(progress: Progress, taken: tuple[str, ...], kind: Kind, name: str) -> Step | None:
-    """Return what is stored of the step *name*, the next after *taken*; None when it is to be taken now.
+    """Return what is stored of the step *name*, the next after *taken*; None if it has to be taken now.
 
-    The code must go the way that the record went. A step that is stored and that the code takes no more would otherwise
-    be silently forgotten, or silently done again.
+    The code must take the steps of the record, in their order. Otherwise a stored step that the code no longer takes
+    would be silently forgotten, or silently done again.
     """
     _check_name(name)
     if name in taken:

@@ -1,4 +1,4 @@
-"""Which answers are kept, what of them, and how a repeated one is marked. It stores nothing and sends nothing."""
+"""Which answers are kept, which parts of them, and how a replay is marked. It stores nothing and sends nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from semel.core.state import Event
 from semel.core.value import value
 from semel.errors import InProgress, NotReplayable, OperationFailed
 
-#: An allow-list, since what it leaves out is unbounded: cookies would hand one session to another, dates and request
-#: ids are this response's own, and connection headers belong to the connection.
+#: An allow-list, since what it leaves out is unbounded: cookies would give one session to another, dates and request
+#: ids belong to one response, and connection headers to the connection.
 REPLAYED_HEADERS = frozenset(
     {
         b"cache-control",
@@ -31,12 +31,12 @@ REPLAYED_HEADERS = frozenset(
     }
 )
 
-#: Stripe's name, which others have taken up; the IETF draft has none.
+#: Stripe's name, which other APIs use, too; the IETF draft has none.
 MARKER = (b"idempotent-replayed", b"true")
 
-#: What never ends can't be kept, and can't be waited for to find that out.
+#: A response that never ends can't be kept, and waiting for its end would never return.
 ENDLESS_MEDIA_TYPES = (b"text/event-stream", b"multipart/x-mixed-replace", b"application/grpc")
-#: What is sent line by line as it comes about, and may have no end: unless its length is known, it is not waited for.
+#: Sent line by line, perhaps without an end: unless its length is known, it is not held back.
 STREAMED_MEDIA_TYPES = (
     b"application/x-ndjson",
     b"application/ndjson",
@@ -50,7 +50,7 @@ STREAMED_MEDIA_TYPES = (
 )
 
 FIRST_SERVER_ERROR = 500
-#: As a plain number: every answer is compared with it, and an enumeration's members are slow to get.
+#: A plain number: every answer is compared with it, and an enumeration's members are slow to read.
 _CONFLICT = int(HTTPStatus.CONFLICT)
 
 
@@ -68,7 +68,7 @@ class Free:
 
 
 def judge(ending: Answered | Streaming | Raised, policy: Policy) -> Keep | Free:
-    """Say what becomes of a handler's ending."""
+    """Decide whether a handler's ending is kept or frees the key."""
     match ending:
         case Answered(answer, reached_handler, no_effect):
             status = answer.status
@@ -81,7 +81,7 @@ def judge(ending: Answered | Streaming | Raised, policy: Policy) -> Keep | Free:
                 return Free()
             return Keep(_event(status), Answer(status, kept(headers, policy), None))
         case Raised(error, no_effect):
-            # Of a function with a key of its own, which another request is running: that is "later", too.
+            # From a function with its own key, which another request is running: that means "later", too.
             is_later = isinstance(error, InProgress)
             if is_later or not _is_kept(FIRST_SERVER_ERROR, policy, no_effect=no_effect):
                 return Free()
@@ -91,7 +91,7 @@ def judge(ending: Answered | Streaming | Raised, policy: Policy) -> Keep | Free:
 
 
 def kept(headers: Headers, policy: Policy) -> Headers:
-    """Return those of *headers* that a replay repeats, in order, repeats and all."""
+    """Return those of *headers* that a replay repeats, in order, with repeated ones."""
     wanted = REPLAYED_HEADERS
     if policy.replay_headers:
         wanted = REPLAYED_HEADERS | {name.encode() for name in policy.replay_headers}
@@ -99,18 +99,18 @@ def kept(headers: Headers, policy: Policy) -> Headers:
 
 
 def replayed(answer: Answer, policy: Policy) -> Answer:
-    """Return the stored *answer*, marked; for a tombstone, the refusal that says the operation is done all the same."""
+    """Return the stored *answer*, marked as a replay; for a tombstone, the refusal that says the operation is done."""
     if answer.is_tombstone:
         return retold(answer, policy)
     headers = (*answer.headers, MARKER)
     if policy.dialect == "stripe" and answer.status >= FIRST_SERVER_ERROR:
-        # It will be the same the next time, and Stripe's clients would ask for it until they are told.
+        # It will be the same the next time, and Stripe's clients would retry it unless they are told.
         headers = (*(pair for pair in headers if pair[0] != SHOULD_RETRY), (SHOULD_RETRY, b"false"))
     return Answer(answer.status, headers, answer.body)
 
 
 def retold(answer: Answer, policy: Policy) -> Answer:
-    """Return the stored *answer* to somebody who asks for it and has not got it yet, as far as anybody knows."""
+    """Return the stored *answer* to a request for the operation's state: the client may not have had it yet."""
     if not answer.is_tombstone:
         return answer
     where = tuple(pair for pair in answer.headers if pair[0] == b"location")

@@ -1,4 +1,4 @@
-"""Whose key it is. Two principals with one key never meet; who is asking is for the application's own login to say."""
+"""The owner of a key. Two principals may use the same key; the application's own login says which one it is."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from semel.core.message import Head
 from semel.core.policy import Policy
 from semel.errors import ConfigurationError, ScopeMissing
 
-#: It is half of a primary key, and an index row has room for about 2,700 bytes.
+#: Characters. It is half of a primary key, and an index row has room for about 2,700 bytes.
 MAX_PRINCIPAL_LENGTH = 255
 MAX_SCOPE_LENGTH = 1024
 
-#: Keeps the parts of a scope apart, since no principal may contain it.
+#: Separates the parts of a scope, since no principal may contain it.
 SEPARATOR = "\t"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -25,17 +25,17 @@ REPORTED = f"{SEPARATOR}report{SEPARATOR}"
 
 
 class SingleTenant:
-    """The scope of an API that has one user only, said aloud: every key belongs to the same principal."""
+    """The scope of an API with one user only, stated explicitly: every key belongs to the same principal."""
 
     #: The one principal there is.
     principal = "single-tenant"
 
     def __call__(self, _request: object) -> str:
-        """Name it."""
+        """Return it."""
         return self.principal
 
     def __repr__(self) -> str:
-        """Spell it as it is written."""
+        """Show it as the code writes it."""
         return "semel.SINGLE_TENANT"
 
 
@@ -53,7 +53,7 @@ def scoped(principal: str, head: Head, policy: Policy) -> str:
 
 
 def principal_of(named: object) -> str:
-    """Return whom the application *named*, by one name or by several, if that can be anybody."""
+    """Return the principal that the application *named*, by one name or by several; refuse an empty one."""
     principal = named if isinstance(named, str) else _spelled_out(named)
     if not principal:
         raise ScopeMissing
@@ -69,7 +69,7 @@ def _spelled_out(named: object) -> str:
 
 
 def _joined(names: tuple[object, ...]) -> str:
-    """Join *names* so that no others give the same: a slash between them is never one of their own."""
+    """Join *names* so that no other names give the same text: a slash in a name is escaped."""
     spelled = [_spelled(name) for name in names]
     if not all(spelled):
         raise ScopeMissing
@@ -77,7 +77,7 @@ def _joined(names: tuple[object, ...]) -> str:
 
 
 def _spelled(name: object) -> str:
-    """Return *name* as a string: primary keys are numbers or UUIDs, and 0 is one, too. Nobody is an empty one."""
+    """Return *name* as a string: primary keys are numbers or UUIDs, and 0 is one, too. Without a user it is empty."""
     if isinstance(name, str):
         return name
     if isinstance(name, int | UUID) and not isinstance(name, bool):
@@ -90,7 +90,7 @@ def _spelled(name: object) -> str:
 
 
 def reported(scope: str) -> str:
-    """Return where report mode keeps what it sees of *scope*: apart, so that enforcing starts with a clean table."""
+    """Return the scope of report mode's own records for *scope*, so that enforcing starts with a clean table."""
     marked = REPORTED + scope
     if len(marked) <= MAX_SCOPE_LENGTH:
         return marked

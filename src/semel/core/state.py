@@ -1,7 +1,7 @@
 """The state machine of a record. All that can change a state is in this file; it knows nothing of stores or HTTP.
 
-A record that is not there is ``None``. *Expired* is no state: it is a record whose ``expires_at`` has passed by the
-database's clock, which opens the transitions marked so below. What is *unknown* never expires: only a person ends it.
+A record that is not there is ``None``. *Expired* is not a state: the ``expires_at`` of the record has passed by the
+database's clock, which opens the transitions marked so below. An *unknown* record never expires: an operator ends it.
 The recovery point moves inside ``PROCESSING``.
 The diagram in the documentation is drawn from ``TRANSITIONS``.
 """
@@ -27,7 +27,7 @@ class Event(StrEnum):
     ACCEPT = "accept"  #: stored, to be run by a worker; also in place of a record that expired
     CLAIM = "claim"  #: a worker starts it
     RENEW = "renew"  #: the worker is still alive
-    TAKE_OVER = "take over"  #: the worker's lease ran out; or the record expired, and a late retry starts anew
+    TAKE_OVER = "take over"  #: the worker's lease ran out; or the record expired, and a late retry is a new operation
     SAVE = "save"  #: a step is recorded: the recovery point moves on
     COMPLETE = "complete"  #: the handler gave a final answer
     FAIL = "fail"  #: it ended without one, and may have taken effect
@@ -37,7 +37,7 @@ class Event(StrEnum):
     PARK = "park"  #: what a step did can't be known, and doing it again is not allowed
     RESOLVE = "resolve"  #: an operator has said what it did
     DISCARD = "discard"  #: an operator has freed the key, whatever it did
-    ABANDON = "abandon"  #: nobody ran it, or nobody ended it, within its retention
+    ABANDON = "abandon"  #: it was not run, or not ended, within its retention
     REAP = "reap"  #: expired, and deleted
 
 
@@ -45,7 +45,7 @@ TRANSITIONS: dict[State | None, dict[Event, State | None]] = {
     None: {
         Event.ACCEPT: State.PENDING,
         Event.CLAIM: State.PROCESSING,
-        # In atomic mode the claim and the ending are one commit, so nobody ever sees what is between.
+        # In atomic mode the claim and the ending are one commit, so the state between is never visible.
         Event.COMPLETE: State.COMPLETE,
         Event.FAIL: State.FAILED,
     },

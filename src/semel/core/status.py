@@ -1,7 +1,7 @@
-"""Where the state of an operation can be asked for, and what is said of one that has not ended. It asks no store.
+"""The status URL of an operation, and the answer while it has not ended. It asks no store.
 
-The address is made of the key itself, so that it is the same for every duplicate and one look-up by primary key finds
-the record. It is no secret: whoever asks is asked, too, who he is, and finds only what is his.
+The URL is made from the key itself, so that it is the same for every duplicate and one look-up by primary key finds
+the record. It is not a secret: a request for it is authenticated, too, and finds only operations of its own user.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from semel.core.scope import SEPARATOR
 from semel.core.value import value
 from semel.errors import ConfigurationError, OperationNotFound
 
-#: Below this path operations are asked for, unless the application says otherwise.
+#: The path of the status URLs, unless the application sets another.
 STATUS_PATH = "/semel/operations"
 
-#: Often enough for a person who watches, and no load: it is one read by primary key.
+#: Seconds. Often enough for a user who watches, and little load: one read by primary key.
 RETRY_AFTER_SECONDS = 1
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
-#: Longer than that of any key and any path.
+#: Longer than the name of any key and any path.
 _MAX_NAME = 8192
 
-# No key and no scope has a control character, or half of a surrogate pair: a database would refuse to look for it.
+# No key and no scope has a control character, or half of a surrogate pair: a database would refuse such a parameter.
 _STORABLE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]*")
 
-# Plain segments: no pattern, nothing that is spelled in two ways, and no slash at the end.
+# Plain segments: no pattern, no escapes (they have two spellings), and no slash at the end.
 _PATH = re.compile(r"(?:/[A-Za-z0-9._~-]+)+")
 
-#: Nobody but its owner has a use for it, and the next answer will be another.
+#: It is for its owner alone, and the next answer will differ.
 _NO_STORE = (b"cache-control", b"no-store")
 
 
 @value
 class Name:
-    """An operation as its address names it."""
+    """An operation as its status URL names it."""
 
     key: str
-    #: What the scope has beside the principal, where one key on two endpoints is two operations.
+    #: The part of the scope after the principal, if one key on two endpoints is two operations.
     operation: str
-    #: When its record was made, in milliseconds of the database's clock: under one key there may be another later.
+    #: When its record was made, in milliseconds of the database's clock: the key may have another record later.
     created_at: int
-    #: When its record expires, in whole seconds: known even when the record is gone.
+    #: When its record expires, in whole seconds: known even after the record is deleted.
     expires_at: int
 
     @classmethod
@@ -62,7 +62,7 @@ class Name:
 
     @classmethod
     def read(cls, text: str) -> Name:
-        """Read back what ``str`` gave; what it can't have given is an operation that is not there."""
+        """Parse what ``str`` returned; any other text is an operation that does not exist."""
         try:
             raw = urlsafe_b64decode(text[:_MAX_NAME].encode("ascii") + b"==")
             key, operation, created_at, expires_at = json.loads(raw)
@@ -86,7 +86,7 @@ class Name:
         return f"{principal}{SEPARATOR}{self.operation}" if self.operation else principal
 
     def is_of(self, record: Record) -> bool:
-        """Whether it names the operation of *record*, which may be kept for longer by now: a person has resolved it."""
+        """Whether it names the operation of *record*, which may expire later by now: an operator has resolved it."""
         own = Name.of(record)
         return (own.key, own.operation, own.created_at) == (self.key, self.operation, self.created_at)
 
@@ -96,41 +96,41 @@ class Name:
 
 
 def checked_path(path: object) -> str | None:
-    """Return *path* if operations can be asked for below it; None: they can't be asked for."""
+    """Return *path* if status URLs can be below it; None if there are none."""
     if path is None or (isinstance(path, str) and _PATH.fullmatch(path)):
         return path
     raise ConfigurationError(
         f"status_path must be a plain path such as {STATUS_PATH!r}, with a slash in front and none at the end, "
-        f"or None to have no such addresses; not {path!r}."
+        f"or None to have no status URLs; not {path!r}."
     )
 
 
 def mounted_path(mount: str, path: str | None) -> str | None:
-    """Return *path* as a client has to spell it that reaches the app at *mount*."""
-    # With two slashes in front it would name a host, and a proxy's header may have said what the mount point is.
+    """Return *path* as a client has to send it if the app is at *mount*."""
+    # With two slashes in front it would name a host, and the mount point may come from a proxy's header.
     return None if path is None else quote(f"/{mount.strip('/')}".rstrip("/")) + path
 
 
 def name_below(path: str | None, asked: str) -> str | None:
-    """Return which operation is asked for at the path *asked*, if it is one below *path*."""
+    """Return the name of the operation at the path *asked*, if that is below *path*."""
     if path is None or not asked.startswith(f"{path}/"):
         return None
     return asked[len(path) + 1 :]
 
 
 def location_of(record: Record, path: str) -> str:
-    """Return the address of the state of an operation, below *path*."""
+    """Return the status URL of an operation, below *path*."""
     return f"{path}/{Name.of(record)}"
 
 
 def for_owner_only(answer: Answer) -> Answer:
-    """Return an operation's own *answer* to a GET: no cache may give it to another, unless the handler has said so."""
+    """Return an operation's own *answer* to a GET: no shared cache may store it, unless the handler allowed it."""
     is_said = any(name == _NO_STORE[0] for name, _ in answer.headers)
     return answer if is_said else Answer(answer.status, (*answer.headers, _NO_STORE), answer.body)
 
 
 def not_ended(record: Record, path: str, *further: tuple[bytes, bytes]) -> Answer:
-    """Return the answer that tells of an operation that it is accepted, and how far it is."""
+    """Return the 202 for an operation that has not ended, with its progress."""
     where = location_of(record, path)
     shown = record.milestone
     body = {

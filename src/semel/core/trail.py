@@ -1,7 +1,7 @@
-"""What an audit trail tells, and the story of one key. Who writes a line, and where, is for ``stores/`` to say.
+"""What the audit trail contains, and the history of one key. How a line is written is in ``stores/``.
 
-The record itself tells the ordinary: when it was made, in which attempt it is, when and how it ended. So the trail has
-only the rest, unless more is asked for.
+The record itself has the ordinary facts: when it was made, in which attempt it is, when and how it ended. So the trail
+has only the rest, unless more is configured.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Literal, Protocol, get_args
 from semel.core.record import NOBODYS_TOKEN, Entry
 from semel.core.state import State
 
-#: How much is written down: what the record does not tell; everything; everything and every replay; nothing.
+#: How much is written: what the record does not contain; everything; everything and every replay; nothing.
 Audit = Literal["on", "all", "replays", "off"]
 AUDITS: tuple[Audit, ...] = get_args(Audit)
 
 #: With these a line is written for every change of a record.
 FULL: frozenset[str] = frozenset({"all", "replays"})
 
-#: What the record tells; and what one line for a whole batch of the reaper tells, where nothing more is asked for.
+#: Events that the record itself shows, or that one line for a whole batch of the reaper sums up.
 ORDINARY = frozenset({"claimed", "accepted", "completed", "failed", "reaped", "stripped"})
 
-#: Of the lines that tell of no single key.
+#: The key of lines that are about no single key.
 NO_KEY = ""
 
-#: Lines and records of one transaction may bear times that are a little apart.
+#: The times of lines and records of one transaction may differ by this much.
 _APART = timedelta(seconds=1)
 
 _BEGINNINGS = frozenset({"claimed", "accepted"})
@@ -37,17 +37,17 @@ _ENDINGS_BY_OTHERS = frozenset({"resolved", "abandoned"})
 
 
 def reaped(deleted: int, stripped: int) -> str | None:
-    """Sum up one batch of the reaper, for one line of the trail; None where there is nothing to tell."""
+    """Sum up one batch of the reaper, for one line of the trail; None if it touched nothing."""
     counts = ((deleted, "deleted"), (stripped, "stripped"))
     return ", ".join(f"{count} {what}" for count, what in counts if count) or None
 
 
 class Telling(Protocol):
-    """As much of a record as it takes to tell its story: a ``Record``, or a row of a table of records."""
+    """The fields of a record that its history needs: a ``Record`` has them, or a row of the table."""
 
     @property
     def scope(self) -> str:
-        """Half of its name."""
+        """Half of its primary key."""
 
     @property
     def key(self) -> str:
@@ -55,7 +55,7 @@ class Telling(Protocol):
 
     @property
     def state(self) -> str:
-        """Where it is."""
+        """Its state."""
 
     @property
     def attempt(self) -> int:
@@ -79,9 +79,9 @@ class Telling(Protocol):
 
 
 def story(record: Telling, trail: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Return the lines of *trail* and what *record* tells by itself, oldest first.
+    """Return the lines of *trail* and lines made from *record* itself, oldest first.
 
-    What the record tells names no process: its lines have an empty actor.
+    The record names no process: its lines have an empty actor.
     """
     beginning = () if _tells_the_beginning(record, trail) else (_beginning(record),)
     ending = () if _tells_the_ending(record, trail) else _ending(record)

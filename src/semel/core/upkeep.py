@@ -1,4 +1,4 @@
-"""What to do about records that nobody works on: a few small decisions. What is read and written is in ``flows/``."""
+"""What to do about records that no worker works on: a few pure decisions. Reading and writing is in ``flows/``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from semel.core.record import Stuck
 from semel.core.value import value
 from semel.errors import StoreError, StoreUnavailable
 
-#: Records that one statement of the reaper's touches: few milliseconds of work, and no long transaction.
+#: Records per statement of the reaper: a few milliseconds of work, and no long transaction.
 MAX_BATCH = 1000
-#: Most clients come back by themselves within this time, and are the better ones to finish their operation.
+#: Most clients retry within this time, and it is better if they finish their operation themselves.
 FIRST_PAUSE = timedelta(seconds=10)
-#: 10 s becomes 640 s and stays there: whatever was in the way, its end is noticed within eleven minutes.
+#: 10 s becomes 640 s and stays there: when the obstacle is gone, the next try comes within eleven minutes.
 MAX_DOUBLINGS = 6
-#: With the pauses above, about twenty minutes of trying; then a person is better than another try.
+#: With the pauses above, about twenty minutes of tries; after that an operator has to look.
 MAX_ATTEMPTS = 8
 
 
@@ -26,19 +26,19 @@ _DIED = 'its worker died, and on_crash is "refuse"'
 
 @value
 class Free:
-    """Let whoever comes next have the key."""
+    """Free the key for the next request or worker."""
 
 
 @value
 class Hand:
-    """Leave it to the completer, which is running and has the request."""
+    """Leave it to the completer, which is running and has the stored request."""
 
 
 @value
 class ParkIt:
-    """Stop it, and let an operator say what it did."""
+    """Park it for an operator to resolve."""
 
-    #: Why, for people who read the audit trail.
+    #: Why, for the audit trail.
     reason: str = field(default="", compare=False)
 
 
@@ -48,16 +48,16 @@ class Run:
 
 
 def sweeping(stuck: Stuck, *, has_completer: bool) -> Free | Hand | ParkIt:
-    """Decide what the sweeper does. *has_completer*: whether somebody finishes operations whose request was kept."""
+    """Decide what the sweeper does. *has_completer*: whether a completer finishes operations with a stored request."""
     if _may_not_run_again(stuck):
         return ParkIt(_DIED)
     return Hand() if has_completer and stuck.has_request else Free()
 
 
 def finishing(stuck: Stuck, max_attempts: int = MAX_ATTEMPTS) -> Run | ParkIt:
-    """Decide what the completer does about an operation whose time has come: after its last try it gives up.
+    """Decide what the completer does about an operation that is due: after its last try it gives up.
 
-    A client that comes back meanwhile is not kept from finishing its operation by itself, however often it tries.
+    A client that retries meanwhile may still finish its operation itself, however often it tries.
     """
     if _may_not_run_again(stuck):
         return ParkIt(_DIED)
@@ -65,31 +65,31 @@ def finishing(stuck: Stuck, max_attempts: int = MAX_ATTEMPTS) -> Run | ParkIt:
 
 
 def is_due(stuck: Stuck) -> bool:
-    """Whether the time of *stuck* has come."""
+    """Whether *stuck* is due: its pause is over."""
     return stuck.silent_for >= pause_of(stuck)
 
 
 def pause_of(stuck: Stuck) -> timedelta:
-    """Return how long nobody may have worked on it before the completer does: twice as long after each try of its own.
+    """Return how long it must have been idle before the completer runs it: twice as long after each of its tries.
 
-    Databases say the same in their own words, in ``find_stuck``.
+    Databases have the same rule, in ``find_stuck``.
     """
     if not stuck.is_accepted:
         return pause_after(stuck.tries)
-    # Nobody else will do it. It is begun at once, and taken over at once from a worker that died; only one that ended
-    # in vain has to wait.
+    # Only the completer runs it, so it is begun at once, and taken over at once from a worker that died. Only after a
+    # try that ended without success there is a pause.
     return pause_after(stuck.tries - 1) if stuck.tries and stuck.is_nobodys else timedelta(0)
 
 
 def pause_after(tries: int) -> timedelta:
-    """Return how long the lease has to be over before the completer, after so many *tries*, makes the next."""
+    """Return how long the lease has to be over before the completer's next try, after so many *tries*."""
     return FIRST_PAUSE * (1 << min(tries, MAX_DOUBLINGS))
 
 
 def in_turn(stuck: Iterable[Stuck], limit: int) -> tuple[Stuck, ...]:
     """Return at most *limit* of them: the longest silent of every scope, then the second of every scope, and so on.
 
-    A tenant with a thousand operations must not keep another's one waiting. Databases say the same in ``find_stuck``.
+    A tenant with a thousand operations must not delay another tenant's one. In SQL: ``find_stuck``.
     """
     by_silence = sorted(stuck, key=lambda each: each.silent_for, reverse=True)
     turns: Counter[str] = Counter()
@@ -102,19 +102,19 @@ def in_turn(stuck: Iterable[Stuck], limit: int) -> tuple[Stuck, ...]:
 
 
 def next_batch(size: int, outcome: StoreError | None, largest: int = MAX_BATCH) -> int | None:
-    """Return how many records the reaper tries next after a batch of *size*; None is to give up for this time.
+    """Return the next batch size of the reaper after a batch of *size*; None means to stop this round.
 
-    A statement that was cut short may have been too large, and a smaller one will do. Where none could be sent, or the
-    store has another objection, a smaller one would fare no better.
+    A statement that hit a time-out may have been too large, so a smaller one is tried. If the store can't be reached,
+    or refused it for another reason, a smaller one would fail, too.
     """
     if outcome is None:
-        # Slower than it shrank: to learn that a batch is too large takes a whole time-out.
+        # It grows more slowly than it shrinks: finding out that a batch is too large takes a whole time-out.
         return min(size + max(size // 4, 1), largest)
     can_shrink = isinstance(outcome, StoreUnavailable) and outcome.was_sent and size > 1
     return size // 2 if can_shrink else None
 
 
 def _may_not_run_again(stuck: Stuck) -> bool:
-    # With steps it is known what was done, whatever the policy says of crashes, and the rest can be done.
-    is_known = stuck.is_accepted and (stuck.tries == 0 or stuck.is_nobodys)  # It was not begun, or ended in order.
+    # With steps it is known what was done, so the rest can be run, whatever the policy says about crashes.
+    is_known = stuck.is_accepted and (stuck.tries == 0 or stuck.is_nobodys)  # It was not begun, or ended cleanly.
     return stuck.on_crash == "refuse" and not stuck.steps and not is_known

@@ -1,7 +1,7 @@
-"""Under which header, and how long, the clients of well-known APIs send their keys. Nothing else is theirs here: what a
-key means is as in any other policy.
+"""The header and the key length of well-known APIs. Nothing else of them is here: what a key means is as in any other
+policy.
 
-For an API that is to be compatible with clients that were written for one of these.
+For an API that must accept clients written for one of these.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 from semel.core.key import DEFAULT_MAX_LENGTH
 from semel.errors import ConfigurationError
 
-#: Of a UUID in its usual spelling.
+#: Characters of a UUID in its usual spelling.
 _UUID_LENGTH = 36
 
 
@@ -22,7 +22,7 @@ class Vendor:
     """How one vendor's clients send a key."""
 
     header: str
-    #: As documented by the vendor; where nothing is, the usual figure.
+    #: As documented by the vendor, or else the usual limit.
     max_key_length: int = DEFAULT_MAX_LENGTH
 
 

@@ -1,7 +1,7 @@
 """Semel as a Django app: put ``"semel.django"`` into ``INSTALLED_APPS``. Importing it touches no model and no setting.
 
-The records are kept in Django's own database, through Django's own connections. What guards requests is imported when
-it is asked for: the decorator ``idempotent``, and ``IdempotencyMiddleware``.
+The records are kept in Django's own database, through Django's own connections. The guards are imported on first
+use: the decorator ``idempotent``, and ``IdempotencyMiddleware``.
 """
 
 from __future__ import annotations

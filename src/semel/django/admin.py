@@ -1,8 +1,8 @@
-"""The records in Django's admin, to look at. Nothing can be added, changed or deleted here: what a record says decides
-whether money moves twice, so ``semel keys`` alone changes one, and writes down who did.
+"""The records in Django's admin, read-only. Nothing can be added, changed or deleted here: a record decides whether an
+effect happens twice, so only ``semel keys`` changes one, and notes the operator in the audit trail.
 
-Whoever may view records sees keys, states, times, headers and the audit trail. The bodies of answers, kept requests and
-the results of steps are the customers' own data: they are shown to superusers, and to those with the permission
+A user who may view records sees keys, states, times, headers and the audit trail. The bodies of answers, stored
+requests and the results of steps are customers' data: they are shown to superusers, and to users with the permission
 ``semel.view_record_contents``.
 """
 
@@ -32,7 +32,7 @@ from semel.django import conf
 from semel.django.models import AuditLine, Record
 from semel.stores.milestones import read_back
 
-#: Bytes of a body that are shown. More would be for ``semel keys show``.
+#: Bytes of a body that are shown. ``semel keys show`` has all of them.
 PREVIEW_BYTES = 4096
 #: Lines of the audit trail that are shown: the last ones.
 TRAIL_LINES = 200
@@ -48,11 +48,11 @@ _TEXTUAL = (
     "application/x-www-form-urlencoded",
 )
 
-_WITHHELD = "Shown to those with the permission semel.view_record_contents."
+_WITHHELD = "Shown to users with the permission semel.view_record_contents."
 
 
 class Named(NamedTuple):
-    """Both halves of a record's name, since a key by itself is not one."""
+    """Scope and key of a record: the key alone does not identify it."""
 
     scope: str
     key: str
@@ -63,7 +63,7 @@ class Named(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Named | None:
-        """Read it back from a URL, where it may be anything."""
+        """Read it back from a URL; None if it is not valid."""
         try:
             scope, key = json.loads(text)
         except (TypeError, ValueError):
@@ -72,7 +72,7 @@ class Named(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """What a record tells of its own story."""
+    """The fields of a record that its history needs."""
 
     scope: str
     key: str
@@ -85,14 +85,14 @@ class _Told(NamedTuple):
 
 
 class RecordList(ChangeList):  # type: ignore[misc]  # Django has no types
-    """The list, whose links name scope and key."""
+    """The list. Its links name scope and key."""
 
     def get_queryset(self, *arguments: Any, **named: Any) -> QuerySet[Record]:
-        """Return the records of the list, without what may be large."""
+        """Return the records of the list, without large fields."""
         return super().get_queryset(*arguments, **named).defer(*_LARGE)
 
     def url_for_result(self, result: Record) -> str:
-        """Return the address of one record's page."""
+        """Return the URL of one record's page."""
         name = f"{self.model_admin.admin_site.name}:semel_record_change"
         address: str = reverse(name, args=(quote(str(Named(result.scope, result.key))),))
         return address
@@ -100,7 +100,7 @@ class RecordList(ChangeList):  # type: ignore[misc]  # Django has no types
 
 @admin.register(Record)
 class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # as above
-    """Records, to look at."""
+    """Records, read-only."""
 
     list_display = ("key", "scope", "state", "attempt", "recovery_point", "status", "created", "expires")
     list_filter = ("state",)
@@ -141,19 +141,19 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # as above
         return [name for _, part in self.fieldsets for name in part["fields"]]
 
     def has_add_permission(self, _request: HttpRequest) -> bool:
-        """Nobody."""
+        """Return False: records are read-only here."""
         return False
 
     def has_change_permission(self, _request: HttpRequest, _obj: object = None) -> bool:
-        """Nobody."""
+        """Return False: records are read-only here."""
         return False
 
     def has_delete_permission(self, _request: HttpRequest, _obj: object = None) -> bool:
-        """Nobody."""
+        """Return False: records are read-only here."""
         return False
 
     def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        """Those who may, where the records are in Django's database."""
+        """Users with the permission, if the records are in Django's database."""
         return conf.settings().store is None and bool(super().has_view_permission(request, obj))
 
     def has_module_permission(self, request: HttpRequest) -> bool:
@@ -167,16 +167,16 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # as above
 
     @admin.display(ordering="expires_at")  # type: ignore[untyped-decorator]  # as above
     def expires(self, record: Record) -> str:
-        """Show when its retention ends; one whose outcome is unknown waits for a person."""
+        """Show when its retention ends; an unknown outcome waits for an operator."""
         return "to be resolved" if record.state == State.UNKNOWN else _time(record.expires_at)
 
     def policy(self, record: Record) -> str:
-        """Show what was decided when the key was claimed."""
+        """Show the policy terms from the time of the claim."""
         who = "; run by a worker" if record.accepted else ""
         return f"after a crash: {record.on_crash}; after retention: {record.after_retention}{who}"
 
     def progress(self, record: Record) -> str:
-        """Show how far the handler says it is. Its note is the application's own text, as those of steps are."""
+        """Show the handler's own progress. Its note is the application's data, as the results of steps are."""
         milestone = read_back(record.milestone)
         if milestone is None:
             return "–"
@@ -197,12 +197,12 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # as above
 
     @admin.display(description="Steps")  # type: ignore[untyped-decorator]  # as above
     def steps_taken(self, record: Record) -> str:
-        """Show each step: whether it is done, its key at the provider, and to those who may what it returned."""
+        """Show each step: whether it is done, its key at the provider, and its result if the user may see it."""
         rows = [_step(record, step) for step in read_steps(record.steps).steps]
         return _table(("step", "outcome", "key at the provider", "result"), rows) if rows else "–"
 
     def kept_request(self, record: Record) -> str:
-        """Show the request, while it is kept to be run again."""
+        """Show the request, while it is stored to be run again."""
         if record.request is None:
             return "–"
         if not _may(record):
@@ -217,7 +217,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # as above
         )
 
     def trail(self, record: Record) -> str:
-        """Show what happened to this key: what the record tells, among the lines of its audit trail."""
+        """Show what happened to this key: the lines of its audit trail, and lines made from the record."""
         lines = AuditLine.objects.using(conf.settings().database).filter(scope=record.scope, key=record.key)
         last = [
             Entry(each.at, each.scope, each.key, each.attempt, each.event, each.actor, each.detail)
@@ -241,7 +241,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # as above
 
 
 def _time(time: datetime, precision: str = "seconds") -> str:
-    """Show a time in the project's own zone, to the second: retries come within a few of them."""
+    """Show a time in the project's own zone, to the second."""
     local: datetime = localtime(time) if is_aware(time) else time
     return local.replace(tzinfo=None).isoformat(" ", precision)
 
@@ -279,7 +279,7 @@ def _body(record: Record, body: bytes, headers: Iterable[tuple[str, str]]) -> st
 
 
 def _text(text: str) -> str:
-    """Show *text* as it is. Whatever is in it, the browser takes it for text."""
+    """Show *text* unchanged, escaped: the browser never reads it as markup."""
     return _html('<pre style="white-space: pre-wrap; margin: 0">{}</pre>', text)
 
 
@@ -294,6 +294,6 @@ def _joined(template: str, cells: Iterable[Any]) -> str:
 
 
 def _html(template: str, *parts: Any) -> str:
-    """Put *parts* into *template*, each escaped, unless it was made here."""
+    """Put *parts* into *template*, each escaped, except markup that was made here."""
     made: str = format_html(template, *parts)
     return made

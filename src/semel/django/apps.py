@@ -1,4 +1,4 @@
-"""The app as Django knows it."""
+"""The app's configuration for Django. It defines no model."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class SemelConfig(AppConfig):  # type: ignore[misc]  # Django has no types
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Have the settings checked, and the records of a test not outlive it."""
+        """Register the checks of the settings, and the clean-up between tests."""
         from semel.django import checks  # noqa: F401, PLC0415 - registers them, once Django is set up
 
         post_migrate.connect(_forget_what_tests_left, sender=self, dispatch_uid="semel")
 
 
 def _forget_what_tests_left(*, using: str, plan: object = None, **_: Any) -> None:
-    """Empty the tables where ``TransactionTestCase`` has emptied all others: Django does not know that these are its.
+    """Empty the tables when ``TransactionTestCase`` has emptied all others: Django does not empty unmanaged tables.
 
-    Never outside of a test run. There, some call this signal by hand, and it must cost them nothing.
+    Only in a test run. Some projects send this signal by hand elsewhere, and must not lose their records.
     """
     testing = sys.modules.get("django.test.utils")
     if plan is None and hasattr(getattr(testing, "_TestState", None), "saved_data"):

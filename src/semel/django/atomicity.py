@@ -1,6 +1,6 @@
 """Where Django's ``ATOMIC_REQUESTS`` goes when a view is guarded: inside the guard.
 
-Django would put it around all, and what the guard writes would be seen by nobody before it ends.
+Django would put it around the guard, and the guard's writes would be invisible to other requests until it ends.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from semel.stores.connections.endings import FAILED_INSIDE
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Where Django looks for the aliases that a view wants no transaction on.
+#: The attribute with the aliases on which a view wants no transaction, for Django.
 MARK = "_non_atomic_requests"
 
 
 class EveryAlias(set[str]):
-    """The aliases that a view opted out of by itself; to Django it is opted out of all, since the guard sees to it."""
+    """The aliases that a view opted out of. For Django it has opted out of all, since the guard opens transactions."""
 
     def __contains__(self, alias: object) -> bool:
-        """Whatever it is."""
+        """Every alias is in it."""
         return True
 
 
 def opted_out(view: Any) -> frozenset[str]:
-    """Return the aliases that *view* was to have no transaction on, guarded or not."""
+    """Return the aliases on which *view* has no transaction, guarded or not."""
     return frozenset(iter(getattr(view, MARK, ())))
 
 
@@ -44,17 +44,17 @@ def see_to(view: F) -> F:
 
 
 def aliases(without: Collection[str]) -> list[str]:
-    """Return the databases that a request is to have a transaction on, as Django would find them."""
+    """Return the databases on which a request has a transaction, by Django's own rule."""
     each = connections.settings.items()
     return [alias for alias, entry in each if entry["ATOMIC_REQUESTS"] and alias not in without]
 
 
 class Inner(Atomic):  # type: ignore[misc]  # Django has no types
-    """The block of a view inside of the guard's transaction. It is rolled back alone, when the view raises what is
+    """The view's block inside the guard's transaction. It is rolled back alone, if the view raises an exception that is
     answered below 500: the answer is kept, and what the view wrote is not.
 
-    Django would also roll it back, without a word, where a statement has failed and the view has caught that; an
-    answer which says that all went well would be kept then, and nothing of what it tells of.
+    Django would also roll it back silently if a statement has failed and the view has caught the error. Then an answer
+    that reports success would be kept, without the writes that it reports.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Inner(Atomic):  # type: ignore[misc]  # Django has no types
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End; raise where what was written is lost behind the view's back."""
+        """End the block; raise if the view's writes were rolled back without its knowledge."""
         wrapper = connections[self.using]
         is_lost = error is None and wrapper.needs_rollback and wrapper.rollback_exc is not self._before
         super().__exit__(kind, error, trace)
@@ -78,7 +78,7 @@ class Inner(Atomic):  # type: ignore[misc]  # Django has no types
 
 
 def blocks(without: Collection[str], policy: Policy | None) -> AbstractContextManager[None]:
-    """Return the transactions of a view, to be opened; *policy* is None where it is not guarded.
+    """Return the transactions of a view, to be opened; *policy* is None if it is not guarded.
 
     In atomic mode there is one around them already.
     """
@@ -110,7 +110,7 @@ class AsyncBlocks:
     async def __aenter__(self) -> None:
         """Open them."""
         if aliases(self._without):
-            # What Django says itself where it would have opened them.
+            # Django's own message for the same case.
             raise RuntimeError(
                 "You cannot use ATOMIC_REQUESTS with async views. Mark it with transaction.non_atomic_requests."
             )

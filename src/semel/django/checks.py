@@ -1,5 +1,5 @@
-"""What ``manage.py check`` finds wrong before a request does: the setting ``SEMEL``, its database, and where the
-middleware stands. It connects to nothing.
+"""The system checks of ``manage.py check``: the setting ``SEMEL``, its database, and the position of the middleware.
+They connect to nothing.
 
     E001–E009  the setting SEMEL and its parts    E010–E013  the database    E014, E015  what a STORE rules out
     E020–E022, W020  the order of MIDDLEWARE
@@ -21,7 +21,7 @@ OURS = frozenset({"semel.django.middleware.IdempotencyMiddleware", "semel.django
 _AUTH = "django.contrib.auth.middleware."
 _HTTP = "django.middleware."
 
-#: What must stand above, and why; by the number of the complaint.
+#: What must be above the middleware, and why; by the number of the check.
 _ABOVE = (
     (
         "semel.E020",
@@ -31,17 +31,17 @@ _ABOVE = (
             f"{_AUTH}RemoteUserMiddleware",
             f"{_AUTH}PersistentRemoteUserMiddleware",
         ),
-        "it says who is logged in, and a key belongs to somebody",
+        "it finds the user who is logged in, and a key belongs to a user",
     ),
     (
         "semel.E021",
         (f"{_HTTP}csrf.CsrfViewMiddleware", f"{_AUTH}LoginRequiredMiddleware"),
-        "what it refuses must not be answered from a record, nor its refusal be kept in one",
+        "a request that it refuses must not get a stored answer, nor its refusal be stored",
     ),
     (
         "semel.E022",
         (f"{_HTTP}gzip.GZipMiddleware", f"{_HTTP}http.ConditionalGetMiddleware"),
-        "what it makes of an answer suits one client and one request, and must not be kept for the next",
+        "it changes an answer for one client and one request, and that must not be stored for the next",
     ),
 )
 
@@ -61,7 +61,7 @@ def _database(said: conf.Settings) -> Iterator[CheckMessage]:
     if alias not in connections.settings:
         known = ", ".join(map(repr, connections.settings))
         yield Error(
-            f'SEMEL["DATABASE"] is {alias!r}, and DATABASES has none of that name.',
+            f'SEMEL["DATABASE"] is {alias!r}, and DATABASES has no such entry.',
             hint=f"It has {known}.",
             id="semel.E010",
         )
@@ -75,8 +75,8 @@ def _database(said: conf.Settings) -> Iterator[CheckMessage]:
         )
     elif wrapper.vendor == "postgresql" and wrapper.Database.__name__ != "psycopg":
         yield Error(
-            f"The database {alias!r} is used through {wrapper.Database.__name__}, and Semel needs psycopg 3.",
-            hint="Run: pip install 'psycopg[binary]'. Django takes it by itself.",
+            f"The database {alias!r} uses {wrapper.Database.__name__}, and Semel needs psycopg 3.",
+            hint="Run: pip install 'psycopg[binary]'. Django then uses it.",
             id="semel.E012",
         )
     elif not router.allow_migrate(alias, "semel", model_name="record"):
@@ -121,8 +121,8 @@ def _order(middleware: list[str], said: conf.Settings) -> Iterator[CheckMessage]
                 )
     if said.scope is conf.user_scope and not any("auth" in each.lower() for each in middleware):
         yield Warning(
-            f"MIDDLEWARE has {mine} and nothing that says who is logged in, so every guarded request is nobody's"
+            f"MIDDLEWARE has {mine} and nothing that finds the user, so every guarded request has no user"
             + (f", and all share the scope {conf.ANONYMOUS!r}." if said.allow_anonymous else " and is refused."),
-            hint='Add AuthenticationMiddleware above it, or say whose a request is in SEMEL["SCOPE"].',
+            hint='Add AuthenticationMiddleware above it, or give a function that returns the user in SEMEL["SCOPE"].',
             id="semel.W020",
         )

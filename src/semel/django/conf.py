@@ -4,8 +4,8 @@
     SEMEL = {
         "DATABASE": "default",              # the alias of the database that keeps the records
         "POLICY": {"required": True},       # a Policy, fields of Policy.ietf(), "ietf" or "stripe"
-        "SCOPE": "shop.api.whose_request",  # callable(request) -> str; default: the user who is logged in
-        "ALLOW_ANONYMOUS": False,           # True: requests of nobody share the scope "anonymous"
+        "SCOPE": "shop.api.account_of",     # callable(request) -> str; default: the user who is logged in
+        "ALLOW_ANONYMOUS": False,           # True: requests without a user share the scope "anonymous"
         "PATHS": ["/api/*"],                # what the middleware guards; default: everything
         "AUDIT": "on",                      # the audit trail: "on", "all", "replays" (all, and replays too) or "off"
         "STORE": "postgresql://…",          # a store of its own (or a Tiered), instead of Django's database
@@ -39,21 +39,21 @@ from semel.stores.tiered import Tiered
 
 NAME = "SEMEL"
 
-#: The scope of requests that nobody has logged in for, where such are allowed.
+#: The scope of requests without a user, if they are allowed.
 ANONYMOUS = "anonymous"
 
-#: Says whose request it is; None is nobody's. It may be a coroutine function, for async views.
+#: Returns the user of a request; None: it has none. It may be a coroutine function, for async views.
 Scope = Callable[[Any], str | Awaitable[str | None] | None]
 
 
 def user_scope(request: Any) -> str | None:
-    """Return whose request it is by Django's own login: ``user:<primary key>``; None where nobody is logged in."""
+    """Return the user of a request by Django's own login: ``user:<primary key>``; None if no user is logged in."""
     return _scope_of(getattr(request, "user", None))
 
 
 async def async_user_scope(request: Any) -> str | None:
-    """Return the same for an async view, where looking up the user must not hold up the loop."""
-    # Not auser first: who logs in by a token, or acts for another, sets ``user`` alone.
+    """Return the same for an async view, in which looking up the user must not block the loop."""
+    # Not auser first: a login by token, or one that acts for another user, sets ``user`` alone.
     named: str | None = await sync_to_async(user_scope)(request)
     return _scope_of(await request.auser()) if named is None and hasattr(request, "auser") else named
 
@@ -65,7 +65,7 @@ class Settings:
     #: The alias of Django's database that keeps the records.
     database: str = "default"
     policy: Policy = field(default_factory=Policy.ietf)
-    #: As it was given; ``whose`` and ``awhose`` ask it.
+    #: As it was given; ``whose`` and ``awhose`` call it.
     scope: Scope = user_scope
     allow_anonymous: bool = False
     #: What the middleware guards, and by which policy.
@@ -86,21 +86,21 @@ class Settings:
         return (self.policy, *more)
 
     def whose(self, request: Any) -> str | None:
-        """Return whose *request* it is, for a view that runs in a thread; None is refused."""
+        """Return the user of *request*, for a view that runs in a thread; None is refused."""
         if inspect.iscoroutinefunction(self.scope):
-            raise ConfigurationError(f'{NAME}["SCOPE"] is `async def`, and this view is not: nobody could await it.')
-        return self._somebody(self.scope(request))
+            raise ConfigurationError(f'{NAME}["SCOPE"] is `async def`, and this view is not: it can\'t be awaited.')
+        return self._or_anonymous(self.scope(request))
 
     async def awhose(self, request: Any) -> str | None:
-        """Return whose *request* it is, for a view that runs on an event loop; None is refused."""
+        """Return the user of *request*, for a view that runs on an event loop; None is refused."""
         if self.scope is user_scope:
-            return self._somebody(await async_user_scope(request))
+            return self._or_anonymous(await async_user_scope(request))
         if inspect.iscoroutinefunction(self.scope):
-            return self._somebody(await self.scope(request))
+            return self._or_anonymous(await self.scope(request))
         # It may ask the database.
-        return self._somebody(await sync_to_async(self.scope)(request))
+        return self._or_anonymous(await sync_to_async(self.scope)(request))
 
-    def _somebody(self, named: Any) -> str | None:
+    def _or_anonymous(self, named: Any) -> str | None:
         said: str | None = ANONYMOUS if not named and self.allow_anonymous else named
         return said
 
@@ -115,16 +115,16 @@ class Problem:
 
 
 class Wrong(Exception):
-    """A setting is wrong: what is, and what to do."""
+    """A setting is wrong: its message and the remedy."""
 
     def __init__(self, message: str, hint: str) -> None:
-        """Say *message*; *hint* is the remedy."""
+        """*message* says what is wrong; *hint* is the remedy."""
         super().__init__(message)
         self.hint = hint
 
 
 def read(given: object) -> tuple[Settings, list[Problem]]:
-    """Read what ``SEMEL`` is set to. What is wrong is left at its default, and told of."""
+    """Read the setting ``SEMEL``. A wrong part keeps its default, and becomes a ``Problem``."""
     if not isinstance(given, Mapping):
         return Settings(), [
             Problem(
@@ -152,10 +152,10 @@ _async_store: AsyncStore | None = None
 
 
 def settings() -> Settings:
-    """Return what ``SEMEL`` says now; raise ``ConfigurationError`` where it is wrong."""
+    """Return the current value of ``SEMEL``; raise ``ConfigurationError`` if it is wrong."""
     global _settings  # noqa: PLW0603 - read once, since every request asks; forgotten when it changes
     if _settings is None:
-        switch()  # What it can't be is an error at the start.
+        switch()  # A wrong value is an error at the start.
         said, problems = read(getattr(django_settings, NAME, {}))
         if problems:
             raise ConfigurationError(" ".join(f"{each.message} {each.hint}" for each in problems))
@@ -164,7 +164,7 @@ def settings() -> Settings:
 
 
 def store() -> Store:
-    """Return the store for what runs in threads."""
+    """Return the store for code in threads."""
     global _store  # noqa: PLW0603 - as above
     found = _store
     if found is not None:
@@ -177,7 +177,7 @@ def store() -> Store:
 
 
 def async_store() -> AsyncStore:
-    """Return the store for what runs on an event loop. A STORE of its own needs a loop that stays."""
+    """Return the store for code on an event loop. A STORE of its own needs a loop that outlives the request."""
     global _async_store  # noqa: PLW0603 - as above
     with _lock:
         if _async_store is None:
@@ -194,7 +194,7 @@ def _forget(*, setting: str, **_: Any) -> None:
         with _lock:
             if _store is not None:
                 _store.close()
-            # The other one is its loop's to close. Django's connections are Django's.
+            # Its loop closes the async store. Django closes Django's own connections.
             _settings = _store = _async_store = None
 
 
@@ -229,7 +229,7 @@ def _scope(value: object) -> Scope:
     if not callable(value):
         raise Wrong(
             f"is {value!r}.",
-            "Give a function of the request that says whose it is, or its dotted path, or leave it out.",
+            "Give a function that returns the user of a request, or its dotted path, or leave it out.",
         )
     return value
 
@@ -242,7 +242,7 @@ def _allow_anonymous(value: object) -> bool:
 
 def _paths(value: Any) -> Paths:
     if isinstance(value, Iterator):
-        raise Wrong("is used up by whoever reads it first.", "Give a list.")
+        raise Wrong("is an iterator, and can be read only once.", "Give a list.")
     paths: Paths = {each: _policy(policy) for each, policy in value.items()} if isinstance(value, Mapping) else value
     try:
         Routes(None, paths)
@@ -262,13 +262,13 @@ def _audit(value: object) -> Audit:
 def _store_given(value: object) -> str | Tiered | None:
     if value is not None and not isinstance(value, Tiered) and (not isinstance(value, str) or "://" not in value):
         # It is not shown: it may hold a password.
-        raise Wrong("is no URL of a store.", "Give one such as postgresql://user@host/database, or leave it out.")
+        raise Wrong("is not the URL of a store.", "Give one such as postgresql://user@host/database, or leave it out.")
     return value
 
 
 _PRESETS: dict[str, Callable[[], Policy]] = {"ietf": Policy.ietf, "stripe": Policy.stripe}
 
-#: What is read how, and by which number ``manage.py check`` complains of it.
+#: The parts, how each is read, and its number in ``manage.py check``.
 _READERS: dict[object, tuple[str, Callable[[Any], Any]]] = {
     "DATABASE": ("semel.E003", _database),
     "POLICY": ("semel.E004", _policy),
@@ -283,7 +283,7 @@ _READERS: dict[object, tuple[str, Callable[[Any], Any]]] = {
 def _nearest(name: object) -> str:
     known = [str(each) for each in _READERS]
     near = difflib.get_close_matches(str(name).upper(), known, 1)
-    return f"Is it {near[0]!r} that is meant?" if near else f"There are {', '.join(known)}."
+    return f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
 
 
 def _scope_of(user: Any) -> str | None:
@@ -291,14 +291,14 @@ def _scope_of(user: Any) -> str | None:
         return None
     if user.pk is None:
         raise ConfigurationError(
-            "The user who is logged in was never saved, and has no primary key to be told from others by. Say whose a "
-            f'request is in {NAME}["SCOPE"].'
+            "The user who is logged in was never saved, and has no primary key. Give a function that returns the user "
+            f'of a request in {NAME}["SCOPE"].'
         )
     return f"{_kind_of(user)}:{user.pk}"
 
 
 def _kind_of(user: Any) -> str:
-    """Tell users from those of other tables who may log in, too: numbers are given out by each table anew."""
+    """Return a prefix for the user's model: users of two tables may have the same primary key."""
     if not isinstance(user, Model):
         return "user"
     tables = [each._meta.label for each in user.__class__.__mro__ if hasattr(each, "_meta")]  # noqa: SLF001 - as it is called

@@ -1,6 +1,6 @@
-"""The guards of this process, for what the settings say now, and where the steps of a guarded view are taken.
+"""The guards of this process, for the current settings, and the steps of a guarded view.
 
-Leases are renewed by one thread for views of both colours, over one connection: an event loop may live for one request
+Leases are renewed by one thread for sync and async views, over one connection: an event loop may live for one request
 only.
 """
 
@@ -35,7 +35,7 @@ _routes: tuple[conf.Settings, Routes] | None = None
 
 
 def guard() -> Guard:
-    """Return the guard of what runs in threads."""
+    """Return the guard for code in threads."""
     global _guard  # noqa: PLW0603 - one per process, since its leases are renewed by one thread
     store = conf.store()
     found = _guard
@@ -50,12 +50,12 @@ def guard() -> Guard:
 
 
 def async_guard() -> AsyncGuard:
-    """Return the guard of what runs on event loops."""
+    """Return the guard for code on event loops."""
     global _async_guard  # noqa: PLW0603 - as above
     threads, store = guard(), conf.async_store()
     found = _async_guard
     if found is None or found.store is not store or found.leases is not threads.leases:
-        # What ends in threads is heard on loops, too, and one of the two listens to the store.
+        # Hints from threads reach the loops, too; only one of the two listens to the store.
         leases = cast("AsyncLeases", threads.leases)  # as it was made above
         found = _async_guard = AsyncGuard(store, leases, GATE, AsyncWaiters(threads.room.overhear), TALLY)
         store.watch(threads.leases.lose_all)
@@ -73,34 +73,34 @@ def routes() -> Routes:
 
 
 def checked(policy: Policy) -> Policy:
-    """Return *policy* if a view of Django's can be guarded by it."""
+    """Return *policy* if a Django view can be guarded by it."""
     if policy.store_request or policy.may_accept:
         field = "store_request=True" if policy.store_request else "A policy that accepts requests to be run later"
         raise ConfigurationError(
-            f"{field} can't be had in Django: an operation is finished without its client through the whole "
+            f"{field} does not work in Django: an operation is finished without its client through the whole "
             "application. Put semel.wsgi.IdempotencyMiddleware around it in wsgi.py, or semel.asgi's in asgi.py."
         )
     if policy.mode == "atomic" and conf.settings().store is not None:
         raise ConfigurationError(
-            'mode="atomic" commits with the ORM, so its records must be in Django\'s own database: take '
-            f'{conf.NAME}["STORE"] away, and name an alias in {conf.NAME}["DATABASE"].'
+            'mode="atomic" commits with the ORM, so its records must be in Django\'s own database: remove '
+            f'{conf.NAME}["STORE"], and name an alias in {conf.NAME}["DATABASE"].'
         )
     return policy
 
 
 class DjangoSteps(AsyncSteps):
-    """Steps of a view that may be in a thread, on a loop, or first in one and then on the other.
+    """Steps of a view that may run in a thread, on a loop, or first in one and then on the other.
 
-    In the ORM's own thread nothing may wait for a loop that waits for that thread.
+    In the ORM's thread nothing may wait for a loop that waits for that thread: a deadlock.
     """
 
     def __init__(self, *, is_recorded: bool = True) -> None:
-        """Look where we are at each step."""
+        """Check at each step whether it runs in a thread or on a loop."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_recorded = is_recorded
 
     def take(self, call: Call, flow: StepFlow, /, *args: Any) -> Any:
-        """Take one step here and now; on an event loop, return what is to be awaited."""
+        """Take one step; on an event loop, return an awaitable."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:

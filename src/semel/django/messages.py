@@ -1,9 +1,8 @@
-"""A request and a response of Django's in the core's terms, and back. It guards nothing, and calls no view.
+"""Django's requests and responses as values of the core, and back. It guards nothing, and calls no view.
 
-A body is read before the view is called, and put back as it was: ``request.body``, ``POST``, ``FILES`` and ``read()``
-give the view what they would give it without us, errors and limits of Django's own included. A response is kept as far
-as it can be, and must still be there to send: a stream is read up to the limits before anything of it is sent, since an
-answer leaves only once it is stored.
+A body is read before the view is called, and then restored: ``request.body``, ``POST``, ``FILES`` and ``read()`` give
+the view what they would give it without Semel, with Django's own errors and limits. A response is stored before it is
+sent, so a stream is read up to the limits first, and what was read is sent afterwards.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ STATUSES: tuple[tuple[tuple[type[Exception], ...], int], ...] = (
     ((BadRequest, SuspiciousOperation, MultiPartParserError), 400),
 )
 
-#: On a request that somebody guards already.
+#: Marks a request that is guarded already.
 _CLAIMED = "_semel_is_claimed"
 
 #: Any ``HttpRequest``, ``HttpResponseBase`` and view. Django has no types.
@@ -49,13 +48,13 @@ Response = Any
 
 
 class DjangoRequest(Translation[Response]):
-    """One request of Django's."""
+    """One Django request."""
 
-    #: What an answer of ours becomes.
+    #: The class of responses that Semel makes.
     response_class: ClassVar[type[HttpResponse]] = HttpResponse
 
     def __init__(self, request: Request) -> None:
-        """Take Django's own *request*, or one of REST framework's, which has Django's in it."""
+        """Take Django's own *request*, or REST framework's, which wraps Django's."""
         self.request = request
         self.http: Request = getattr(request, "_request", request)
         self.head = head_of(self.http)
@@ -76,23 +75,23 @@ class DjangoRequest(Translation[Response]):
             is_whole = _read(http, body, length, limit)
             return body.buffer() if is_whole else None
         finally:
-            # Not at the end of the request: whoever shows an error may read the rest of the form.
+            # Not at the end of the request: an error page may read the rest of the form.
             weakref.finalize(http, body.close)
 
     def _parsed_body(self) -> Buffer:
-        """Return what stands for a body that was read before us: by the check for CSRF, or by REST framework."""
+        """Return a substitute for a body that was read before: by the CSRF check, or by REST framework."""
         http = self.http
         if not (hasattr(http, "_post") and hasattr(http, "_files") and _is_parsed(http, self.head)):
             raise ConfigurationError(
-                "Something in front of the guard has read the request's body from its stream, so nobody can tell any "
-                "more what was asked. Have it use request.body, which leaves the body in place."
+                "Code that runs before the guard has read the request's body from its stream, so it can't be compared "
+                "with a retry's. Let that code use request.body, which keeps the body."
             )
         fields = [(name, value) for name, values in http.POST.lists() for value in values]
         files = [(name, file.name, file.content_type, file) for name, each in http.FILES.lists() for file in each]
         return written_form(self.head, fields, files)
 
     def response_of(self, answer: Answer) -> Response:
-        """Return an answer of ours as a plain response."""
+        """Return an answer of Semel as a plain response."""
         response = self.response_class(answer.body or b"", status=answer.status)
         del response["Content-Type"]
         for name, value in framed(answer):
@@ -110,11 +109,11 @@ class DjangoRequest(Translation[Response]):
         return status
 
     def status_raised(self, error: Exception) -> int | None:
-        """Return what Django answers with by itself where a view raises *error*; None: as a server error."""
+        """Return the status of Django's own answer to *error* from a view; None: a server error."""
         return next((status for kinds, status in STATUSES if isinstance(error, kinds)), None)
 
     def report(self, error: Exception) -> None:
-        """Do what Django does about an exception that nobody has caught. It is logged with the response."""
+        """Report an uncaught exception as Django does. It is logged with the response."""
         self._reported = error
         try:
             raise error  # noqa: TRY301 - those who listen ask for the exception that is being handled
@@ -123,7 +122,7 @@ class DjangoRequest(Translation[Response]):
 
 
 def claim(request: Request) -> bool:
-    """Say whether nobody guards *request* yet, and that somebody does from now on. A view may call another."""
+    """Mark *request* as guarded; return False if it was already. A guarded view may call another."""
     http = getattr(request, "_request", request)
     is_ours = not getattr(http, _CLAIMED, False)
     setattr(http, _CLAIMED, True)
@@ -131,7 +130,7 @@ def claim(request: Request) -> bool:
 
 
 def release(request: Request) -> None:
-    """Say that nobody guards *request* any more. A test may send it again."""
+    """Remove the mark of a guarded *request*. A test may send it again."""
     setattr(getattr(request, "_request", request), _CLAIMED, False)
 
 
@@ -153,7 +152,7 @@ def _environ_of(request: Request) -> dict[str, Any]:
     mount, path = meta.get("SCRIPT_NAME", ""), meta.get("PATH_INFO", "")
     if mount.isascii() and path.isascii() and "REQUEST_METHOD" in meta:
         return meta
-    # Django has decoded these two where it found them; PEP 3333 hands bytes over as Latin-1, whatever they are.
+    # Django has decoded these two in place; PEP 3333 passes bytes as Latin-1, whatever their encoding is.
     return {**meta, "SCRIPT_NAME": _latin(mount), "PATH_INFO": _latin(path), "REQUEST_METHOD": request.method}
 
 
@@ -163,7 +162,7 @@ def headers_of(response: Response) -> Headers:
 
 
 def _is_parsed(http: Request, head: Head) -> bool:
-    """Whether the form is what was sent: where there was none, or its stream was read before, it is empty to Django."""
+    """Whether Django's form is the whole body: without a form, or after its stream was read, Django's form is empty."""
     boundary = http.content_params.get("boundary")
     # The only line of a form without fields.
     is_empty = boundary is not None and declared_length(head) <= len(f"\r\n--{boundary}--\r\n")
@@ -221,7 +220,7 @@ def _log(http: Request, response: Response, error: Exception) -> None:
 
 
 def checked(response: Any, view: Any) -> Response:
-    """Return what *view* has returned if it is a response, in the words of Django otherwise."""
+    """Return *response* if it is a response; else raise with Django's own message."""
     if isinstance(response, HttpResponseBase):
         return response
     name = getattr(view, "__qualname__", type(view).__name__)
@@ -230,16 +229,16 @@ def checked(response: Any, view: Any) -> Response:
 
 
 def is_unrendered(response: Response) -> bool:
-    """Whether a response is yet to be rendered, as a ``TemplateResponse`` is."""
+    """Whether a response is not rendered yet, such as a ``TemplateResponse``."""
     return not getattr(response, "is_rendered", True) and callable(getattr(response, "render", None))
 
 
 def taken(response: Response, limits: Limits, *, on_a_loop: bool) -> Taken:
-    """Return a rendered *response* as far as it can be kept; *on_a_loop*: an event loop will send it."""
+    """Return the part of a rendered *response* that can be kept; *on_a_loop*: an event loop will send it."""
     if not _can_be_gathered(response, limits):
         return _whole(response, limits)
     if response.is_async:
-        # Without a loop that stays, a stream that is begun has to be read to its end: Django does so, too.
+        # Without a loop that outlives this call, a stream must be read to its end at once: Django does so, too.
         body, rest = async_to_sync(_gathered)(response.streaming_content, limits, to_the_end=not on_a_loop)
     else:
         body, rest = gathered(iter(response.streaming_content), limits)
@@ -298,7 +297,7 @@ async def _chained(held: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterat
 
 
 async def _inside(operation: Operation, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Iterate over *chunks*, each of which is made as part of *operation*, as ``inside`` does in a thread."""
+    """Iterate over *chunks*, each made within *operation*, as ``inside`` does in a thread."""
     remaining = aiter(chunks)
     while True:
         with enter(operation):

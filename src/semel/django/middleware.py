@@ -1,9 +1,9 @@
-"""The middleware: it guards the views of a whole project, but for those that are guarded by themselves.
+"""The middleware: it guards the views of a whole project, except those with a guard of their own.
 
-The key is claimed once the URL has found its view and the ``process_view`` of those in front (CSRF, login) has let the
-request in; so what no view answers is never kept, and a replay gets past nobody. What is kept is what comes back from
-the view and from the middleware behind this one. All of it happens in the thread in which Django runs the ORM of the
-request, whichever colour the view has.
+The key is claimed when the URL is resolved and the ``process_view`` of the middleware above (CSRF, login) has let the
+request pass. So an answer that is not a view's is never kept, and a replay passes the same checks. What is kept is the
+answer of the view and of the middleware below this one. All of it happens in the thread in which Django runs the ORM
+of the request, for sync and async views.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from semel.guard.views import ViewPorts
 from semel.operation import Operation, Steps, around, enter, leave
 from semel.stores.unrecorded import Unrecorded
 
-#: Where a request has its ports, between the claim and the end.
+#: The attribute of a request that holds its ports, between the claim and the end.
 _PORTS = "_semel_ports"
-#: Where it has the answer that it got in its view's place, on the way back to us: what is between may change it.
+#: The attribute that holds Semel's own answer, given instead of the view's: middleware in between may change it.
 _ANSWER = "_semel_answer"
 
 
 class IdempotencyMiddleware:
-    """Guards what ``SEMEL["PATHS"]`` says. In ``MIDDLEWARE`` it comes after those who decide who may come in."""
+    """Guards the paths in ``SEMEL["PATHS"]``. In ``MIDDLEWARE`` it comes after those that refuse requests."""
 
     sync_capable = True
     async_capable = True
@@ -57,12 +57,12 @@ class IdempotencyMiddleware:
         self._is_async = iscoroutinefunction(get_response)
         if self._is_async:
             markcoroutinefunction(self)
-            # So that what is not guarded is not taken to a thread and back.
+            # So that unguarded requests need no switch to a thread and back.
             self.process_view = self._process_view  # type: ignore[method-assign]
         guards.GATE.close_on_sigterm()
 
     def policy_for(self, request: Request) -> Policy | None:
-        """Return the policy of *request*, or None when it is not guarded. Override it to choose by other things."""
+        """Return the policy of *request*, or None if it is not guarded. Override it for another choice."""
         return guards.routes().policy_for(request.method, request.path)
 
     def __call__(self, request: Request) -> Any:
@@ -77,7 +77,7 @@ class IdempotencyMiddleware:
         return _end(request, response)
 
     def process_view(self, request: Request, view: Any, _args: Any, _kwargs: Any) -> Any:
-        """Claim the key of *request*, which is about to reach its *view*; or answer it."""
+        """Claim the key of *request* before its *view* is called; or answer it."""
         policy = None if choice_of(view) is not None else self.policy_for(request)
         if policy is None or not claim(request):
             return None
@@ -92,18 +92,18 @@ class IdempotencyMiddleware:
             response: Response | None = await sync_to_async(_start)(request, ports)
         except asyncio.CancelledError:
             ports.leave()
-            # In the request's own thread, behind a claim that may still be under way there.
+            # In the request's own thread, after a claim that may still be running there.
             await sync_to_async(_take_back)(request)
             raise
         return response
 
     def process_exception(self, request: Request, error: Exception) -> Response | None:
-        """Note what the view raised, before Django makes an answer of it, and tells everybody that the view failed."""
+        """Note what the view raised, before Django makes a response of it and sends its signal."""
         ports: MiddlewarePorts | None = getattr(request, _PORTS, None)
         if ports is None:
             return None
         ports.error = error
-        # These are answered by us. What stands in for that answer goes no further than the way back to us.
+        # Semel answers these. This placeholder is replaced by that answer on the way back.
         ports.is_told = ports.operation is None or not isinstance(error, NoEffect | StoreError | InProgress)
         return None if ports.is_told else HttpResponse(status=FIRST_SERVER_ERROR)
 
@@ -122,7 +122,7 @@ class IdempotencyMiddleware:
 
 
 class MiddlewarePorts(ViewPorts[Response]):
-    """One request, claimed before its view and ended after it. Django calls the view."""
+    """One request, claimed before its view and ended after it. Django itself calls the view."""
 
     def __init__(self, policy: Policy, request: Request) -> None:
         """Nothing is begun yet."""
@@ -130,14 +130,14 @@ class MiddlewarePorts(ViewPorts[Response]):
         super().__init__(guards.guard(), policy, view)
         #: What the view raised.
         self.error: Exception | None = None
-        #: Whether Django has told of it.
+        #: Whether Django has reported it.
         self.is_told = True
         self.operation: Operation | None = None
         self._limit = 0
-        #: Whether the view is to be called now, and its answer to be brought here.
+        #: Whether the view has to be called now, and its answer passed to ``conclude``.
         self.is_under_way = False
         self._is_unrecorded = False
-        #: The current operation, and in atomic mode a transaction in the transaction.
+        #: The current operation, and in atomic mode the view's inner atomic block.
         self._open = ExitStack()
         notes, token = self.guard.store.notes_replays, os.urandom(16)
         self._flow = Split(
@@ -145,7 +145,7 @@ class MiddlewarePorts(ViewPorts[Response]):
         )
 
     def start(self) -> Response | None:
-        """Claim the key; return what is to be answered in the view's place."""
+        """Claim the key; return an answer if the view must not be called."""
         try:
             reply = self._flow.start()
         except BaseException:
@@ -155,7 +155,7 @@ class MiddlewarePorts(ViewPorts[Response]):
             self.let_go()
             return self._view.response_of(reply.answer)
         if isinstance(reply, PassOn) and reply.unrecorded is not None:
-            # Its guard is switched off: the view is run as an operation, and nothing is done about its answer.
+            # The guard is switched off: the view runs within an operation, and its answer is not stored.
             self._open.enter_context(_current(self.unrecorded(reply.unrecorded)))
             self._is_unrecorded = self.is_under_way = True
         elif self._flow.is_left:
@@ -163,7 +163,7 @@ class MiddlewarePorts(ViewPorts[Response]):
         return None
 
     async def run_handler(self, run: RunHandler) -> Ending:
-        """Leave the flow, for Django to call the view."""
+        """Leave the flow until Django has called the view."""
         if self.guard.gate.is_closed:
             return NotStarted()
         if not self._is_held(run):
@@ -178,7 +178,7 @@ class MiddlewarePorts(ViewPorts[Response]):
         return ending
 
     async def run_unguarded(self, hold: Hold | None, lease: timedelta | None) -> Any:
-        """Leave the flow, for Django to call the view as if it were not guarded."""
+        """Leave the flow until Django has called the view unguarded."""
         if hold is not None and lease is not None:
             self.keep_lease(hold, lease)
         return await Handover()
@@ -187,7 +187,7 @@ class MiddlewarePorts(ViewPorts[Response]):
         return partial(guards.DjangoSteps, is_recorded=not isinstance(store, Unrecorded))
 
     def conclude(self, response: Response) -> Response:
-        """Store what the view has answered; return what is to be sent."""
+        """Store the view's answer; return what has to be sent."""
         if self._is_unrecorded:
             self._leave(self.error)
             return response
@@ -209,12 +209,12 @@ class MiddlewarePorts(ViewPorts[Response]):
                 raise reply.error
             self._view.report(reply.error)
         if isinstance(reply, Send | Reraise) and reply.answer is not None and reply.answer is not answer:
-            # For what was raised, too, so that this client and its retries see the same.
+            # After an exception, too, so that this client and its retries get the same.
             return self._view.response_of(reply.answer)
         return response
 
     def not_started(self) -> None:
-        """Let go of the key: its view was never called."""
+        """Free the key: its view was never called."""
         self._leave(None)
         if self._is_unrecorded:
             return
@@ -224,7 +224,7 @@ class MiddlewarePorts(ViewPorts[Response]):
             self.let_go()
 
     def abandon(self) -> None:
-        """Leave nothing open. What the view did is not known, and its lease decides."""
+        """Close what is open. What the view did is not known, so the key stays taken until its lease ends."""
         self._leave(SystemExit())
         if self._transaction is not None:
             self._transaction.perform(Undo())
@@ -251,7 +251,7 @@ class MiddlewarePorts(ViewPorts[Response]):
 
 @contextmanager
 def _current(operation: Operation) -> Iterator[None]:
-    """Make *operation* the current one. Between an async project's threads and its loop, contexts are copied."""
+    """Make *operation* the current one. Contexts are copied between an async project's threads and its loop."""
     entered = enter(operation)
     entered.__enter__()
     try:
@@ -278,7 +278,7 @@ def _end(request: Request, response: Response) -> Response:
 
 
 def _answer(request: Request, response: Response) -> Response:
-    """Return what we have answered, as it was; it has what those between us and the view once made of it."""
+    """Return Semel's own answer unchanged. A stored one already has the changes of the middleware in between."""
     return request.__dict__.pop(_ANSWER, response)
 
 
@@ -294,11 +294,11 @@ def _abandon(request: Request, error: BaseException) -> None:
     if ports is None:
         return
     if isinstance(error, Exception):
-        # Under DEBUG_PROPAGATE_EXCEPTIONS. Django gives no answer to it, and goes on raising it.
+        # Under DEBUG_PROPAGATE_EXCEPTIONS Django makes no response, and raises it further.
         ports.error = error
         ports.conclude(HttpResponse(status=FIRST_SERVER_ERROR))
     else:
-        # A view that was cancelled, too: the loop has ended, or it awaited what was.
+        # Also if the view was cancelled: the loop was closed, or it awaited a cancelled task.
         ports.abandon()
 
 

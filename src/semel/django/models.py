@@ -1,4 +1,4 @@
-"""The tables of Semel as models, to look at: the store alone writes them. Django neither makes nor changes them."""
+"""Semel's tables as read-only models: only the store writes them. Django neither makes nor changes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Moment(models.DateTimeField):  # type: ignore[misc]  # Django has no types
     """A time by the database's own clock: ``timestamptz`` on PostgreSQL, milliseconds since 1970 on SQLite."""
 
     def get_internal_type(self) -> str:
-        """Keep Django from reading it as its own kind of time."""
+        """Keep Django from converting it as its own kind of time."""
         return "Moment"
 
     def from_db_value(self, value: Any, _expression: object, _connection: object) -> datetime | None:
@@ -41,7 +41,7 @@ class Record(models.Model):  # type: ignore[misc]  # as above
     """One idempotency key that was used within its retention."""
 
     scope = models.TextField()
-    # Not by itself, but with the scope. Django wants one column; whoever asks for a record names both.
+    # Unique together with the scope only. Django wants one column as primary key; queries for a record name both.
     key = models.TextField(primary_key=True)
     state = models.CharField(max_length=10, choices=STATES)
     attempt = models.IntegerField()
@@ -79,7 +79,7 @@ class Record(models.Model):  # type: ignore[misc]  # as above
 
 
 class AuditLine(models.Model):  # type: ignore[misc]  # as above
-    """One line of the audit trail: who did what to which key."""
+    """One line of the audit trail: which process or operator did what to which key."""
 
     id = models.BigIntegerField(primary_key=True)
     at = Moment()

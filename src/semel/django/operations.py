@@ -12,7 +12,7 @@ from semel.stores.django import schema
 
 
 class ApplySQL(Operation):  # type: ignore[misc]  # Django has no types
-    """Applies one of Semel's own migrations, on the database that keeps the records and on no other."""
+    """Applies one of Semel's own migrations, only on the database that keeps the records."""
 
     reduces_to_sql = True
     reversible = True
@@ -22,11 +22,11 @@ class ApplySQL(Operation):  # type: ignore[misc]  # Django has no types
         self.name = name
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        """Return how to write it down in a migration."""
+        """Return how a migration file spells it."""
         return type(self).__name__, [], {"name": self.name}
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """Nothing: the models are not managed by Django."""
+        """Do nothing: the models are not managed by Django."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:  # noqa: ARG002 - Django's own signature
         """Apply it."""
@@ -34,17 +34,17 @@ class ApplySQL(Operation):  # type: ignore[misc]  # Django has no types
             schema.apply(schema_editor, self.name)
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:  # noqa: ARG002 - as above
-        """Drop the tables, and make those that were there before it, empty."""
+        """Drop the tables, and make those of the migration before, empty."""
         if self._is_meant(app_label, schema_editor.connection):
             schema.revert(schema_editor, self.name)
 
     def describe(self) -> str:
-        """Say what it does, where Django lists what it does."""
+        """Return the line that Django shows for it."""
         return f"Apply Semel's {self.name}.sql"
 
     @property
     def migration_name_fragment(self) -> str:
-        """What a migration of this alone is called."""
+        """The name of a migration with this operation alone."""
         return f"semel_{self.name}"
 
     @staticmethod

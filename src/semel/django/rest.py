@@ -4,9 +4,8 @@
         idempotency_policy = Policy.ietf(mode="atomic")
         idempotency_actions = ["create"]
 
-What its exception handler answers is an answer, and is kept like any other; but for a body that its parser or a
-serializer has refused, which leaves the key free, as where FastAPI refuses it. A replay is a plain response: it is not
-rendered again.
+An answer of its exception handler is kept like any other. The exception is a body that its parser or a serializer has
+refused: that frees the key, as in FastAPI. A replay is a plain response: it is not rendered again.
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ except ImportError as error:  # pragma: no cover - seen only where the extra is 
     raise ImportError("semel.django.rest needs REST framework. Run: pip install djangorestframework") from error
 
 
-#: The functions in which REST framework finds out that a body can't be right, by module and name.
+#: The functions in which REST framework refuses a body, by module and name.
 _PARSING = ("rest_framework.request", "_parse")
 _VALIDATING = ("rest_framework.serializers", "is_valid")
-#: What serializers have passed since the handler was called.
+#: The data that serializers have found valid since the handler was called.
 _passed: ContextVar[list[Any] | None] = ContextVar("semel.django.rest.passed", default=None)
-#: On a view whose transactions are open.
+#: Marks a view with open transactions.
 _IS_INSIDE = "_semel_is_inside"
 
 
 class PlainResponse(HttpResponse):  # type: ignore[misc]  # Django has no types
-    """A replay, or a refusal of ours: bytes, that also have ``data``, as tests of a view expect of its responses."""
+    """A replay, or a refusal: bytes. It also has ``data``, as tests of a view expect of its responses."""
 
     @cached_property  # type: ignore[untyped-decorator]  # as above
     def data(self) -> Any:
-        """What the body says, if it is JSON; else None."""
+        """The parsed body, if it is JSON; else None."""
         media_type = self.get("Content-Type", "").partition(";")[0].strip().lower()
         is_json = media_type == "application/json" or media_type.endswith("+json")
         is_plain = self.get("Content-Encoding", "identity") == "identity"
@@ -59,32 +58,32 @@ class PlainResponse(HttpResponse):  # type: ignore[misc]  # Django has no types
 
 
 class _RestView(DjangoView):
-    """One request to a view of REST framework's."""
+    """One request to a REST framework view."""
 
     response_class = PlainResponse
 
 
 class IdempotentMixin:
-    """Guards a view of REST framework's. It comes first among the bases."""
+    """Guards a REST framework view. It comes first among the bases."""
 
     #: None is what the settings say.
     idempotency_policy: ClassVar[Policy | None] = None
-    #: Says whose request it is, given REST framework's own; None is what the settings say. Or override
+    #: Returns the user of a REST framework request; None is what the settings say. Or override
     #: ``get_idempotency_scope``.
     idempotency_scope: ClassVar[Any] = None
     #: The actions of a viewset that are guarded; None is all of them that have a guarded method.
     idempotency_actions: ClassVar[Collection[str] | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse a view that would come before its guard: it would not be guarded, and nobody would be told."""
+        """Refuse a view class before the mixin among the bases: it would silently not be guarded."""
         super().__init_subclass__(**kwargs)
         before = cls.__mro__[: cls.__mro__.index(IdempotentMixin)]
         if any(hasattr(each, "initialize_request") and not issubclass(each, IdempotentMixin) for each in before):
-            raise ConfigurationError(f"{cls.__name__}: IdempotentMixin comes first among the bases, before the view.")
+            raise ConfigurationError(f"{cls.__name__}: IdempotentMixin must be first among the bases, before the view.")
 
     @classmethod
     def as_view(cls, *args: Any, **kwargs: Any) -> Any:
-        """Mark the view: the middleware leaves it alone, and its transactions are opened inside of the guard."""
+        """Mark the view: the middleware does not guard it, and its transactions are opened inside the guard."""
         view = super().as_view(*args, **kwargs)  # type: ignore[misc]  # APIView's
         setattr(view, MARK, Choice(cls.idempotency_policy))
         return atomicity.see_to(view)
@@ -97,7 +96,7 @@ class IdempotentMixin:
         return Choice(self.idempotency_policy).policy_for(request.method)
 
     def get_idempotency_scope(self, request: Request) -> Any:
-        """Return whose *request* it is: a string, or a primary key."""
+        """Return the user of *request*: a string, or a primary key."""
         scope = type(self).idempotency_scope
         return Choice(None, scope).whose(request)
 
@@ -106,15 +105,15 @@ class IdempotentMixin:
         dispatch = super().dispatch  # type: ignore[misc]  # APIView's
         if self._may_be_guarded(request):
             return dispatch(request, *args, **kwargs)
-        # Nothing is guarded, so all of it is in the transaction that Django would have opened.
+        # It is not guarded, so everything runs in the transaction that Django would have opened.
         with _blocks(self, None):
             return dispatch(request, *args, **kwargs)
 
     def handle_exception(self, error: Exception) -> Response:
-        """Answer *error* in a transaction, where Django would have opened one around the request.
+        """Answer *error* in a transaction, if Django would have opened one around the request.
 
-        REST framework marks the innermost transaction to be rolled back. Outside of ours that is another's, such as the
-        one that ``TestCase`` has around a test.
+        REST framework marks the innermost transaction for rollback. Outside of Semel's that is another one, such as
+        ``TestCase``'s around a test.
         """
         handle = super().handle_exception  # type: ignore[misc]  # APIView's
         if getattr(self, _IS_INSIDE, False):
@@ -123,7 +122,7 @@ class IdempotentMixin:
             return handle(error)
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Let REST framework say who may come in; whoever may, comes to the guard next, and then to the handler."""
+        """Let REST framework check the request; one that passes goes to the guard next, and then to the handler."""
         super().initial(request, *args, **kwargs)  # type: ignore[misc]  # APIView's
         view: Any = self
         name = request.method.lower()
@@ -145,20 +144,20 @@ class IdempotentMixin:
             setattr(self, name, in_transactions)
 
     def _may_be_guarded(self, request: Request) -> bool:
-        """Whether it is not known to be unguarded before the login: whoever chooses by request may ask who that is."""
+        """Whether the request may be guarded, before the login: a choice by request may need the user."""
         is_chosen = type(self).get_idempotency_policy is not IdempotentMixin.get_idempotency_policy
         return is_chosen or self.get_idempotency_policy(request) is not None
 
 
 class _Refused(Exception):
-    """Takes back what a handler wrote before it raised what the view's exception handler has answered."""
+    """Rolls back what a handler wrote before it raised an exception that the view's exception handler answered."""
 
     def __init__(self, response: Response) -> None:
         self.response = response
 
 
 def serve(view: Any, handler: Callable[[], Response], request: Request, choice: Choice) -> Response:
-    """Call the *handler* of a *view* of REST framework's, guarded; give its response as the view has finalized it."""
+    """Call the *handler* of a REST framework *view*, guarded; return its response as the view has finalized it."""
     policy = choice.policy_for(request.method)
     if policy is None or not claim(request):
         return handler()
@@ -175,7 +174,7 @@ def serve(view: Any, handler: Callable[[], Response], request: Request, choice: 
                     raised.append(error)
                     if _is_for_the_body(error, request, passed):
                         note_refusal()
-                    # Inside of the transaction, which it may have rolled back.
+                    # Inside the transaction, which it may have marked for rollback.
                     response = view.handle_exception(error)
                     if policy.mode == "atomic":
                         raise _Refused(response) from error
@@ -189,21 +188,21 @@ def serve(view: Any, handler: Callable[[], Response], request: Request, choice: 
         response = ViewPorts(guards.guard(), policy, _RestView(request, call, choice)).serve()
     except Exception:
         if raised:
-            # The view's own way to treat it has been tried.
+            # The view's own exception handler has been tried.
             view.handle_exception = _raise
         raise
     finally:
         release(request)
-    # It is finalized, or it is ours, and plain.
+    # It is finalized, or it is Semel's own plain response.
     view.finalize_response = _as_it_is
     return response
 
 
 def _is_for_the_body(error: Exception, request: Request, passed: Collection[Any]) -> bool:
-    """Whether *error* refuses the body as it was sent. A view validates that first, and has done nothing before.
+    """Whether *error* refuses the body as it was sent. A view validates that first, and has had no effect before.
 
-    What else a view raises ``ValidationError`` for, by itself or for other data, may come after an effect. So may a
-    second opinion on a body that a serializer has *passed*: what that one has validated may be saved by then.
+    A ``ValidationError`` that the view raises itself, or for other data, may come after an effect. So may one for a
+    body that another serializer has *passed*: the data from that one may be saved already.
     """
     if not isinstance(error, ParseError | ValidationError):
         return False
@@ -217,7 +216,7 @@ def _is_for_the_body(error: Exception, request: Request, passed: Collection[Any]
 
 
 def _see_what_passes(serializer: Any) -> None:
-    """Have serializers of this class note the data that they have passed, inside of a guarded handler."""
+    """Make serializers of this class note the data that they found valid, inside a guarded handler."""
     is_valid = serializer.is_valid
 
     @wraps(is_valid)
@@ -237,7 +236,7 @@ _see_what_passes(ListSerializer)
 
 @contextmanager
 def _blocks(view: Any, policy: Policy | None) -> Iterator[None]:
-    """Open the transactions of *view*; its exceptions are handled inside of them."""
+    """Open the transactions of *view*; its exceptions are handled inside them."""
     with atomicity.blocks(_opted_out(view), policy):
         setattr(view, _IS_INSIDE, True)
         try:
@@ -247,7 +246,7 @@ def _blocks(view: Any, policy: Policy | None) -> Iterator[None]:
 
 
 def _opted_out(view: Any) -> Collection[str]:
-    """Return what was opted out of, by the class or where its URL is."""
+    """Return the aliases that were opted out of, by the class or in the URL configuration."""
     match = getattr(view.request, "resolver_match", None)
     return atomicity.opted_out(match.func if match else type(view).dispatch)
 

@@ -2,8 +2,8 @@
 
     REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "semel.django.spectacular.AutoSchema"}
 
-A project that has a schema class of its own puts ``IdempotentSchema`` first among its bases. What is said of an
-operation, ``semel.openapi`` knows; here it is only found out which are guarded.
+A project with its own schema class puts ``IdempotentSchema`` first among its bases. The texts are in ``semel.openapi``;
+this module only finds the guarded operations.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Component: Any = plumbing.ResolvedComponent
 
 
 class IdempotentSchema:
-    """Adds to the operations of guarded views."""
+    """Adds the header and the refusals to the operations of guarded views."""
 
     view: Any
 
     def get_operation(
         self, path: str, path_regex: str, path_prefix: str, method: str, registry: Any
     ) -> dict[str, Any] | None:
-        """Return the operation, with all of this added where it is guarded."""
+        """Return the operation, with all of this added if it is guarded."""
         operation: dict[str, Any] | None = super().get_operation(path, path_regex, path_prefix, method, registry)  # type: ignore[misc]  # AutoSchema's
         policy = policy_of(self.view, method)
         if operation is None or policy is None:
@@ -45,13 +45,13 @@ class IdempotentSchema:
 
 
 class AutoSchema(IdempotentSchema, spectacular.AutoSchema):
-    """drf-spectacular's own schema class, with guarded operations told of."""
+    """drf-spectacular's own schema class, with guarded operations described."""
 
 
 def policy_of(view: Any, method: str) -> Policy | None:
-    """Return the policy by which requests of *method* to *view* are guarded; None: they are not."""
+    """Return the policy of requests of *method* to *view*; None: they are not guarded."""
     if isinstance(view, IdempotentMixin):
-        # drf-spectacular gives the view a request to look at, of the method that is described.
+        # drf-spectacular gives the view a request with the method that is described.
         return view.get_idempotency_policy(getattr(view, "request", None))
     choice = choice_of(SimpleNamespace(cls=type(view)))
     return None if choice is None else choice.policy_for(method.upper())

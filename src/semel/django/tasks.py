@@ -1,4 +1,4 @@
-"""Sweeping and reaping as Celery tasks. Its autodiscovery finds them by this file's name; nobody else imports it.
+"""Sweeping and reaping as Celery tasks. Celery's autodiscovery finds this file by its name; nothing else imports it.
 
 app.conf.beat_schedule = {
     "semel-sweep": {"task": "semel.sweep", "schedule": 10},
@@ -26,7 +26,7 @@ def sweep() -> str:
 
 @shared_task(name="semel.reap", ignore_result=True)  # type: ignore[untyped-decorator]  # as above
 def reap(audit_retention: str = upkeep.AUDIT_RETENTION, batch: int = MAX_BATCH) -> str:
-    """Clear away what is past its retention."""
+    """Clear the records past their retention."""
     return _told(upkeep.reap(conf.store(), audit_retention, batch))
 
 

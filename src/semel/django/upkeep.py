@@ -16,7 +16,7 @@ from semel.stores import Store
 from semel.work import Reaper, Sweeper
 from semel.work.durations import duration
 
-#: As ``semel reap`` has it.
+#: The same as in ``semel reap``.
 AUDIT_RETENTION = "90d"
 
 
@@ -26,7 +26,7 @@ def sweep(store: Store) -> SweepReport:
 
 
 def reap(store: Store, audit_retention: str = AUDIT_RETENTION, batch: int = MAX_BATCH) -> ReapReport:
-    """Clear away what is past its retention."""
+    """Clear the records past their retention."""
     if batch < 1:
         raise ConfigurationError("batch must be 1 or more.")
     return Reaper(store, audit_retention=duration(audit_retention), batch=batch).run_once()
@@ -34,11 +34,11 @@ def reap(store: Store, audit_retention: str = AUDIT_RETENTION, batch: int = MAX_
 
 def add_json(parser: Any) -> None:
     """Add the option ``--json``."""
-    parser.add_argument("--json", action="store_true", dest="as_json", help="Print for machines.")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="Print JSON, for programs.")
 
 
 def told(run: Callable[[], SweepReport | ReapReport], *, as_json: bool) -> str:
-    """Return what to print of one *run*. One that was cut short is a failure, after what it did has been said."""
+    """Return what to print of one *run*. One that stopped early is printed, and then fails."""
     try:
         report = run()
     except SemelError as error:

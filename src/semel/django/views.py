@@ -1,9 +1,9 @@
-"""The decorator ``idempotent``: it guards one view, after whatever is decorated outside of it has let the request in.
+"""The decorator ``idempotent``: it guards one view, after the decorators outside of it have let the request pass.
 
     @idempotent                                     # by what the settings say
     @idempotent(policy=Policy.ietf(mode="atomic"), scope=lambda request: request.user.account_id)
 
-It is for views of Django's, plain and async, functions and methods. REST framework's own views have ``rest.py``.
+It is for Django views, sync and async, functions and methods. For REST framework's views there is ``rest.py``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from semel.stores.unrecorded import Unrecorded
 
 ANSWERED = tuple(kind for kinds, _ in STATUSES for kind in kinds)
 
-#: The mark of a view that is guarded by itself: a ``Choice``. The middleware leaves it alone.
+#: The mark of a view with a guard of its own: a ``Choice``. The middleware does not guard it.
 MARK = "semel_guard"
 
 Scope = Callable[[Any], Any]
@@ -59,29 +59,29 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """By which policy a view is guarded, and whose its requests are; None is what the settings say."""
+    """The policy and the scope of a guarded view; None is what the settings say."""
 
     policy: Policy | None = None
     scope: Scope | None = None
 
     def __post_init__(self) -> None:
-        """Check both, where they are written down."""
+        """Check both at import, where they are written."""
         policy: object = self.policy
         if policy is not None and not isinstance(policy, Policy):
             raise ConfigurationError(f"policy must be a Policy, such as Policy.ietf(), not {policy!r}.")
         if self.scope is not None and not callable(self.scope):
             raise ConfigurationError(
-                "scope must be a function of the request that says whose it is: "
+                "scope must be a function that returns the user of a request: "
                 f"scope=lambda request: request.user.account_id, not {self.scope!r}."
             )
 
     def policy_for(self, method: str) -> Policy | None:
-        """Return the policy of a request, or None when it is not guarded."""
+        """Return the policy of a request, or None if it is not guarded."""
         policy = conf.settings().policy if self.policy is None else self.policy
         return guards.checked(switched(policy)) if method in policy.methods else None
 
     def whose(self, request: Request) -> object:
-        """Return whose *request* it is, for a view in a thread."""
+        """Return the user of *request*, for a view in a thread."""
         return self._settings().whose(request)
 
     async def awhose(self, request: Request) -> object:
@@ -97,7 +97,7 @@ class DjangoView(DjangoRequest, View[Response]):
     """One request to a view, and the view."""
 
     def __init__(self, request: Request, call: Callable[[], Response], choice: Choice) -> None:
-        """Guard *call*, which may raise what Django answers."""
+        """Guard *call*, which may raise exceptions that Django answers."""
         super().__init__(request)
         self._call = call
         self._choice = choice
@@ -107,7 +107,7 @@ class DjangoView(DjangoRequest, View[Response]):
         return self._choice.whose(self.request)
 
     def read_body(self, limit: int) -> Buffer | None:
-        """Read the body, and leave it in place."""
+        """Read the body, and keep it for the view."""
         return self.whole_body(limit)
 
     def call(self) -> Response:
@@ -119,11 +119,11 @@ class DjangoView(DjangoRequest, View[Response]):
         return response.render() if is_unrendered(response) else response
 
     def call_unguarded(self) -> Response:
-        """Call the view, and leave the rest to Django and its middleware."""
+        """Call the view; Django and its middleware do the rest."""
         return self._call()
 
     def take(self, response: Response, limits: Limits) -> Taken:
-        """Return the response as far as it can be kept."""
+        """Return the part of the response that can be kept."""
         return taken(response, limits, on_a_loop=hasattr(self.http, "scope"))
 
 
@@ -131,7 +131,7 @@ class AsyncDjangoView(DjangoRequest, AsyncView[Response]):
     """The same on an event loop."""
 
     def __init__(self, request: Request, call: Callable[[], Any], choice: Choice) -> None:
-        """Guard *call*, as of a plain view."""
+        """Guard *call*, as in a sync view."""
         super().__init__(request)
         self._call = call
         self._choice = choice
@@ -141,7 +141,7 @@ class AsyncDjangoView(DjangoRequest, AsyncView[Response]):
         return await self._choice.awhose(self.request)
 
     async def read_body(self, limit: int) -> Buffer | None:
-        """Read the body, which Django has received already, and leave it in place."""
+        """Read the body, which Django has received already, and keep it for the view."""
         return self.whole_body(limit)
 
     async def call(self) -> Response:
@@ -153,12 +153,12 @@ class AsyncDjangoView(DjangoRequest, AsyncView[Response]):
         return await sync_to_async(response.render)() if is_unrendered(response) else response
 
     async def call_unguarded(self) -> Response:
-        """Call the view, as of a plain one."""
+        """Call the view, as in a sync view."""
         response: Response = await self._call()
         return response
 
     async def take(self, response: Response, limits: Limits) -> Taken:
-        """Return the response as far as it can be kept."""
+        """Return the part of the response that can be kept."""
         return await async_taken(response, limits)
 
 
@@ -174,13 +174,13 @@ class AsyncDjangoPorts(AsyncViewPorts[Response]):
         """Wait for another request to end, with no connection open meanwhile."""
         await close_connections()
         if wish.max_waiters is None and not isinstance(self._view.http, ASGIRequest):
-            # Under WSGI the loop is this request's own, and a thread waits with it.
+            # Under WSGI the loop belongs to this request, and its thread waits, too.
             wish = dataclasses.replace(wish, max_waiters=MAX_THREADS)
         return await super().wait(wish)
 
     async def _give(self, reply: Reply) -> Response:
         if isinstance(reply, Reraise) and reply.answer is not None:
-            # Whoever is told of an error may send mail, or ask the database: not on a loop.
+            # A receiver of the error may send mail, or query the database: not on a loop.
             return await sync_to_async(self._report, thread_sensitive=False)(reply.error, reply.answer)
         return await super()._give(reply)
 
@@ -198,13 +198,13 @@ def idempotent(*, policy: Policy | None = None, scope: Scope | None = None) -> C
 
 
 def idempotent(view: Any = None, *, policy: Policy | None = None, scope: Scope | None = None) -> Any:
-    """Guard *view* by *policy*; *scope* says whose its requests are. Either may be left to the settings."""
+    """Guard *view* by *policy*; *scope* returns the user of a request. Without them the settings apply."""
     choice = Choice(policy, scope)
     return partial(_guarded, choice) if view is None else _guarded(choice, view)
 
 
 def choice_of(view: Any) -> Choice | None:
-    """Return how *view* is guarded by itself: it, or the function that ``@api_view`` was put around."""
+    """Return the mark of a guarded *view*, or of the function inside ``@api_view``."""
     made = getattr(view, "cls", None)
     if made is None:
         return _choice(view)
@@ -271,21 +271,21 @@ def _by_rest_framework(choice: Choice, view: Any, request: Request, *args: Any, 
 
 
 def _is_async(view: Any) -> bool:
-    # What as_view() returns for an async class is marked; its dispatch() is a plain function that returns a coroutine.
+    # as_view() marks an async class as async; its dispatch() is a plain function that returns a coroutine.
     return iscoroutinefunction(view) or bool(getattr(_instance_of(view), "view_is_async", False))
 
 
 def _instance_of(view: Any) -> Any:
-    """Return whose method *view* is, as ``method_decorator`` hands it over."""
+    """Return the object of the method *view*, as ``method_decorator`` passes it."""
     function = view.func if isinstance(view, partial) else view
     return getattr(function, "__self__", None)
 
 
 def _refuse(view: Any) -> None:
-    """Say no where it can be seen already that guarding *view* would not do what is meant."""
+    """Raise at import if a guard on *view* can't work as intended."""
     if not callable(view):
         raise ConfigurationError(
-            f"@idempotent guards a view, and {view!r} is none. Its arguments have names: policy=, scope=."
+            f"@idempotent guards a view, and {view!r} is not a view. Its arguments have names: policy=, scope=."
         )
     if isinstance(view, type):
         raise ConfigurationError(
@@ -294,14 +294,14 @@ def _refuse(view: Any) -> None:
         )
     if hasattr(view, "cls") or hasattr(_instance_of(view), "initialize_request"):
         raise ConfigurationError(
-            "This is a view of REST framework's, which logs in inside of it: a guard around it would not know whose "
-            "request it is. Derive it from semel.django.rest.IdempotentMixin, or put @idempotent below @api_view."
+            "This is a REST framework view, which logs in inside the view: a guard around it would not know the user. "
+            "Derive it from semel.django.rest.IdempotentMixin, or put @idempotent below @api_view."
         )
     if hasattr(view, MARK):
         raise ConfigurationError("This view is guarded already.")
     said = getattr(view, "__annotations__", {}).get("return")
     if said is StreamingHttpResponse or said == StreamingHttpResponse.__name__:
         raise ConfigurationError(
-            f"{getattr(view, '__qualname__', view)} answers with a stream, and a stream can't be given again. Leave it "
-            "unguarded; or, where what it streams is small, say that it returns HttpResponseBase."
+            f"{getattr(view, '__qualname__', view)} answers with a stream, and a stream can't be replayed. Leave it "
+            "unguarded; or, if the stream is small, annotate it to return HttpResponseBase."
         )

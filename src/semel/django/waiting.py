@@ -1,5 +1,5 @@
-"""Waiting for what must not be left half-way, and for other requests. Django cancels the task of a request whose client
-has hung up.
+"""Waiting for work that must not stop half-way, and for other requests. It decides nothing. Django cancels the task of
+a request when its client hangs up.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ T = TypeVar("T")
 
 
 def always() -> bool:
-    """Whatever happens."""
+    """Return True."""
     return True
 
 
 def nothing() -> None:
-    """Leave it at that."""
+    """Do nothing."""
 
 
 async def to_the_end(
     doing: Coroutine[Any, Any, T], *, if_: Callable[[], bool] = always, wake: Callable[[], None] = nothing
 ) -> T:
-    """Wait for *doing* to its end, whoever cancels us meanwhile, *if* it must not be stopped; then be cancelled.
+    """Wait for *doing* to its end, *if* it must not be stopped, even if this task is cancelled; then be cancelled.
 
-    Not leaving it to itself: the thread of this request, with its transaction in it, ends with the request. *wake* ends
-    what it waits for, where that is another request.
+    It can't go on in the background: the thread of this request, with its transaction, ends with the request. *wake*
+    ends its wait for another request.
     """
     context = contextvars.copy_context()
     task = asyncio.get_running_loop().create_task(doing, context=context)
@@ -48,20 +48,20 @@ async def to_the_end(
         except BaseException:  # noqa: BLE001 - it is the task's own, and given below
             break
     for variable, value in context.items():
-        # What was set on the way (a language, a time zone) is seen by whoever is around us, as if we were not there.
+        # Context variables that were set (a language, a time zone) stay visible to the code around this call.
         if variable.get(None) is not value:
             variable.set(value)
     if cancelled is not None:
         if not task.cancelled():
-            task.exception()  # Seen: nobody is there to be told.
+            task.exception()  # Retrieved, so that asyncio does not log it: no caller is left.
         raise cancelled
     return await task
 
 
 async def close_connections() -> None:
-    """Close Django's connections in the thread of this request, since it is about to wait; the next use opens them.
+    """Close Django's connections in the thread of this request before it waits; the next use opens them.
 
-    Of its many threads under an event loop each would keep one. One that is in a transaction (of a test) stays.
+    Otherwise each of the many threads under an event loop would keep one. One in a transaction (of a test) stays.
     """
     await sync_to_async(_close_connections)()
 

@@ -1,6 +1,6 @@
 """The FastAPI entry point: a dependency that guards the routes it is given to, after the app's own login has run.
 
-What holds an answer back until it is stored is the middleware of ``semel.asgi``, which ``install`` puts around the app.
+The middleware of ``semel.asgi`` holds an answer back until it is stored; ``install`` puts it around the app.
 
     install(app, store="postgresql://…")
 

@@ -1,4 +1,4 @@
-"""The dependency that guards a route. When it runs is settled in ``order.py``: after every other dependency."""
+"""The dependency that guards a route. ``order.py`` makes it run after every other dependency."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from semel.guard.request import RequestView
 from semel.operation import Operation, current
 
 _NO_SCOPE = (
-    "Idempotent(scope=…) needs to know whose request it is: give it the dependency that your routes log in with, "
+    "Idempotent(scope=…) needs the user of a request: give it the dependency that your routes log in with, "
     "returning a string such as account.id. For an API with one user, say so: scope=semel.SINGLE_TENANT."
 )
 _OUT_OF_ORDER = (
-    "This route is guarded, and Semel has not seen it: a replay could be given before the app's other dependencies "
-    "have been asked. Call semel.fastapi.install(app, store=…). An app that is mounted wrapped in something else "
-    "can't be seen into, and needs an install of its own."
+    "This route is guarded, and Semel has not found it: a replay could be given before the app's other dependencies "
+    "have run. Call semel.fastapi.install(app, store=…). An app that is wrapped in something else before it is mounted "
+    "can't be inspected, and needs its own install."
 )
 
 
 class AlreadyAnswered(HTTPException):
-    """The request has its answer already: a replay, or a refusal. It is on its way to the client, and whatever an
-    exception handler makes of this is thrown away; the status is there for those who look on.
+    """The request has its answer already: a replay, or a refusal. That answer is sent, and the response of an exception
+    handler to this is discarded. The status is for middleware that logs or counts it.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -45,15 +45,15 @@ class AlreadyAnswered(HTTPException):
 class Idempotent:
     """A dependency: the route runs once for each key, and its value is the ``Operation`` (None: there is no key).
 
-    *scope* is the dependency that says whose request it is: a string, an int, a UUID or a tuple of them. It may also be
-    ``SINGLE_TENANT``, or a function of one ``RequestView``, as the middleware takes it. *policy* is that of
-    ``install`` where none is given.
+    *scope* is the dependency that returns the user: a string, an int, a UUID or a tuple of them. It may also be
+    ``SINGLE_TENANT``, or a function of one ``RequestView``, as for the middleware. Without *policy*, that of
+    ``install`` applies.
 
-    ``Idempotent()`` guards nothing: it hands out the operation in an app that a middleware guards as a whole.
+    ``Idempotent()`` guards nothing: it returns the operation in an app that a middleware guards as a whole.
     """
 
     def __init__(self, *, scope: Any = None, policy: Policy | None = None) -> None:
-        """Guard by *policy* the requests of whoever *scope* names."""
+        """Guard requests by *policy*, with *scope* as their user."""
         if policy is not None and not isinstance(policy, Policy):
             raise ConfigurationError(f"policy must be a Policy, such as Policy.ietf(), not {policy!r}.")
         self.is_bare = scope is None
@@ -67,16 +67,16 @@ class Idempotent:
         if scope is not None and self._asks is None:
             depends = scope if isinstance(scope, Dependency) else Depends(scope)
             parameters.append(parameter("principal", Annotated[Any, depends]))
-        #: FastAPI reads here what to call this with, and so resolves the login as it does everywhere else.
+        #: FastAPI reads the parameters here, and so resolves the login as in every other route.
         self.__signature__ = inspect.Signature(parameters)
 
     async def __call__(
         self, connection: HTTPConnection, principal: object = None, *, is_last: bool = False
     ) -> Operation | None:
-        """Claim the key. FastAPI calls this; ``order.py`` sees to it that it *is last*."""
+        """Claim the key. FastAPI calls this; ``order.py`` makes sure that it *is last*."""
         scope = connection.scope
         if scope["type"] != "http":
-            return None  # A WebSocket, on a router whose other routes are guarded.
+            return None  # A WebSocket, on a router with guarded routes.
         if self.is_bare:
             return _handed_out(connection)
         if not is_last and _could_be(connection):
@@ -89,7 +89,7 @@ class Idempotent:
 
 
 async def ask(asks: Callable[[RequestView], Any], connection: HTTPConnection) -> Principal:
-    """Ask a function of one ``RequestView`` whose request it is. For a guard, where there is a key."""
+    """Call a function of one ``RequestView`` for the user of a request. A guard calls it only if there is a key."""
     scope = connection.scope
     said = asks(RequestView.of(head_of(scope), full_path(scope), scope))
     return checked_principal(await said if inspect.isawaitable(said) else said)
@@ -97,7 +97,7 @@ async def ask(asks: Callable[[RequestView], Any], connection: HTTPConnection) ->
 
 def _could_be(connection: HTTPConnection) -> bool:
     """Whether the guard of this request should have been put last."""
-    # An override has FastAPI build every dependency anew, without what was settled. Tests have them, servers don't.
+    # With an override, FastAPI rebuilds every dependency, without this order. Only tests have overrides.
     return isinstance(connection.scope.get(EXCHANGE), RoutePorts) and not connection.app.dependency_overrides
 
 
@@ -110,12 +110,12 @@ def _handed_out(connection: HTTPConnection) -> Operation | None:
         return None
 
 
-#: What names an account: a string, or several where one is not enough. None: the request has no user.
+#: The name of an account: one string, or several. None: the request has no user.
 Principal = str | tuple[str | None, ...] | None
 
 
 def checked_principal(principal: object) -> Principal:
-    """Return *principal* in strings. Nobody is None, and it is the claim that refuses nobody."""
+    """Return *principal* as strings. Without a user it is None, and the claim refuses it."""
     return tuple(map(_checked, principal)) if isinstance(principal, tuple) else _checked(principal)
 
 
@@ -126,15 +126,15 @@ def _checked(principal: object) -> str | None:
         return str(principal)
     raise ConfigurationError(
         f"scope must return a string, an int, a UUID, or a tuple of them, not {type(principal).__name__}. "
-        "Give Idempotent a dependency that returns account.id, or whatever names the account for good."
+        "Give Idempotent a dependency that returns account.id, or another lasting name of the account."
     )
 
 
 def takes_a_view(scope: Any) -> bool:
-    """Whether *scope* is to be asked with a ``RequestView``, and is no dependency.
+    """Whether *scope* takes a ``RequestView``, and is not a dependency.
 
-    It has one parameter then, which is annotated so, or not at all. To FastAPI the latter would be a query parameter,
-    and nobody logs in with one.
+    It then has one parameter, with that annotation or with none. For FastAPI the latter would be a query parameter,
+    and no login works by one.
     """
     if isinstance(scope, SingleTenant):
         return True
@@ -150,5 +150,5 @@ def takes_a_view(scope: Any) -> bool:
 
 
 def parameter(name: str, annotation: Any) -> inspect.Parameter:
-    """Return what FastAPI takes for a parameter of a dependency's."""
+    """Return a parameter in the form that FastAPI reads from a dependency."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)

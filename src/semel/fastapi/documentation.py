@@ -1,4 +1,4 @@
-"""Guarded routes in an app's OpenAPI schema. What is said of them is in ``semel.openapi``."""
+"""Guarded routes in an app's OpenAPI schema. The texts are in ``semel.openapi``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _VALIDATION = {"$ref": "#/components/schemas/HTTPValidationError"}
 
 
 def document(app: FastAPI, policy: Policy | None = None) -> None:
-    """Have *app*'s OpenAPI schema show its guarded routes; *policy* is that of routes without one of their own.
+    """Make *app*'s OpenAPI schema show its guarded routes; *policy* is for routes without one of their own.
 
-    ``install`` does this for the app it is given. A mounted app has a schema of its own. An ``app.openapi`` of your own
-    is asked first, if it is there already.
+    ``install`` does this for its app. A mounted app has its own schema. An ``app.openapi`` of your own
+    is called first, if it is there already.
     """
     default = Policy.ietf() if policy is None else policy
     generate = app.openapi
-    # The last one made: FastAPI and most replacements of its method return what they find in app.openapi_schema.
+    # The last result: FastAPI and most replacements of its method return app.openapi_schema if it is set.
     made: list[dict[str, Any]] = []
 
     def openapi() -> dict[str, Any]:

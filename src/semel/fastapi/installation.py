@@ -1,4 +1,4 @@
-"""Semel around a FastAPI app. Which of its requests are guarded, the routes say."""
+"""Puts Semel around a FastAPI app. The routes themselves say which requests are guarded."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def install(
 ) -> None:
     """Put Semel around *app*, for the routes that have an ``Idempotent``, and show them in its OpenAPI schema.
 
-    Call it before other middleware is added: what is added later is further outside, and so sees replays too. *store*,
-    *work* and *concurrency* are those of ``semel.asgi.IdempotencyMiddleware``; *policy* is that of routes without one
+    Call it before other middleware is added: what is added later is outside of it, and so sees replays, too. *store*,
+    *work* and *concurrency* are those of ``semel.asgi.IdempotencyMiddleware``; *policy* is for routes without one
     of their own. With *status_scope*, the dependency that the guarded routes log in with, requests can be accepted to
-    be run later: a route below *status_path* tells what became of them.
+    be run later: a route below *status_path* answers for their state.
     """
     switch()
     installed: list[Any] = [each.cls for each in app.user_middleware]
@@ -59,9 +59,9 @@ def install(
 
 
 class RouteMiddleware(IdempotencyMiddleware):
-    """The ASGI middleware, with an eye on the app's routes: each guard is asked last."""
+    """The ASGI middleware, which also puts the guard last among the dependencies of each route."""
 
-    #: By this an outer app knows a mounted one that has an install of its own.
+    #: Tells an outer app that a mounted one has its own install.
     is_installed: ClassVar = True
 
     def __init__(
@@ -74,7 +74,7 @@ class RouteMiddleware(IdempotencyMiddleware):
         concurrency: int = CONCURRENCY,
         status_path: str | None = None,
     ) -> None:
-        """Wrap *app*, whose routes say what is guarded; one at *status_path*, if it has one, tells of operations."""
+        """Wrap *app*. Its routes say what is guarded; one at *status_path*, if any, answers for operations."""
         super().__init__(
             app,
             store=store,
@@ -87,7 +87,7 @@ class RouteMiddleware(IdempotencyMiddleware):
         self._order = Order(Installed(Policy.ietf() if policy is None else policy, status_path is not None))
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
-        """Serve one connection of the server's."""
+        """Serve one connection."""
         if scope["type"] == "http":
             self._order.see(scope["app"].routes)
         elif scope["type"] == "lifespan":

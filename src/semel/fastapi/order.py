@@ -1,7 +1,7 @@
-"""Who is asked first: a route's guard is the last of its dependencies, wherever it was written.
+"""The order of dependencies: a route's guard is the last of them, wherever it is written.
 
-A replay is an answer. If it were given before a permission is asked for, whoever lost the permission could still read
-it; so everything else that may refuse the request comes first. What is decided about a key is not decided here.
+A replay is an answer. If it were given before a permission check, a user who lost the permission could still read it;
+so everything else that may refuse the request comes first. Nothing is decided about a key here.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from semel.fastapi.routes import Guarded, Installed, guarded_routes, guards_of, 
 
 
 class Order:
-    """The guarded routes of one app, each looked at once. A route that is added later is seen when it is there."""
+    """The guarded routes of one app, each processed once. A route that is added later is processed then."""
 
     def __init__(self, installed: Installed) -> None:
-        """Guard as was *installed*, where a route has no policy of its own."""
+        """Use the policy of *installed* for routes without one of their own."""
         self._installed = installed
         self._lists: list[Sequence[BaseRoute]] = []
         self._lengths: list[int] = []
 
     def see(self, routes: Sequence[BaseRoute]) -> None:
-        """Check and settle *routes*, unless nothing was added since the last time."""
+        """Check and reorder *routes*, unless nothing was added since the last time."""
         if self._lengths and [len(each) for each in self._lists] == self._lengths:
             return
         for each, installed in mounted(routes, self._installed):
             settle(each, installed)
-        # Last, so that what is set up wrongly is said again and again.
+        # Last, so that a configuration error is raised on every request.
         self._lists = list(lists(routes))
         self._lengths = [len(each) for each in self._lists]
 
 
 def settle(routes: Sequence[BaseRoute], installed: Installed) -> None:
-    """Make the guard of each of *routes*, around which Semel is *installed*, the last to be asked."""
+    """Make the guard of each of *routes*, in an app with Semel *installed*, the last dependency."""
     for guarded in guarded_routes(routes):
         _check(guarded, installed)
         guards = list(_guards(guarded.dependant))
         if any(each.call is _in_order for each in guards[0].dependencies):
-            continue  # It was settled when another route was added.
+            continue  # It was reordered when another route was added.
         if len(guards) > 1:
             _hoist(guarded.dependant)
         _put_last(guarded.dependant)
@@ -54,20 +54,20 @@ def settle(routes: Sequence[BaseRoute], installed: Installed) -> None:
 
 
 def _check(guarded: Guarded, installed: Installed) -> None:
-    """Refuse what would never do what its author meant."""
+    """Raise if a guard can't work as intended."""
     if len(guarded.guards) > 1:
         raise ConfigurationError(f"{guarded}: a route is guarded once, and this one has {len(guarded.guards)} guards.")
     (guard,) = guarded.guards
     if guard.is_bare:
-        return  # It says by itself where it is out of place.
+        return  # Idempotent() itself raises if it is misplaced.
     policy = guard.policy or installed.policy
     if policy.may_accept and not installed.tells_status:
         raise ConfigurationError(f"{guarded}: {NO_STATUS_ROUTE}")
     is_ever_guarded = bool(guarded.methods.intersection(policy.methods))
     if guarded.says_so_itself and not is_ever_guarded:
         raise ConfigurationError(
-            f"{guarded}: its policy guards {' and '.join(sorted(policy.methods))} only, so this route never would be. "
-            "Take Idempotent away from it, or name its method in Policy(methods=…); GET is never guarded."
+            f"{guarded}: its policy guards {' and '.join(sorted(policy.methods))} only, so this route is not guarded. "
+            "Remove Idempotent from it, or name its method in Policy(methods=…); GET is never guarded."
         )
     if is_ever_guarded and _never_ends(guarded.route):
         raise ConfigurationError(
@@ -78,27 +78,27 @@ def _check(guarded: Guarded, installed: Installed) -> None:
 
 def _never_ends(route: object) -> bool:
     response_class = getattr(route, "response_class", None)
-    # FastAPI wraps a default that was not chosen by the route.
+    # FastAPI wraps a default that the route did not set.
     response_class = getattr(response_class, "value", response_class)
     media_type = getattr(response_class, "media_type", None) or ""
     return is_endless(((b"content-type", str(media_type).encode()),))
 
 
 def _put_last(dependant: Dependant) -> None:
-    """Ask whoever asks for the guard last, and do so all the way down to it."""
+    """Move the dependency that leads to the guard to the end, on every level down to the guard."""
     others = [each for each in dependant.dependencies if not any(guards_of(each))]
     holders = [each for each in dependant.dependencies if any(guards_of(each))]
-    # A new list: a request that is under way goes through the old one.
+    # A new list: a running request iterates over the old one.
     dependant.dependencies = others + holders
     for each in holders:
         _put_last(each)
 
 
 def _hoist(dependant: Dependant) -> None:
-    """Ask before all others those who stand beside the guard inside of a dependency, if several ask for it.
+    """If several dependencies need the guard, run first what stands beside the guard in each of them.
 
-    The first of these would be asked for the guard before the second is asked for anything. FastAPI remembers what a
-    dependency returned, and does not call it again where it was found.
+    Otherwise the first one would run the guard before the second one's other dependencies. FastAPI caches a
+    dependency's result, and does not call it again at its old place.
     """
     beside = [replace(each, name=None) for each in _beside_the_guard(dependant) if each.use_cache]
     dependant.dependencies = beside + dependant.dependencies
@@ -123,10 +123,10 @@ def _guards(dependant: Dependant) -> Iterator[Dependant]:
 
 
 def _gates(dependant: Dependant, guard: Dependant) -> Iterator[Dependant]:
-    """Yield dependencies for *guard* that fail where a header or cookie of another dependency's is missing or wrong.
+    """Yield dependencies for *guard* that fail if a header or cookie of another dependency is missing or wrong.
 
-    FastAPI collects such errors, and goes on to the next dependency: a client without its ``X-Token`` would come as far
-    as the guard. Path, query and body need no gate: a replay is for the same request.
+    FastAPI collects such errors, and goes on to the next dependency: a client without its ``X-Token`` would reach the
+    guard. Path, query and body need no such check: a replay is for the same request.
     """
     yield Dependant(call=_in_order, name="is_last", path=dependant.path)
     for each in _others(dependant, guard):
@@ -148,5 +148,5 @@ def _others(dependant: Dependant, guard: Dependant) -> Iterator[Dependant]:
 
 
 async def _in_order(**_headers: object) -> bool:
-    """Tell the guard that it has been put last."""
+    """Show the guard that it was put last."""
     return True

@@ -1,4 +1,4 @@
-"""The routes of a FastAPI app, those of its routers and mounted apps too, and what guards each. It changes nothing."""
+"""The routes of a FastAPI app, with its routers and mounted apps, and the guard of each. It changes nothing."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from starlette.routing import BaseRoute, Host, Mount
 from semel.core.policy import Policy
 from semel.fastapi.dependency import Idempotent
 
-#: FastAPI has had this since it keeps included routers as they are; before, it copied their routes into the app.
+#: In newer FastAPI, which keeps included routers; older versions copied their routes into the app.
 _contexts: Any = getattr(fastapi.routing, "iter_route_contexts", None)
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What an install says of all routes of its app."""
+    """The settings of an install for all routes of its app."""
 
-    #: That of guards without one.
+    #: The policy of guards without one.
     policy: Policy
-    #: Whether the state of operations can be asked for, so that some may be accepted.
+    #: Whether there is a status route, so that requests may be accepted.
     tells_status: bool = False
 
 
@@ -37,16 +37,16 @@ class Guarded:
 
     @property
     def methods(self) -> frozenset[str]:
-        """By which it may be called."""
+        """The methods of the route."""
         return frozenset(self.route.methods or ())
 
     @property
     def says_so_itself(self) -> bool:
-        """Whether its own function has the guard as a parameter; otherwise it may be a whole router's."""
+        """Whether its own function has the guard as a parameter; otherwise it may belong to a whole router."""
         return any(each.name is not None and isinstance(each.call, Idempotent) for each in self.dependant.dependencies)
 
     def __str__(self) -> str:
-        """Name it as a reader of the code would."""
+        """Return its methods and path."""
         return f"{' '.join(sorted(self.methods))} {self.route.path}"
 
 
@@ -61,7 +61,7 @@ def guarded_routes(routes: Sequence[BaseRoute]) -> Iterator[Guarded]:
 
 
 def guards_of(dependant: Dependant) -> Iterator[Idempotent]:
-    """Yield every ``Idempotent`` that *dependant* asks for, by itself or by way of another."""
+    """Yield every ``Idempotent`` that *dependant* needs, directly or through another dependency."""
     if isinstance(dependant.call, Idempotent):
         yield dependant.call
     for each in dependant.dependencies:
@@ -89,7 +89,7 @@ def lists(routes: Sequence[BaseRoute]) -> Iterator[Sequence[BaseRoute]]:
 
 
 def _installed_on(app: object) -> Installed | None:
-    """Return what *app*'s own install says, if it has one: its guards are asked by that, wherever it is mounted."""
+    """Return the settings of *app*'s own install, if it has one: they apply wherever it is mounted."""
     for each in getattr(app, "user_middleware", ()):
         if getattr(each.cls, "is_installed", False):
             return Installed(each.kwargs["policy"] or Policy.ietf(), each.kwargs["status_path"] is not None)

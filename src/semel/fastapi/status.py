@@ -1,6 +1,6 @@
-"""The route at which the clients of a FastAPI app ask for the state of their operations, after the app's own login.
+"""The route of a FastAPI app's status URLs, after the app's own login.
 
-What they are told is not decided here.
+``flows/status`` decides on the answer.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from semel.guard.body import bodiless, framed
 from semel.openapi import status_responses
 
 _NO_SCOPE = (
-    "status_scope must say who asks for the state of an operation: give it the dependency that your guarded routes log "
+    "status_scope must return the user that asks for an operation's state: give it the dependency that your routes log "
     "in with, the same as Idempotent(scope=…) has. For an API with one user, say so: semel.SINGLE_TENANT."
 )
 
 
 def add_status_route(app: FastAPI, path: str, scope: Any, policy: Policy) -> None:
-    """Have *app* answer for the state of operations below *path*, to whoever *scope* names."""
+    """Let *app* answer for the state of operations below *path*, to the user that *scope* returns."""
 
     async def operation_status(answer: Response) -> Response:
-        """Tell what became of an operation that was accepted: 202 while it runs, then its answer itself."""
+        """Return the state of an accepted operation: 202 while it runs, then its answer itself."""
         return answer
 
-    # FastAPI reads here what to call it with. It looks for the names of annotations in this module, not in this call.
+    # FastAPI reads the parameters here. It resolves annotations in this module's names, not in this function's.
     signature = inspect.Signature([parameter("answer", Annotated[Any, Depends(Told(scope))])])
     operation_status.__signature__ = signature  # type: ignore[attr-defined]  # inspect documents it
     where = f"{path}/{{operation_name}}"
@@ -55,10 +55,10 @@ def add_status_route(app: FastAPI, path: str, scope: Any, policy: Policy) -> Non
 
 
 class Told:
-    """A dependency: what whoever asks is told of the operation that the path names."""
+    """A dependency: the answer about the operation that the path names."""
 
     def __init__(self, scope: Any) -> None:
-        """Tell those whom *scope* names: a dependency, ``SINGLE_TENANT``, or a function of one ``RequestView``."""
+        """Answer the user of *scope*: a dependency, ``SINGLE_TENANT``, or a function of one ``RequestView``."""
         if scope is None or (not callable(scope) and not isinstance(scope, Dependency)):
             raise ConfigurationError(_NO_SCOPE)
         self._asks = scope if takes_a_view(scope) else None
@@ -73,7 +73,7 @@ class Told:
         self.__signature__ = inspect.Signature(parameters)
 
     async def __call__(self, connection: HTTPConnection, operation_name: str, principal: object = None) -> Response:
-        """Find out."""
+        """Return the answer."""
         named = checked_principal(principal) if self._asks is None else partial(ask, self._asks, connection)
         answer = await tell(connection.scope, operation_name, named)
         is_head = connection.scope["method"] == "HEAD"
@@ -81,7 +81,7 @@ class Told:
 
 
 class _Given(Response):
-    """An answer of ours, as it is."""
+    """An answer of Semel, unchanged."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.body or b"", answer.status)

@@ -1,6 +1,6 @@
 """Semel for Flask: an extension for the app, and a decorator for the views to guard, below the app's own login.
 
-It is no WSGI middleware: for a whole app, or one that is not Flask's, there is ``semel.wsgi``.
+It is not a WSGI middleware: for a whole app, or for another framework, there is ``semel.wsgi``.
 
     semel = Semel(app, store="postgresql://…", scope=lambda: current_user.get_id())
 

@@ -1,4 +1,4 @@
-"""The decorator, and what can be told from the app's routes of its being misplaced. It knows nothing of stores."""
+"""The decorator, and the check of an app's routes for a misplaced one. It knows nothing of stores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXTENSION = "semel"
 
 #: Marks a guarded view, and, by ``functools.wraps``, every decorator around it.
 _GUARD = "__semel_guard__"
-#: Marks the function inside, which is not to be registered by itself.
+#: Marks the function inside, which must not be registered without its guard.
 _INSIDE = "__semel_inside__"
 #: In the environ of a request: whether a guarded view is running for it (True) or has run (False).
 _RUNNING = "semel.running"
@@ -37,7 +37,7 @@ WhoseRequest = Callable[[Request], object]
 GivenPolicy = Policy | str | Mapping[str, Any]
 
 _NO_SCOPE = (
-    "{} needs a scope, which says whose request it is: Semel(app, scope=lambda: current_user.get_id()), or "
+    "{} needs a scope, a function that returns the user: Semel(app, scope=lambda: current_user.get_id()), or "
     "@idempotent(scope=…). For an API with one user, say so: scope=semel.SINGLE_TENANT."
 )
 _PRESETS = {"ietf": Policy.ietf, "stripe": Policy.stripe}
@@ -45,7 +45,7 @@ _PRESETS = {"ietf": Policy.ietf, "stripe": Policy.stripe}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guarding:
-    """What one ``@idempotent`` says. None: as the app has it."""
+    """The settings of one ``@idempotent``. None: those of the app."""
 
     name: str
     policy: Policy | None
@@ -80,7 +80,7 @@ def _guarded(view: Callable[..., Any], *, policy: Policy | None, scope: WhoseReq
         return _serve(guarding, partial(current_app.ensure_sync(view), *args, **kwargs))
 
     setattr(guarded, _GUARD, guarding)
-    with suppress(AttributeError):  # Not every callable can be marked.
+    with suppress(AttributeError):  # Not every callable has attributes.
         setattr(view, _INSIDE, guarding)
     return guarded
 
@@ -89,7 +89,7 @@ def _serve(guarding: Guarding, view: Callable[[], Any]) -> Any:
     installed = current_app.extensions.get(EXTENSION)
     if installed is None:
         raise ConfigurationError(
-            f"{guarding.name} is guarded, and its app has no store: Semel(app, store=…, scope=…), or, in a factory, "
+            f"{guarding.name} is guarded, and its app has no store: use Semel(app, store=…, scope=…) or, in a factory, "
             "semel.init_app(app)."
         )
     policy = switched(guarding.policy or installed.policy)
@@ -113,7 +113,7 @@ def _serve(guarding: Guarding, view: Callable[[], Any]) -> Any:
 
 
 def policy_of(given: GivenPolicy | None) -> Policy:
-    """Return the policy that *given* stands for, if it can be kept here."""
+    """Return the policy that *given* stands for, if it works in Flask."""
     if given is None or isinstance(given, str):
         preset = _PRESETS.get(given or "ietf")
         policy = preset() if preset else None
@@ -133,13 +133,13 @@ def policy_of(given: GivenPolicy | None) -> Policy:
 
 
 def asked(scope: Scope | None) -> WhoseRequest | None:
-    """Return *scope* as a function of the request, whether or not it wants one."""
+    """Return *scope* as a function of the request, also if it takes no argument."""
     if scope is None:
         return None
     wants_request = _can_be_called(scope, None)
     if not wants_request and not _can_be_called(scope):
         raise ConfigurationError(
-            "scope must be callable, with the request or with nothing, such as lambda: current_user.get_id(). "
+            "scope must be a function of the request or of nothing, such as lambda: current_user.get_id(). "
             f"This is not: {scope!r}."
         )
 
@@ -157,13 +157,13 @@ def _can_be_called(function: object, *args: object) -> bool:
         signature(function).bind(*args)
     except TypeError:
         return False
-    except ValueError:  # It is written in C, and does not say.
+    except ValueError:  # It is written in C, and has no signature.
         pass
     return True
 
 
 def check_routes(app: Flask, policy: Policy, scope: WhoseRequest | None) -> None:
-    """Raise ``ConfigurationError`` for a guard that can't work as it is placed. Its app's are *policy* and *scope*."""
+    """Raise ``ConfigurationError`` for a misplaced guard. *policy* and *scope* are the app's."""
     views = app.view_functions
     guards = {each for view in views.values() if (each := getattr(view, _GUARD, None))}
     for endpoint, view in views.items():
@@ -182,6 +182,6 @@ def check_routes(app: Flask, policy: Policy, scope: WhoseRequest | None) -> None
         guarded = (guarding.policy or policy).methods
         if all(methods is not None and methods.isdisjoint(guarded) for methods in taken):
             raise ConfigurationError(
-                f"{endpoint}: {guarding.name} is guarded, and takes none of {', '.join(sorted(guarded))}. Take "
-                "@idempotent away, or give it a policy with the view's methods."
+                f"{endpoint}: {guarding.name} is guarded, and takes none of {', '.join(sorted(guarded))}. Remove "
+                "@idempotent, or give it a policy with the view's methods."
             )

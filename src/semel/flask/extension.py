@@ -1,4 +1,4 @@
-"""The extension: what the guarded views of one app share, from its settings to what runs beside it."""
+"""The extension: what the guarded views of one app share, from settings to background services."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Semel:
         policy: GivenPolicy | None = None,
         work: bool | None = None,
     ) -> None:
-        """Guard the views of *app* that say ``@idempotent``. What is left out here, ``SEMEL_STORE``, ``SEMEL_SCOPE``,
-        ``SEMEL_POLICY`` and ``SEMEL_WORK`` in the app's config say.
+        """Guard the views of *app* that have ``@idempotent``. Arguments that are left out come from the app's config:
+        ``SEMEL_STORE``, ``SEMEL_SCOPE``, ``SEMEL_POLICY`` and ``SEMEL_WORK``.
 
         *store* is a URL, a store, or what the application already has: Flask-SQLAlchemy's ``db``, an engine, a pool.
-        *scope* says whose request it is; it is called with the request, or with nothing if it takes nothing. With
+        *scope* returns the user of a request; it is called with the request, or with nothing if it takes nothing. With
         *work*, this process also sweeps and reaps, as ``semel work`` does.
         """
         self._given = {"STORE": store, "SCOPE": scope, "POLICY": policy, "WORK": work}
@@ -52,7 +52,7 @@ class Semel:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
-        """Read the app's config, and be ready to guard its views. Nothing is connected to yet."""
+        """Read the app's config, and prepare to guard its views. No connection is opened yet."""
         if EXTENSION in app.extensions:
             raise ConfigurationError("This app has a Semel already. Use Semel(app), or semel.init_app(app) once.")
         settings = self._settings(app)
@@ -83,7 +83,7 @@ class Installed:
     """What the guarded views of one app share: ``app.extensions["semel"]``."""
 
     def __init__(self, app: Flask, policy: Policy, scope: Scope | None, store: Any) -> None:
-        """Guard by *store* what says so in *app*."""
+        """Guard the marked views of *app* by *store*."""
         switch()
         self.policy = policy
         self.scope = asked(scope)
@@ -94,11 +94,11 @@ class Installed:
         self.workers: Workers | None = None
         self._app = app
         self._is_checked = False
-        # Here too and not at the first request alone, which may come in a thread that may not touch signals.
+        # Here, and not only at the first request, since signal handlers can be set in the main thread only.
         self.guard.gate.close_on_sigterm()
 
     def start(self) -> None:
-        """Do what is to be done before the first request and not before: routes are added, and servers may fork."""
+        """Prepare for the first request. Not before it, since routes are still added, and servers may fork."""
         if not self._is_checked:
             check_routes(self._app, self.policy, self.scope)
             self.guard.gate.close_on_sigterm()
@@ -107,11 +107,11 @@ class Installed:
             self.workers.start()
 
     def drain(self) -> None:
-        """Take on nothing new: guarded requests are refused (503), and those under way end. SIGTERM does this too."""
+        """Refuse new guarded requests (503), and let those under way end. SIGTERM does this, too."""
         self.guard.gate.close()
 
     def close(self) -> None:
-        """Stop what runs beside, and let go of every connection of the store's."""
+        """Stop the background services, and close every connection of the store."""
         if self.workers is not None:
             self.workers.stop()
         self.guard.leases.close()
@@ -119,7 +119,7 @@ class Installed:
 
 
 def _opened(app: Flask, given: Any) -> tuple[Store, Callable[[], None]]:
-    """Return the store, and what undoes what a view in its transaction has not committed."""
+    """Return the store, and a function that rolls back what a view has not committed."""
     if isinstance(given, Store):
         return given, _nothing
     db = app.extensions.get("sqlalchemy")
@@ -133,7 +133,7 @@ def _opened(app: Flask, given: Any) -> tuple[Store, Callable[[], None]]:
 
 
 def _nothing() -> None:
-    """Nothing is ours to undo: the view has its own connection."""
+    """Do nothing: the view has its own connection."""
 
 
 def _let_go(_error: BaseException | None) -> None:

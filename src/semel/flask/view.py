@@ -1,4 +1,4 @@
-"""One request to a Flask view, in the core's terms and back. What is decided about it, ``flows/serve`` decides."""
+"""One request to a Flask view, as values of the core, and back. It decides nothing: ``flows/serve`` does."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ try:
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("semel.flask needs Flask 3. Run: pip install 'semel[flask]'") from error
 
-#: Where the body of a guarded request waits until the request ends, in its environ.
+#: The key in the environ under which the body of a guarded request is kept until the request ends.
 BODY = "semel.body"
 
-#: Where Flask keeps what it has read of a body.
+#: The attribute in which Flask caches a body.
 _KEPT = frozenset({"form", "files", "_cached_data"})
 
 _READ_BEFORE = (
@@ -36,18 +36,18 @@ class FlaskView(View[Response]):
     """The request that Flask is serving in this context, and the view it is for."""
 
     def __init__(self, view: Callable[[], Any], scope: Callable[[Request], object], undo: Callable[[], None]) -> None:
-        """*scope* says whose request it is; *undo* undoes what a view that raises has not committed."""
+        """*scope* returns the user of the request; *undo* rolls back what a view that raises has not committed."""
         self.head = head_of(request.environ)
         self._view = view
         self._scope = scope
         self._undo = undo
 
     def whose(self) -> object:
-        """Ask the application, whose login has run by now."""
+        """Ask the application for the user: its login has run by now."""
         return self._scope(request)
 
     def read_body(self, limit: int) -> Buffer | None:
-        """Read the body, and leave it where Flask will look for it; or find what Flask has made of it already."""
+        """Read the body, and put it where Flask reads it; or take it from Flask's cache."""
         if not _was_touched(request):
             return self._read_stream(limit)
         length = declared_length(self.head)
@@ -62,7 +62,7 @@ class FlaskView(View[Response]):
                 request.form.items(multi=True),
                 ((name, each.filename, each.content_type, each.stream) for name, each in files),
             )
-        # Of a chunked one nobody can tell what is missing.
+        # The length of a chunked body is not known, so a missing part can't be noticed.
         if len(data) < length or (is_taken and "HTTP_TRANSFER_ENCODING" in request.environ):
             raise ConfigurationError(_READ_BEFORE)
         return data if len(data) <= limit else None
@@ -74,16 +74,16 @@ class FlaskView(View[Response]):
         try:
             is_whole = read_body(request.environ, self.head, body, limit)
         finally:
-            # Whatever came of it: in report mode the view runs all the same.
+            # Also after a failure: in report mode the view runs anyway.
             give_back(request.environ, body, is_whole=is_whole)
         return body.buffer() if is_whole else None
 
     def call(self) -> Response:
-        """Call the view. What Flask's error handlers make of an exception is the view's answer, too."""
+        """Call the view. The answer of Flask's error handlers to an exception counts as the view's answer."""
         try:
             answer = self._view()
         except SemelError:
-            # Such as NoEffect: it is for the flow to judge, before any handler for every Exception.
+            # Such as NoEffect: the flow handles it, before an application's handler for every Exception.
             raise
         except Exception as error:  # noqa: BLE001 - one that no handler is for is raised again there
             self._undo()
@@ -91,7 +91,7 @@ class FlaskView(View[Response]):
         return current_app.make_response(answer)
 
     def take(self, response: Response, limits: Limits) -> Taken:
-        """Return the *response* as far as it can be kept. A stream is read as far, and goes on from there."""
+        """Return the part of the *response* that can be kept. A stream is read up to the limits; the rest follows."""
         headers = lowered(response.get_wsgi_headers(request.environ))
         if response.is_sequence:
             whole = b"".join(response.iter_encoded())
@@ -108,7 +108,7 @@ class FlaskView(View[Response]):
             response.direct_passthrough = False
             response.response = [kept]
         if hasattr(stream, "close"):
-            response.call_on_close(stream.close)  # The response would have closed it, had it still been its own.
+            response.call_on_close(stream.close)  # The response no longer owns the stream, and would not close it.
         return Taken(response.status_code, headers, kept)
 
     def response_of(self, answer: Answer) -> Response:
@@ -124,19 +124,19 @@ class FlaskView(View[Response]):
         return response.status_code
 
     def report(self, error: Exception) -> None:
-        """Tell whoever listens to Flask's signal, and the app's log, as Flask does with what no handler is for."""
+        """Send Flask's signal and log the error, as Flask does with an unhandled exception."""
         app: Any = current_app
         got_request_exception.send(app._get_current_object(), _async_wrapper=app.ensure_sync, exception=error)  # noqa: SLF001 - as Flask's documentation has it
         app.log_exception((type(error), error, error.__traceback__))
 
 
 def _leave_to_stream(response: Response) -> Response:
-    """Leave the body to an answer that streams: it may read from it after its request has ended."""
+    """Keep the body open for an answer that streams: it may read the body after the request has ended."""
     if not response.is_sequence and (body := request.environ.pop(BODY, None)) is not None:
         response.call_on_close(body.close)
     return response
 
 
 def _was_touched(request: Request) -> bool:
-    """Whether Flask has begun to read the body, for a ``before_request`` function or a decorator outside."""
+    """Whether the body was read before, by a ``before_request`` function or a decorator outside."""
     return not vars(request).keys().isdisjoint({"stream", *_KEPT})

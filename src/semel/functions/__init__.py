@@ -1,5 +1,5 @@
-"""Any function, once for each key: jobs, tasks, receivers of webhooks, scripts. It is guarded by what guards a request;
-here is only how a function asks for it.
+"""Any function, once for each key: jobs, tasks, receivers of webhooks, scripts. The guard is the same as for requests;
+this package only adapts functions to it.
 """
 
 from semel.errors import FailedBefore

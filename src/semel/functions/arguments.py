@@ -1,7 +1,7 @@
-"""What a call was made with, written down so that a retry can be compared with it. It is never read back.
+"""The arguments of a call as bytes, so that a retry can be compared with it. They are never parsed back.
 
-The rule is *exact or nothing*: two values that a function could tell apart are never written alike (numbers excepted:
-1 and 1.0 are one), and a value that can't be written with certainty is refused.
+The rule is *exact or none*: two values that a function could tell apart never have the same bytes (except numbers:
+1 and 1.0 are equal), and a value without a certain form is refused.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import PurePath
 from typing import Any
 from uuid import UUID
 
-#: Marks what JSON has no form for. A dictionary with such a name in it is written in another way.
+#: Marks a value that JSON has no form for. A dictionary with this name in it is written in another way.
 MARK = "$"
 
 _encode = json.JSONEncoder(allow_nan=False, sort_keys=True, separators=(",", ":")).encode
 
-#: The first kind that fits says how it is written: a datetime is a date too, and an Enum may be a string.
+#: The first type that fits is used: a datetime is a date, too, and an Enum may be a string.
 _MARKED: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
     (Enum, "enum", lambda each: f"{type(each).__qualname__}.{each.name}"),
     (bytes, "bytes", bytes.hex),
@@ -38,20 +38,20 @@ _MARKED: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
 
 
 class CantBeWritten(TypeError):
-    """This value has no form of its own that a retry's could be compared with."""
+    """This value has no form that a retry could be compared with."""
 
     def __init__(self, value: object) -> None:
-        """Say what kind of *value* it was; not which, for it may be a secret."""
+        """Name the type of *value*, and not the value, which may be a secret."""
         super().__init__(type(value).__qualname__)
 
 
 def written(forms: Any) -> bytes:
-    """Write down what ``form_of`` has returned, or several of it in a list or under names."""
+    """Return the bytes of what ``form_of`` has returned, or of a list or dict of such forms."""
     return _encode(forms).encode()
 
 
 def form_of(value: object) -> Any:
-    """Return *value* in a form that JSON can hold: the same for equal values, another for any other."""
+    """Return *value* in a form that JSON can hold: the same for equal values, different for all others."""
     try:
         form = _form_of(value)
         _encode(form)
@@ -79,5 +79,5 @@ def _form_of(value: Any) -> Any:
 def _members(value: Mapping[Any, Any]) -> Any:
     if all(isinstance(name, str) and not name.startswith(MARK) for name in value):
         return {name: _form_of(each) for name, each in value.items()}
-    # JSON would make one name of 1 and "1".
+    # In JSON the names 1 and "1" would be the same.
     return {MARK + "dict": sorted([_encode(_form_of(name)), _encode(_form_of(each))] for name, each in value.items())}

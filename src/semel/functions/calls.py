@@ -1,4 +1,4 @@
-"""One guarded call of a function, in both colours. ``flows/guard`` says in what order."""
+"""One guarded call of a function, sync and async. The order of steps is in ``flows/guard``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from semel.guard.ports import AsyncCallPorts, AsyncGuard, Guard, ThreadPorts
 from semel.operation import Operation, enter
 from semel.telemetry.logs import logger
 
-#: A flow that has all but its ports.
+#: A flow with all its arguments except the ports.
 FunctionFlow = Callable[[Any], Coroutine[Any, Any, Reply]]
 
 
@@ -46,7 +46,7 @@ class FunctionCall(ThreadPorts):
         try:
             result = self._call()
             if inspect.iscoroutine(result):
-                # Nothing has run yet, so nothing is lost by saying so.
+                # Nothing has run yet, so it is safe to raise.
                 result.close()
                 _refuse_coroutine(self._name)
         except Exception as error:  # noqa: BLE001 - it is the flow's to judge
@@ -92,4 +92,4 @@ class AsyncFunctionCall(AsyncCallPorts):
 
 
 def _refuse_coroutine(name: str) -> None:
-    raise ConfigurationError(f"{name} returned a coroutine. Guard the `async def` itself: nobody could await it here.")
+    raise ConfigurationError(f"{name} returned a coroutine. Guard the `async def` itself: it can't be awaited here.")

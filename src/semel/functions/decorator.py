@@ -1,4 +1,4 @@
-"""``idempotent`` and ``once``: what people type. What they ask for is checked here, and done elsewhere."""
+"""``idempotent`` and ``once``. The arguments are checked here; the guard itself is elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from semel.core.scope import SINGLE_TENANT
 from semel.errors import ConfigurationError
 from semel.functions.calls import AsyncFunctionCall, FunctionCall
 from semel.functions.guards import async_guard_at, guard_at
-from semel.functions.job import Compare, Job, Whose
+from semel.functions.job import Compare, Job, Owner
 from semel.functions.names import Function, is_async, name_of, signature_of
 from semel.functions.results import Codec, Results
 from semel.guard.request import switch
@@ -22,12 +22,12 @@ from semel.guard.request import switch
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: A queue, or a person, tries again later than an HTTP client does.
+#: Queues and operators retry later than HTTP clients do.
 RETENTION = timedelta(days=30)
-#: A one-off is for good: longer than anybody keeps the script.
+#: A one-off must never run again: longer than any script is kept.
 ONE_OFF_RETENTION = timedelta(days=3650)
 
-#: Where a policy can say what needs a request, and what it may say otherwise.
+#: The fields of a policy that need a request, and the values that do not.
 _WITHOUT_A_REQUEST: dict[str, tuple[object, ...]] = {
     "enforcement": ("enforce",),
     "in_progress": ("conflict", "wait"),
@@ -39,7 +39,7 @@ _WITHOUT_A_REQUEST: dict[str, tuple[object, ...]] = {
 def idempotent(
     *,
     key: str | Function,
-    scope: Whose = SINGLE_TENANT,
+    scope: Owner = SINGLE_TENANT,
     store: Any = None,
     name: str | None = None,
     compare: Compare = "arguments",
@@ -52,9 +52,9 @@ def idempotent(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Run a function once for each key, and return its first result to every later call.
 
-    *key* is the name of a parameter, or a function of the same arguments; so is *scope*, where it is no string. Keys
-    are kept under the scope and the function's *name*. *store* is a URL, a store, an engine or a pool; by default what
-    ``SEMEL_STORE`` says. *compare* says what must be the same on a retry. An exception frees the key, unless it is one
+    *key* is the name of a parameter, or a function of the same arguments; *scope* is a string, or such a function. Keys
+    are kept under the scope and the function's *name*. *store* is a URL, a store, an engine or a pool; else it is
+    ``SEMEL_STORE``. *compare* says what must be the same on a retry. An exception frees the key, unless it is one
     of *keep*.
     """
     policy = _policy(policy, RETENTION, compare, retention=retention, lease=lease, on_crash=on_crash)
@@ -73,7 +73,7 @@ def once(
     function: Callable[..., R],
     /,
     *args: Any,
-    scope: Whose = SINGLE_TENANT,
+    scope: Owner = SINGLE_TENANT,
     store: Any = None,
     name: str | None = None,
     compare: Compare = "arguments",
@@ -84,9 +84,9 @@ def once(
     lease: timedelta | None = None,
     on_crash: OnCrash | None = None,
 ) -> R:
-    """Call ``function(*args)`` once for *key*; return its first result whenever this is asked again.
+    """Call ``function(*args)`` once for *key*; return its first result to every later call.
 
-    To be awaited where *function* is ``async def``. The rest is as of ``idempotent``.
+    Await it if *function* is ``async def``. The other arguments are those of ``idempotent``.
     """
     policy = _policy(policy, ONE_OFF_RETENTION, compare, retention=retention, lease=lease, on_crash=on_crash)
     is_awaited = is_async(function)
@@ -126,7 +126,7 @@ def _job(
     policy: Policy,
     *,
     key: str | Function,
-    scope: Whose,
+    scope: Owner,
     compare: Compare,
     keep: type[Exception] | Iterable[type[Exception]],
     codec: Codec | None,
@@ -146,7 +146,7 @@ def _policy(
 ) -> Policy:
     if given is not None and not isinstance(given, Policy):
         raise ConfigurationError(f"policy must be a Policy, such as Policy.ietf(), not {given!r}.")
-    switch()  # What it can't be is an error here, and not at the first call.
+    switch()  # A wrong value is an error here, and not at the first call.
     policy = Policy(retention=usual_retention) if given is None else given
     for field, possible in _WITHOUT_A_REQUEST.items():
         value = getattr(policy, field)
@@ -157,7 +157,7 @@ def _policy(
     changes: dict[str, Any] = {field: value for field, value in said.items() if value is not None}
     if compare is None:
         changes["fingerprint"] = None
-    # Of a function's endings not the statuses decide, but `keep`: what is to be kept is, and all else is freed.
+    # For functions `keep` decides, and not statuses: an ending in it is kept, and every other one frees the key.
     return dataclasses.replace(
         policy, scope_by="operation", keep=FINAL_STATUSES, server_errors="keep", dialect="ietf", **changes
     )

@@ -1,5 +1,5 @@
-"""Where the keys of functions are kept, found when one is first called: one store for each URL, however many functions
-name it. What is opened here is closed here; a store that was given belongs to whoever gave it.
+"""The guards of functions, opened at the first call: one store for each URL, however many functions name it. What is
+opened here is closed here; a store that was passed in is not.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ VARIABLE = "SEMEL_STORE"
 
 _Loop = asyncio.AbstractEventLoop
 
-# Written to by ``setdefault``, which is one step: of two threads that come first one's guard is used, and the other's
-# has opened nothing. There is no lock, since a child that is forked while it is held could never take it.
+# Written to by ``setdefault``, which is atomic: if two threads are first, one guard is used, and the other one
+# has opened nothing. There is no lock, since a child that is forked while it is held could never acquire it.
 
 #: By what was given.
 _guards: dict[Any, Guard] = {}
@@ -30,17 +30,17 @@ _on_loops: dict[tuple[_Loop, str | Tiered], tuple[AsyncGuard, AsyncGenerator[Non
 
 
 def guard_at(given: Any) -> Guard:
-    """Return what guards plain functions by the store that was *given*."""
+    """Return the guard of plain functions on the store that was *given*."""
     given = _named(given)
     return _guards.get(given) or _guards.setdefault(given, _guard(given))
 
 
 async def async_guard_at(given: Any) -> AsyncGuard:
-    """Return what guards async functions on the running loop by the store that was *given*."""
+    """Return the guard of async functions on the running loop and the store that was *given*."""
     given = _named(given)
     durable = given.durable if isinstance(given, Tiered) else given
     if not isinstance(durable, str) or durable.startswith("memory:"):
-        # The application's own, on whichever loop it uses it; or nothing that belongs to a loop.
+        # The application's own store, which it uses on its own loop; or one that belongs to no loop.
         return _async_guards.get(given) or _async_guards.setdefault(given, _async_guard(given))
     place = asyncio.get_running_loop(), given
     if place not in _on_loops:
@@ -87,7 +87,7 @@ def _named(given: Any) -> Any:
 
 
 async def _close_at_the_end(place: tuple[_Loop, str | Tiered], guard: AsyncGuard) -> AsyncGenerator[None, None]:
-    # A loop that is about to end closes the async generators that were begun on it, as ``asyncio.run`` does.
+    # At its end ``asyncio.run`` closes the async generators of its loop.
     try:
         yield
     finally:

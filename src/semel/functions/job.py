@@ -1,4 +1,4 @@
-"""What a guarded function is called, and what of a call is its key, its owner and its likeness. It runs nothing."""
+"""The name of a guarded function, and the key, scope and compared content of a call. It runs nothing."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ from semel.guard.request import switch
 
 #: What must be the same on a retry: every argument, what a function chooses, or nothing but the key.
 Compare = Function | Literal["arguments"] | None
-#: Whose key it is: a name, or a function of the same arguments.
-Whose = str | Function
+#: The owner of the key: a name, or a function of the same arguments.
+Owner = str | Function
 
-#: Stands where a request has its method, so that no function's key meets a request's.
+#: In the place of a request's method, so that keys of functions and of requests never collide.
 METHOD = "CALL"
 
 _JSON = ((b"content-type", b"application/json"),)
-#: Whose method it is does not count: most objects can't be written down.
+#: The object of a method does not count: most objects have no form to compare.
 _OWNERS = frozenset({"self", "cls"})
-#: What is compared with a default without asking the value's own idea of equality.
+#: Only these are compared with a default: the ``==`` of other types may be the application's own.
 _SIMPLE = (bool, int, float, str, bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A function, and how its calls are told apart."""
+    """A function, and how the keys of its calls are found."""
 
     function: Function
     signature: inspect.Signature
     name: str
     key: str | Function
-    scope: Whose
+    scope: Owner
     compare: Compare
     policy: Policy
     results: Results
 
     def __post_init__(self) -> None:
-        """Say no to what can never work."""
+        """Refuse settings that can't work."""
         if isinstance(self.key, str) and self.key not in self.signature.parameters:
             raise ConfigurationError(f"key: {self.name} has no parameter {self.key!r}. Name one, or give a function.")
         if not isinstance(self.key, str) and not callable(self.key):
@@ -70,11 +70,11 @@ class Job:
             raise ConfigurationError('compare must be "arguments", a function of the same arguments, or None.')
         for setting in ("key", "scope", "compare"):
             if inspect.iscoroutinefunction(getattr(self, setting)):
-                raise ConfigurationError(f"{setting} must be a plain function: it is asked before anything is awaited.")
+                raise ConfigurationError(f"{setting} must be a plain function: it is called before any await.")
 
     def flow(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, notes_replays: bool) -> FunctionFlow:
-        """Return the flow of one call. What can't be guarded is refused here, before anything is asked of a store."""
-        # First of all, so that a call that Python would refuse is refused in Python's own words.
+        """Return the flow of one call. A call that can't be guarded is refused here, before the store is asked."""
+        # First, so that wrong arguments raise Python's own TypeError.
         bound = self.signature.bind(*args, **kwargs)
         key = self._key(bound, args, kwargs)
         principal = self._principal(args, kwargs)
@@ -100,7 +100,7 @@ class Job:
         if not isinstance(value, str):
             raise ConfigurationError(f"The key of {self.name} must be a string, not {type(value).__name__}.")
         if len(value) > self.policy.max_key_length:
-            # Never cut short: that would make one key of two.
+            # Never truncated: two keys could become one.
             raise KeyInvalid(
                 f"The key of this call of {self.name} has {len(value)} characters, "
                 f"and at most {self.policy.max_key_length} are kept. Give a digest of it."
@@ -115,7 +115,7 @@ class Job:
         try:
             return principal_of(principal)
         except ScopeMissing:
-            message = f"scope of {self.name} gave {principal!r}. A key belongs to somebody: say to whom."
+            message = f"scope of {self.name} returned {principal!r}. It must return the owner of the key."
             raise ScopeMissing(message) from None
 
     def _likeness(self, bound: inspect.BoundArguments, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
@@ -130,7 +130,7 @@ class Job:
         parameters = bound.signature.parameters
         if name in _OWNERS and name == next(iter(parameters)):
             return False
-        # What is left at its default does not count, so that a parameter can be added while retries are on their way.
+        # An argument at its default does not count, so that a parameter can be added while retries are under way.
         default = parameters[name].default
         is_default = value is default or (
             isinstance(value, _SIMPLE) and type(value) is type(default) and value == default
@@ -143,9 +143,9 @@ class Job:
             return form_of(value)
         except CantBeWritten as error:
             raise ConfigurationError(
-                f"{self.name}: {what} holds a {error}, which can't be written down to compare a retry with. Give "
+                f"{self.name}: {what} holds a {error}, which can't be compared with a retry's. Give "
                 "compare=, a function of the same arguments that returns what must be the same "
-                "(compare=lambda order: [order.id, order.total]); or compare=None, to go by the key alone."
+                "(compare=lambda order: [order.id, order.total]); or compare=None, to compare the key alone."
             ) from None
 
 

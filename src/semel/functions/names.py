@@ -1,4 +1,4 @@
-"""What a function is called, and how it is to be called. It calls none."""
+"""The name and the signature of a function. It calls none."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from semel.errors import ConfigurationError
 
 Function = Callable[..., Any]
 
-#: What a module is called while it runs as a program, and in a process that multiprocessing has spawned from one.
+#: Names of a module that runs as a program, and of its copy in a process that multiprocessing has spawned.
 _PROGRAMS = frozenset({"__main__", "__mp_main__"})
 
 
 def signature_of(function: Function) -> inspect.Signature:
-    """Return what *function* can be called with. Some that are written in C don't say: then, with anything."""
+    """Return the signature of *function*. Some functions in C have none: then any arguments are allowed."""
     try:
         return inspect.signature(function)
     except ValueError:
@@ -26,7 +26,7 @@ def signature_of(function: Function) -> inspect.Signature:
 
 
 def name_of(function: Function, given: Any = None) -> str:
-    """Return what *function* is called: its keys are kept under this name."""
+    """Return the name of *function*: its keys are kept under it."""
     if given is not None:
         if not isinstance(given, str) or not given or not given.isprintable():
             raise ConfigurationError(f"name must be a printable string, not {given!r}.")
@@ -39,19 +39,19 @@ def name_of(function: Function, given: Any = None) -> str:
 
 
 def is_async(function: Function) -> bool:
-    """Whether a call of *function* is to be awaited; refuse what is called in no usual way."""
+    """Whether a call of *function* must be awaited; refuse what is not a function."""
     if not callable(function):
         raise ConfigurationError(
-            f"{type(function).__name__} is no function. Put @idempotent under @classmethod and @staticmethod."
+            f"{type(function).__name__} is not a function. Put @idempotent under @classmethod and @staticmethod."
         )
     call = function if hasattr(function, "__qualname__") or isinstance(function, partial) else function.__call__  # type: ignore[operator]  # an object's own
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
-        raise ConfigurationError(f"{name_of(function)} is a generator: what it yields can't be kept as a result.")
+        raise ConfigurationError(f"{name_of(function)} is a generator: what it yields can't be stored as a result.")
     return inspect.iscoroutinefunction(call)
 
 
 def module_of(named: Any) -> str:
-    """Return the name of its module as others import it, even where that is the program itself: keys are kept by it."""
+    """Return the name by which its module is imported, also if it runs as the program: keys are kept under it."""
     module: str = named.__module__
     if module not in _PROGRAMS:
         return module

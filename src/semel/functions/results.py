@@ -1,4 +1,4 @@
-"""What a function returned or raised, as it is stored and as a retry gets it. Nothing here calls a function."""
+"""A function's result or exception, as it is stored and as a retry gets it. Nothing here calls a function."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from semel.operation import Operation
 RETURNED = 200
 RAISED = 500
 
-#: Characters of a kept exception's own words. Some hold a whole response of somebody's.
+#: Characters of a stored exception's message. Some hold the whole response of another service.
 MAX_WORDS = 1000
 
 JSON_TYPE = b"application/json"
 CODECS_TYPE = b"application/octet-stream"
 
-#: Refusals that are stored in place of a result, or made of one that was not kept, by the slug they are stored under.
+#: Refusals that are stored in place of a result, or stand for one that was not kept, by their slug.
 _STORED_REFUSALS: dict[str, type[Refusal]] = {each.slug: each for each in (Abandoned, NotReplayable)}
 
 
 class Codec(Protocol):
-    """How results become bytes, where JSON will not do. It must read back what older code of yours has written."""
+    """How results become bytes, if JSON is not enough. It must read what older versions of your code have written."""
 
     def encode(self, result: Any, /) -> bytes:
         """Write *result*."""
@@ -52,13 +52,13 @@ class Codec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """How the results of one function are kept."""
+    """How the results of one function are stored."""
 
     name: str
     codec: Codec | None
     #: The exceptions that are an outcome, and kept.
     keep: tuple[type[Exception], ...]
-    #: Whether all that a failed call has written is undone.
+    #: Whether everything that a failed call has written is rolled back.
     is_atomic: bool
 
     def encode(self, result: object) -> bytes:
@@ -72,11 +72,11 @@ class Results:
 
     @property
     def headers(self) -> Headers:
-        """What is stored beside a result: in whose hand it is written."""
+        """The headers stored with a result: which codec wrote it."""
         return ((b"content-type", JSON_TYPE if self.codec is None else CODECS_TYPE),)
 
     def decode(self, body: bytes, headers: Headers) -> Any:
-        """Read a result back. One that was written before there was a codec, or by an operator, is JSON."""
+        """Read a result back. One from before there was a codec, or from an operator, is JSON."""
         if self.codec is None or (b"content-type", JSON_TYPE) in headers:
             return json.loads(body)
         return self.codec.decode(body)
@@ -94,31 +94,31 @@ class Results:
         """Return what is stored of *error*."""
         kind = f"{module_of(type(error))}.{type(error).__qualname__}".removeprefix("builtins.")
         said = {"error": kind, "message": _words(error)}
-        # Escaped: the words of an exception may hold what UTF-8 can't.
+        # Escaped: the message of an exception may hold characters that UTF-8 can't encode.
         return Answer(RAISED, ((b"content-type", JSON_TYPE),), json.dumps(said).encode())
 
 
 class Outcome:
-    """What one call came to, as far as this process knows."""
+    """How one call ended, as far as this process knows."""
 
     def __init__(self, results: Results) -> None:
-        """Nothing has been run."""
+        """Start before anything has run."""
         self._results = results
         self._result: Any = None
         self.error: Exception | None = None
-        #: Whether the function was called: by this call, and not by another with its key.
+        #: Whether this call ran the function, and not another call with its key.
         self.has_run = False
 
     def returned(self, result: object, operation: Operation, limit: int) -> Ending:
-        """Take what the function returned, and say how it ended."""
+        """Note the function's result, and return its ending."""
         headers = self._results.headers
         try:
             body = self._results.encode(result)
-            # What a retry will get is what the first caller gets: nobody comes to depend on the difference.
+            # The first caller gets the same as a retry will get, so that no code depends on a difference.
             self._result = self._results.decode(body, headers)
         except Exception as error:  # noqa: BLE001 - a codec is the application's, and may raise anything
             self.error = error
-            # It has run and must not run again, unless nothing of it is left or all of it is in its steps.
+            # It has run and must not run again, unless it was rolled back, or all of it is in its steps.
             is_safe = self._results.is_atomic or operation.has_no_effect or operation.story.is_used
             return _freed(operation) if is_safe else streaming(RETURNED, headers, operation)
         if len(body) > limit:
@@ -126,7 +126,7 @@ class Outcome:
         return answered(Answer(RETURNED, headers, body), operation, reached_handler=True)
 
     def raised(self, error: Exception, operation: Operation) -> Ending:
-        """Take what the function raised, and say how it ended."""
+        """Note what the function raised, and return its ending."""
         self.error = error
         is_ours = isinstance(error, SemelError)
         said_nothing = operation.has_no_effect or isinstance(error, NoEffect)
@@ -145,9 +145,9 @@ class Outcome:
         return self._result
 
     def refused(self, refusal: Refusal) -> SemelError:
-        """Return what the caller is told where the flow has refused."""
+        """Return what the caller gets if the flow has refused."""
         if self.has_run and isinstance(refusal, InProgress):
-            # By the time this worker had a result, another had the operation. It is thrown away.
+            # Another worker had taken the operation over before this one had a result. The result is discarded.
             return LeaseLost()
         if isinstance(refusal, StoreError):
             refusal.retry_after = STORE_RETRY_AFTER_SECONDS
@@ -155,7 +155,7 @@ class Outcome:
 
 
 def _freed(operation: Operation) -> Ending:
-    # To the flow it is as if the function had not been reached: nothing is kept, whatever the policy keeps.
+    # For the flow this is as if the function had not run: nothing is kept, whatever the policy keeps.
     return answered(Answer(RAISED), operation, reached_handler=False)
 
 

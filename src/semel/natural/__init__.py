@@ -1,4 +1,4 @@
-"""Natural keys: a row's unique constraint is the key. Insert the row, or get the stored one, and know which it was.
+"""Natural keys: a row's unique constraint is the key. Insert the row, or get the stored one, and say which it was.
 
 It keeps no record of its own and replays no answer: what is stored is the row itself. It joins the transaction that the
 caller has open, and never commits.

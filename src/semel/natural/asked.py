@@ -1,5 +1,5 @@
-"""What is asked for: a row, and which of its columns are its key. It is checked here, before anything is sent; what
-only the database can know (whether there is such a column, and such a constraint) is not.
+"""The arguments of a call: a row, and which of its columns are its key. They are checked here, before anything is sent.
+What only the database knows (whether there is such a column, and such a constraint) is not checked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Asked:
         same: str | Iterable[str] | None = None,
         where: Any = None,
     ) -> Asked:
-        """Check that it makes sense. Without *same*, every given column must be the same in a stored row."""
+        """Check the arguments. Without *same*, every given column must be the same in a stored row."""
         if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
             raise ConfigurationError(f"{into}: values must be a mapping from the names of columns to their values.")
         given = dict(values)
@@ -47,7 +47,7 @@ class Asked:
                 raise ConfigurationError(f"{into}: unique= names {name!r}, and values has no such column. Give it.")
             if given[name] is None:
                 raise ConfigurationError(
-                    f"{into}: {name!r} is None. To a unique constraint NULL equals nothing, so every retry would "
+                    f"{into}: {name!r} is None. In a unique constraint NULL equals nothing, so every retry would "
                     "insert another row. Give a value."
                 )
         must_be = tuple(given) if same is None else _names(same)
@@ -58,7 +58,7 @@ class Asked:
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """The columns whose stored value may differ: those of the key can't."""
+        """The columns that are compared: not those of the key, which can't differ."""
         return tuple(name for name in self.values if name not in self.unique)
 
     @property
@@ -68,5 +68,5 @@ class Asked:
 
 
 def _names(given: str | Iterable[str]) -> tuple[str, ...]:
-    # ("number") is a string; taken for a sequence, it would name columns n, u, m, b, e and r.
+    # ("number") is a string; as a sequence, it would name columns n, u, m, b, e and r.
     return (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))

@@ -1,4 +1,4 @@
-"""Natural keys on a connection of asyncpg's, whether of a pool or not."""
+"""Natural keys on an asyncpg connection, from a pool or not. The statements are in ``text.py``."""
 
 from __future__ import annotations
 

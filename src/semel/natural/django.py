@@ -1,7 +1,7 @@
-"""Natural keys on a connection of Django's, for a model. No savepoint is needed: a key that is there is no error.
+"""Natural keys on a Django connection, for a model. No savepoint is needed: an existing key is not an error.
 
-The row is made of an instance, so defaults and ``auto_now`` are as ever, and what comes back is an instance as a query
-would bring it. ``save()`` is not called, no signal is sent, and nothing is validated.
+The row is made from an instance, so defaults and ``auto_now`` work, and the result is an instance as a query
+would return it. ``save()`` is not called, no signal is sent, and nothing is validated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TEXTS: Mapping[str, Any] = {"postgresql": PostgresText, "sqlite": SQLiteText}
 
 def insert_or_get(connection: Any, into: Any, asked: Asked) -> Got[Any]:
     """Insert the row, or get the stored one."""
-    if isinstance(connection, ConnectionProxy):  # What django.db calls `connection` stands for this thread's.
+    if isinstance(connection, ConnectionProxy):  # django.db.connection is a proxy for this thread's connection.
         connection = connections[connection.alias]
     if connection.vendor not in _TEXTS:
         raise ConfigurationError(f"Natural keys work on PostgreSQL and SQLite, and not on {connection.vendor}.")
@@ -60,20 +60,20 @@ class _Row:
         if any(field.model._meta.db_table != meta.db_table for field in meta.concrete_fields):  # noqa: SLF001 - the same
             raise ConfigurationError(f"{asked.into} is kept in more than one table. Use the model that has the key.")
         self._fields = [field for field in meta.concrete_fields if field.column is not None]
-        #: Generated ones are read only, and not even that before the row is there.
+        #: Generated columns can't be written, and have no value before the row is inserted.
         self._written = [field for field in self._fields if not getattr(field, "generated", False)]
         self._named = {name: field for field in self._written for name in (field.name, field.attname)}
         for name, value in asked.values.items():
             if name not in self._named:
-                raise ConfigurationError(f"{asked.into} has no field {name!r} that a column is written for.")
+                raise ConfigurationError(f"{asked.into} has no field {name!r} with a column that can be written.")
             if hasattr(value, "resolve_expression"):
                 raise ConfigurationError(
-                    f"{asked.into}: {name!r} is given as an expression, and what it comes to can't be compared with a "
+                    f"{asked.into}: {name!r} is given as an expression, and its value can't be compared with a "
                     "stored row. Give a value, or let the field have a default."
                 )
 
     def shape(self) -> Shape:
-        """Return what is inserted and compared, by columns."""
+        """Return the columns to insert and to compare."""
         instance = self._model(**self._asked.values)
         inserted: dict[str, Any] = {}
         placeholders: dict[str, str] = {}
@@ -101,7 +101,7 @@ class _Row:
         )
 
     def instance(self, _columns: tuple[str, ...], values: Sequence[Any]) -> Any:
-        """Make an instance of a row, as a query would."""
+        """Make an instance from a row, as a query would."""
         compiler = ModelQuery(self._model).get_compiler(connection=self._connection)
         table = self._model._meta.db_table  # noqa: SLF001 - Django documents it
         converters = compiler.get_converters([field.get_col(table) for field in self._fields])
@@ -136,7 +136,7 @@ class _Row:
             return where.replace("%", "%%")
         if not isinstance(where, Q):
             raise ConfigurationError(f"{self._asked.into}: where= must be the Q of the constraint, or SQL as a string.")
-        # As a UniqueConstraint writes its condition: with values in it, since an index has no parameters.
+        # As a UniqueConstraint writes its condition: with literal values, since an index has no parameters.
         query = ModelQuery(self._model, alias_cols=False)
         compiler = query.get_compiler(connection=self._connection)
         sql, parameters = query.build_where(where).as_sql(compiler, self._connection)

@@ -1,4 +1,4 @@
-"""What a database's error means for whoever asked. It decides by codes where there are codes; it catches nothing."""
+"""What a database's error means for the caller. It decides by error codes if there are any; it catches nothing."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _DEFERRABLE = "55000"
 _UNKNOWN = frozenset({"42703", "42P01"})
 _SERIALIZATION = "40001"
 
-#: SQLite has one code for all of these, so its words must do. They are of the statement and not of its data.
+#: SQLite has one code for all of these, so the message decides. It is about the statement and not about its data.
 _SQLITE_NO_CONSTRAINT = "ON CONFLICT clause does not match"
 _SQLITE_UNKNOWN = ("has no column named", "no such table")
 
 _RETRY = (
-    "Semel: a rival stored a row under this key ({key}) after your transaction had taken its snapshot, so this "
+    "Semel: another transaction stored a row under this key ({key}) after yours had taken its snapshot, so this "
     "transaction can neither insert it nor see it. Roll back and run the whole transaction again; or use READ "
     "COMMITTED."
 )
 
 
 def explain(error: Exception, asked: Asked) -> None:
-    """Raise what *error* means, if it means that the question was wrong; else leave it, with a note where one helps.
+    """Raise ``ConfigurationError`` if *error* means that the arguments are wrong; else only add a note, if one helps.
 
-    A serialization failure stays the driver's own: whoever runs transactions above READ COMMITTED catches that.
+    A serialization failure stays the driver's own error: code that runs transactions above READ COMMITTED catches that.
     """
     origin = _origin(error)
     state = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)

@@ -1,8 +1,8 @@
-"""In what order a row is inserted or got, once for every driver. It sends nothing by itself: it yields statements, and
-is sent their rows.
+"""The order of statements to insert or get a row, once for every driver. It sends nothing by itself: it yields
+statements, and receives their rows.
 
-Insert first, and look only when that brought nothing: looking first would let two callers see nothing and both insert.
-The look is a statement of its own, since only a new snapshot shows what a rival has committed meanwhile.
+Insert first, and read only if that returned nothing: if two callers read first, both would see nothing and both would
+insert. The read is a separate statement, since only a new snapshot shows what another transaction has committed.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ R = TypeVar("R")
 S_co = TypeVar("S_co", covariant=True)
 R_co = TypeVar("R_co", covariant=True)
 
-#: Each further try takes a rival that deletes the row between two statements of ours, and one more that inserts it
-#: again. Nobody meets ten by chance.
+#: Each further try needs one transaction that deletes the row between the two statements, and another that inserts it
+#: again. Ten in a row do not happen by chance.
 TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a statement brought."""
+    """The rows of a statement."""
 
     columns: tuple[str, ...]
     rows: Sequence[Sequence[Any]]
 
 
 class Language(Protocol[S_co, R_co]):
-    """How a database, or a toolkit above it, says it."""
+    """The statements of a database, or of a toolkit above it."""
 
     @property
     def asked(self) -> Asked:
-        """What it says."""
+        """The arguments of the call."""
 
     def insert(self) -> S_co:
-        """Insert the row unless its key is there; bring it back, whether the key is no NULL, and any predicate."""
+        """Insert the row unless its key is there; return it, whether the key is not NULL, and the predicate's value."""
 
     def stored(self) -> Generator[S_co, Rows, Rows]:
-        """Read the row under the key; bring it, and last a yes or no for each compared column."""
+        """Read the row under the key; return it, and after it a boolean for each compared column."""
 
     def row(self, columns: tuple[str, ...], values: Sequence[Any]) -> R_co:
-        """Make of what was brought what the caller is given."""
+        """Convert the database's row to the caller's."""
 
 
 def insert_or_get(language: Language[S, R]) -> Generator[S, Rows, Got[R]]:
@@ -66,9 +66,9 @@ def insert_or_get(language: Language[S, R]) -> Generator[S, Rows, Got[R]]:
         if stored.rows:
             return _stored(language, stored)
     raise RowNotSeen(
-        f"{asked.into}: no row could be inserted under this key ({asked.key}), and none was found there, {TRIES} times "
-        "over. Look for a row-level security policy that hides it, a trigger that drops it, or a unique index whose "
-        "collation is not its column's."
+        f"{asked.into}: no row could be inserted under this key ({asked.key}), and none was found there, in {TRIES} "
+        "tries. Look for a row-level security policy that hides it, a trigger that drops it, or a unique index with "
+        "another collation than its column."
     )
 
 
@@ -77,13 +77,13 @@ def _new(language: Language[Any, R], rows: Rows) -> Got[R]:
     row, (is_key, *holds) = _split(language, rows, 1 if asked.where is None else 2)
     if not is_key:
         raise ConfigurationError(
-            f"{asked.into}: the key ({asked.key}) is NULL in the row that went in, whatever was given for it, and a "
-            "retry would add another. Roll back, and give a value that is stored as one."
+            f"{asked.into}: the key ({asked.key}) is NULL in the inserted row, though a value was given, and a "
+            "retry would add another. Roll back, and give a value that is not stored as NULL."
         )
     if not all(holds):
         raise ConfigurationError(
-            f"{asked.into}: where= does not hold for the row that went in, so the index does not have it, and a "
-            "retry would add another. Roll back, and give values for which it holds."
+            f"{asked.into}: where= is false for the inserted row, so it is not in the index, and a "
+            "retry would add another. Roll back, and give values for which it is true."
         )
     return Got(row, is_new=True)
 
@@ -95,7 +95,7 @@ def _stored(language: Language[Any, R], rows: Rows) -> Got[R]:
     got = Got(row, is_new=False, differs=differs)
     if wrong := [name for name in differs if name in asked.same]:
         raise RowDiffers(
-            f"{asked.into}: the row that is stored under this key ({asked.key}) differs from the given one in "
+            f"{asked.into}: the stored row under this key ({asked.key}) differs from the given one in "
             f"{', '.join(wrong)}. If a retry may differ there, leave it out of same=.",
             got=got,
         )
@@ -109,7 +109,7 @@ def _split(language: Language[Any, R], rows: Rows, flags: int) -> tuple[R, list[
 
 
 def run(flow: Generator[S, Rows, Got[R]], perform: Callable[[S], Rows]) -> Got[R]:
-    """Carry it out in this thread."""
+    """Run the statements in this thread."""
     try:
         statement = next(flow)
         while True:
@@ -125,7 +125,7 @@ def run(flow: Generator[S, Rows, Got[R]], perform: Callable[[S], Rows]) -> Got[R
 
 
 async def arun(flow: Generator[S, Rows, Got[R]], perform: Callable[[S], Awaitable[Rows]]) -> Got[R]:
-    """Carry it out on this event loop."""
+    """Run the statements on this event loop."""
     try:
         statement = next(flow)
         while True:

@@ -1,4 +1,4 @@
-"""The one function that people call. It looks at the type of the connection, and imports only what that belongs to."""
+"""``insert_or_get``, the public function. It chooses by the connection's type, and imports only what that needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from semel.natural.got import Got
 
 M = TypeVar("M")
 
-#: By the package and the name of a connection's type (nothing is imported to look at it): who knows how to use it.
+#: The module for each type of connection, by the type's package and name, so that no driver is imported.
 _KINDS = {
     ("asyncpg", "Connection"): ("semel.natural.asyncpg", "async_insert_or_get"),
     ("asyncpg", "PoolConnectionProxy"): ("semel.natural.asyncpg", "async_insert_or_get"),
@@ -45,25 +45,25 @@ class PlainConnection(Protocol):
 
 
 class Fetched(Protocol):
-    """What a blocking statement brings."""
+    """The result of a blocking statement."""
 
     def fetchall(self) -> Any:
         """Return the rows."""
 
 
 class DjangoConnection(Protocol):
-    """A connection of Django's."""
+    """A Django connection."""
 
     alias: str
     vendor: str
 
 
 class NamedTable(Protocol):
-    """A ``Table`` of SQLAlchemy's."""
+    """A SQLAlchemy ``Table``."""
 
     @property
     def fullname(self) -> str:
-        """Its name, after its schema."""
+        """Its name, with its schema."""
 
 
 @overload
@@ -117,10 +117,10 @@ def insert_or_get(
 ) -> Any:
     """Insert a row, or get the one that is stored under its key; ``got.is_new`` tells which. Nothing is committed.
 
-    *connection* is one of psycopg's, asyncpg's, sqlite3's, SQLAlchemy's or Django's, or a session of SQLAlchemy's, and
-    its transaction is joined; with an async one the call is awaited. *into* is the name of a table, a ``Table`` or a
-    model. *unique* names the columns of a unique constraint; *same* those in which a stored row must not differ from
-    *values*, or ``RowDiffers`` is raised: all, unless it is said. *where* is the predicate of a partial unique index.
+    *connection* is a connection of psycopg, asyncpg, sqlite3, SQLAlchemy or Django, or a SQLAlchemy session. Its
+    transaction is joined; with an async one, await the call. *into* is the name of a table, a ``Table`` or a model.
+    *unique* names the columns of a unique constraint; *same* the columns in which a stored row must not differ from
+    *values* (default: all), or ``RowDiffers`` is raised. *where* is the predicate of a partial unique index.
     """
     kind = _kind(connection)
     if kind is None:

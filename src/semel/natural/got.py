@@ -1,4 +1,4 @@
-"""What comes of it: a row, new or stored. Nothing here reads or writes one."""
+"""The result: a row, new or stored. Nothing here reads or writes one."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class Got(Generic[R]):
 
     row: R
     is_new: bool
-    #: The given columns in which a stored row says something else, in the order in which they were given.
+    #: The given columns in which a stored row differs, in the order in which they were given.
     differs: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Natural keys on a connection of psycopg's, plain or async."""
+"""Natural keys on a psycopg connection, sync or async. The statements are in ``text.py``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def insert_or_get(connection: Connection[Any], into: object, asked: Asked) -> Go
     """Insert the row, or get the stored one."""
 
     def perform(query: Query) -> Rows:
-        # Not connection.execute: the connection may have cursors and rows of another kind.
+        # Not connection.execute: the connection may have another cursor class or row factory.
         with RawCursor(connection, row_factory=tuple_row) as cursor:
             cursor.execute(query.sql, query.parameters)
             return Rows(tuple(column.name for column in cursor.description or ()), cursor.fetchall())

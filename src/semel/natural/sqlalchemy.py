@@ -1,8 +1,8 @@
-"""Natural keys on a connection or a session of SQLAlchemy's. The sync way is the only way; the async one walks it in
+"""Natural keys on a SQLAlchemy connection or session. There is only sync code; the async function runs it in
 SQLAlchemy's own greenlet.
 
-On a session a model comes back as an object of that session. The session is flushed first, as before a query, and what
-it already held of the stored row is read again. No ORM event of inserting is fired, and ``__init__`` is not called.
+On a session, a model is returned as an object of that session. The session is flushed first, as before a query, and an
+object that it already had of the stored row is refreshed. No ORM insert event is fired, and ``__init__`` is not called.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def insert_or_get(connection: Connection | Session | scoped_session[Any], into: 
                 f"{asked.into}: a Connection brings no objects. Give a Session, or the table: {asked.into}.__table__."
             )
         return _run(_Language(asked, target, given), given.execute)
-    # What is pending may be what the row refers to, and what is changed must not be lost to a fresh reading.
+    # The row may refer to pending objects, and a refresh must not discard unflushed changes.
     given.flush()
     where = {"mapper": target.mapper, "clause": target.table}
     below = given.connection(bind_arguments=where)
@@ -64,7 +64,7 @@ async def async_insert_or_get(
 def _run(language: _Language, execute: Callable[[Executable], Result[Any]]) -> Got[Any]:
     def perform(statement: Executable) -> Rows:
         result = execute(statement)
-        # A model may bring a collection by a join, and then its row comes once for each element.
+        # A model may load a collection by a join, and then its row comes once for each element.
         rows = result.all() if language.is_plain else result.unique().all()
         return Rows(tuple(result.keys()), rows)
 
@@ -73,7 +73,7 @@ def _run(language: _Language, execute: Callable[[Executable], Result[Any]]) -> G
 
 @dataclass(frozen=True)
 class _Target:
-    """What is inserted into: a table, or the table of a model; and its columns, by the names that the caller uses."""
+    """The table to insert into, or that of a model; and its columns, by the names that the caller uses."""
 
     entity: Any
     table: Table
@@ -90,7 +90,7 @@ class _Target:
                 )
             if isinstance(value, ClauseElement) or hasattr(value, "__clause_element__"):
                 raise ConfigurationError(
-                    f"{asked.into}: {name!r} is given as an SQL expression, and what it comes to can't be compared "
+                    f"{asked.into}: {name!r} is given as an SQL expression, and its value can't be compared "
                     "with a stored row. Give a value, or let the column have a default."
                 )
         return found
@@ -116,7 +116,7 @@ class _Target:
 
 
 class _Language:
-    """Says it in SQLAlchemy's own constructs, so that a column's type does to a value what it does elsewhere."""
+    """The statements as SQLAlchemy constructs, so that a column's type converts values as it does elsewhere."""
 
     def __init__(self, asked: Asked, target: _Target, connection: Connection) -> None:
         dialect = connection.dialect
@@ -132,7 +132,7 @@ class _Language:
 
     @property
     def is_plain(self) -> bool:
-        """Whether rows come as they are, and not as objects."""
+        """Whether rows are returned, and not objects."""
         return self._target.mapper is None
 
     def insert(self) -> Executable:
@@ -140,14 +140,14 @@ class _Language:
         columns = [self._target.columns[name] for name in self.asked.unique]
         inserted = _INSERTS[self._dialect.name](self._target.entity).values(dict(self.asked.values))
         unless = inserted.on_conflict_do_nothing(index_elements=columns, index_where=self._where)
-        # With parameters of its own: those in the conflict's predicate are written out, and would not be sent.
+        # With its own parameters: those in the conflict's predicate are literals, and would not be sent.
         holds = [] if self._where is None else [replacement_traverse(self._where, {}, _copied)]
         is_key = and_(*(column.is_not(None) for column in columns))
         statement: Executable = unless.returning(self._target.entity, is_key, *holds)
         return statement
 
     def stored(self) -> Generator[Executable, Rows, Rows]:
-        """Ask PostgreSQL for the columns' types, for the reason that is said in ``text.py``; then for the row."""
+        """Ask PostgreSQL for the columns' types, for the reason given in ``text.py``; then for the row."""
         types: dict[str, tuple[str, bool]] = {}
         if self._dialect.name == "postgresql":
             known = yield text(COLUMN_TYPES.format(":table_name")).bindparams(table_name=self._table())
@@ -180,14 +180,14 @@ class _Language:
 
 
 def _copied(element: Any, **_: Any) -> Any:
-    """Return a parameter's like under another name, and None for what is no parameter."""
+    """Return a copy of a parameter under another name; None for other elements."""
     if not isinstance(element, BindParameter):
         return None
     return bindparam(None, element.value, type_=element.type, expanding=element.expanding)
 
 
 class _Written(UserDefinedType[Any]):
-    """A type as the database itself writes it."""
+    """A type, written as the database writes it."""
 
     cache_ok = True
 

@@ -1,4 +1,4 @@
-"""Natural keys on a connection of ``sqlite3``."""
+"""Natural keys on a connection of ``sqlite3``. The statements are in ``text.py``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def insert_or_get(connection: sqlite3.Connection, into: object, asked: Asked) ->
         cursor = connection.cursor()
         cursor.row_factory = None
         cursor.execute(query.sql, query.parameters)
-        # To the end: a RETURNING that is left half-read keeps its statement, and the write lock, open.
+        # To the end: a RETURNING that is not read to its end keeps the statement and the write lock.
         rows = cursor.fetchall()
         return Rows(tuple(name for name, *_ in cursor.description), rows)
 
@@ -31,11 +31,11 @@ def insert_or_get(connection: sqlite3.Connection, into: object, asked: Asked) ->
 
 
 def _mark(_: int) -> str:
-    return "?"  # Numbered ones count as names, and are to be refused with a sequence of values.
+    return "?"  # Numbered ones count as names, and sqlite3 will refuse them with a sequence of values.
 
 
 def check_version() -> None:
-    """Refuse a SQLite that is too old to say what it inserted."""
+    """Refuse a SQLite version without RETURNING."""
     if sqlite3.sqlite_version_info < _RETURNING_SINCE:
         raise ConfigurationError(
             f"Natural keys need SQLite 3.35 or newer, and this is {sqlite3.sqlite_version}: it has no RETURNING."

@@ -1,5 +1,5 @@
-"""The statements, as text, for PostgreSQL and for SQLite. Names are quoted here and values are parameters; whoever runs
-them is elsewhere.
+"""The statements, as text, for PostgreSQL and for SQLite. Names are quoted here and values are parameters. Nothing here
+runs a statement.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from semel.natural.flow import Rows
 
 R = TypeVar("R")
 
-#: The type of each column of a table as it is written in a CAST, and whether it has an equality of its own. Enums,
-#: arrays and ranges borrow one, json and xml have none; their text tells as well, and never fails.
+#: The type of each column of a table as it is written in a CAST, and whether it has its own equality operator. Enums,
+#: arrays and ranges borrow one, json and xml have none; those are compared as text, which never fails.
 COLUMN_TYPES = """
 SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), EXISTS (
     SELECT FROM pg_catalog.pg_opclass AS o JOIN pg_catalog.pg_am AS m ON m.oid = o.opcmethod
@@ -36,7 +36,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The row as the database knows it: by columns, with values as the driver takes them."""
+    """The row by columns, with values as the driver takes them."""
 
     #: Quoted.
     table: str
@@ -44,7 +44,7 @@ class Shape:
     unique: tuple[str, ...]
     compared: tuple[str, ...]
     where: str | None = None
-    #: What is brought back.
+    #: The columns to return.
     returned: str = "*"
     #: A placeholder of its own for a column that needs one.
     placeholders: Mapping[str, str] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Shape:
 def plain(asked: Asked, into: object) -> Shape:
     """Take the names as they are: those of columns, and of a table that may have its schema before a dot."""
     if not isinstance(into, str):
-        raise ConfigurationError(f"{asked.into}: this driver knows no models. Give the name of the table.")
+        raise ConfigurationError(f"{asked.into}: this driver has no models. Give the name of the table.")
     if not (asked.where is None or isinstance(asked.where, str)):
         raise ConfigurationError(f"{asked.into}: where= must be the predicate of the index in SQL, as a string.")
     table = ".".join(map(quoted, into.split(".")))
@@ -61,7 +61,7 @@ def plain(asked: Asked, into: object) -> Shape:
 
 
 def as_dict(columns: tuple[str, ...], values: Sequence[Any]) -> dict[str, Any]:
-    """Make a mapping of a row."""
+    """Return a row as a mapping."""
     return dict(zip(columns, values, strict=True))
 
 
@@ -73,7 +73,7 @@ def quoted(name: str) -> str:
 
 
 class Text(Generic[R]):
-    """What both databases say alike."""
+    """The parts that are the same in both databases."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Text(Generic[R]):
         mark: Callable[[int], str],
         row: Callable[[tuple[str, ...], Sequence[Any]], R],
     ) -> None:
-        """Write the n-th parameter as *mark* does, and make a *row* of what comes back."""
+        """Write the n-th parameter as *mark* does, and convert results by *row*."""
         self.asked = asked
         self.row = row
         self._shape = shape
@@ -97,7 +97,7 @@ class Text(Generic[R]):
         where = "" if shape.where is None else f" WHERE {shape.where}"
         is_key = " AND ".join(f"{quoted(column)} IS NOT NULL" for column in shape.unique)
         holds = "" if shape.where is None else f", ({shape.where})"
-        # DO UPDATE would bring a stored row as well, and write a new version of it each time.
+        # DO UPDATE would return a stored row as well, but write a new version of it each time.
         return draft.query(
             f"INSERT INTO {shape.table} ({columns}) VALUES ({values}) "  # noqa: S608 - names are quoted
             f"ON CONFLICT ({key}){where} DO NOTHING RETURNING {shape.returned}, ({is_key}){holds}"
@@ -114,7 +114,7 @@ class Text(Generic[R]):
 
 
 class PostgresText(Text[R]):
-    """PostgreSQL. The database compares, and it takes each value for what its column would have made of it.
+    """PostgreSQL. The database compares, after it has cast each value to the type of its column.
 
     Otherwise 0.125, which a ``numeric(10, 2)`` stores as 0.13, would differ from itself on every retry.
     """
@@ -137,7 +137,7 @@ class PostgresText(Text[R]):
 
 
 class SQLiteText(Text[R]):
-    """SQLite. It gives a parameter the affinity of the column that it is compared with, as it does on inserting."""
+    """SQLite. It gives a parameter the affinity of the column that it is compared with, as in an INSERT."""
 
     def stored(self) -> Generator[Query, Rows, Rows]:
         """Ask for the row."""
@@ -148,7 +148,7 @@ class SQLiteText(Text[R]):
 
 
 class _Draft:
-    """A statement in the making: parameters are counted in the order in which they are put into it."""
+    """A statement under construction: parameters are numbered in the order in which they are added."""
 
     def __init__(self, shape: Shape, mark: Callable[[int], str]) -> None:
         self._shape = shape

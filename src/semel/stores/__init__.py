@@ -1,9 +1,9 @@
-"""Where records are kept: one home per database, opened by URL. All of them pass one conformance suite.
+"""Where records are kept: one package per database, opened by URL. All of them pass one conformance suite.
 
-Instead of a URL, an application may give what it has: an engine or a sessionmaker of SQLAlchemy's, a pool of psycopg's
-or asyncpg's. Its transactions are then those of atomic mode and of phases. Claims and leases go over a few connections
-of the store's own, made as the engine or the pool makes its own: a claim must be seen by others before the handler's
-transaction ends.
+Instead of a URL, an application may give what it has: a SQLAlchemy engine or sessionmaker, a pool of psycopg or
+asyncpg. Atomic mode and phases then use its transactions. Claims and leases go over a few connections of the store's
+own, made in the same way as the engine or the pool makes them: a claim must be visible to other processes before the
+handler's transaction ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SCHEMES = "sqlite:///file.db, postgresql://user@host/database, redis://host/0, 
 
 _REDIS = ("redis", "rediss", "redis+cluster", "redis+sentinel")
 
-#: Each store is imported when it is asked for: its driver is an extra.
+#: Each store is imported on first use: its driver is an extra.
 _STORES = {
     "memory": ("semel.stores.memory", "MemoryStore"),
     "postgres": ("semel.stores.postgres.store", "PostgresStore"),
@@ -42,8 +42,8 @@ _ASYNC_STORES = {
 }
 
 
-#: What an application may give, by the package and the name of its type (nothing is imported to look at it), and who
-#: takes transactions from it.
+#: What an application may give, by the package and the name of its type, so that no driver is imported, and the class
+#: that takes transactions from it.
 _GIVEN = {
     ("flask_sqlalchemy", "SQLAlchemy"): ("semel.stores.connections.flask_sqlalchemy", "FlaskSQLAlchemyConnections"),
     ("psycopg_pool", "ConnectionPool"): ("semel.stores.connections.psycopg", "PsycopgConnections"),
@@ -61,10 +61,10 @@ _WHAT = "a URL or what the application has (an engine, a sessionmaker, a connect
 
 
 def store(given: Any, *, url: str | None = None) -> Store:
-    """Return the store at a URL, or where an engine or a pool connects to, for threads. It connects on first use.
+    """Return the store at a URL, or on that of an engine or a pool, for threads. It connects on first use.
 
-    *url* adds settings such as ``?table=``. Claims and leases then go where it says, and as it says, whatever else the
-    engine or the pool does to connect.
+    *url* adds settings such as ``?table=``. Claims and leases then connect by this URL, and not by the settings of the
+    engine or the pool.
     """
     if isinstance(given, Tiered):
         tiered: Store = import_module(_TIERED).opened(given, url)
@@ -77,10 +77,10 @@ def store(given: Any, *, url: str | None = None) -> Store:
 
 
 def async_store(given: Any, *, url: str | None = None) -> AsyncStore:
-    """Return the store at a URL, or where an engine or a pool connects to, for an event loop. It connects on first use.
+    """Return the store at a URL, or on that of an engine or a pool, for an event loop. It connects on first use.
 
-    *url* adds settings such as ``?table=``. Claims and leases then go where it says, and as it says, whatever else the
-    engine or the pool does to connect.
+    *url* adds settings such as ``?table=``. Claims and leases then connect by this URL, and not by the settings of the
+    engine or the pool.
     """
     if isinstance(given, Tiered):
         tiered: AsyncStore = import_module(_TIERED).async_opened(given, url)
@@ -88,7 +88,7 @@ def async_store(given: Any, *, url: str | None = None) -> AsyncStore:
     if not isinstance(given, str) and _kind(_GIVEN, given):
         name = type(given).__name__
         raise ConfigurationError(
-            f"{name} would hold up the event loop. Give its async twin; or use it in a WSGI app, or with store()."
+            f"{name} would block the event loop. Give the async one; or use it in a WSGI app, or with store()."
         )
     made: AsyncStore = _made(_ASYNC_STORES, _ASYNC_GIVEN, given, url)
     return made
@@ -117,7 +117,7 @@ def _find(stores: _Table, url: str) -> Any:
     try:
         scheme = urlsplit(url).scheme
     except ValueError:
-        # Python's own words may quote the password, so they go no further.
+        # Python's own message may quote the password, so it is not passed on.
         message = "The store's URL can't be read. Write odd characters in it as %XX, as in p%40ss for p@ss."
         raise ConfigurationError(message) from None
     if scheme not in stores:

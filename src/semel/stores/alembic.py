@@ -1,4 +1,4 @@
-"""For Alembic: which tables of a database are Semel's, so that autogenerate leaves them alone. It imports no Alembic.
+"""For Alembic: which tables of a database are Semel's, so that autogenerate ignores them. It does not import Alembic.
 
 In ``env.py``::
 
@@ -13,8 +13,8 @@ from semel.stores.statement import DEFAULT_TABLE, Names
 
 
 def include_name(name: str | None, type_: str, parent_names: Any, *, table: str = DEFAULT_TABLE) -> bool:  # noqa: ARG001 - Alembic's own signature
-    """Say of a *name* in the database whether Alembic is to compare it with your models: Semel's tables are not.
+    """Return whether Alembic should compare *name* with your models: False for Semel's tables.
 
-    Where the store's URL says ``?table=…``, so does ``functools.partial(include_name, table="…")``.
+    If the store's URL has ``?table=…``, use ``functools.partial(include_name, table="…")``.
     """
     return not (type_ == "table" and name in Names(table).tables)

@@ -1,24 +1,24 @@
-"""What every store promises, in both colours. How one keeps its promises is its own affair.
+"""The interface and the guarantees of every store, sync and async. No store is implemented here.
 
-A store carries out the commands of ``core/commands/keys.py`` and ``upkeep.py``, each in a transaction of its own; and
-it lends transactions of the application's own, in which those of ``steps.py`` are carried out. It guarantees
-(``semel.testing.conformance`` holds it to each):
+A store carries out the commands of ``core/commands/keys.py`` and ``upkeep.py``, each in its own transaction; and it
+opens transactions for the application, in which the commands of ``steps.py`` are carried out. It guarantees
+(``semel.testing.conformance`` tests each):
 
 1. A claim is one atomic step. Of any number of claims on one (scope, key), in any number of processes, one wins.
-2. At most one hold on a record is live; every write after the claim compares attempt *and* token, and a write whose
-   hold is no longer live changes nothing and is ``FENCED``.
+2. At most one hold on a record is live; every write after the claim compares attempt *and* token, and a write under a
+   hold that is no longer live changes nothing and is ``FENCED``.
 3. A terminal record does not change until it expires, and reading it writes nothing.
 4. The fingerprint is stored with the claim, and stays as it is until the record expires.
-5. Leases and retention are judged by the store's clock alone.
+5. Leases and retention are measured by the store's clock alone.
 6. What ``Complete`` stored comes back byte for byte: status, header pairs in order, body; a tombstone stays one.
-7. A ``Complete``, ``Save`` or ``Release`` whose reply was lost may be repeated, and a claim whose reply was lost bears
-   its token.
+7. A ``Complete``, ``Save`` or ``Release`` may be repeated if its reply was lost, and the record of a claim has its
+   token, so that a claim with a lost reply is found.
 8. A store that can't be reached raises ``StoreUnavailable``, and says whether the statement had been sent.
 9. ``Save`` stores steps and recovery point; they stay through every take-over until the record expires, and a record
    with steps is never deleted by ``Release``.
-10. Nothing in flight is reaped: ``Reap`` touches records that are past retention by the store's clock and that nobody
-    holds, and of the parked ones none. Several may reap and sweep at once.
-11. What a record does not tell by itself leaves a line in the audit trail, in the same transaction: a take-over, a
+10. Nothing in progress is reaped: ``Reap`` touches records that are past retention by the store's clock and that no
+    worker holds, and no parked ones. Several processes may reap and sweep at once.
+11. What the record itself does not show leaves a line in the audit trail, in the same transaction: a take-over, a
     step, a release, what services and operators did. With ``?audit=all`` every change does; a renewal, a milestone and
     a replay leave none.
 12. A claim that is accepted makes a pending record, with its request and without a lease. Only a take-over without a
@@ -45,7 +45,7 @@ from semel.stores.transaction import AsyncTransaction, Transaction
 T = TypeVar("T")
 
 
-#: Asked for once: every line of the audit trail has it.
+#: Computed once: every line of the audit trail has it.
 _HOST = socket.gethostname()
 
 
@@ -60,28 +60,28 @@ _NO_TRANSACTIONS = "{} has no transactions to share: atomic mode and phases need
 class Store(ABC):
     """A store for threads. It opens itself on first use; any number of threads may share it."""
 
-    #: Who the audit trail says did it; None is this process.
+    #: The actor in the audit trail; None is this process.
     actor: str | None = None
-    #: Whether its audit trail is to have a line for every replay, too.
+    #: Whether its audit trail has a line for every replay, too.
     notes_replays: bool = False
-    #: Whether commands are carried out on a connection that is the calling thread's, and the application's.
+    #: Whether commands use the calling thread's own connection, which is the application's.
     is_callers: bool = False
 
     def transaction(self) -> Transaction:
         """Return a transaction of the application's own, not begun yet, for atomic mode and for phases."""
         raise ConfigurationError(_NO_TRANSACTIONS.format(type(self).__name__))
 
-    def listen(self, on_end: Callable[[str], None]) -> None:  # noqa: B027 - nothing is what most stores can say
+    def listen(self, on_end: Callable[[str], None]) -> None:  # noqa: B027 - most stores give no hints
         """Call *on_end* with the name (``core/hint.py``) of every operation that ends from now on, in any process.
 
-        These are hints: some may be lost, and a store that has none to give does nothing here. It is called in a thread
-        of the store's own. To be told of the same *on_end* again changes nothing, unless the store was closed since.
+        These are hints: some may be lost, and a store without hints does nothing here. It is called in a thread
+        of the store's own. Adding the same *on_end* again changes nothing, unless the store was closed since.
         """
 
     def watch(self, on_loss: Callable[[], None]) -> None:  # noqa: B027 - as above
-        """Call *on_loss*, in whatever thread, when all that was claimed here up to then is lost.
+        """Call *on_loss*, in any thread, when all holds that were claimed here up to then are lost.
 
-        A store that only knows of it when it renews leases does nothing here.
+        A store that only finds out when it renews leases does nothing here.
         """
 
     @abstractmethod
@@ -90,19 +90,19 @@ class Store(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Connect, and raise ``StoreNotReady`` or ``StoreReadOnly`` where the store can't serve. Optional."""
+        """Connect, and raise ``StoreNotReady`` or ``StoreReadOnly`` if the store can't serve. Optional."""
 
     @abstractmethod
     def migrate(self) -> list[str]:
-        """Bring the schema up to date; return what was applied. Safe to repeat, and to do from several places."""
+        """Bring the schema up to date; return what was applied. Safe to repeat, and to run from several processes."""
 
     def has_neighbours(self) -> bool:
-        """Whether its tables are among those of others, in one database: then a person should be told."""
+        """Whether the database has tables that are not Semel's: then the operator should be warned."""
         return False
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of every connection. Using the store again opens it again."""
+        """Close every connection. Using the store again opens it again."""
 
     def __enter__(self) -> Self:
         """Open it."""
@@ -119,51 +119,51 @@ class Store(ABC):
 class AsyncStore(ABC):
     """A store for one event loop at a time. It opens itself on first use."""
 
-    #: Who the audit trail says did it; None is this process.
+    #: The actor in the audit trail; None is this process.
     actor: str | None = None
-    #: Whether its audit trail is to have a line for every replay, too.
+    #: Whether its audit trail has a line for every replay, too.
     notes_replays: bool = False
 
     def transaction(self) -> AsyncTransaction:
         """Return a transaction of the application's own, not begun yet, for atomic mode and for phases."""
         raise ConfigurationError(_NO_TRANSACTIONS.format(type(self).__name__))
 
-    def listen(self, on_end: Callable[[str], None]) -> None:  # noqa: B027 - nothing is what most stores can say
+    def listen(self, on_end: Callable[[str], None]) -> None:  # noqa: B027 - most stores give no hints
         """Call *on_end* with the name (``core/hint.py``) of every operation that ends from now on, in any process.
 
-        These are hints: some may be lost, and a store that has none to give does nothing here. It is called on the
-        running loop. To be told of the same *on_end* again changes nothing, unless the store was closed since.
+        These are hints: some may be lost, and a store without hints does nothing here. It is called on the
+        running loop. Adding the same *on_end* again changes nothing, unless the store was closed since.
         """
 
     def watch(self, on_loss: Callable[[], None]) -> None:  # noqa: B027 - as above
-        """Call *on_loss*, in whatever thread, when all that was claimed here up to then is lost.
+        """Call *on_loss*, in any thread, when all holds that were claimed here up to then are lost.
 
-        A store that only knows of it when it renews leases does nothing here.
+        A store that only finds out when it renews leases does nothing here.
         """
 
     @abstractmethod
     def perform(self, command: Command[T]) -> Step[T]:
-        """Start one store command. It is carried out whether or not anybody waits for it."""
+        """Start one store command. It is carried out even if no task waits for it."""
 
     @abstractmethod
     def renew(self, command: Renew) -> frozenset[Hold]:
-        """Prolong leases here and now; return the holds that are lost.
+        """Renew leases; return the holds that are lost.
 
-        This is called in a thread without an event loop. The loop that the store is used on may be blocked meanwhile,
-        so this must need nothing of it, and no connection that belongs to it.
+        This is called in a thread without an event loop. The store's own loop may be blocked meanwhile,
+        so this must not need it, nor a connection that belongs to it.
         """
 
     def start_in_thread(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Start a plain function of the application's where it may use a lent connection and holds up nobody."""
+        """Start a plain function of the application in a thread, where it may use the transaction's connection."""
         return asyncio.get_running_loop().run_in_executor(None, copy_context().run, call)
 
     @abstractmethod
     async def open(self) -> None:
-        """Connect, and raise ``StoreNotReady`` or ``StoreReadOnly`` where the store can't serve. Optional."""
+        """Connect, and raise ``StoreNotReady`` or ``StoreReadOnly`` if the store can't serve. Optional."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of every connection. Using the store again opens it again."""
+        """Close every connection. Using the store again opens it again."""
 
     async def __aenter__(self) -> Self:
         """Open it."""

@@ -1,6 +1,6 @@
-"""Who must start afresh in a forked child: threads and connections are the parent's there, and locks may be nobody's.
+"""Which objects must start afresh in a forked child: their threads and connections are the parent's. It does not fork.
 
-Asking for the process id at each use would do for one thread; two that find it changed would start over each other.
+Checking the process id at each use works for one thread only; two threads that find it changed would both start afresh.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from weakref import WeakSet
 
 
 class StartsAfresh(Protocol):
-    """Something that a fork leaves useless in the child."""
+    """An object that is useless in a forked child."""
 
     def start_afresh(self) -> None:
-        """Forget everything that is the parent's, and touch none of it."""
+        """Drop everything that belongs to the parent, without using it."""
 
 
 _all: WeakSet[StartsAfresh] = WeakSet()
 
-#: What is the parent's. Even to collect it would be to touch it.
+#: Objects of the parent. They must not even be garbage collected, since that would close them.
 _parents: list[object] = []
 
 
 def start_afresh_in_children(each: StartsAfresh) -> None:
-    """Have *each* start afresh in every child forked from now on."""
+    """Make *each* start afresh in every child that is forked from now on."""
     _all.add(each)
 
 
 def leave_alone(each: object) -> None:
-    """Never touch *each*, which is the parent's. A connection that is closed here is not closed there, but the kernel
-    would not tell the parent's event loop of it any more.
+    """Keep *each*, which belongs to the parent, unused. A connection that is closed here stays open in the parent, but
+    the kernel would no longer report its events to the parent's event loop.
     """
     _parents.append(each)
 

@@ -1,4 +1,4 @@
-"""Header pairs as text that people can read, and back. Latin-1 gives every byte a character, and takes it back."""
+"""Header pairs as readable text, and back. Latin-1 maps every byte to a character, and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _write = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 @lru_cache(maxsize=256)  # An API answers with the same few headers over and over.
 def written(headers: Headers) -> str:
-    """Return header pairs as they are stored: a JSON array of [name, value], in order, repeats and all."""
+    """Return header pairs as they are stored: a JSON array of [name, value], in order, with repeated ones."""
     return _write([(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])
 
 

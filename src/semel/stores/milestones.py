@@ -1,4 +1,4 @@
-"""How far a handler says it is, as text that people can read, and back."""
+"""A handler's progress as readable text, and back. It stores nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 from semel.core.record import Milestone
 
-# In ASCII: a note may hold what no database takes as text, such as half of a surrogate pair.
+# In ASCII: a note may hold characters that no database accepts as text, such as half of a surrogate pair.
 _write = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -16,5 +16,5 @@ def written(milestone: Milestone) -> str:
 
 
 def read_back(text: str | None) -> Milestone | None:
-    """Return a stored milestone, where there is one."""
+    """Return a stored milestone, if there is one."""
     return None if text is None else Milestone(**json.loads(text))

@@ -1,4 +1,4 @@
-"""A kept request as text that people can read, and back. The body is bytes, and is stored beside it."""
+"""A stored request as readable text, and back. The body is bytes, and is stored separately."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from semel.core.commands import Claim
 from semel.core.credentials import NEVER_STORED
 from semel.core.message import Head, Request
 
-#: What else is left out, a policy has said before (``core/credentials.py``); these, no store ever writes.
+#: Headers that no store ever writes. The policy has left out others before (``core/credentials.py``).
 _NEVER_STORED = frozenset(name.encode() for name in NEVER_STORED)
 
 #: Characters of a request line that are stored.
 MAX_REQUEST_LINE = 200
 
-# In ASCII: a path may hold half of a surrogate pair, which no database takes as text.
+# In ASCII: a path may hold half of a surrogate pair, which no database accepts as text.
 _write = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -38,7 +38,7 @@ def written(request: Request) -> str:
 
 
 def line_of(claim: Claim) -> str | None:
-    """Return the request line that is stored with a claim, for people; None where it has none. In ASCII, as above."""
+    """Return the request line that is stored with a claim, for operators; None if it has none. In ASCII, as above."""
     line = claim.request_line[:MAX_REQUEST_LINE]
     if line.isascii() and line.isprintable():
         return line or None

@@ -1,7 +1,7 @@
-"""Statements as values, read from ``.sql`` files that people can read without Python. Nothing here runs one.
+"""Statements as values, read from ``.sql`` files. Nothing here runs one.
 
 A file holds blocks that begin ``-- name: claim``; parameters are spelled ``:scope``. The files name the table
-``semel_keys``, and so do the objects that belong to it (``semel_keys_reap``); another name is put in on loading.
+``semel_keys``, and its objects after it (``semel_keys_reap``); another name is inserted on loading.
 Lines between ``--[kept`` and ``--]`` are a part: a variant of the statement has it or not (``Query.with_parts``).
 """
 
@@ -44,22 +44,22 @@ class Names:
         for what, name in (("table", self.table), ("schema", self.schema)):
             if name is not None and not _IDENTIFIER.fullmatch(name):
                 raise ConfigurationError(
-                    f"{name!r} is no {what} name: at most 48 lower-case letters, digits and underscores are."
+                    f"{name!r} is not a {what} name. Use at most 48 lower-case letters, digits and underscores."
                 )
 
     @property
     def audit(self) -> str:
-        """What the audit trail is called: ``semel_audit`` beside ``semel_keys``."""
+        """The name of the audit trail's table: ``semel_audit`` for ``semel_keys``."""
         return DEFAULT_AUDIT if self.table == DEFAULT_TABLE else f"{self.table}_audit"
 
     @property
     def watermark(self) -> str:
-        """Where it says how far the services have walked along the table."""
+        """The table that says how far the services have walked along the records."""
         return f"{self.table}_watermark"
 
     @property
     def tables(self) -> frozenset[str]:
-        """Everything that is made beside the application's own tables."""
+        """All of Semel's tables."""
         return frozenset({self.table, self.audit, self.watermark, f"{self.table}_migrations"})
 
     def put_into(self, sql: str) -> str:
@@ -78,7 +78,7 @@ class Query:
 
     text: str
 
-    # Both are asked for with every request, and a search through the text would be felt.
+    # Both are needed in every request, and a search through the text would cost time.
     @cached_property
     def parameters(self) -> tuple[str, ...]:
         """The parameters' names, in the order of their first appearance."""
@@ -92,7 +92,7 @@ class Query:
 
     @cached_property
     def formatted(self) -> str:
-        """The text with its parameters spelled ``%(name)s``, for a client that writes them into it."""
+        """The text with its parameters spelled ``%(name)s``, for a driver that inserts them into the text."""
         return _PARAMETER.sub(lambda match: f"%({match[1]})s", self.text)
 
     def with_parts(self, *names: str) -> Query:
@@ -111,17 +111,17 @@ class Statement(Generic[T]):
 
 @value
 class Joined(Generic[T]):
-    """A statement that joins a transaction of the application's, on whatever driver that runs.
+    """A statement that joins the application's transaction, on any driver.
 
     Each driver spells parameters in its own way, so they keep their names. Casts are spelled ``CAST(:token AS bytea)``:
-    SQLAlchemy would take the colons of ``::`` for a parameter's.
+    SQLAlchemy would parse the colons of ``::`` as a parameter.
     """
 
     query: Query
     parameters: Mapping[str, Any]
     read: Callable[[Sequence[Sequence[Any]]], T]
-    #: Run right after this one, where this one brought a row: SQLite can't change one table and write down in another
-    #: that it did in a single statement. It brings a row as well, which nobody needs.
+    #: Run right after this one, if this one returned a row: SQLite can't change one table and write a line about it to
+    #: another in a single statement. It returns a row as well, which is ignored.
     also: Joined[Any] | None = None
 
     @property
@@ -148,5 +148,5 @@ def _stem(file: Traversable) -> str:
 
 
 def _without_comments(text: str) -> str:
-    # Comments are for the reader of the file; the server's logs and statistics are clearer without.
+    # Comments are for readers of the file; the server's logs and statistics are clearer without.
     return "\n".join(line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("-- "))

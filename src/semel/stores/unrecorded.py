@@ -1,6 +1,6 @@
 """A store for operations while their guard is switched off: phases have a transaction, and nothing is recorded.
 
-A handler finds its operation as ever, and providers are given the keys that they know; a retry does everything again.
+A handler still finds its operation, and providers get the same derived keys; a retry does everything again.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ _RECORDS = (Save, Mark, Park)
 
 
 class Unrecorded:
-    """A store, in either colour, that records no step."""
+    """A store, sync or async, that records no step."""
 
     def __init__(self, store: Any) -> None:
-        """Take transactions of *store*, and threads where it has any."""
+        """Use the transactions of *store*, and its threads if it has any."""
         self._store = store
 
     def perform(self, command: Command[Any]) -> Verdict:
-        """Do nothing, and say that it is done."""
+        """Do nothing, and return ``DONE``."""
         assert isinstance(command, _RECORDS)  # noqa: S101 - all that a step asks for beside its transaction
         return Verdict.DONE
 
@@ -30,12 +30,12 @@ class Unrecorded:
         return UnrecordedTransaction(self._store.transaction())
 
     def start_in_thread(self, call: Any) -> Any:
-        """Call a plain function in a thread of the store's."""
+        """Call a plain function in a thread of the store."""
         return self._store.start_in_thread(call)
 
 
 class UnrecordedTransaction:
-    """A transaction of a phase that is not recorded; what it returns is awaited where the store's is."""
+    """A transaction of a phase that is not recorded; its results are awaited if the store's are."""
 
     def __init__(self, transaction: Any) -> None:
         """Write in *transaction*."""

@@ -1,1 +1,1 @@
-"""What machines see of what happens. Nothing here changes what happens."""
+"""Log records and counts of what happens. Nothing here changes what happens."""

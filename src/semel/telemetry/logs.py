@@ -1,4 +1,4 @@
-"""Happenings as log records of the logger ``semel``: a name, a fixed message, the facts beside it, never a raw key."""
+"""Events as records of the logger ``semel``: a name, a fixed message, fields. It writes no raw key."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def log(happening: Happening) -> None:
     """Write one log record; its fields are in ``extra`` and in the message."""
     level = _LEVELS[type(happening)]
     if isinstance(happening, Reported) and happening.outcome in UNCHANGED:
-        # Nearly every request is one of these: they are for the tally.
+        # Nearly every request is one of these: the tally counts them.
         level = logging.DEBUG
     if not logger.isEnabledFor(level):
         return
@@ -63,5 +63,5 @@ def log(happening: Happening) -> None:
     shown = " ".join(f"{name}={value}" for name, value in facts.items())
     name = type(happening).__name__
     extra = {"semel_event": name} | {f"semel_{name}": value for name, value in facts.items()}
-    # The name first: it is what people search a log for, and alert on.
+    # The name first: operators search and alert by it.
     logger.log(level, "%s: %s %s", name, said, shown, extra=extra)

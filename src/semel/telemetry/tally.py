@@ -1,4 +1,4 @@
-"""What report mode has seen, counted, for programs and people to read. It counts one process; the log has them all."""
+"""The counts of report mode, for programs and operators. They are of one process; the log has all processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from semel.core.outcome import OUTCOMES
 from semel.errors import StoreUnavailable
 from semel.telemetry.logs import log
 
-#: Paths come from clients, who may think of any number of them.
+#: Paths come from clients, which may send any number of them.
 MAX_ROUTES = 500
 OTHER_ROUTES = "other"
 
-#: A store that is down fails every request; one line of it a minute is enough to be noticed.
+#: A store that is down fails every request; one line a minute is enough.
 TELL_AGAIN_SECONDS = 60.0
-#: How long a store that failed is not asked again. One that does not even answer would hold up each request otherwise.
+#: How long a store that failed is not asked again. A store that does not answer would delay every request otherwise.
 REST_SECONDS = 5.0
 
 
@@ -46,10 +46,10 @@ class Counts:
 
 
 class Tally:
-    """Counts what report mode tells, and logs all that happens. Any thread may tell it something at any time."""
+    """Counts what report mode reports, and logs all events. It may be used from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start from nothing, by a *clock* that goes on in seconds."""
+        """Start from zero; *clock* counts seconds."""
         self._clock = clock
         self._lock = threading.Lock()
         self._counts: dict[str, Counter[str]] = {}
@@ -57,7 +57,7 @@ class Tally:
         self._rests_until = float("-inf")
 
     def tell(self, happening: Happening) -> None:
-        """Count *happening* if it is a report, and log it; like failures are logged once in a while."""
+        """Count *happening* if it is a report, and log it; equal failures are logged once per interval."""
         if isinstance(happening, Reported):
             self._count(happening)
         if isinstance(happening, ReportFailed) and not self._is_news(happening):
@@ -65,7 +65,7 @@ class Tally:
         log(happening)
 
     def snapshot(self) -> Counts:
-        """Return what has been counted so far. It does not change when more is."""
+        """Return the counts so far. The returned value does not change later."""
         with self._lock:
             routes: dict[str, dict[str, int]] = {route: {**counts} for route, counts in self._counts.items()}
         total: Counter[str] = Counter()
@@ -75,12 +75,12 @@ class Tally:
         return Counts(MappingProxyType(dict(total)), MappingProxyType(frozen))
 
     def check_store(self) -> None:
-        """Refuse to ask a store in report mode that has failed a moment ago."""
+        """Raise if the store failed a moment ago: in report mode it is not asked again yet."""
         if self._clock() < self._rests_until:
             raise StoreUnavailable("The store failed a moment ago, and is not asked again yet.")
 
     def store_answered(self) -> None:
-        """Say that a store which had been too slow has answered after all: it may be asked again."""
+        """A store that was too slow has answered: it may be asked again."""
         self._rests_until = float("-inf")
 
     def _count(self, happening: Reported) -> None:

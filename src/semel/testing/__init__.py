@@ -1,4 +1,4 @@
-"""What your tests import, and ours. Nothing in production code does."""
+"""Helpers for tests, yours and Semel's own. Production code imports nothing from here."""
 
 from semel.testing.clock import Clock
 from semel.testing.everywhere import Answer, CrashReport, Point, Request, acrash_everywhere, crash_everywhere

@@ -1,4 +1,4 @@
-"""A client of an application in this very process, ASGI or WSGI: no server, no port. It retries nothing by itself."""
+"""A client of an ASGI or WSGI application in the same process: no server, no port. It retries nothing by itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SERVER_ERROR = 500
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request to send, without its key: each crash has a new one."""
+    """A request to send, without its key: each crash uses a new key."""
 
     method: str
     #: With a query, if there is one: "/rides?dry=1".
@@ -59,7 +59,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back."""
+    """The response."""
 
     status: int
     #: Lower-case names.
@@ -72,7 +72,7 @@ class Answer:
 
     @property
     def is_parked(self) -> bool:
-        """Whether it says that nobody can know the outcome."""
+        """Whether it says that the outcome is unknown."""
         return self.status == _IN_PROGRESS and b"outcome-unknown" in self.body.replace(b"_", b"-")
 
     @property
@@ -84,7 +84,7 @@ class Answer:
 
 
 class Application(ABC):
-    """An application that can be asked, whatever its protocol."""
+    """An application, ASGI or WSGI."""
 
     is_async: bool
 
@@ -94,14 +94,14 @@ class Application(ABC):
 
     @abstractmethod
     async def send(self, request: Request, process: Process) -> Answer | None:
-        """Have *process* serve one request; None: it died over it."""
+        """Let *process* serve one request; None: it died while it did."""
 
 
 def application(app: Any) -> Application:
-    """Return what asks *app*."""
+    """Return the client of *app*."""
     call = app if inspect.isroutine(app) else getattr(type(app), "__call__", None)  # noqa: B004 - it is looked at, not called
     if call is None:
-        raise ConfigurationError(f"{app!r} is no ASGI or WSGI app.")
+        raise ConfigurationError(f"{app!r} is not an ASGI or WSGI app.")
     if inspect.iscoroutinefunction(call):
         return _ASGI(app)
     try:
@@ -129,7 +129,7 @@ class _ASGI(Application):
             yield
         finally:
             await lifespan.stop()
-            gc.collect()  # What was dropped is reported when it is collected, if not here, then to the next test.
+            gc.collect()  # Dropped tasks are reported when they are collected: here, and not in the next test.
             loop.set_exception_handler(reporting)
 
     async def send(self, request: Request, process: Process) -> Answer | None:
@@ -155,7 +155,7 @@ class _ASGI(Application):
         async def receive() -> Any:
             if incoming:
                 return incoming.pop()
-            return await asyncio.get_running_loop().create_future()  # The client stays until it is answered.
+            return await asyncio.get_running_loop().create_future()  # The client stays connected.
 
         async def send(message: Any) -> None:
             sent.append(message)
@@ -175,7 +175,7 @@ class _ASGI(Application):
 
 
 def _report(reporting: Any, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report as usual; but a task that was dropped in the middle has nothing to report."""
+    """Report as usual, except a task that was dropped in the middle."""
     if isinstance(context.get("exception"), Died):
         return
     if reporting is None:
@@ -186,7 +186,7 @@ def _report(reporting: Any, loop: asyncio.AbstractEventLoop, context: dict[str, 
 
 def _answered(sent: list[Any]) -> Answer:
     if not sent:
-        # The server answers for an app that raises.
+        # If the app raises, the server answers with 500.
         return Answer(_SERVER_ERROR, {}, b"")
     headers = {name.decode().lower(): value.decode("latin-1") for name, value in sent[0].get("headers", ())}
     return Answer(sent[0]["status"], headers, b"".join(message.get("body", b"") for message in sent[1:]))
@@ -212,7 +212,7 @@ class _Lifespan:
             await self._task
 
     async def _say(self, what: str) -> Any:
-        """Say something to the app; None: it does not listen, as not every app does."""
+        """Send a lifespan message to the app; None: the app does not support lifespan."""
         if self._task.done():
             return None
         self._incoming.put_nowait({"type": what})

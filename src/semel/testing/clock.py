@@ -1,10 +1,10 @@
 """A store's clock, moved by tests. Only the store's own clock decides when a lease or a retention is over, and no test
-can move that of a database; so everything that is stored is made older instead, which comes to the same.
+can move that of a database; so everything that is stored is made older instead, which has the same effect.
 
     clock = Clock("postgresql://localhost/shop_test")
     clock.advance(timedelta(hours=25))            # in async tests: await clock.aadvance(timedelta(hours=25))
 
-It needs no other process to stop, and knows nothing of what the application itself keeps.
+Other processes may go on meanwhile. The application's own data is not changed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from semel.stores.tiered.store import AsyncTieredStore, TieredStore
 
 Age = Callable[[timedelta], None]
 
-#: Of a record, and of a line of the audit trail.
+#: The time columns of a record, and of a line of the audit trail.
 _TIMES = ("created_at", "lease_expires_at", "completed_at", "expires_at")
-#: As the stores themselves wait for a lock that a transaction holds.
+#: The same as the stores' own lock time-out.
 _LOCK_SECONDS = 5
 
-#: Moves what records say of their times, the lines of their trails, and the lists of those to look at. A TTL stays
-#: where it is: what is past its retention would be gone at once, and could not be told from what never was.
+#: Moves the times of records, of the lines of their trails, and of the lists of records to check. A TTL stays as it is:
+#: otherwise an expired record would be deleted at once, and a test could not see it.
 _AGE_REDIS = """
 local times = {'created_at', 'lease_expires_at', 'completed_at', 'expires_at'}
 for _, key in ipairs(redis.call('KEYS', ARGV[2])) do
@@ -70,11 +70,11 @@ class Clock:
     """The clock of one store."""
 
     def __init__(self, store: Any) -> None:
-        """Move the time of *store*: a URL, a store, what else a store is made of (an engine, a pool), or one of
+        """Move the time of *store*: a URL, a store, an engine, a pool, or one of
         Django's connections.
 
-        What is in the memory of a process is found by the store itself, so a store in memory and a tiered one are to
-        be given as the very object that the application uses, not as a URL or a ``Tiered``.
+        A store in memory, and a tiered one, must be given as the object that the application uses, and not as a URL or
+        a ``Tiered``: their data is in that object.
         """
         self._age = _ageing(store)
         self._is_djangos = _is_djangos(store)
@@ -83,11 +83,11 @@ class Clock:
         """Let *duration* pass for everything that is stored."""
         given: Any = duration
         if not isinstance(given, timedelta) or given < timedelta(0):
-            raise ConfigurationError(f"Time is moved by a timedelta, and forward, not by {duration!r}.")
+            raise ConfigurationError(f"Time is moved forward, by a timedelta, not by {duration!r}.")
         self._age(duration)
 
     async def aadvance(self, duration: timedelta) -> None:
-        """Do the same from a coroutine, whose event loop goes on meanwhile."""
+        """Do the same from a coroutine; the event loop is not blocked."""
         if self._is_djangos:
             # In the thread that has the connection, as Django's own async functions do.
             move: Any = import_module("asgiref.sync").sync_to_async(self.advance)
@@ -101,7 +101,7 @@ def _ageing(given: Any) -> Age:
         return partial(_age_djangos, given)
     if isinstance(given, str) and urlsplit(given).scheme == "memory":
         raise ConfigurationError(
-            "Every store at memory:// has records of its own. Give the store itself: store = MemoryStore(), "
+            "Every store at memory:// has its own records. Give the store itself: store = MemoryStore(), "
             "IdempotencyMiddleware(app, store=store, …), Clock(store)."
         )
     if isinstance(given, Tiered):
@@ -145,7 +145,7 @@ def _statements(names: Names, placeholder: str) -> list[str]:
 
 
 def _postgres_statements(names: Names, placeholder: str) -> list[str]:
-    """Return the same, and what moves the services' watermark with the records that it was moved past."""
+    """Return the same, and a statement that moves the services' watermark back, too."""
     back = f"UPDATE semel_keys_watermark SET swept_to = swept_to - {placeholder}"  # noqa: S608 - constants
     return [*_statements(names, placeholder), names.put_into(back)]
 
@@ -202,7 +202,7 @@ def _on_every_redis(address: Any, script: str, *arguments: str) -> None:
 
 def _age_tiered(store: TieredStore | AsyncTieredStore, age: Age, duration: timedelta) -> None:
     age(duration)
-    # What a cache does not have is asked for, so it is enough that it has nothing.
+    # An empty cache asks the durable store, so it is enough to empty it.
     store.forget()
     if store.cache is not None:
         _on_every_redis(store.cache.address, _FORGET_REDIS, f"{store.cache.address.prefix}:answer:*")

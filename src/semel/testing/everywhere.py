@@ -1,10 +1,10 @@
-"""``crash_everywhere``: sends a request to an application of yours, lets the process die at one place after the other,
-and comes back each time as a client would, until there is a final answer. It counts what took effect.
+"""``crash_everywhere``: sends a request to your application, lets the process die at one place after the other, and
+retries each time as a client would, until there is a final answer. It counts what took effect.
 
     report = crash_everywhere(app, Request("POST", "/rides", json={"to": "Mars"}), clock=clock, effects=count_charges)
     report.assert_once()
 
-The process does not really die: what it was doing is dropped there, and nothing that it would do afterwards is done.
+The process does not really die: its work is dropped at that place, and nothing after it is done.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Requests = Request | Callable[[], Request]
 
 #: How often a client tries again before the operation counts as one that never ends.
 TRIES = 8
-#: A request that passes more places than this passes them for ever.
+#: A request that passes more places than this never ends.
 MAX_POINTS = 2_000
 #: Time is moved by a little more than a lease: the clocks of stores count in milliseconds.
 MOMENT = timedelta(seconds=1)
@@ -42,25 +42,25 @@ _CLIENT_ERROR = 400
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One place where the process died, and what came of it."""
+    """One place where the process died, and the result."""
 
     #: Where, in words: "after calling the effect 'card_charged'".
     name: str
-    #: What each try got afterwards, in order; the last one asks again for what the one before it was given.
+    #: The answer to each try afterwards, in order; the last try repeats the request after its final answer.
     answers: tuple[Answer, ...]
-    #: How often each effect took place, from before the crash to after the last answer.
+    #: How often each effect happened, from before the crash to after the last answer.
     effects: Mapping[str, int]
     #: Whether there was a final answer.
     has_ended: bool
-    #: Whether it was left to a person: nobody can know what an effect did.
+    #: Whether it was parked: the outcome of an effect is unknown.
     is_parked: bool
 
     def wrong(self, expected: Mapping[str, int], status: int, *, allow_parked: bool) -> str | None:
-        """Say what is wrong here; None: nothing is."""
+        """Return what is wrong here; None: nothing is."""
         if twice := [name for name, count in self.effects.items() if count > expected.get(name, 0)]:
             return f"{self._counts(twice, expected)}: done more than once"
         if self.is_parked:
-            return None if allow_parked else "left to a person, as an outcome that nobody can know"
+            return None if allow_parked else "parked for an operator, with an unknown outcome"
         if not self.has_ended:
             return f"no final answer after {len(self.answers)} tries, the last one was {self.answers[-1].status}"
         if lost := [name for name, count in expected.items() if self.effects.get(name, 0) < count]:
@@ -70,7 +70,7 @@ class Point:
     def _wrong_answer(self, status: int) -> str | None:
         given, again = self.answers[-2:]
         if given.status != status:
-            return f"answered {given.status}, and {status} where nothing crashes: {given.body[:200]!r}"
+            return f"answered {given.status}, and {status} without a crash: {given.body[:200]!r}"
         if (given.status, given.body) != (again.status, again.body):
             return f"a retry of the final answer ({given.status}) got another one ({again.status})"
         return None
@@ -81,15 +81,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """What came of every place where the process died."""
+    """The results of all places where the process died."""
 
-    #: What took effect where nothing crashed, and what was answered.
+    #: The effects and the answer without a crash.
     expected: Mapping[str, int]
     answer: Answer
     points: tuple[Point, ...] = field(repr=False)
 
     def wrong(self, *, allow_parked: bool = False) -> list[str]:
-        """Return what is wrong, one line for each place; nothing: all is well."""
+        """Return what is wrong, one line for each place; empty: all is well."""
         if nothing := self._proves_nothing():
             return [nothing]
         judged = (
@@ -98,28 +98,28 @@ class CrashReport:
         return [f"{point.name}: {wrong}" for point, wrong in judged if wrong]
 
     def assert_once(self, *, allow_parked: bool = False) -> None:
-        """Raise an ``AssertionError`` that says where something was done twice, was lost, or never ended.
+        """Raise an ``AssertionError`` that says where an effect happened twice, was lost, or the operation never ended.
 
-        An operation that was left to a person (``on_unknown="park"``, ``on_crash="refuse"``) has not ended, unless
-        *allow_parked* says that this is meant.
+        A parked operation (``on_unknown="park"``, ``on_crash="refuse"``) counts as not ended, unless *allow_parked* is
+        set.
         """
         if nothing := self._proves_nothing():
             raise AssertionError(nothing)
         wrong = self.wrong(allow_parked=allow_parked)
         if wrong:
             raise AssertionError(
-                f"{len(wrong)} of {len(self.points)} crashes go wrong. Where the process dies …\n  "
+                f"{len(wrong)} of {len(self.points)} crashes have a wrong result. If the process dies …\n  "
                 + "\n  ".join(wrong)
             )
 
     def _proves_nothing(self) -> str | None:
-        """Say why the walk as a whole proves nothing, if so; that is no fault of any one place."""
+        """Return why the walk as a whole proves nothing; None if it does."""
         if self.answer.status >= _CLIENT_ERROR:
-            return f"where nothing crashes the answer is {self.answer.status}: {self.answer.body[:200]!r}"
+            return f"without a crash the answer is {self.answer.status}: {self.answer.body[:200]!r}"
         if not self.points:
             return "nothing was crashed: the request is not guarded. Does its route have a guard, for this method?"
         if not any(self.expected.values()):
-            return "where nothing crashes nothing takes effect: does effects= count what this request does?"
+            return "without a crash nothing takes effect: does effects= count what this request does?"
         return None
 
     def __str__(self) -> str:
@@ -135,9 +135,9 @@ class CrashReport:
 def crash_everywhere(app: Any, request: Requests, *, clock: Clock, effects: Count) -> CrashReport:
     """Crash *app*, of ASGI or WSGI, at every step of *request*, and retry; *clock* is that of its store.
 
-    *effects* counts what has taken effect so far: a number, or several by name. What one request does where nothing
-    crashes is what it must do everywhere. Each crash has a new key; where the rest of the request must be new, too,
-    give a function that makes it.
+    *effects* counts what has taken effect so far: a number, or several by name. With every crash, the effects must be
+    those of a request without one. Each crash uses a new key; if the rest of the request must be new, too, give a
+    function that makes it.
     """
     served = application(app)
     if served.is_async:
@@ -161,13 +161,13 @@ def _run(walk: Coroutine[Any, Any, T]) -> T:
 
 
 def _run_here(walk: Coroutine[Any, Any, T]) -> T:
-    """Run what waits for nothing: in this thread, whose connections are the application's."""
+    """Run a coroutine that never waits: in this thread, which has the application's connections."""
     try:
         walk.send(None)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]  # StopIteration is not generic
     walk.close()
-    raise ConfigurationError("effects= has to be a plain function for a WSGI app.")
+    raise ConfigurationError("effects= must be a plain function for a WSGI app.")
 
 
 async def _walk(app: Application, request: Requests, clock: Clock, effects: Count) -> CrashReport:
@@ -181,7 +181,7 @@ async def _walk(app: Application, request: Requests, clock: Clock, effects: Coun
                 if point is None:
                     return CrashReport(expected, answer, tuple(points))
                 points.append(point)
-    raise ConfigurationError(f"The request has passed {MAX_POINTS} places and goes on: does its handler take an end?")
+    raise ConfigurationError(f"The request has passed {MAX_POINTS} places and goes on: does its handler ever end?")
 
 
 class _Client:
@@ -192,7 +192,7 @@ class _Client:
         self._effects = effects
 
     async def undisturbed(self) -> tuple[Answer, Mapping[str, int]]:
-        """Send the request where nothing crashes."""
+        """Send the request without a crash."""
         before = await self._count()
         answer = await self._app.send(self._new_request(), Process(None))
         if answer is None:  # pragma: no cover - such a process lives
@@ -200,7 +200,7 @@ class _Client:
         return answer, _between(before, await self._count())
 
     async def crashed_at(self, place: int) -> Point | None:
-        """Let the process die at one place, and come back; None: the request has ended before."""
+        """Let the process die at one place, and retry; None: the request ended before that place."""
         request, before = self._new_request(), await self._count()
         process = Process(place)
         await self._app.send(request, process)
@@ -215,7 +215,7 @@ class _Client:
 
     async def _tries(self, request: Request, process: Process) -> list[Answer]:
         answers: list[Answer] = []
-        await self._pass_time(process.lease)  # The dead process's; a living one frees what it gives up.
+        await self._pass_time(process.lease)  # The lease of the dead process; a living one frees its key.
         for _ in range(TRIES):
             await self._pass_time(MOMENT)
             answers.append(await self._send(request))

@@ -1,4 +1,4 @@
-"""A store for one test: empty at its beginning, and gone at its end. Which server it is on is for the tester to say."""
+"""A store for one test: empty at its beginning, and deleted at its end. It starts no server."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def fresh_store(where: str, folder: Path) -> Iterator[str]:
             clock.forget_redis(url, f"{mark}:*")
     else:
         raise ConfigurationError(
-            f"semel_store is sqlite, or the URL of a PostgreSQL or a Redis, not {scheme!r}: each store in memory has "
-            "records of its own. Give an app in memory a MemoryStore()."
+            f"semel_store must be sqlite, or the URL of PostgreSQL or Redis, not {scheme!r}: each store in memory has "
+            "its own records. Give an app in memory a MemoryStore()."
         )
 
 
@@ -54,7 +54,7 @@ def _with(url: str, **ours: str) -> str:
 
 
 def _drop(store: Any) -> None:
-    """Drop the tables, whatever is left in them."""
+    """Drop the tables, also if they are not empty."""
     names = store.address.names
     psycopg: Any = import_module("psycopg")
     with psycopg.connect(store.address.url, autocommit=True) as connection:

@@ -1,7 +1,7 @@
-"""A process that dies at one place: what it was doing is dropped there, and nothing that it would do next is done.
+"""A process that dies at one place: its work is dropped there, and nothing after it is done. No real process is ended.
 
-Everything that Semel does for a request is asked for by a flow, one port call after the other, so these are the places:
-before and after each call. What a database does when a client is gone is done here, too: it rolls back.
+Everything that Semel does for a request is a port call of a flow, one after the other, so these are the places: before
+and after each call. An open transaction is rolled back, as a database does when its client has gone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from semel.core.commands import Claim, Complete, Park, Release, Save, TakeOver
 from semel.guard import running
 
-#: What each call of a port does, for people; of those to the store, what their command does.
+#: What each port call does, in words; for calls of the store, what their command does.
 _WORDS: dict[object, str] = {
     "begin": "beginning the transaction and locking the key",
     "call_inside": "calling the function of the phase {step}",
@@ -32,7 +32,7 @@ _WORDS: dict[object, str] = {
     "run_handler": "running the handler",
     "run_unguarded": "running the handler",
     "undo": "rolling back",
-    "verify": "asking what became of the effect {step}",
+    "verify": "asking for the outcome of the effect {step}",
     "wait": "waiting for another request",
     Claim: "claiming the key",
     Complete: "storing the answer",
@@ -46,14 +46,14 @@ _OPENS = frozenset({"begin", "open"})
 
 
 class Died(BaseException):
-    """The process is dead. No handler catches this, and whatever is asked for afterwards raises it again."""
+    """The process is dead. No handler catches this, and every later port call raises it again."""
 
 
 class Process:
     """A process that serves one request, and dies at one place of it."""
 
     def __init__(self, dies_at: int | None) -> None:
-        """Die at that place, counted from 0; None is to live."""
+        """Die at that place, counted from 0; None: do not die."""
         self._left = dies_at
         #: Where it died, in words; None: it has not.
         self.died_at: str | None = None
@@ -70,14 +70,14 @@ class Process:
             self._left -= 1
 
 
-#: Which process this code runs in, where it is one that may die.
+#: The process that this code runs in, if it may die.
 _process: ContextVar[Process | None] = ContextVar("semel.testing.process", default=None)
 _one_at_a_time = threading.Lock()
 
 
 @contextmanager
 def serving(process: Process) -> Iterator[None]:
-    """Have what is done inside the block done by *process*, and by the tasks and threads that it starts."""
+    """Run the block, and the tasks and threads that it starts, as *process*."""
     token = _process.set(process)
     try:
         yield
@@ -87,13 +87,13 @@ def serving(process: Process) -> Iterator[None]:
 
 @contextmanager
 def mortal() -> Iterator[None]:
-    """Let processes die inside the block."""
+    """Make processes mortal inside the block."""
     if not _one_at_a_time.acquire(blocking=False):
         raise RuntimeError("Another crash_everywhere is under way in this process.")
     before, running.in_front = running.in_front, _in_front
     try:
         with warnings.catch_warnings():
-            # What a dead process leaves open, the operating system closes.
+            # For a real process, the operating system would close these.
             warnings.simplefilter("ignore", ResourceWarning)
             yield
             gc.collect()

@@ -1,5 +1,5 @@
-"""Programs run as somebody who is not root, and servers that end with the process that started them. It knows nothing
-of what they serve, and changes nothing outside the folder it is given.
+"""Programs that run as a user other than root, and servers that end with the process that started them. It knows
+nothing of what they serve, and changes nothing outside its folder.
 """
 
 import os
@@ -13,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-START_SECONDS = 60.0  # A start takes less than one; recovery after kill() on a busy disk takes longer.
+START_SECONDS = 60.0  # A start takes less than one second; recovery after kill() on a busy disk takes longer.
 STOP_SECONDS = 30.0  # A fast stop writes a checkpoint first.
 POLL_SECONDS = 0.01
 
-# Run beside a server. Standard input ends when the process that started us has gone, however it went; then the server
-# goes too. Standard error is the server's lifeline: it ends when the last of the server's processes has gone.
+# Runs next to a server. Standard input closes when the process that started it has ended, even by kill -9; then the
+# server is ended, too. Standard error is a pipe of the server: it closes when the last of its processes has ended.
 GUARD = 'read -r _; kill -s "$1" "$2"; cat <&2 >/dev/null; rm -rf "$3"'
 
 Command = Sequence[str | Path]
@@ -29,8 +29,8 @@ class ServerDidNotStart(RuntimeError):
 
 
 class Process:
-    """A server process with every process that it starts. `ready` is told the process id; `abandon` is the signal for a
-    server that nobody needs any more.
+    """A server process with every process that it starts. `ready` is called with the process id; `abandon` is the
+    signal for a server that is not needed any more.
     """
 
     def __init__(self, command: Command, folder: Path, ready: Callable[[int], bool], abandon: signal.Signals) -> None:
@@ -53,7 +53,7 @@ class Process:
 
     def start(self) -> None:
         """Start it and wait until it is ready."""
-        # The server and its children inherit the writing end and write nothing: end of file means that all are gone.
+        # The server and its children inherit the writing end and write nothing: end of file means that all have ended.
         self._lifeline, held = os.pipe()
         log = self._folder / "log"
         with log.open("wb") as output:
@@ -69,7 +69,7 @@ class Process:
             time.sleep(POLL_SECONDS)
 
     def end(self, how: signal.Signals) -> None:
-        """Send one signal and wait until every process of the server has gone. Harmless if they have gone already."""
+        """Send one signal and wait until every process of the server has ended. Harmless if they have ended already."""
         if self._guard.returncode is not None:
             return
         self._guard.kill()
@@ -84,7 +84,7 @@ class Process:
 
 
 def servers_account() -> pwd.struct_passwd | None:
-    """Who runs the servers, where it is not ourselves: PostgreSQL refuses to run as root."""
+    """The account of the servers, if it is not this process's own: PostgreSQL refuses to run as root."""
     return pwd.getpwnam("nobody") if os.geteuid() == 0 else None
 
 

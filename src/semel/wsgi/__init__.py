@@ -1,6 +1,6 @@
 """The WSGI entry point: middleware for Flask, Django or any WSGI app, in the server's own threads.
 
-What is decided, ``flows/serve`` decides.
+It makes no decisions: ``flows/serve`` does.
 
     app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, store="postgresql://…", scope=account_of)
 """

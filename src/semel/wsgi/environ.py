@@ -1,4 +1,4 @@
-"""A WSGI environ as the core wants a request: what CGI made of it is undone here. Nothing is decided."""
+"""A WSGI environ as the core's ``Head``: the changes that CGI makes to a request are undone. It decides nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PREFIX = "HTTP_"
 def head_of(environ: WSGIEnvironment) -> Head:
     """Return all of the request but its body."""
     headers = {name.removeprefix(_PREFIX): environ[name] for name in environ if name.startswith(_PREFIX)}
-    # These two have no prefix. Where a server gives them in both spellings, the one without is the standard's.
+    # These two have no prefix. If a server gives both spellings, the one without is the standard's.
     headers |= {name: environ[name] for name in ("CONTENT_TYPE", "CONTENT_LENGTH") if environ.get(name)}
     fields = lowered([(name.replace("_", "-"), value) for name, value in headers.items()])
     query = environ.get("QUERY_STRING", "").encode("latin-1")
@@ -34,7 +34,7 @@ def method_of(environ: WSGIEnvironment) -> str:
 def path_of(environ: WSGIEnvironment) -> str:
     """Return the whole path, decoded."""
     path: str = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
-    # PEP 3333 hands bytes over as Latin-1, whatever they are.
+    # PEP 3333 passes bytes as Latin-1, whatever their encoding is.
     return path.encode("latin-1").decode("utf-8", "replace")
 
 
@@ -50,7 +50,7 @@ def read_body(environ: WSGIEnvironment, head: Head, body: Body, limit: int) -> b
     if length is not None and length > limit:
         return False
     while length is None or body.size < length:
-        # Never a byte more than was declared: behind it a raw socket has nothing, and waits for it for ever.
+        # Never a byte more than was declared: a raw socket would block for ever.
         wanted = CHUNK_BYTES if length is None else min(CHUNK_BYTES, length - body.size)
         chunk = environ["wsgi.input"].read(wanted)
         if not chunk:
@@ -64,7 +64,7 @@ def read_body(environ: WSGIEnvironment, head: Head, body: Body, limit: int) -> b
 
 
 def put_body(environ: WSGIEnvironment, body: Body) -> None:
-    """Give the handler the very body that was fingerprinted, of a known length, whichever way it came."""
+    """Give the handler the same body that was fingerprinted, with its length, also if it came in chunks."""
     environ["wsgi.input"] = body.stream()
     environ["wsgi.input_terminated"] = True
     environ["CONTENT_LENGTH"] = str(body.size)
@@ -72,18 +72,18 @@ def put_body(environ: WSGIEnvironment, body: Body) -> None:
 
 
 def reached_handler(environ: WSGIEnvironment, status: int) -> bool:
-    """Whether a handler saw the request. Flask's request says so; without a word, suppose that one did."""
+    """Whether a handler ran. Flask's request says so; without that, assume that one did."""
     request = environ.get("werkzeug.request")
     return getattr(request, "routing_exception", None) is None or status not in ROUTERS_STATUSES
 
 
 def lowered(fields: Iterable[tuple[str, str]]) -> Headers:
-    """Return header *fields* as the core has them."""
+    """Return header *fields* in the core's form."""
     return tuple([(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in fields])
 
 
 def _raw_path(environ: WSGIEnvironment) -> str:
-    """Return the path as the client sent it, where the server still knows, or else as it might have been sent."""
+    """Return the path as the client sent it, if the server still has it, or else requoted."""
     target: str = environ.get("RAW_URI") or environ.get("REQUEST_URI") or ""
     if target.startswith("/"):
         return target.partition("?")[0]
@@ -93,7 +93,7 @@ def _raw_path(environ: WSGIEnvironment) -> str:
 
 
 def _length(environ: WSGIEnvironment, head: Head) -> int | None:
-    """Return how many bytes of body may be read; None is *to the end*, where the server says that there is one."""
+    """Return how many bytes of body may be read; None means to the end, if the server marks the end."""
     is_declared = environ.get("CONTENT_LENGTH") and not environ.get("HTTP_TRANSFER_ENCODING")
     if environ.get("wsgi.input_terminated") and not is_declared:
         return None

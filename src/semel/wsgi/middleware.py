@@ -1,4 +1,4 @@
-"""The middleware, and what runs beside it. What happens to one request is in ``ports.py``."""
+"""The middleware, and its background services. What happens to one request is in ``ports.py``."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class IdempotencyMiddleware:
         concurrency: int = CONCURRENCY,
         status_path: str | None = STATUS_PATH,
     ) -> None:
-        """Wrap *app*. *scope* says whose request it is; *paths* may narrow down what is guarded.
+        """Wrap *app*. *scope* returns the user of a request; *paths* may limit which paths are guarded.
 
         *store* is a URL, a store, or what the application already has: an SQLAlchemy engine or sessionmaker, a pool of
-        psycopg's. With *work*, this process also sweeps and reaps, and runs what was accepted or what no client came
-        back for, *concurrency* at a time, as ``semel work`` does.
+        psycopg's. With *work*, this process also sweeps and reaps, and runs accepted operations and those that no
+        client retries, *concurrency* at a time, as ``semel work`` does.
 
-        Where a policy accepts requests to be run later, their state is asked for below *status_path*.
+        If a policy accepts requests to be run later, their status URLs are below *status_path*.
         """
         self.app = app
         self.store = store if isinstance(store, Store) else open_store(store)
         if inspect.iscoroutinefunction(scope):
-            raise ConfigurationError("scope must be a plain function under WSGI, where nobody could await it.")
+            raise ConfigurationError("scope must be a plain function under WSGI, which can't await.")
         self.routes = Routes(policy, paths)
         status_path = status_path_for(self.routes, status_path)
         is_accepting = status_path is not None
@@ -77,14 +77,14 @@ class IdempotencyMiddleware:
             scope=checked_scope(scope),
             wake=self.backlog.wake,
         )
-        # Here and not at the first request, which may come in a thread that may not touch signals.
+        # Here and not at the first request, since signal handlers can be set in the main thread only.
         self.guard.gate.close_on_sigterm()
         self.workers = Workers(services(self, concurrency)) if work else None
 
     def finish(self, stuck: Stuck) -> Finished:
         """Run a stuck operation's stored request; return the status it ended with, None when it did not end.
 
-        ``AGAIN``: it was not run, since somebody else has it or this process is about to end.
+        ``AGAIN``: it was not run, since another worker has it or this process is about to end.
         """
         if self.guard.gate.is_closed:
             return Again.AGAIN
@@ -107,11 +107,11 @@ class IdempotencyMiddleware:
         return record.answer.status if record and record.answer else None
 
     def drain(self) -> None:
-        """Take on nothing new: guarded requests are refused (503), and those under way end. SIGTERM does this too."""
+        """Refuse new guarded requests (503), and let those under way end. SIGTERM does this, too."""
         self.guard.gate.close()
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Serve one request of the server's."""
+        """Serve one request."""
         if self.workers is not None:
             self.workers.start()  # Here and not before: a server may fork in between.
         method, path = method_of(environ), path_of(environ)
@@ -131,7 +131,7 @@ def _shown(request: Request) -> str:
 
 
 def services(middleware: IdempotencyMiddleware, concurrency: int = CONCURRENCY) -> list[Service]:
-    """Return what works beside *middleware*: it runs *concurrency* operations at once, and cleans up."""
+    """Return the background services of *middleware*: they run *concurrency* operations at once, sweep and reap."""
     store, backlog = middleware.store, middleware.backlog
     completers = [Completer(store, middleware.finish, backlog=backlog) for _ in range(checked_concurrency(concurrency))]
     return [Sweeper(store, has_completer=True), Reaper(store), *completers]

@@ -48,7 +48,7 @@ class AppGuard(Guard):
     app: WSGIApplication
     #: Names the user of a request.
     scope: Callable[[RequestView], Any]
-    #: Has the workers of this process look for what was accepted, where it has any.
+    #: Wakes the completers of this process, if there are any, to look for accepted operations.
     wake: Callable[[], None] = _no_workers
 
 
@@ -69,7 +69,7 @@ class RequestPorts(ThreadPorts):
         self._body = Body()
         self._body_is_whole = False
         self._response: Response | None = None
-        #: How long an answer is held back; None: until it is whole, for there is no client.
+        #: How long an answer is held back; None: until it is complete, since there is no client.
         self._max_time: timedelta | None = policy.max_held
 
     def serve(self) -> Iterable[bytes]:
@@ -92,14 +92,14 @@ class RequestPorts(ThreadPorts):
                 self.guard.wake()
             return self._give(reply)
         except BaseException:
-            # The server gets no iterable to close, so it is for us to do.
+            # The server gets no iterable to close, so this code closes it.
             self._close()
             raise
 
     def finish_it(self, stuck: Stuck, request: Request) -> bool:
-        """Run a stored *request* again, on from where it is stuck; False: somebody else was quicker.
+        """Run a stored *request* again, from its recovery point on; False: another worker took it first.
 
-        Nobody waits for the answer: it is stored.
+        The answer is stored, and sent to no client.
         """
         self._body.add(request.body)
         if stuck.is_accepted:
@@ -135,13 +135,13 @@ class RequestPorts(ThreadPorts):
         return self._body.buffer() if self._body_is_whole else None
 
     async def run_unguarded(self, hold: Hold | None, lease: timedelta | None) -> Any:
-        """Leave the flow, for the application to answer: the server has to iterate over that first."""
+        """Leave the flow until the application has answered: the server has to iterate over its response first."""
         if hold is not None and lease is not None:
             self.keep_lease(hold, lease)
         return await Handover()
 
     def _watch(self, flow: Split[Reply]) -> Iterable[bytes]:
-        """Let the application answer as if we were not here."""
+        """Let the application answer unguarded, and note how it ends."""
         try:
             flow.start()
             if self._body_is_whole or self._body.size:
@@ -179,13 +179,13 @@ class RequestPorts(ThreadPorts):
         assert isinstance(reply, Reraise)  # noqa: S101 - the fourth, Done, is of a flow that only reports
         if reply.answer is None:
             raise reply.error
-        # The answer first, so that this client and its retries see the same. Then the error goes on to whoever
-        # reports errors: they look whether a response has begun, and don't begin another.
+        # The answer first, so that this client and its retries get the same. Then the error goes on to the middleware
+        # that reports errors: it sees that a response has begun, and does not begin another.
         self._start(reply.answer)
         return Leaving(then_raise(reply.answer.body or b"", reply.error), self._close)
 
     def _run_unrecorded(self, operation: Operation) -> Iterable[bytes]:
-        """Let the application answer by itself, as *operation*: its iterable, too, which may be all of its handler."""
+        """Let the application answer unguarded, within *operation*; its iterable, too: it may be the whole handler."""
         with enter(operation):
             answer = self._stand_aside()
 
@@ -196,7 +196,7 @@ class RequestPorts(ThreadPorts):
         return Leaving(inside(operation, answer), close)
 
     def _stand_aside(self) -> Iterable[bytes]:
-        """Let the application answer by itself. Where its body was read, to find that out, it is given back."""
+        """Let the application answer unguarded. If the body was read already, the application can read it again."""
         if not self._body.size:
             return self.guard.app(self._environ, self._start_response)
         give_back(self._environ, self._body, is_whole=self._body_is_whole)

@@ -1,4 +1,4 @@
-"""A WSGI app's answer: held back until it is stored, or let through as it comes when it can't be kept."""
+"""A WSGI app's answer: held back until it is stored, or passed through if it can't be kept. It decides nothing."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Response:
     """What the app answers, from its ``start_response`` to the end of its iterable."""
 
     def __init__(self, environ: WSGIEnvironment, limits: Limits) -> None:
-        """Hold the answer back within *limits*, the app running as the operation that is in them."""
+        """Hold the answer back within *limits*; the app runs within the operation in *limits*."""
         self._environ = environ
         self._operation = limits.operation
         self._limits = limits
-        #: When it is sent as it comes, counted from its beginning.
+        #: When holding it back ends, and it is passed through.
         self._end: float | None = None
-        # Only write(), which can't be made to wait, goes past the limit: to disk.
+        # Only write(), which can't be paused, exceeds the limit: the rest goes to disk.
         self._held = Body(spill=limits.size)
         self._iterable: Iterable[bytes] = ()
         self._chunks: Iterator[bytes] = iter(())
@@ -40,7 +40,7 @@ class Response:
         self.answer: Answer | None = None
 
     def take(self, app: WSGIApplication) -> Ending:
-        """Run the app until its answer is whole, or known to be one that can't be kept. The operation is entered."""
+        """Run the app until its answer is complete, or can't be kept. The operation must be entered."""
         try:
             self._iterable = app(self._environ, self._start)
             self._chunks = iter(self._iterable)
@@ -55,7 +55,7 @@ class Response:
             return raised(error, self._operation)
 
     def flow_on(self, start_response: StartResponse) -> Iterator[bytes]:
-        """Let the answer through as it comes: its tombstone is stored."""
+        """Pass the answer through: its tombstone is stored."""
         self._server = start_response
         self._server_write = start_response(self.status, self.fields)
         return self._flow()
@@ -83,22 +83,22 @@ class Response:
         if self.status:
             if exc_info is None:
                 raise AssertionError("start_response was called again, and not for an error (without exc_info).")
-            # Nothing has been sent, so the error's answer takes the place of all that was held.
+            # Nothing has been sent, so the error's answer replaces everything that was held back.
             self._held.close()
             self._held = Body(spill=self._limits.size)
             self._server_write = self._held.add
         self.status, self.fields = status, fields
         self._end = self._limits.end()
-        # Asked now, since Flask takes its word back when the app returns.
+        # Read now, since Flask resets it when the app returns.
         self._reached_handler = reached_handler(self._environ, self._code())
         return self._write
 
     def _write(self, data: bytes) -> None:
-        """The app's ``write``: the old way to answer, by pushing."""
+        """The app's ``write``: the old way to answer."""
         self._server_write(data)
 
     def _can_be_kept(self) -> bool:
-        # A thread that waits for the next chunk can't be called away, so the time is looked at when that has come.
+        # A thread that waits for the next chunk can't be interrupted, so the time is checked after each chunk.
         is_in_time = self._end is None or not self._limits.is_late(self._end)
         is_held = is_in_time and self._held.size <= self._limits.size
         return is_held and not flows_at_once(lowered(self.fields), self._operation, self._limits.time)
@@ -114,10 +114,10 @@ class Response:
 
 
 class Leaving:
-    """What the server is given: an answer to send, and to close when it has left."""
+    """The iterable for the server: an answer to send, and to close afterwards."""
 
     def __init__(self, chunks: Iterable[bytes], close: Callable[[], None]) -> None:
-        """Send *chunks*, then *close*. Not a list: granian closes none."""
+        """Send *chunks*, then *close*. Not a list: granian does not close lists."""
         self._chunks = chunks
         self.close = close
 
@@ -127,6 +127,6 @@ class Leaving:
 
 
 def then_raise(body: bytes, error: Exception) -> Iterator[bytes]:
-    """Send *body*, then let *error* through."""
+    """Send *body*, then raise *error*."""
     yield body
     raise error

@@ -1,4 +1,4 @@
-"""A client that asks a WSGI app for the state of an operation. ``flows/status`` says what it is told."""
+"""Requests to the status URLs of a WSGI app. ``flows/status`` decides on the answer."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ class StatusPorts(RequestPorts):
         return [] if self._head.method == "HEAD" else [answer.body or b""]
 
     async def principal(self) -> object:
-        """Ask the application for the user of this request. A server that is about to stop still knows what it did."""
+        """Ask the application for the user of this request. A server that is about to stop still answers this."""
         with interrupted_by_death():
             return self._named()

@@ -1,4 +1,4 @@
-"""A stored request as a WSGI server would have brought it, and nobody to send its answer to."""
+"""A stored request as a WSGI environ, and a ``start_response`` that sends nothing."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def environ_of(request: Request) -> WSGIEnvironment:
 
 
 def nowhere(_status: str, _headers: list[tuple[str, str]], _exc_info: Any = None, /) -> Callable[[bytes], object]:
-    """Begin an answer that nobody waits for: it is stored."""
+    """Begin an answer that is only stored: there is no client."""
     return len

@@ -1,4 +1,4 @@
-"""A WSGI app's answer in report mode: it passes as it is, and its status and its end are seen. Nothing is held back."""
+"""A WSGI app's answer in report mode: passed on unchanged; its status and end are noted. Nothing is held back."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def watched(
         raise
     wrapper = environ.get("wsgi.file_wrapper")
     if type(answer) in (list, tuple) or (isinstance(wrapper, type) and isinstance(answer, wrapper)):
-        # All of it is there, and servers send what they know by its type in another way (a list with its length, a file
-        # by the kernel): wrapped, it would leave in another form.
+        # It is complete, and servers treat some types in a special way (a list gets a length, a file is sent
+        # by the kernel): wrapped, the response would differ.
         watch.end()
         return answer
-    # Other servers ask how many chunks there are, and say Content-Length for a single one.
+    # Other servers ask for the number of chunks, and set Content-Length for a single one.
     return _SizedAnswer(answer, watch.end) if hasattr(answer, "__len__") else _Answer(answer, watch.end)
 
 
@@ -84,12 +84,12 @@ class _SizedAnswer(_Answer):
 
 
 def give_back(environ: WSGIEnvironment, body: Body, *, is_whole: bool) -> None:
-    """Let the app read again what was read of its body, and then the rest. All else stays as the server put it."""
+    """Let the app read the part of its body that was read already, and then the rest. All else stays unchanged."""
     environ["wsgi.input"] = body.stream() if is_whole else Rejoined(body.stream(), environ["wsgi.input"])
 
 
 class Rejoined:
-    """A body whose beginning was read already."""
+    """A body with a beginning that was read already."""
 
     def __init__(self, beginning: IO[bytes], rest: Any) -> None:
         """Read *beginning* first, and *rest* only when there is no more of it."""

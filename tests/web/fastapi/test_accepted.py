@@ -168,7 +168,7 @@ def test_refused_without_a_status_scope() -> None:
         install(FastAPI(), store="memory://", policy=ACCEPT)
     with pytest.raises(ConfigurationError, match=r"status_scope=current_account"):
         IdempotencyMiddleware(FastAPI(), store="memory://", policy=ACCEPT, scope=PER_ROUTE)
-    with pytest.raises(ConfigurationError, match="status_scope must say who asks"):
+    with pytest.raises(ConfigurationError, match="status_scope must return the user"):
         install(FastAPI(), store="memory://", policy=ACCEPT, status_scope="alice")
 
 

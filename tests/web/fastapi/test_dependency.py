@@ -156,7 +156,7 @@ async def test_a_whole_user_is_no_scope(shop: Shop) -> None:
 @pytest.mark.parametrize("settings", [{"policy": Policy.ietf()}, {"scope": "alice"}, {"scope": 5}])
 def test_a_scope_must_be_given(settings: dict[str, Any]) -> None:
     """A guard that does not know whose request it is can't be made."""
-    with pytest.raises(ConfigurationError, match="whose request it is"):
+    with pytest.raises(ConfigurationError, match="needs the user of a request"):
         Idempotent(**settings)
 
 

@@ -1,6 +1,6 @@
 """The demo's payments API, a plain ASGI app: it charges a card at a provider and answers with a receipt.
 
-All that makes it safe to retry is the middleware around it and the key it passes on. Run as a program by ``run.py``.
+Only the middleware around it and the key that it passes on make it safe to retry. ``run.py`` runs it as a program.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import semel
 from semel.asgi import IdempotencyMiddleware
 from semel.cli.demo.serving import App, Receive, Scope, Send, lifespan, read_json, send_json, serve
 
-#: In the environment, since anybody on the machine can read command lines, and a URL may hold a password.
+#: In the environment, since every user of the machine can read command lines, and a URL may hold a password.
 STORE_VARIABLE = "SEMEL_DEMO_STORE"
 
 #: Short, so that the take-over of a killed worker's payments is seen in a demo of seconds. The default is 30 s.
 LEASE = timedelta(seconds=2)
 
-#: The provider answers within a second; this is for a machine that is busy with other things.
+#: The provider answers within a second; this is for a busy machine.
 PROVIDER_SECONDS = 30.0
 
 
@@ -53,12 +53,12 @@ class Payments:
             return
         response = await self._provider.post("/charges", json=bill, headers={"Idempotency-Key": self._charge_key()})
         charge = response.raise_for_status().json()["charge"]
-        # The receipt is made up afresh on every run: two runs of one payment can't answer alike by chance.
+        # The receipt is random on every run: two runs of one payment can't give the same answer by chance.
         await send_json(send, 201, {**bill, "charge": charge, "receipt": uuid4().hex[:12], "attempt": attempt()})
 
 
 def attempt() -> int:
-    """Say how often this payment was begun, as far as anybody keeps count."""
+    """Return how often this payment was begun, if Semel counts it."""
     try:
         return semel.current().attempt
     except LookupError:
@@ -66,14 +66,14 @@ def attempt() -> int:
 
 
 def protected(provider: str, store: str) -> App:
-    """The API as it should be. A handler that was killed runs again, and passes the same key on."""
+    """The API with Semel. A handler that was killed runs again, and passes the same key on."""
     payments = Payments(provider, charge_key=lambda: semel.current().derive("charge"))
     policy = semel.Policy.ietf(required=True, lease=LEASE)
     return IdempotencyMiddleware(payments, store=store, scope=semel.SINGLE_TENANT, policy=policy)
 
 
 def unprotected(provider: str) -> App:
-    """The API as most are: every request is a new payment."""
+    """The API without Semel: every request is a new payment."""
     return Payments(provider, charge_key=lambda: str(uuid4()))
 
 

@@ -1,4 +1,4 @@
-"""One process of the demo, which can be killed and started again. What it serves is the business of its module."""
+"""One process of the demo, which can be killed and started again. What it serves is in its own module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from semel.cli.demo.serving import READY
 from semel.errors import SemelError
 
 LOOPBACK = "127.0.0.1"
-#: While nobody serves, callers wait here. It must hold all who may call within the second that a start takes.
+#: While no worker accepts, connections wait here. It must hold all that arrive within the second that a start takes.
 BACKLOG = 512
 
 START_SECONDS = 20.0
@@ -25,7 +25,7 @@ class ChildDied(SemelError):
 
 
 class Port:
-    """A free port of this machine alone, held by the demo itself: it stays while those who serve it come and go."""
+    """A free loopback port, held open by the demo itself: it stays open while its workers are killed and started."""
 
     def __init__(self) -> None:
         """Listen on it."""
@@ -34,19 +34,19 @@ class Port:
 
     @property
     def url(self) -> str:
-        """Where to call."""
+        """The URL of the port."""
         return f"http://{LOOPBACK}:{self.number}"
 
 
 class Child:
-    """A program of this package that serves a port. It ends when we do, however we end."""
+    """A program of this package that serves a port. It ends when the demo ends, even by kill -9."""
 
     def __init__(self, module: str, port: Port, arguments: Sequence[str], variables: dict[str, str], log: Path) -> None:
-        """Nothing is started yet. What it complains of goes to *log*."""
+        """Start nothing yet. Its stderr goes to *log*."""
         self._module = module
         self._port = port
         self._arguments = arguments
-        # Where we found our modules it will find them too; the current folder is not looked into (-P).
+        # It imports from the same folders as this process, without the current folder (-P).
         self._variables = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | variables
         self._log = log
         self._process: Process | None = None
@@ -57,12 +57,12 @@ class Child:
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", self._module, str(descriptor), *self._arguments),
-                stdin=PIPE,  # Never written to: its end is the child's sign that we are gone.
+                stdin=PIPE,  # Never written to: when it closes, the child knows that this process has ended.
                 stdout=PIPE,
                 stderr=log,
                 pass_fds=[descriptor],
                 env=self._variables,
-                start_new_session=True,  # Ctrl-C is for us; we end our children.
+                start_new_session=True,  # Ctrl-C reaches this process only, which then ends its children.
             )
         assert self._process.stdout is not None  # noqa: S101 - for mypy
         try:
@@ -71,25 +71,25 @@ class Child:
         except TimeoutError:
             said = b""
         if said.decode().strip() != READY:
-            raise ChildDied(f"{self._module} did not start: {self._last_words()}")
+            raise ChildDied(f"{self._module} did not start: {self._last_line()}")
 
     async def kill(self) -> None:
-        """End it with SIGKILL: it writes nothing any more, and tells nobody."""
+        """End it with SIGKILL: it gets no chance to write or to say anything."""
         process = self._process
         if process is None:
             return
         if process.returncode is not None:
-            raise ChildDied(f"{self._module} ended by itself: {self._last_words()}")
+            raise ChildDied(f"{self._module} ended by itself: {self._last_line()}")
         process.kill()
         await process.wait()
         self._process = None
 
     async def end(self) -> None:
-        """End it, if it runs. It keeps nothing in memory that anybody needs."""
+        """End it, if it runs. It has nothing in memory that must be saved."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         lines = self._log.read_text(errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+        return next((line for line in reversed(lines) if line.strip()), "it printed nothing")

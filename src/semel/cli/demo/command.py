@@ -1,4 +1,4 @@
-"""``semel demo``, as it is typed. What happens then is in ``run.py``, which needs the extra semel[demo]."""
+"""The command ``semel demo`` and its options. What it does is in ``run.py``, which needs the extra semel[demo]."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SEEDS = 1_000_000
 def demo(
     seconds: Annotated[float, typer.Option(min=1, help="How long the storm lasts.")] = 20,
     store: Annotated[
-        str | None, typer.Option(metavar="URL", help="Keep the keys here; else in a SQLite file of the demo's own.")
+        str | None, typer.Option(metavar="URL", help="Keep the keys here; else in a temporary SQLite file.")
     ] = None,
     unprotected: Annotated[bool, typer.Option("--unprotected", help="The same storm without Semel.")] = False,  # noqa: FBT002 - typer makes an option of it
-    seed: Annotated[str | None, typer.Option(help="Repeat the habits and kills of another run.")] = None,
+    seed: Annotated[str | None, typer.Option(help="Repeat the client behaviour and the kills of another run.")] = None,
 ) -> None:
-    """See payments retried, raced and crashed, and each of them charged once."""
+    """Run payments through retries, races and crashes, and see each of them charged once."""
     if sys.platform == "win32":
         raise ConfigurationError(
             "The demo kills processes and passes sockets on, as Linux and macOS do. Try it in WSL."

@@ -1,6 +1,6 @@
-"""The demo's payment provider: it charges once per key, and writes every call down. It knows nothing of Semel.
+"""The demo's payment provider: it charges once per key, and logs every call. It knows nothing of Semel.
 
-Run as a program by ``run.py``, which never kills it: the money is made at somebody else's.
+``run.py`` runs it as a program and never kills it: it stands for a service of another company.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DELAY_SECONDS = (0.02, 0.15)
 
 
 class Provider:
-    """``POST /charges`` charges a card: once per ``Idempotency-Key``, and each time where there is none."""
+    """``POST /charges`` charges a card: once per ``Idempotency-Key``, and on every request without one."""
 
     def __init__(self, log: Path, seed: str) -> None:
         """Write to *log*; *seed* decides how slow each call is."""
@@ -44,7 +44,7 @@ class Provider:
     def _charge(self, key: str, bill: dict[str, Any]) -> str:
         is_new = key not in self._charges
         charge = self._charges.setdefault(key, f"ch_{len(self._charges) + 1:06}")
-        # In the file before it is answered: nobody can have heard of a charge that is not in it.
+        # In the file before it is answered: no client can know of a charge that is not in it.
         os.write(self._log, json.dumps({"order": bill["order"], "charge": charge, "is_new": is_new}).encode() + b"\n")
         return charge
 

@@ -1,4 +1,4 @@
-"""The referee: counts and judges by what the clients heard and what the provider wrote down. It never asks Semel."""
+"""The referee: counts and judges by the clients' answers and the provider's log. It never asks Semel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class Outcome(StrEnum):
-    """What became of one request, as its client saw it."""
+    """How one request ended, as its client saw it."""
 
     PAID = "paid"
     CONFLICT = "conflict"  #: 409: the first is still running
@@ -22,7 +22,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One request of the storm, and what came back."""
+    """One request of the storm, and its answer."""
 
     order: str
     outcome: Outcome
@@ -32,7 +32,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is wrong, by order. Empty is good."""
+    """The faults, by order. Empty is good."""
 
     #: Charged more than once.
     doubled: frozenset[str]
@@ -40,17 +40,17 @@ class Verdict:
     uncharged: frozenset[str]
     #: Given two answers that are not the same bytes.
     contradicted: frozenset[str]
-    #: How many payments all this was seen on.
+    #: How many payments were checked.
     answered: int
 
     @property
     def is_good(self) -> bool:
-        """Whether each was charged once and told the same each time. Having seen nothing proves nothing."""
+        """Whether each was charged once and got the same answer each time. With no payments nothing is proven."""
         return self.answered > 0 and not (self.doubled or self.uncharged or self.contradicted)
 
 
 class Referee:
-    """Listens to the clients, reads the provider's log."""
+    """Takes the clients' answers, and reads the provider's log."""
 
     def __init__(self, log: Path) -> None:
         """Read the provider's *log*; it may not be there yet."""
@@ -64,7 +64,7 @@ class Referee:
         self.take_overs = 0
         #: Calls that the provider knew already: a payment was run again after its charge had been made.
         self.repeated_calls = 0
-        #: Charges for orders that are not the storm's: somebody tried it by hand.
+        #: Charges for orders that are not from the storm: a person sent them by hand.
         self.other_charges = 0
 
     def expect(self, order: str) -> None:
@@ -72,7 +72,7 @@ class Referee:
         self._orders.add(order)
 
     def hear(self, heard: Heard) -> None:
-        """Note what a client heard."""
+        """Note a client's answer."""
         self.outcomes[heard.outcome] += 1
         self.replays += heard.is_replay
         if heard.outcome is Outcome.PAID:
@@ -104,7 +104,7 @@ class Referee:
 
     @property
     def requests(self) -> int:
-        """How many requests that took."""
+        """How many requests were sent for them."""
         return self.outcomes.total()
 
     @property
@@ -119,7 +119,7 @@ class Referee:
 
     @property
     def double_charges(self) -> int:
-        """How many of those were too many."""
+        """How many charges were one too many."""
         return sum(len(charges) - 1 for charges in self._charges.values())
 
     def verdict(self) -> Verdict:

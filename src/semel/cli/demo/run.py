@@ -1,4 +1,4 @@
-"""The order of events: start, storm with kills, settle, ask once more, judge. Every one of them is bounded in time."""
+"""The order of events: start, storm with kills, settle, ask once more, judge. Each of them has a time limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from semel.cli.schema import migrated
 
 WORKERS = 2
 
-#: Between one worker's new start and the next one's end. A start takes half a second, so one dies about every second.
+#: Seconds between one worker's start and the next kill. A start takes half a second, so one dies about every second.
 KILL_SECONDS = (0.2, 0.8)
 TICK_SECONDS = 0.2
 
@@ -36,15 +36,15 @@ class Plan:
     """What to run."""
 
     seconds: float
-    #: Decides who does what, and who is killed when. The rest is up to the machine.
+    #: Decides what each customer does, and which worker is killed when. The rest depends on the machine.
     seed: str
-    #: None is a file of the demo's own.
+    #: None is a temporary SQLite file.
     store: str | None
     is_protected: bool
 
 
 def run(plan: Plan, show: Show) -> Verdict:
-    """Run the demo from beginning to end, and return what the referee found."""
+    """Run the demo from beginning to end, and return the referee's verdict."""
     with tempfile.TemporaryDirectory(prefix="semel-demo-", ignore_cleanup_errors=True) as folder:
         return asyncio.run(_Demo(plan, show, Path(folder)).run())
 
@@ -87,7 +87,7 @@ class _Demo:
             with self._show.watching(self._stage):
                 async with self._ticking():
                     await self._weather()
-        # Everybody has ended: what is in the log now is all there will be.
+        # All processes have ended: the log is complete.
         self._referee.read_log()
         verdict = self._referee.verdict()
         self._show.summarise(self._stage, verdict)
@@ -103,7 +103,7 @@ class _Demo:
             self._stage.phase = Phase.SETTLING
             await self._within(SETTLE_SECONDS, customers)
             if self._plan.is_protected:
-                # Without protection, asking is paying: the figure would be about this step, not about the storm.
+                # Without protection every question is one more charge, which would falsify the figures of the storm.
                 self._stage.phase = Phase.ASKING
                 await self._within(ASK_SECONDS, asyncio.create_task(storm.ask_again()))
                 self._stage.asked_again = storm.asked_again
@@ -132,7 +132,7 @@ class _Demo:
             return False
 
     async def _within(self, seconds: float, task: asyncio.Task[None]) -> None:
-        """Let *task* go on for at most that long, or until somebody loses patience with all of this."""
+        """Let *task* go on for at most that long, or until Ctrl-C."""
         impatience = asyncio.create_task(self._interrupted.wait())
         await asyncio.wait([task, impatience], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         impatience.cancel()

@@ -1,4 +1,4 @@
-"""What the demo's two servers have in common: a socket they inherit, JSON, and a parent they don't outlive."""
+"""What the demo's two servers share: an inherited socket, JSON, and an end together with their parent."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: What a child prints when it serves.
+#: What a child prints when it is ready.
 READY = "ready"
 
 
 def serve(app: App, descriptor: int) -> None:
-    """Serve *app* on the listening socket that the parent passed on, until the parent ends us or ends."""
+    """Serve *app* on the listening socket that the parent passed on, until the parent ends it or ends itself."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     config = uvicorn.Config(app, lifespan="on", log_level="warning", access_log=False)
     _Server(config).run(sockets=[socket.socket(fileno=descriptor)])
@@ -37,13 +37,13 @@ class _Server(uvicorn.Server):
 
 
 def _end_with_parent() -> None:
-    # Nothing is ever written to this pipe. It ends when the parent has gone, however it went.
+    # Nothing is ever written to this pipe. It closes when the parent ends, even by kill -9.
     sys.stdin.buffer.read()
     os._exit(0)
 
 
 async def lifespan(receive: Receive, send: Send) -> None:
-    """Agree to start and to end: there is nothing to prepare."""
+    """Answer the lifespan messages: there is nothing to prepare."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})
@@ -52,7 +52,7 @@ async def lifespan(receive: Receive, send: Send) -> None:
 
 
 async def read_json(receive: Receive) -> Any:
-    """Read the request's body; raise ``ValueError`` when it is no JSON."""
+    """Read the request's body; raise ``ValueError`` if it is not JSON."""
     body, more = b"", True
     while more:
         message = await receive()

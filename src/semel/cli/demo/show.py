@@ -1,4 +1,4 @@
-"""What a person sees: a table that moves in a terminal, lines in a pipe, and the summary. It counts nothing itself."""
+"""The demo's output: a live table in a terminal, lines in a pipe, and the summary. It counts nothing itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINE_SECONDS = 2.0
 NAMES_SHOWN = 2
 
 MARGIN = 2
-#: Of the moving table with its counts side by side. A narrower terminal gets them one below the other.
+#: Columns of the live table with its counts side by side. A narrower terminal gets them one below the other.
 TWO_COLUMNS_WIDTH = 76
 BAR_WIDTH = 48
 #: Beside the bar: "20 s of 20 s".
@@ -39,32 +39,30 @@ _STORM = (
     f"{CUSTOMERS} customers pay: they click twice, hang up, lose their connections and ask again. Every second or so, "
     "one of the API's two workers is killed with kill -9 and started again."
 )
-_PROTECTED = "Each payment has its Idempotency-Key, and Semel guards the API. Nobody should pay twice."
-_UNPROTECTED = "Each payment has its Idempotency-Key, and nobody looks at it: this is the same API without Semel."
+_PROTECTED = "Each payment has its Idempotency-Key, and Semel guards the API. No customer should pay twice."
+_UNPROTECTED = "Each payment has its Idempotency-Key, and the API ignores it: this is the same API without Semel."
 
 _HOW = (
     "A handler that was killed in the middle is run again (the take-overs), and it may have charged the card before it "
     'died. So the API passes semel.current().derive("charge") on to the provider: the same key on every run. The '
-    "provider recognised {} repeated calls by it. Semel sees to the rest: one run at a time, "
+    "provider recognised {} repeated calls by it. Semel does the rest: one run at a time, "
     "and one answer to every retry."
 )
-_HOW_NOT = (
-    "Every request was a payment of its own: each second click, each retry, each question whether it went through."
-)
+_HOW_NOT = "Every request was a separate payment: each second click, each retry, each question whether it succeeded."
 
 
 class Phase(StrEnum):
     """Where the demo is."""
 
     STORM = "storm"
-    SETTLING = "settling: what is open is retried to its end, and nobody is killed any more"
+    SETTLING = "settling: open payments are retried to their end, and no worker is killed any more"
     ASKING = "asking for every payment once more, and comparing the answers"
     OVER = "over"
 
 
 @dataclass(slots=True)
 class Stage:
-    """What is going on, written by ``run`` and read by the show."""
+    """The demo's current state, written by ``run`` and read by the show."""
 
     referee: Referee
     seconds: float
@@ -72,7 +70,7 @@ class Stage:
     is_protected: bool
     phase: Phase = Phase.STORM
     kills: int = 0
-    #: How many payments were asked for once more when all was quiet.
+    #: How many payments were sent once more at the end.
     asked_again: int = 0
     #: Whether each of the API's workers is up.
     workers: list[bool] = field(default_factory=list)
@@ -85,7 +83,7 @@ class Stage:
 
 
 class Show:
-    """Tells a person, in a terminal or in a pipe."""
+    """Prints the demo to a terminal or a pipe."""
 
     def __init__(self, console: Console) -> None:
         """Show it on *console*."""
@@ -94,7 +92,7 @@ class Show:
         self._last_phase = Phase.STORM
 
     def introduce(self, stage: Stage, port: int, key: str) -> None:
-        """Say what is about to happen, and how to take part in it."""
+        """Print what is about to happen, and how to take part in it."""
         title = "payments in a storm" if stage.is_protected else "payments in a storm, unprotected"
         self._print(Text.assemble(("semel demo", "bold"), f" - {title}\n"))
         self._paragraph(f"{_STORM} {_PROTECTED if stage.is_protected else _UNPROTECTED}")
@@ -107,7 +105,7 @@ class Show:
 
     @contextmanager
     def watching(self, stage: Stage) -> Iterator[None]:
-        """Keep a moving picture of *stage* on the terminal meanwhile; in a pipe, ``tick`` prints lines."""
+        """Keep a live table of *stage* on the terminal meanwhile; in a pipe, ``tick`` prints lines."""
         if not self._console.is_terminal:
             yield
             return
@@ -116,7 +114,7 @@ class Show:
             yield
 
     def tick(self, stage: Stage) -> None:
-        """Print a line now and then, where there is no picture."""
+        """Print a line now and then, if there is no live table."""
         if self._console.is_terminal:
             return
         if stage.phase is not self._last_phase:
@@ -128,7 +126,7 @@ class Show:
             self._print(_line(stage))
 
     def summarise(self, stage: Stage, verdict: Verdict) -> None:
-        """Say how it ended."""
+        """Print the result."""
         self._print(Text(f"\nThe storm is over: {stage.elapsed:.0f} s, seed {stage.seed}.\n", "bold"))
         self._print(_explained(_counts(stage)))
         self._print("")
@@ -155,7 +153,7 @@ class Show:
 
 
 class _Picture:
-    """The moving table; rich asks for it anew for each frame."""
+    """The live table; rich calls it for each frame."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -165,7 +163,7 @@ class _Picture:
         counts = _counts(self._stage)
         table = _side_by_side(counts) if room >= TWO_COLUMNS_WIDTH else _explained(counts, with_meanings=False)
         lines = [self._progress(room), Text(), table, Text(), self._workers(room)]
-        # No wider than it has to be: a ^C that the terminal adds to a full line would begin a new one.
+        # As narrow as possible: the ^C that a terminal prints after a full line would begin a new line.
         yield Padding(Group(*lines), (0, 0, 0, MARGIN), expand=False)
 
     def _progress(self, room: int) -> RenderableType:
@@ -189,7 +187,7 @@ class _Picture:
 class _Count:
     name: str
     number: int
-    #: What it means, for the summary.
+    #: Its meaning, for the summary.
     meaning: str = ""
     style: str = ""
 
@@ -255,7 +253,7 @@ def _findings(stage: Stage, verdict: Verdict) -> Iterator[Text]:
     referee = stage.referee
     answered = f"{verdict.answered:,}"
     if not verdict.answered:
-        yield Text("✗ No payment was answered, so nothing was shown.", BAD)
+        yield Text("✗ No payment was answered, so nothing was proven.", BAD)
         return
     again = f" ({stage.asked_again:,} asked once more)" if stage.asked_again else ""
     wrongs = (
@@ -272,7 +270,7 @@ def _findings(stage: Stage, verdict: Verdict) -> Iterator[Text]:
             Text(f"✗ {len(orders):,} payments were {bad}: {_some(orders)}", BAD) if orders else Text(f"✓ {good}", GOOD)
         )
     if left := referee.payments - referee.answered:
-        yield Text(f"  {left:,} payments were still open when it ended; no answer is no promise.", QUIET)
+        yield Text(f"  {left:,} payments were still open at the end; without an answer, nothing was promised.", QUIET)
 
 
 def _some(orders: frozenset[str]) -> str:

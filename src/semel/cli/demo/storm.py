@@ -1,4 +1,4 @@
-"""The storm: customers who pay over a bad network, with bad habits, and never give up. They know nothing but HTTP."""
+"""The storm of requests: customers that pay over a bad network, click twice, and never give up. They use HTTP only."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from semel.cli.demo.referee import Heard, Outcome
 
 CUSTOMERS = 40
 
-#: Long enough for any answer; who waits longer has been forgotten.
+#: Long enough for any answer; one that takes longer is lost.
 ANSWER_SECONDS = 10.0
-#: A customer who hangs up does so while the payment is under way.
+#: A customer that hangs up does so while the payment is under way.
 PATIENCE_SECONDS = (0.01, 0.2)
-#: Full jitter: customers who lost their connections together should not come back together.
+#: Full jitter: customers that lost their connections together should not retry together.
 BACK_OFF_SECONDS = (0.05, 0.4)
 PAUSE_SECONDS = (0.1, 0.6)
 
@@ -28,7 +28,7 @@ AMOUNTS = range(100, 10_000)
 
 
 class Habit(StrEnum):
-    """How a customer goes about a payment."""
+    """How a customer sends a payment."""
 
     WAITS = "waits"
     CLICKS_TWICE = "clicks twice"
@@ -38,7 +38,7 @@ class Habit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Payment:
-    """One order to be paid for, under one key, however often it takes."""
+    """One order to be paid for, under one key, however often it is sent."""
 
     order: str
     amount: int
@@ -46,18 +46,18 @@ class Payment:
 
 
 class Storm:
-    """Customers, each of whom pays again and again until it is over."""
+    """Customers that each pay again and again until it is over."""
 
     def __init__(self, url: str, seed: str, expect: Callable[[str], None], hear: Callable[[Heard], None]) -> None:
-        """Pay at *url*; tell *expect* of each order and *hear* of each request. *seed* decides who does what."""
-        context = ssl.create_default_context()  # Nobody here speaks TLS, but making one for each customer takes long.
+        """Pay at *url*; call *expect* for each order and *hear* for each request. *seed* decides what they do."""
+        context = ssl.create_default_context()  # TLS is not used, but making one for each customer takes long.
         self._customers = [
             Customer(number, url, f"{seed}/{number}", expect=expect, hear=hear, context=context)
             for number in range(CUSTOMERS)
         ]
 
     async def blow(self, over: asyncio.Event) -> None:
-        """Let every customer pay until it is *over*, and what they began by then to its end."""
+        """Let every customer pay until it is *over*, and finish the payments begun by then."""
         await asyncio.gather(*(customer.shop(over) for customer in self._customers))
 
     async def ask_again(self) -> None:
@@ -70,12 +70,12 @@ class Storm:
         return sum(customer.asked_again for customer in self._customers)
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await asyncio.gather(*(customer.close() for customer in self._customers))
 
 
 class Customer:
-    """One of them, with connections of their own."""
+    """One customer, with its own connections."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Customer:
         hear: Callable[[Heard], None],
         context: ssl.SSLContext,
     ) -> None:
-        """Act by *seed* alone: who came first among the customers does not matter."""
+        """Act by *seed* alone: the order of the customers does not matter."""
         self._url = url
         self._number = number
         self._expect = expect
@@ -115,7 +115,7 @@ class Customer:
             self.asked_again += 1
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._client.aclose()
 
     async def _pay(self, payment: Payment) -> None:
@@ -151,7 +151,7 @@ class Customer:
         self._hear(heard)
 
     async def _send(self, payment: Payment) -> tuple[Heard, float]:
-        """Send it once; return what came back, and after how many seconds to come again, if the answer says."""
+        """Send it once; return the answer, and after how many seconds to retry, if the answer says so."""
         bill = {"order": payment.order, "amount": payment.amount}
         try:
             response = await self._client.post(self._url, json=bill, headers={"Idempotency-Key": payment.key})

@@ -1,4 +1,4 @@
-"""Everything that a store may be asked to do, and what it may answer. Nothing here does any of it.
+"""The commands of a store and their answers, as values. Nothing here carries one out.
 
 One command is one round trip, or one transaction that the store owns.
 """

@@ -1,4 +1,4 @@
-"""What a command is, and the two answers that many of them share."""
+"""The type of a command, and the two answers that many commands share. No command is here."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Command(Generic[T]):
 
 
 class Again(Enum):
-    """A rival was quicker than this statement's view of the table: ask again."""
+    """Another process changed the record after this statement's snapshot of the table: ask again."""
 
     AGAIN = "again"
 
 
 class Verdict(Enum):
-    """What came of a write that only the holder may make."""
+    """The result of a write that only the holder may make."""
 
     DONE = "done"
     FENCED = "fenced"  #: another worker holds the record now; nothing was written

@@ -1,4 +1,4 @@
-"""What a store is asked about one key. Each of these is one round trip, or one transaction of the store's own."""
+"""Commands about one key. Each is one round trip, or one transaction that the store owns; none is about upkeep."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from semel.core.value import value
 
 @value
 class Claim(Command[Hold | Found | Again]):
-    """Take the key if nobody has it; otherwise say what is there.
+    """Take the key if it is free; otherwise return what is there.
 
-    The token is made by the caller: a record that bears it is this claim's, even if the reply was lost.
+    The caller makes the token: a record with this token belongs to this claim, even if the reply was lost.
     """
 
     scope: str
@@ -26,28 +26,28 @@ class Claim(Command[Hold | Found | Again]):
     fingerprint: bytes
     lease: timedelta
     retention: timedelta
-    #: What whoever finds the record stuck, or expired, has to know of its policy.
+    #: What a worker that finds the record stuck, or expired, has to know of its policy.
     on_crash: OnCrash = "rerun"
     after_retention: AfterRetention = "delete"
-    #: Kept until the operation ends, so that it can be finished without its client.
+    #: Stored until the operation ends, so that it can be finished without its client.
     request: Request | None = None
-    #: Whether it is only stored, as pending, with its request: a worker will take it from there. There is no lease yet.
+    #: Whether it is only stored, as pending, with its request, for a worker to run. There is no lease yet.
     is_accepted: bool = False
-    #: When the key says that it was made. If that is not after the store's own clock when the record is made, no
-    #: tombstone is left ("strip" becomes "delete"): a retry past the retention is told by the age of its key.
+    #: The time in the key, when it was made. If that is not after the store's own clock when the record is made, no
+    #: tombstone is left ("strip" becomes "delete"): a retry past the retention is recognised by the age of its key.
     made_at: datetime | None = None
-    #: Method and path of the request, such as "POST /payments", for people who look at the record; it decides nothing.
+    #: Method and path of the request, such as "POST /payments", for operators; it decides nothing.
     #: At most 200 characters; empty where they are not known.
     request_line: str = ""
 
 
 @value
 class TakeOver(Command[Hold | Again]):
-    """Take the key from a holder whose lease ran out, or from a record that expired, if it is still the one *seen*.
+    """Take the key over after its lease ran out, or its record expired, if the record is still the one *seen*.
 
-    Without a client (*is_abandoned*) a record that expired is left alone, since nobody has asked for it again; and what
-    is taken over is counted as a try. Only so is a pending one begun, which is its first attempt still. A *claim* that
-    is accepted only makes a pending record again of one that expired.
+    With *is_abandoned* there is no client: an expired record is left alone, since no client has asked for it again, and
+    a take-over counts as a try. A pending record is begun in this way only, and that is still its first attempt. A
+    *claim* that is accepted only turns an expired record into a pending one again.
     """
 
     claim: Claim
@@ -57,34 +57,34 @@ class TakeOver(Command[Hold | Again]):
 
 @value
 class Complete(Command[Verdict]):
-    """Store how it ended, with the answer. Repeating it is safe: an answer stored under this hold is DONE."""
+    """Store the ending and the answer. Repeating it is safe: if this hold's answer is stored, that is DONE."""
 
     hold: Hold
     event: Event
     answer: Answer
-    #: Whether somebody may be waiting for this, in any process: they are given a hint, where the store can.
+    #: Whether a request in any process may be waiting for this: it gets a hint, if the store can send hints.
     wakes: bool = False
 
 
 @value
 class Release(Command[Verdict]):
-    """Free the key: nothing happened. Attempt 0 stands for *whatever number this token was given*.
+    """Free the key: nothing happened. Attempt 0 stands for *the attempt with this token, whatever its number*.
 
-    After a take-over something may have happened, in an attempt before this one; and after a step that was saved, it
-    has. Then the record stays, with its fingerprint and its count, and whoever comes next may take it over at once. One
-    that was accepted stays, too: its client was told that it would be run.
+    After a take-over, an earlier attempt may have had an effect; after a saved step, this one had. Then the record
+    stays, with its fingerprint and its count, and the next request or worker may take it over at once. An accepted
+    record stays, too: its client was told that it would be run.
     """
 
     hold: Hold
     #: As of ``Complete``.
     wakes: bool = False
-    #: Why, in a word or two, for people who read the audit trail; it decides nothing.
+    #: Why, in a word or two, for the audit trail; it decides nothing.
     reason: str | None = field(default=None, compare=False)
 
 
 @value
 class Renew(Command[frozenset[Hold]]):
-    """Prolong every lease in one statement; the answer is the holds that are lost."""
+    """Renew every lease in one statement; the answer is the holds that are lost."""
 
     holds: tuple[tuple[Hold, timedelta], ...]
 
@@ -93,8 +93,8 @@ class Renew(Command[frozenset[Hold]]):
 class Save(Command[Verdict]):
     """Store how far the operation has come, in a transaction of its own. Repeating it is safe.
 
-    It takes the place of *before*, or of itself, and of nothing else: a copy of this that was held up on its way, and
-    arrives when the operation has gone on, must not set it back.
+    It replaces *before*, or itself, and nothing else: a delayed copy of this command, which arrives after the operation
+    has gone on, must not set it back.
     """
 
     hold: Hold
@@ -104,7 +104,7 @@ class Save(Command[Verdict]):
 
 @value
 class Mark(Command[Verdict]):
-    """Store how far the handler says it is, for whoever asks meanwhile. Nothing else depends on it."""
+    """Store the handler's own report of its progress, for the status URL. Nothing else depends on it."""
 
     hold: Hold
     milestone: Milestone
@@ -112,9 +112,9 @@ class Mark(Command[Verdict]):
 
 @value
 class Park(Command[Verdict]):
-    """Stop the operation until an operator has said what it did. With *if_silent*, only when its lease is over.
+    """Stop the operation until an operator resolves it. With *if_silent*, only if its lease is over.
 
-    Its worker may ask twice. Of several others that ask at once, one is told ``DONE``.
+    Its worker may ask twice. Of several other processes that ask at once, one gets ``DONE``.
     """
 
     hold: Hold
@@ -125,9 +125,9 @@ class Park(Command[Verdict]):
 
 @value
 class Settle(Command[Record | None]):
-    """Wait until no transaction under *hold* is under way any more, then read the record.
+    """Wait until no transaction under *hold* is running any more, then read the record.
 
-    For a COMMIT whose reply was lost: the record bears this hold's token, and its steps or its answer, or it does not.
+    For a COMMIT without a reply: the record has this hold's token, and its steps or its answer, or it does not.
     """
 
     hold: Hold
@@ -135,7 +135,7 @@ class Settle(Command[Record | None]):
 
 @value
 class Look(Command[Record | None]):
-    """Read one record: for people, and for whoever has just taken it over and has to know how far it has come."""
+    """Read one record: for operators, and for a worker that has taken it over and needs its recovery point."""
 
     scope: str
     key: str
@@ -143,9 +143,9 @@ class Look(Command[Record | None]):
 
 @value
 class Browse(Command[tuple[Record, ...]]):
-    """Read the newest records, for people; *key* and *state* narrow it down. Bodies stay behind.
+    """Read the newest records, for operators; *key* and *state* filter them. Bodies are not read.
 
-    By its *digest*, or the beginning of that, a key is found that only a log has named. It reads every key there is.
+    *digest* (or its beginning) finds a key that is known from a log only. That reads every key in the table.
     """
 
     limit: int
@@ -158,4 +158,4 @@ class Browse(Command[tuple[Record, ...]]):
 
 @value
 class Now(Command[datetime]):
-    """Read the store's clock, the only one that decides."""
+    """Read the store's clock, the only one that decisions are made by."""

@@ -1,4 +1,4 @@
-"""What happens in the application's own transactions, and in calls to others: atomic mode, phases and effects."""
+"""Commands in the application's own transactions: atomic mode and phases. Commands on a key alone are in ``keys``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from semel.core.value import value
 class Begin(Command[Hold | Found]):
     """Open the transaction that the handler will write in, take the key's lock and read what is there.
 
-    A lock that another transaction holds is a record in progress, with that one's fingerprint as far as it is known.
-    Whatever the answer, the transaction is open until ``Finish`` or ``Undo``.
+    A lock that another transaction holds counts as a record in progress, with its fingerprint if that is known.
+    With any answer, the transaction stays open until ``Finish`` or ``Undo``.
     """
 
     claim: Claim
@@ -28,8 +28,8 @@ class Begin(Command[Hold | Found]):
 class Finish(Command[Verdict]):
     """Write the record with its answer into the handler's transaction, and commit.
 
-    *seen* is the record that it takes the place of, where there was one: expired, or left behind by a dead worker.
-    ``FENCED``: somebody else has written the record, and everything was rolled back.
+    *seen* is the record that it replaces, if there was one: expired, or left behind by a dead worker.
+    ``FENCED``: another worker has written the record, and everything was rolled back.
     """
 
     claim: Claim
@@ -48,7 +48,7 @@ class Open(Command[None]):
 
 @value
 class Commit(Command[Verdict]):
-    """Write how far the operation has come into the phase's transaction, and commit. ``FENCED``: rolled back."""
+    """Write the progress into the phase's transaction, and commit. ``FENCED``: rolled back."""
 
     hold: Hold
     progress: Progress
@@ -58,9 +58,9 @@ class Commit(Command[Verdict]):
 
 @value
 class CommitAlone(Command[None]):
-    """Commit what the application wrote, and nothing of ours: the operation's guard is switched off."""
+    """Commit what the application wrote, without a record: the guard is switched off for this operation."""
 
 
 @value
 class Undo(Command[None]):
-    """Roll the open transaction back. Nothing happens where there is none."""
+    """Roll back the open transaction, if there is one."""

@@ -1,4 +1,4 @@
-"""What a store is asked by those who clean up, and by operators. Each is one transaction of the store's own."""
+"""Commands of the upkeep services and of operators. Each is one transaction of the store; no request uses one."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from semel.core.value import value
 
 @value
 class FindStuck(Command[tuple[Stuck, ...]]):
-    """Read the records that are in progress under a lease that has run out: scopes take turns, and of each scope the
+    """Read the records that are in progress under an expired lease. Scopes take turns, and of each scope the
     longest silent comes first (``upkeep.in_turn``).
 
-    Those that are past retention, too, are the reaper's, and are not among them.
+    Records past retention are left out: the reaper handles them.
     """
 
     limit: int
-    #: Whether only those whose request was kept are wanted.
+    #: Whether to read only records with a stored request.
     with_request: bool = False
-    #: Whether those are wanted, too, whose key was freed: nobody holds them, and somebody may finish them.
+    #: Whether to read records with a freed key, too: no worker holds them, and the completer may finish them.
     with_nobodys: bool = False
-    #: Whether those are wanted, too, that were accepted and are pending, among the others by how long they wait.
+    #: Whether to read accepted, pending records, too, sorted among the others by how long they wait.
     with_pending: bool = False
-    #: Whether only those are wanted whose time has come (``upkeep.is_due``). However many others there are, they must
+    #: Whether to read only records that are due (``upkeep.is_due``). However many others there are, they must
     #: not hide these.
     only_due: bool = False
 
 
 @value
 class ReadRequest(Command[Request | None]):
-    """Read the request that was kept with a record, if *hold* still holds it."""
+    """Read the request that was stored with a record, if *hold* still holds it."""
 
     hold: Hold
 
 
 @value
 class Sweep(Command[Verdict]):
-    """Free the key of a dead worker, if its lease is still over. The record stays, and the next takes it over."""
+    """Free the key of a dead worker, if its lease is still over. The record stays, for the next worker to take over."""
 
     hold: Hold
 
 
 @value
 class Reaped:
-    """What came of one round of reaping."""
+    """The result of one round of reaping."""
 
-    #: Terminal and past retention: gone.
+    #: Terminal and past retention: deleted.
     deleted: int = 0
-    #: The same, where a late retry is to be refused: the answer is gone, and a tombstone stays.
+    #: The same, if a late retry is to be refused: the answer is deleted, and a tombstone stays.
     stripped: int = 0
-    #: Neither ended nor held by anybody when they expired: they are failed now (408), and will be deleted next time.
+    #: Neither ended nor held by a worker when they expired: they are failed now (408), and will be deleted next time.
     failed: int = 0
 
     @property
@@ -64,7 +64,7 @@ class Reaped:
 
 @value
 class Reap(Command[Reaped]):
-    """Clear away at most *limit* records that are past retention. *abandoned* is the answer of those nobody ended."""
+    """Clear at most *limit* records that are past retention. *abandoned* is the answer for those that did not end."""
 
     limit: int
     abandoned: Answer
@@ -80,17 +80,17 @@ class ReapTrail(Command[int]):
 
 @value
 class Discard(Command[Verdict]):
-    """Forget a record that has not ended, because an operator says so. Whoever holds it is fenced off."""
+    """Delete a record that has not ended, by an operator's order. A worker that holds it is fenced."""
 
     hold: Hold
 
 
 @value
 class Unpark(Command[Verdict]):
-    """Let a parked operation go on with *progress*, in which an operator has said what the effect did.
+    """Let a parked operation go on with *progress*, which has the effect's outcome as an operator stated it.
 
-    It counts as an attempt, the operator's, and the tries without its client begin anew, and so does its retention.
-    Nobody holds it then, and whoever comes next takes it over.
+    It counts as an attempt, the operator's. The tries without a client and the retention start again from zero. The
+    record then has no holder, and the next request or worker takes it over.
     """
 
     hold: Hold
@@ -99,7 +99,7 @@ class Unpark(Command[Verdict]):
 
 @value
 class Resolution(Command[Verdict]):
-    """End a parked operation with *answer*, because an operator says that it took effect. Its retention begins anew."""
+    """End a parked operation with *answer*: an operator says that it took effect. Its retention starts again."""
 
     hold: Hold
     answer: Answer
@@ -107,7 +107,7 @@ class Resolution(Command[Verdict]):
 
 @value
 class Note(Command[None]):
-    """Write a line into the audit trail that no other statement writes: a replay, a write that was fenced off."""
+    """Write a line into the audit trail that no other statement writes: a replay, a fenced write."""
 
     hold: Hold
     event: str
@@ -116,7 +116,7 @@ class Note(Command[None]):
 
 @value
 class ReadTrail(Command[tuple[Entry, ...]]):
-    """Read what the audit trail has of one key, oldest first."""
+    """Read the audit trail of one key, oldest first."""
 
     scope: str
     key: str

@@ -1,1 +1,1 @@
-"""What ``manage.py`` can do for Semel."""
+"""Semel's commands of ``manage.py``."""

@@ -1,4 +1,4 @@
-"""The table of keys. Django does not manage it, so its state holds of the model no more than what names it."""
+"""The table of keys. Django does not manage it, so the migration state has only the model's name and permissions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps, kept requests, the parked state, and the audit trail."""
+"""Steps, stored requests, the parked state, and the audit trail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations that are accepted, and how far their handlers say they are."""
+"""Accepted operations, and the progress that their handlers report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table that costs half as much to write, and a column for the line of the request."""
+"""A table that costs half as much to write, and a column for the request's method and path."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Django's migrations. Each points at one of Semel's own, in ``stores/*/migrations/``."""
+"""Django's migrations. Each runs one of Semel's own, in ``stores/*/migrations/``."""

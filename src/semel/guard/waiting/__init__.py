@@ -1,9 +1,9 @@
-"""Where duplicates wait for the first to end: ``Waiters`` for threads, ``AsyncWaiters`` for event loops. It runs
-nothing.
+"""Queues of duplicates that wait for the first to end: ``Waiters`` for threads, ``AsyncWaiters`` for event loops. They
+run no handler.
 
-However many wait for a key, one of them at a time asks the store, once in a while: that is the truth. What it finds is
-shared with the others. A hint (this process has ended the operation, or the store says that somebody has) only makes it
-ask sooner. Nobody who waits holds a connection.
+However many requests wait for a key, only one at a time asks the store, once per interval, and shares the answer with
+the others. A hint (this process has ended the operation, or the store says that another process has) only makes it ask
+sooner. A waiting request holds no connection.
 """
 
 from semel.guard.waiting.loops import MAX_WAITERS, AsyncWaiters

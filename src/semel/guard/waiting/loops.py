@@ -16,14 +16,14 @@ from semel.errors import Interrupted
 from semel.guard.waiting.queue import POLL_INTERVAL, Gone, Listen, Looking, Queues, Slot, Told, Waiter, most
 from semel.stores.forks import start_afresh_in_children
 
-#: How many wait at once unless the policy says: each is a task or two, a few kilobytes in all.
+#: How many wait at once if the policy does not say: each is a task or two, a few kilobytes in all.
 MAX_WAITERS = 1000
 
 _Loop = asyncio.AbstractEventLoop
 
 
 class _TaskSlot(Slot):
-    """Where a task waits."""
+    """The slot of one waiting task."""
 
     __slots__ = ("future",)
 
@@ -36,10 +36,10 @@ class _TaskSlot(Slot):
 
 
 class _LoopWaiters:
-    """The waiters of one loop. The timer that has them ask runs only while there are any."""
+    """The waiters of one loop. The poll timer runs only while there are waiters."""
 
     def __init__(self, poll: float) -> None:
-        # It does not hold its loop, which would never be collected then.
+        # It keeps no reference to its loop: the loop could not be collected otherwise.
         self.queues = Queues()
         self._poll = poll
         self._timer: asyncio.TimerHandle | None = None
@@ -60,7 +60,7 @@ class _LoopWaiters:
             waiter.slot = None
             self.queues.leave(name, slot)
             if not self.queues.count and self._timer is not None:
-                # A timer holds its loop.
+                # A timer keeps a reference to its loop.
                 self._timer.cancel()
                 self._timer = None
 
@@ -74,30 +74,30 @@ class _LoopWaiters:
     def _send_all(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._poll, self._send_all) if self.queues.count else None
-        # All in one turn of the loop, so that what they ask goes out as one statement.
+        # All in one turn of the loop, so that their reads become one statement.
         for name in self.queues.names():
             self.queues.send(name, loop.time())
 
 
 class AsyncWaiters:
-    """Where tasks wait."""
+    """The waiting tasks of this process."""
 
     _mutex: threading.RLock
     _by_loop: WeakKeyDictionary[_Loop, _LoopWaiters]
     _looking: Looking
-    #: One thing for each who waits. Every request that ends asks whether there are any, so that takes no lock.
+    #: One object per waiter. Every request that ends checks whether there are any, so it is read without a lock.
     _waiting: set[object]
 
     def __init__(self, listen: Listen, *, poll: timedelta = POLL_INTERVAL) -> None:
-        """Hear of operations that end elsewhere through *listen*, which is told so again and again."""
+        """Get hints of operations that end elsewhere through *listen*, which is called again for each first waiter."""
         self._listen = listen
         self._poll = poll.total_seconds()
         self.start_afresh()
         start_afresh_in_children(self)
 
     def start_afresh(self) -> None:
-        """Have nobody wait."""
-        # One that may be taken twice: the garbage collector may end a request in here, whose loop was ended before.
+        """Start with no waiters."""
+        # Reentrant: the garbage collector may end a request of a closed loop while this lock is held.
         self._mutex = threading.RLock()
         self._by_loop = WeakKeyDictionary()
         self._looking = Looking()
@@ -105,11 +105,11 @@ class AsyncWaiters:
 
     @property
     def count(self) -> int:
-        """How many wait, on all loops."""
+        """The number of waiters, on all loops."""
         return sum(waiters.queues.count for _, waiters in self._all())
 
     async def wait(self, command: Wait, waiter: Waiter) -> Told:
-        """Wait until *waiter* is told something; at its first time there may be no room."""
+        """Wait until *waiter* gets a result. The first wait of a call is refused if too many wait already."""
         loop = asyncio.get_running_loop()
         name, now = hint_of(command.scope, command.key), loop.time()
         if waiter.deadline is None:
@@ -118,7 +118,7 @@ class AsyncWaiters:
             waiter.begin(now, command.patience)
         waiters = self._waiters_on(loop)
         if not waiters.queues.count:
-            # Each time: a store that was closed meanwhile has forgotten us.
+            # Each time: a store that was closed meanwhile has dropped the callback.
             self._listen(self.hear)
         with self._mutex:
             self._looking.discard(waiter)
@@ -131,31 +131,31 @@ class AsyncWaiters:
         return told
 
     def end(self, waiter: Waiter) -> None:
-        """Keep no slot for *waiter* any longer, which has found what it waited for."""
+        """Free the slot of *waiter*, which does not wait any more."""
         if waiter.deadline is not None:
             with self._mutex:
                 self._looking.discard(waiter)
 
     def announce(self, scope: str, key: str, found: Found) -> None:
-        """Tell all who wait for a key on this loop what was found of it. Those on others have had the same hint."""
+        """Give *found* to all waiters for a key on this loop. Waiters on other loops have had the same hint."""
         waiters = self._by_loop.get(asyncio.get_running_loop())
         if waiters is not None and waiters.queues.count:
             for slot in waiters.queues.all(hint_of(scope, key)):
                 slot.tell(found)
 
     def hint(self, scope: str, key: str) -> None:
-        """Say that an operation has ended here: whoever waits first may look."""
+        """An operation has ended in this process: let the first waiter for its key ask the store."""
         if self._waiting:
             self.hear(hint_of(scope, key))
 
     def hear(self, name: str) -> None:
-        """Take a hint from anywhere, in any thread."""
+        """Handle a hint, in any thread."""
         here = _this_loop()
         for loop, waiters in self._all():
             if loop is here:
                 waiters.hear(name)
             elif waiters.queues.count:
-                with suppress(RuntimeError):  # It has ended.
+                with suppress(RuntimeError):  # The loop is closed.
                     loop.call_soon_threadsafe(waiters.hear, name)
 
     async def _wait(self, waiters: _LoopWaiters, name: str, waiter: Waiter, now: float) -> Told | Gone:
@@ -178,7 +178,7 @@ class AsyncWaiters:
         waiters = self._by_loop.get(loop)
         if waiters is None:
             with self._mutex:
-                # Whoever waited on a loop that was ended in the middle waits no more.
+                # A loop that was closed while requests waited has no waiters any more.
                 for each in [each for each in self._by_loop if each.is_closed()]:
                     del self._by_loop[each]
                 waiters = self._by_loop[loop] = _LoopWaiters(self._poll)

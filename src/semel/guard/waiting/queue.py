@@ -1,4 +1,4 @@
-"""Who waits for which key, in the order in which they came, and when one of them asked last. Nothing here waits."""
+"""The queue of waiters for each key, in order of arrival, and the time of the last read. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from semel.core.commands import Again
 from semel.core.handler import TooManyWaiters, Wait
 from semel.core.record import Found
 
-#: How often the store is asked about a key: a person does not notice, and neither does the database.
+#: How often the store is asked about a key: short for a user, and little load for the database.
 POLL_INTERVAL = timedelta(seconds=1)
 
 Told = Found | Again | TooManyWaiters
-#: Begins to call back with the names of operations that end (``core/hint.py``), in whatever process.
+#: Registers a callback for the names of operations that end (``core/hint.py``), in any process.
 Listen = Callable[[Callable[[str], None]], None]
 
 
 class Gone(Enum):
-    """Nobody is there any more who wants to be told anything."""
+    """The caller has gone, and does not wait any more."""
 
     GONE = "gone"
 
 
 class Slot(ABC):
-    """Where one waits, until it is told something."""
+    """The place of one waiter in a queue, for one wait."""
 
     __slots__ = ("__weakref__",)
 
     @abstractmethod
     def tell(self, told: Told | Gone) -> None:
-        """Say it. What was said before counts, and this does not."""
+        """Wake the waiter with *told*. Only the first call counts."""
 
 
 class Waiter:
-    """One call's stay, over all the times that it sits down, looks, and sits down again."""
+    """One call that waits, over all its rounds of waiting and asking the store."""
 
     __slots__ = ("__weakref__", "came_at", "deadline", "is_over", "slot")
 
     def __init__(self) -> None:
-        """It has not come yet, and may never."""
+        """Not waiting yet."""
         self.came_at = 0.0
-        #: Until when it waits, once it does.
+        #: When its waiting ends; None before it begins.
         self.deadline: float | None = None
         self.slot: Slot | None = None
-        #: Nobody is there any more to be answered.
+        #: The caller has gone.
         self.is_over = False
 
     def begin(self, now: float, patience: timedelta) -> None:
-        """Count the time from here."""
+        """Start to wait at *now*, for at most *patience*."""
         self.came_at, self.deadline = now, now + patience.total_seconds()
 
     def leave(self) -> None:
-        """Wait no longer, now or later: ``Interrupted`` is raised to whoever does. On a loop, only from that loop."""
+        """Stop waiting, now and later: a wait raises ``Interrupted``. On a loop, call it from that loop only."""
         self.is_over = True
-        # After that, never before: whoever sits down looks at the two in the other order.
+        # The order matters: a wait sets its slot first and then reads is_over.
         slot = self.slot
         if slot is not None:
             slot.tell(Gone.GONE)
@@ -66,28 +66,28 @@ class Waiter:
 
 @dataclass(slots=True)
 class _Queue:
-    """Those who wait for one key."""
+    """The waiters for one key."""
 
-    #: When one of them asked last, or was sent to. The first of them had asked before it sat down.
+    #: When one of them last asked the store, or was told to. The first one had asked before it began to wait.
     asked_at: float
     slots: dict[Slot, None] = field(default_factory=dict)
 
 
 class Queues:
-    """All who wait in one slot. It locks nothing."""
+    """The queues of all keys. It takes no lock."""
 
     def __init__(self) -> None:
-        """Nobody waits."""
+        """Start with no waiters."""
         self._queues: dict[str, _Queue] = {}
         self.count = 0
 
     def count_of(self, name: str) -> int:
-        """Return how many wait for one key."""
+        """Return the number of waiters for one key."""
         queue = self._queues.get(name)
         return len(queue.slots) if queue else 0
 
     def take(self, name: str, slot: Slot, now: float) -> None:
-        """Sit down behind the others."""
+        """Add a waiter at the end of the queue."""
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = _Queue(now)
@@ -95,7 +95,7 @@ class Queues:
         self.count += 1
 
     def leave(self, name: str, slot: Slot) -> None:
-        """Get up."""
+        """Remove a waiter."""
         queue = self._queues[name]
         del queue.slots[slot]
         self.count -= 1
@@ -103,32 +103,32 @@ class Queues:
             del self._queues[name]
 
     def first(self, name: str) -> Slot | None:
-        """Return who has waited longest for a key, since it asked."""
+        """Return the waiter that has waited longest for a key since it last asked."""
         queue = self._queues.get(name)
         return next(iter(queue.slots)) if queue else None
 
     def all(self, name: str) -> tuple[Slot, ...]:
-        """Return all who wait for a key."""
+        """Return all waiters for a key."""
         queue = self._queues.get(name)
         return tuple(queue.slots) if queue else ()
 
     def names(self) -> tuple[str, ...]:
-        """Return the keys that somebody waits for."""
+        """Return the keys that have waiters."""
         return tuple(self._queues)
 
     def asked_at(self, name: str) -> float:
-        """Return when one of those who wait for a key asked last. There are some."""
+        """Return when a waiter for this key asked last. The key must have waiters."""
         return self._queues[name].asked_at
 
     def send(self, name: str, now: float) -> None:
-        """Have the first of those who wait for a key ask the store."""
+        """Let the first waiter for a key ask the store."""
         queue = self._queues.get(name)
         if queue is not None:
             queue.asked_at = now
             next(iter(queue.slots)).tell(Again.AGAIN)
 
     def expire(self, name: str, slot: Slot, waiter: Waiter, now: float) -> None:
-        """Say to one that its time is over; or have it look once more, where nobody has asked since it came."""
+        """End a wait because its time is over; or let it ask once more, if no waiter has asked since it began."""
         queue = self._queues[name]
         if queue.asked_at > waiter.came_at:
             slot.tell(TooManyWaiters.TOO_MANY)
@@ -138,22 +138,22 @@ class Queues:
 
 
 class Looking:
-    """Those who got up to look, and may sit down again: each keeps its slot meanwhile. It locks nothing.
+    """The waiters that ask the store now, and may wait again: they still count against the limits. It takes no lock.
 
-    Else, where all look at once, as many again would come in. Whoever ends without a word is forgotten with its call,
-    and at the latest when its time is over.
+    Otherwise, while all of them ask, as many new ones could begin to wait. A call that ends without a further wait is
+    removed when it is collected, and at the latest when its time is over.
     """
 
     def __init__(self) -> None:
-        """Nobody looks."""
+        """Start with none."""
         self._names: WeakKeyDictionary[Waiter, str] = WeakKeyDictionary()
 
     def add(self, waiter: Waiter, name: str) -> None:
-        """Keep a slot for one who looks after a key."""
+        """Count a waiter that asks the store about a key."""
         self._names[waiter] = name
 
     def discard(self, waiter: Waiter) -> None:
-        """Keep none any longer: it sits, or waits no more."""
+        """Stop counting it: it waits again, or has ended."""
         self._names.pop(waiter, None)
 
     def names(self, now: float) -> list[str]:

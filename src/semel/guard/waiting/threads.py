@@ -1,4 +1,4 @@
-"""The waiters of one process of threads. A thread can't tell that its client has gone: it waits for its time."""
+"""The waiting threads of one process. A thread can't tell that its client has gone: it waits until its time is over."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from semel.errors import Interrupted
 from semel.guard.waiting.queue import POLL_INTERVAL, Gone, Listen, Looking, Queues, Slot, Told, Waiter, most
 from semel.stores.forks import start_afresh_in_children
 
-#: How many wait at once unless the policy says: each takes a thread away from those who have work to do.
+#: How many wait at once if the policy does not say: each occupies a thread that could serve other requests.
 MAX_THREADS = 4
 
 
 class _ThreadSlot(Slot):
-    """Where a thread waits."""
+    """The slot of one waiting thread."""
 
     __slots__ = ("told", "woken")
 
@@ -34,14 +34,14 @@ class _ThreadSlot(Slot):
 
 
 class Waiters:
-    """Where threads wait."""
+    """The waiting threads of this process."""
 
     _mutex: threading.Lock
     _queues: Queues
     _looking: Looking
 
     def __init__(self, listen: Listen, *, poll: timedelta = POLL_INTERVAL) -> None:
-        """Hear of operations that end elsewhere through *listen*, which is told so again and again."""
+        """Get hints of operations that end elsewhere through *listen*, which is called again for each first waiter."""
         self._listen = listen
         self._poll = poll.total_seconds()
         self._others: list[Callable[[str], None]] = []
@@ -49,18 +49,18 @@ class Waiters:
         start_afresh_in_children(self)
 
     def start_afresh(self) -> None:
-        """Have nobody wait."""
+        """Start with no waiters."""
         self._mutex = threading.Lock()
         self._queues = Queues()
         self._looking = Looking()
 
     @property
     def count(self) -> int:
-        """How many wait."""
+        """The number of waiters."""
         return self._queues.count
 
     def wait(self, command: Wait, waiter: Waiter) -> Told:
-        """Wait until *waiter* is told something; at its first time there may be no room."""
+        """Wait until *waiter* gets a result. The first wait of a call is refused if too many wait already."""
         name, slot = hint_of(command.scope, command.key), _ThreadSlot()
         with self._mutex:
             now = time.monotonic()
@@ -75,7 +75,7 @@ class Waiters:
         told: Told | Gone = Gone.GONE
         try:
             if was_empty:
-                # Each time: a store that was closed meanwhile has forgotten us.
+                # Each time: a store that was closed meanwhile has dropped the callback.
                 self._listen(self._hear)
             told = self._wait(name, slot, waiter)
         finally:
@@ -90,25 +90,25 @@ class Waiters:
         return told
 
     def end(self, waiter: Waiter) -> None:
-        """Keep no slot for *waiter* any longer, which has found what it waited for."""
+        """Free the slot of *waiter*, which does not wait any more."""
         if waiter.deadline is not None:
             with self._mutex:
                 self._looking.discard(waiter)
 
     def announce(self, scope: str, key: str, found: Found) -> None:
-        """Tell all who wait for a key what was found of it."""
+        """Give *found* to all waiters for a key."""
         if self._queues.count:
             with self._mutex:
                 for slot in self._queues.all(hint_of(scope, key)):
                     slot.tell(found)
 
     def hint(self, scope: str, key: str) -> None:
-        """Say that an operation has ended here: whoever waits first may look."""
+        """An operation has ended in this process: let the first waiter for its key ask the store."""
         if self._queues.count or self._others:
             self._hear(hint_of(scope, key))
 
     def overhear(self, on_end: Callable[[str], None]) -> None:
-        """Have *on_end* hear all that this room hears, in whatever thread that is."""
+        """Call *on_end* for every hint that arrives here, in any thread."""
         with self._mutex:
             if on_end not in self._others:
                 self._others.append(on_end)
@@ -135,7 +135,7 @@ class Waiters:
             slot.woken.wait(left)
 
     def _look_round(self, name: str, slot: _ThreadSlot, waiter: Waiter) -> float:
-        """See whether it is this one's turn, or too late; return how long it may sleep before it has to see again."""
+        """Check whether this waiter's turn or deadline has come; return how long it may sleep before the next check."""
         if waiter.is_over:
             slot.tell(Gone.GONE)
         now, deadline = time.monotonic(), waiter.deadline or 0.0
@@ -148,7 +148,7 @@ class Waiters:
         return (min(deadline, next_look) if is_first else deadline) - now
 
     def _nudge(self, name: str) -> None:
-        """Wake whoever is first now: the next look is its own."""
+        """Wake the first waiter: it asks the store next."""
         first = self._queues.first(name)
         if isinstance(first, _ThreadSlot):
             first.woken.set()

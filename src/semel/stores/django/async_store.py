@@ -1,7 +1,7 @@
 """The store in one of Django's databases, for an event loop: each command runs in the thread in which Django runs the
-ORM of this request, so what an async view writes is in the same transaction.
+ORM of this request, so the writes of an async view are in the same transaction.
 
-It belongs to no loop, since a loop may live for one request only. Leases are renewed in a thread of their own: that of
+It belongs to no loop, since a loop may live for one request only. Leases are renewed in a separate thread: that of
 a request may be busy with its handler, or in its transaction.
 """
 
@@ -29,12 +29,12 @@ from semel.stores.transaction import AsyncConnections, AsyncTransaction, AsyncUn
 
 T = TypeVar("T")
 
-#: What is under way. A loop holds its tasks weakly, so somebody must hold them.
+#: Tasks under way. A loop has only weak references to its tasks, so they are referenced here.
 _tasks: set[asyncio.Task[Any]] = set()
 
 
 class AsyncDjangoStore(AsyncStore):
-    """Records in the database *alias* of Django's."""
+    """Records in Django's database *alias*."""
 
     def __init__(self, alias: str = "default", *, audit: Audit = "on") -> None:
         """Nothing is connected yet."""
@@ -44,22 +44,22 @@ class AsyncDjangoStore(AsyncStore):
         start_afresh_in_children(self)
 
     def start_afresh(self) -> None:
-        """Have no thread for leases."""
+        """Start without a thread for leases."""
         self._leases = ThreadPoolExecutor(max_workers=1, thread_name_prefix="semel-leases")
 
     def perform(self, command: Command[T]) -> Step[T]:
-        """Start one store command. It is carried out whether or not anybody waits for it."""
+        """Start one store command. It is carried out even if no task waits for it."""
         step: Step[T] = Step(loop=asyncio.get_running_loop())
         _start(self._carry_out(command, step))
         return step
 
     def renew(self, command: Renew) -> frozenset[Hold]:
-        """Prolong leases, on the connection that Django has for the calling thread."""
+        """Renew leases, on Django's connection of the calling thread."""
         self._store.actor = self.actor
         return self._store.perform(command)
 
     def transaction(self) -> AsyncTransaction:
-        """Return a transaction of the application's own; not begun yet. Its ``connection`` is that of the ORM's thread,
+        """Return a transaction for the application; not begun yet. Its ``connection`` is that of the ORM's thread,
         and can be used there only.
         """
         self._store.actor = self.actor
@@ -67,15 +67,15 @@ class AsyncDjangoStore(AsyncStore):
         return AsyncTransaction(AsyncDjangoConnections(connections), statements)
 
     def start_in_thread(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Start a plain function of the application's in the ORM's thread: what it writes is in the transaction."""
+        """Start a plain function of the application in the ORM's thread: what it writes is in the transaction."""
         return _start(sync_to_async(call)())
 
     async def open(self) -> None:
-        """See whether the tables are there, and can be written."""
+        """Check whether the tables are there, and can be written."""
         await in_the_orms_thread(self._store.open)
 
     async def close(self) -> None:
-        """Nothing is ours, but for the thread that renews leases."""
+        """Stop the thread that renews leases. The connections are Django's."""
         self._leases.shutdown(wait=False)
         self.start_afresh()
 
@@ -90,7 +90,7 @@ class AsyncDjangoStore(AsyncStore):
         except Exception as error:  # noqa: BLE001 - it is the waiter's
             step.settle(error)
         except BaseException:
-            # Only the end of the loop cancels this. Those who wait must not wait for ever.
+            # Only the end of the loop cancels this. A caller must not wait for ever.
             step.settle(StoreUnavailable("The event loop ended before the store answered.", was_sent=True))
             raise
         else:
@@ -105,7 +105,7 @@ class AsyncDjangoConnections(AsyncConnections):
         self._connections = connections
 
     async def begin(self, command: Begin | Open, opening: Any = None) -> AsyncUnit | Found:
-        """Begin a transaction. Cancelled in the middle, it is undone once it is begun."""
+        """Begin a transaction. If this is cancelled in the middle, the transaction is rolled back once it is begun."""
         beginning = _start(sync_to_async(self._connections.begin)(command, opening))
         try:
             begun = await asyncio.shield(beginning)
@@ -115,14 +115,14 @@ class AsyncDjangoConnections(AsyncConnections):
         return begun if isinstance(begun, Found) else AsyncDjangoUnit(begun)
 
     async def close(self) -> None:
-        """Nothing is ours."""
+        """Do nothing: the connections are Django's."""
 
 
 class AsyncDjangoUnit(AsyncUnit):
-    """One transaction in the ORM's thread. Cancelled in the middle of a step, that step goes on; the next waits."""
+    """One transaction in the ORM's thread. A cancelled step still runs to its end, and the next waits for it."""
 
     def __init__(self, unit: DjangoUnit) -> None:
-        """It is begun."""
+        """Take a transaction that is begun already."""
         self._unit = unit
         self.connection = unit.connection
         self.has_lock, self.is_clear, self.pipelines = unit.has_lock, unit.is_clear, unit.pipelines
@@ -145,7 +145,7 @@ class AsyncDjangoUnit(AsyncUnit):
 
 
 async def in_the_orms_thread(call: Callable[[], T]) -> T:
-    """Call it in the thread where Django runs the ORM of this request. Cancelled, it goes on without us."""
+    """Call it in the thread in which Django runs the ORM of this request. It goes on even if this is cancelled."""
     return await asyncio.shield(_start(sync_to_async(call)()))
 
 

@@ -1,7 +1,7 @@
-"""PostgreSQL below Django, through psycopg 3: the statements of ``stores/postgres`` on Django's own connection.
+"""PostgreSQL in Django, through psycopg 3: the statements of ``stores/postgres`` on Django's own connection.
 
-Its sessions are the application's, so none of the settings that suit our statements alone are made on them; how long a
-statement may take is what OPTIONS says, and whether it is prepared (``prepare_threshold``, which Django leaves out).
+The sessions belong to the application, so no session settings are changed here. Time-outs and prepared statements
+(``prepare_threshold``, which Django does not set) are configured in OPTIONS.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _PROBE = Statement("SELECT 1", [], lambda _rows: None)
 
 @dataclass(frozen=True)
 class _Name(Address):
-    """A database's name in place of its address, in messages."""
+    """A database's name, in place of its address, for messages."""
 
     def __str__(self) -> str:
         return self.url
 
 
 class Postgres(Database):
-    """One PostgreSQL database of Django's."""
+    """One PostgreSQL database of Django."""
 
     pipelines = True
 
@@ -73,7 +73,7 @@ class Postgres(Database):
         self._durability = Durability(self._address)
 
     def connect(self, wrapper: Wrapper) -> None:
-        """See that there is a connection of psycopg's."""
+        """Connect, and check that the driver is psycopg 3."""
         try:
             if not wrapper.in_atomic_block:
                 wrapper.close_if_health_check_failed()
@@ -82,13 +82,13 @@ class Postgres(Database):
             raise unreachable(error, self._address) from error
         if not isinstance(wrapper.connection, psycopg.Connection):
             raise ConfigurationError(
-                f"{name_of(wrapper)} is used through {wrapper.Database.__name__}. Semel needs psycopg 3, which Django "
-                "takes by itself where it is installed: pip install 'psycopg[binary]'"
+                f"{name_of(wrapper)} uses {wrapper.Database.__name__}. Semel needs psycopg 3, which Django "
+                "prefers if it is installed: pip install 'psycopg[binary]'"
             )
 
     def drop(self, wrapper: Wrapper) -> None:
-        """Close a connection that is broken. What else is idle in a pool is as useless: the server was restarted, or
-        another is the primary now.
+        """Close a broken connection, and the idle ones of its pool: the server was restarted, or another is the primary
+        now.
         """
         close(wrapper)
         pool = getattr(wrapper, "pool", None)  # Django has none before 5.1.
@@ -103,7 +103,7 @@ class Postgres(Database):
         match command:
             case Claim():
                 if not self._may_write:
-                    # Once, with the first claim: a role that may claim but not complete is told before a view runs.
+                    # Once, with the first claim: a role that may claim but not complete fails before a view runs.
                     run(wrapper, self._statements.check_privileges(str(self._address)))
                     self._may_write = True
                 outcome = run(wrapper, self._statements.claim([command]))[0]
@@ -123,7 +123,7 @@ class Postgres(Database):
         return outcome  # type: ignore[no-any-return]  # by the command's own type
 
     def check(self, wrapper: Wrapper) -> None:
-        """Raise where the tables are missing, or the server is a replica."""
+        """Raise if the tables are missing, or the server is a replica."""
         if self._run_once(wrapper, self._statements.check()):
             raise self._read_only()
         self._run_once(wrapper, self._statements.check_privileges(str(self._address)))
@@ -133,14 +133,14 @@ class Postgres(Database):
         return self._joined
 
     def start(self, wrapper: Wrapper, command: Begin | Open) -> None:
-        """Nothing: the first statement tells who is at a key, in any process."""
+        """Do nothing: the first statement takes the key's lock, across processes."""
 
     def stop(self, command: Begin | Open) -> None:
-        """Nothing: the end of the transaction tells."""
+        """Do nothing: the end of the transaction frees the lock."""
 
     def begin(self, wrapper: Wrapper, block: Block, command: Begin | Open) -> None:
-        """Enter the block. psycopg begins with the first statement: ours, or else the handler's, and that must not be
-        the one that finds the server gone, or the transaction over.
+        """Enter the block. psycopg begins with the first statement. If that were the handler's, the handler would get
+        the error of a lost server.
         """
         try:
             block.__enter__()
@@ -153,11 +153,11 @@ class Postgres(Database):
                 raise self._meaning(error) or refused(error) from error
 
     def is_lost(self, wrapper: Wrapper) -> bool:
-        """Whether there is no connection any more."""
+        """Whether the connection is closed."""
         return wrapper.connection is None or wrapper.closed_in_transaction or bool(wrapper.connection.closed)
 
     def is_over(self, wrapper: Wrapper) -> bool:
-        """Whether a COMMIT or ROLLBACK was sent by name."""
+        """Whether a COMMIT or ROLLBACK was sent as a statement."""
         return bool(wrapper.connection.info.transaction_status == TransactionStatus.IDLE)
 
     def has_failed(self, wrapper: Wrapper) -> bool:
@@ -173,7 +173,7 @@ class Postgres(Database):
 
     def run_opening(self, wrapper: Wrapper, opening: Sequence[Joined[Any]]) -> bool:
         """Run an opening as one text. Its last statement sees what was committed before the first had the lock: each
-        has a snapshot of its own.
+        statement has its own snapshot.
         """
         tag = self._in_transaction(wrapper, lambda: _sent(wrapper, "; ".join(map(plain, opening))))
         self._look_at_durability(wrapper)
@@ -199,14 +199,14 @@ class Postgres(Database):
             raise known from error
 
     def commit_with(self, wrapper: Wrapper, last: Joined[Any]) -> StoreError | None:
-        """Run the last statement and say COMMIT."""
+        """Run the last statement and COMMIT."""
         if is_short(last):
             return self._commit(wrapper, f"{plain(last)}; ")
         self.run(wrapper, last)
         return self._commit(wrapper)
 
     def commit(self, wrapper: Wrapper) -> StoreError | None:
-        """Say COMMIT; return that it may not have reached a replica, where the server says so."""
+        """Send COMMIT; return a warning if the server says that it may not have reached a replica."""
         return self._commit(wrapper)
 
     def _commit(self, wrapper: Wrapper, last: str = "") -> StoreError | None:
@@ -219,12 +219,12 @@ class Postgres(Database):
                 connection.remove_notice_handler(notices.from_psycopg)
         except psycopg.Error as error:
             if last and self.has_failed(wrapper):
-                # COMMIT ends the transaction even where it is refused. This one goes on, so it was the statement.
+                # COMMIT ends the transaction even if it is refused. This one is still open, so the statement failed.
                 self._raise_known(error)
                 raise
             known = of_commit(error, error.sqlstate, self._address, is_lost=connection.closed)
             if known is None:
-                # Refused, by a constraint that is checked at the end: the handler's own, in Django's words.
+                # Refused by a deferred constraint of the application: raised as Django's own error.
                 with wrapper.wrap_database_errors:
                     raise
             close(wrapper)
@@ -239,19 +239,19 @@ class Postgres(Database):
         return None
 
     def lost(self) -> StoreError:
-        """Say that the connection was lost before COMMIT."""
+        """Return the error of a connection that was lost before COMMIT."""
         return lost(self._address)
 
     def _run(self, wrapper: Wrapper, statement: Statement[T], *, is_patient: bool = True) -> T:
-        """Run one statement in its own transaction. A lost connection or a deadlock is not the caller's affair, if it
-        ends there.
+        """Run one statement in its own transaction. After a lost connection or a deadlock it is tried again, and the
+        caller gets no error if that succeeds.
         """
         was_sent = False
         for left in reversed(range(TRIES)):
             try:
                 return self._run_once(wrapper, statement, is_patient=is_patient)
             except StoreUnavailable as error:
-                # Sent once is sent, even if the last try got no connection.
+                # It counts as sent if any try sent it, even if the last try got no connection.
                 was_sent = error.was_sent = was_sent or error.was_sent
                 error.was_too_slow = is_too_slow(error)
                 if left == 0 or not was_sent or error.was_too_slow:
@@ -268,7 +268,7 @@ class Postgres(Database):
         try:
             if is_patient or wrapper.in_atomic_block:
                 return self._execute(wrapper, statement)
-            # It waits for a transaction to end whose client may be gone without a word.
+            # It waits for another transaction, which may hang because its client has gone.
             with wrapper.connection.transaction():
                 psycopg.Cursor(wrapper.connection).execute(_IMPATIENT)
                 return self._execute(wrapper, statement)
@@ -277,19 +277,19 @@ class Postgres(Database):
             if known is None:
                 raise
             if not (isinstance(known, StoreNotReady) or wrapper.in_atomic_block):
-                # The next statement is better off with a new connection: to a server that is up again, or to the one
+                # The next statement needs a new connection: to a server that was restarted, or to the one
                 # that is the primary now.
                 self.drop(wrapper)
             raise known from error
         except Exception:
             raise  # A value that can't be sent.
         except BaseException:
-            # Interrupted in the middle: what comes back on this connection next would be somebody else's answer.
+            # Interrupted in the middle: the next reply on this connection would belong to another statement.
             close(wrapper)
             raise
 
     def _execute(self, wrapper: Wrapper, statement: Statement[T]) -> T:
-        # Not the connection's own kind of cursor, nor its kind of rows: both are the application's choice.
+        # Not the connection's own cursor class or row factory: both are the application's choice.
         cursor = psycopg.RawCursor(wrapper.connection, row_factory=tuple_row)
         cursor.execute(statement.sql.encode(), statement.parameters, binary=True)
         rows = cursor.fetchall() if cursor.description else []
@@ -298,8 +298,8 @@ class Postgres(Database):
 
     def _look_at_durability(self, wrapper: Wrapper) -> None:
         if question := self._durability.question():
-            # Once, after a statement that went through. These sessions are Django's, and are left as they are.
-            with suppress(psycopg.Error):  # the next statement tells
+            # Once, after a statement that succeeded. These sessions are Django's, and are not changed.
+            with suppress(psycopg.Error):  # the next statement will fail, too
                 cursor = psycopg.RawCursor(wrapper.connection, row_factory=tuple_row)
                 question.read(cursor.execute(question.query.numbered.encode()).fetchall())
 
@@ -314,7 +314,7 @@ class Postgres(Database):
     def _read_only(self) -> StoreReadOnly:
         return StoreReadOnly(
             f"{self._address} takes no writes: it is a replica, or default_transaction_read_only is on for the server, "
-            'the database or the role. Name the primary in SEMEL["DATABASE"], or let it be written.'
+            'the database or the role. Name the primary in SEMEL["DATABASE"], or switch it off.'
         )
 
 
@@ -322,7 +322,7 @@ _IMPATIENT = f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'".encode()
 
 
 def _sent(wrapper: Wrapper, sql: str) -> str | None:
-    """Send statements without parameters in one round trip; return the last one's command tag."""
+    """Send statements without parameters in one round trip; return the command tag of the last."""
     cursor = psycopg.Cursor(wrapper.connection).execute(sql.encode(), prepare=False)
     while cursor.nextset():
         pass

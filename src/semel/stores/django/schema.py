@@ -1,5 +1,5 @@
-"""The tables, made by Django's ``migrate`` from the same ``.sql`` files as by ``semel migrate``. Both write down what
-they did in the same book: whoever comes second finds nothing to do.
+"""The tables, made by Django's ``migrate`` from the same ``.sql`` files as by ``semel migrate``. Both note what they
+applied in the same table: the second one finds nothing to do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from semel.stores.statement import DEFAULT_AUDIT, DEFAULT_TABLE, DEFAULT_WATERMA
 #: Where the files of each database are.
 PACKAGES = {"postgresql": "semel.stores.postgres", "sqlite": "semel.stores.sqlite"}
 
-#: What is written down here was applied, by whomever.
+#: The table of applied migrations, by Django or by ``semel migrate``.
 BOOK = f"{DEFAULT_TABLE}_migrations"
 
 _WRITE_DOWN = {
@@ -33,7 +33,7 @@ def applied(wrapper: Wrapper) -> list[str]:
 
 
 def apply(editor: Any, name: str) -> None:
-    """Apply one migration with a schema editor of Django's, unless it was applied before, or is of another database."""
+    """Apply one migration with Django's schema editor, unless it was applied before, or is for another database."""
     wrapper = editor.connection
     scripts = dict(_scripts(wrapper.vendor))
     if name not in scripts:
@@ -53,7 +53,7 @@ def apply(editor: Any, name: str) -> None:
 
 
 def revert(editor: Any, name: str) -> None:
-    """Go back to before one migration, with empty tables: nothing turns a later schema into an earlier one."""
+    """Go back to before one migration, with empty tables: there is no way to convert the records back."""
     vendor = editor.connection.vendor
     if vendor == "sqlite":
         editor.execute(f"DROP VIEW IF EXISTS {DEFAULT_TABLE}_clock", params=None)
@@ -66,7 +66,7 @@ def revert(editor: Any, name: str) -> None:
 
 
 def clear(wrapper: Wrapper) -> None:
-    """Delete every record and the whole audit trail, where there are any. For tests."""
+    """Delete every record and the whole audit trail, if there are any. For tests."""
     if wrapper.vendor in PACKAGES and len(applied(wrapper)) == len(_scripts(wrapper.vendor)):
         with wrapper.cursor() as cursor:
             for table in (DEFAULT_TABLE, DEFAULT_AUDIT):
@@ -79,7 +79,7 @@ def _scripts(vendor: str) -> list[tuple[str, str]]:
 
 def _statements(vendor: str, script: str) -> Iterator[str]:
     if vendor == "postgresql":
-        yield script  # It takes several in one text.
+        yield script  # It accepts several statements in one text.
     else:
         yield from file._statements(script)  # noqa: SLF001 - a store of the same house
 

@@ -1,6 +1,6 @@
-"""SQLite below Django, in a file or in memory: what ``stores/sqlite`` does, on Django's own connection.
+"""SQLite in Django, in a file or in memory: what ``stores/sqlite`` does, on Django's own connection.
 
-How the file is written (its journal, how long to wait for a lock) is what the project says, and stays so.
+The file's settings (its journal, its lock time-out) are the project's, and are not changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from semel.stores.statement import Joined, Names
 
 T = TypeVar("T")
 
-#: The data's fault, or the program's; not the file's.
+#: Errors of the data or the program, and not of the file.
 _DATA = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 
 _BEGIN = "BEGIN IMMEDIATE"
@@ -39,7 +39,7 @@ _LOCKING = frozenset({"IMMEDIATE", "EXCLUSIVE"})
 
 
 class SQLite(Database):
-    """One SQLite database of Django's."""
+    """One SQLite database of Django."""
 
     def __init__(self, alias: str, *, audit: Audit, actor: Callable[[], str]) -> None:
         """Nothing is connected yet."""
@@ -54,16 +54,16 @@ class SQLite(Database):
         self._turns = turns_of(alias)
 
     def connect(self, wrapper: Wrapper) -> None:
-        """See that there is a connection of the ``sqlite3`` module's."""
+        """Connect, and check that the driver is the module ``sqlite3``."""
         try:
             wrapper.ensure_connection()
         except DjangoError as error:
             raise StoreUnavailable(f"{name_of(wrapper)} can't be opened: {error}") from error
         if not isinstance(wrapper.connection, sqlite3.Connection):
-            raise ConfigurationError(f"{name_of(wrapper)} is not used through Python's sqlite3, which Semel needs.")
+            raise ConfigurationError(f"{name_of(wrapper)} does not use Python's sqlite3, which Semel needs.")
 
     def carry_out(self, wrapper: Wrapper, command: Command[T], *, is_nested: bool) -> T:
-        """Carry out one command, in a batch of its own."""
+        """Carry out one command, as a batch of one."""
         rows = _Nested(wrapper.connection) if is_nested else _InTurn(wrapper, self._turns)
         connection = cast("sqlite3.Connection", rows)
         batch = Batch(connection, self._statements, [command], self._author(), is_full=self._is_full)
@@ -83,14 +83,14 @@ class SQLite(Database):
         return cast("T", outcome)
 
     def check(self, wrapper: Wrapper) -> None:
-        """Raise where the tables are missing, or can only be read."""
+        """Raise if the tables are missing, or are read-only."""
         rows = _Rows(wrapper.connection)
         try:
             if not is_migrated(cast("sqlite3.Connection", rows), place_of(wrapper), self._statements):
                 raise no_tables(self._alias)
             rows.execute(self._statements.write_nothing).close()
         except sqlite3.Error as error:
-            if not is_busy(error):  # Somebody writes, so it can be written.
+            if not is_busy(error):  # Another process writes, so it can be written.
                 raise self._explained(wrapper, error) from error
 
     def joined(self) -> SQLiteJoins:
@@ -98,8 +98,8 @@ class SQLite(Database):
         return SQLiteJoins(self._statements, self._author(), is_full=self._is_full)
 
     def start(self, wrapper: Wrapper, command: Begin | Open) -> Found | None:
-        """Set down which key this is at, and wait for the turn. Others who are at the same are told so at once, and a
-        replay does not wait for somebody else's handler.
+        """Note the key of this transaction, and wait for the turn. Another request with the same key gets a result at
+        once, and a replay does not wait for another request's handler.
         """
         rival = self._turns.start(command)
         if rival is not None:
@@ -116,7 +116,7 @@ class SQLite(Database):
         return found
 
     def stop(self, command: Begin | Open) -> None:
-        """Let the next have its turn."""
+        """Pass the turn on."""
         self._turns.stop(command)
         self._turns.give_on()
 
@@ -132,21 +132,21 @@ class SQLite(Database):
                 # Nothing was done in it yet.
                 wrapper.connection.execute("ROLLBACK").close()
                 wrapper.connection.execute(_BEGIN).close()
-            # Where the file can only be read, that is known now, before a handler runs.
+            # If the file is read-only, this raises now, before a handler runs.
             wrapper.connection.execute(self._statements.write_nothing).close()
         except sqlite3.Error as error:
             raise self._explained(wrapper, error) from error
 
     def is_lost(self, wrapper: Wrapper) -> bool:
-        """Whether the handler has closed it."""
+        """Whether the handler has closed the connection."""
         return wrapper.connection is None or bool(wrapper.closed_in_transaction)
 
     def is_over(self, wrapper: Wrapper) -> bool:
-        """Whether a COMMIT or ROLLBACK was sent by name."""
+        """Whether a COMMIT or ROLLBACK was sent as a statement."""
         return not wrapper.connection.in_transaction
 
     def has_failed(self, wrapper: Wrapper) -> bool:  # noqa: ARG002 - PostgreSQL's concern
-        """No: SQLite undoes the statement that failed, and goes on."""
+        """Return False: SQLite rolls back only the statement that failed."""
         return False
 
     def run(self, wrapper: Wrapper, joined: Joined[T]) -> T:
@@ -183,7 +183,7 @@ class SQLite(Database):
         return StoreUnavailable(f'DATABASES["{self._alias}"] was closed inside the handler; nothing was written.')
 
     def _peek(self, wrapper: Wrapper, command: Begin | Open) -> Found | None:
-        """Read what makes the write lock needless: an answer, or a worker whose lease is not over."""
+        """Read whether the write lock is not needed: there is an answer, or a worker with a live lease."""
         if not isinstance(command, Begin):
             return None
         found = self.run(wrapper, self.joined().begin(command)).seen
@@ -227,7 +227,7 @@ class _Rows:
 
 
 class _InTurn(_Rows):
-    """The same, for one who waits for the turn before asking for the write lock."""
+    """The same, with a wait for the turn before the write lock."""
 
     def __init__(self, wrapper: Wrapper, turns: Turns) -> None:
         super().__init__(wrapper.connection)
@@ -253,7 +253,7 @@ class _Nested(_Rows):
         return super().execute(_SAVEPOINT.get(sql, sql), parameters)
 
     def undo(self, wrapper: Wrapper) -> None:  # noqa: ARG002 - the test's own
-        with suppress(sqlite3.Error):  # It was not begun: what failed was a look.
+        with suppress(sqlite3.Error):  # There is no savepoint: a read failed before it.
             self.execute("ROLLBACK TO semel").close()
             self.execute("RELEASE semel").close()
 
@@ -264,5 +264,5 @@ def _origin(error: DjangoError) -> sqlite3.Error:
 
 
 def place_of(wrapper: Wrapper) -> Place:
-    """Say where the file is, for messages."""
+    """Return where the file is, for messages."""
     return Place(Path(str(wrapper.settings_dict["NAME"])), Names())

@@ -1,5 +1,5 @@
-"""The store in one of Django's databases, for threads. Each command goes over the calling thread's own connection:
-test databases, routers, backends, passwords and limits are Django's affair, and stay it.
+"""The store in one of Django's databases, for threads. Each command goes over the calling thread's own connection.
+Semel does not touch test databases, routers, backends, passwords and limits: they are Django's.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from semel.stores.transaction import JoinedStatements, Transaction
 
 T = TypeVar("T")
 
-#: Each is imported when it is asked for: its driver is an extra.
+#: Each is imported on first use: its driver is an extra.
 _DATABASES = {
     "postgresql": ("semel.stores.django.postgres", "Postgres"),
     "sqlite": ("semel.stores.django.sqlite", "SQLite"),
 }
 
-#: What may be asked in the middle of a handler's transaction: it writes nothing, and sees nothing of it.
+#: Commands that are allowed in the middle of a handler's transaction: they write nothing, and do not depend on it.
 _HARMLESS = frozenset({Now})
 
 
 class DjangoStore(Store):
-    """Records in the database *alias* of Django's."""
+    """Records in Django's database *alias*."""
 
     is_callers = True
 
@@ -44,11 +44,11 @@ class DjangoStore(Store):
         self.notes_replays = audit == "replays"
         self._audit: Audit = audit
         self._databases: dict[str, Database] = {}
-        #: Claimed inside the transaction of a test: nobody else can see them, so nobody can take them over.
+        #: Claimed inside the transaction of a test: no other process can see them, or take them over.
         self._sheltered: set[Hold] = set()
 
     def perform(self, command: Command[T]) -> T:
-        """Carry out one store command, in a transaction of its own."""
+        """Carry out one store command, in its own transaction."""
         if isinstance(command, Renew) and self._sheltered:
             command = Renew(tuple(each for each in command.holds if each[0] not in self._sheltered))  # type: ignore[assignment]  # of the same kind
         wrapper = wrapper_of(self.alias)
@@ -61,16 +61,16 @@ class DjangoStore(Store):
             opened.tidy()
 
     def transaction(self) -> Transaction:
-        """Return a transaction of the application's own, on ``django.db.connections[alias]``; not begun yet."""
+        """Return a transaction for the application, on ``django.db.connections[alias]``; not begun yet."""
         return Transaction(*self.parts())
 
     def parts(self) -> tuple[DjangoConnections, JoinedStatements]:
-        """Return what a transaction is made of, in either colour."""
+        """Return the parts of a transaction, sync or async."""
         database = self._database(wrapper_of(self.alias))
         return DjangoConnections(self.alias, database), database.joined()
 
     def open(self) -> None:
-        """See whether the tables are there, and can be written."""
+        """Check whether the tables are there, and can be written."""
         wrapper = wrapper_of(self.alias)
         opened = Opened(wrapper)
         try:
@@ -88,7 +88,7 @@ class DjangoStore(Store):
         return [each for each in schema.applied(wrapper) if each not in before]
 
     def close(self) -> None:
-        """Nothing is ours."""
+        """Do nothing: the connections are Django's."""
 
     def _database(self, wrapper: Wrapper) -> Database:
         vendor: str = wrapper.vendor
@@ -111,7 +111,7 @@ class DjangoStore(Store):
         return made
 
     def _author(self) -> str:
-        # A name that can't be written as text must not stop what it is the name of.
+        # An actor's name that can't be encoded must not make the command fail.
         return (self.actor or this_process()).encode("utf-8", "replace").decode()
 
     def _carry_out(self, database: Database, wrapper: Wrapper, command: Command[T]) -> T:
@@ -124,12 +124,12 @@ class DjangoStore(Store):
                 return _carried_out(database, wrapper, command, is_nested=True)
             case Standing.LENT:
                 raise ConfigurationError(
-                    f"{type(command).__name__} was asked for inside a transaction that Semel has lent to a handler, "
-                    "and would be undone with it. Ask before or after."
+                    f"{type(command).__name__} was used inside the transaction of a guarded handler, "
+                    "and would be rolled back with it. Use it before or after."
                 )
 
     def _sheltering(self, database: Database, wrapper: Wrapper, command: Command[T]) -> T:
-        """Carry it out inside the transaction of a test, which a statement that fails must not break."""
+        """Carry it out inside the transaction of a test, which a failed statement must not break."""
         with transaction.atomic(using=self.alias):
             outcome = _carried_out(database, wrapper, command, is_nested=True)
         if isinstance(command, Claim | TakeOver) and isinstance(outcome, Hold):

@@ -1,9 +1,9 @@
-"""Transactions for handlers, as ``atomic`` blocks of Django's: what the ORM writes in the same thread is in them by
-itself. Which statements join, and what goes wrong with them, is for the databases to say.
+"""Transactions for handlers, as Django's ``atomic`` blocks: what the ORM writes in the same thread is in them. Which
+statements join them, and what their errors mean, is in ``postgres.py`` and ``sqlite.py``.
 
 Django's own state is kept as Django would have it, so that ``on_commit``, ``set_rollback`` and inner ``atomic`` blocks
-mean what they always mean. Only COMMIT is said here by name: what Django makes of its failure does not tell a
-transaction that was refused from one whose reply was lost.
+work as usual. Only COMMIT is sent here directly: Django's error would not distinguish a COMMIT that was refused from
+one without a reply.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ _logger = logging.getLogger("semel")
 
 
 class Database(ABC):
-    """One database below Django, for one alias. Errors that are the store's affair are raised in Semel's words."""
+    """One Django database, for one alias. Errors of the store are raised as Semel's own exceptions."""
 
     #: Whether there is a ``commit_with``.
     pipelines: bool = False
 
     @abstractmethod
     def connect(self, wrapper: Wrapper) -> None:
-        """See that there is a connection, of a driver that is known."""
+        """Connect, and check that the driver is supported."""
 
     def drop(self, wrapper: Wrapper) -> None:
-        """Close a connection that is broken. Never raises."""
+        """Close a broken connection. Never raises."""
         close(wrapper)
 
     @abstractmethod
     def carry_out(self, wrapper: Wrapper, command: Command[T], *, is_nested: bool) -> T:
-        """Carry out one command: in a transaction of its own, or *nested* in that of a test."""
+        """Carry out one command: in its own transaction, or *nested* in that of a test."""
 
     @abstractmethod
     def check(self, wrapper: Wrapper) -> None:
-        """Raise where the tables are missing, or can't be written."""
+        """Raise if the tables are missing, or can't be written."""
 
     @abstractmethod
     def joined(self) -> JoinedStatements:
@@ -57,23 +57,23 @@ class Database(ABC):
 
     @abstractmethod
     def start(self, wrapper: Wrapper, command: Begin | Open) -> Found | None:
-        """Set down that a transaction of this process is at a key, and wait for its turn; or say why it need not."""
+        """Note that a transaction of this process has a key, and wait for its turn; or return why it need not run."""
 
     @abstractmethod
     def stop(self, command: Begin | Open) -> None:
-        """Set down that it has ended, however it ended."""
+        """Note that it has ended, in any way."""
 
     @abstractmethod
     def begin(self, wrapper: Wrapper, block: Block, command: Begin | Open) -> None:
-        """Enter *block*, outermost, and begin what Django has only promised."""
+        """Enter *block*, the outermost, and begin the transaction, which Django itself would delay."""
 
     @abstractmethod
     def is_lost(self, wrapper: Wrapper) -> bool:
-        """Whether there is no connection any more."""
+        """Whether the connection is closed."""
 
     @abstractmethod
     def is_over(self, wrapper: Wrapper) -> bool:
-        """Whether somebody has ended the transaction by a statement of their own."""
+        """Whether the handler has ended the transaction by its own statement."""
 
     @abstractmethod
     def has_failed(self, wrapper: Wrapper) -> bool:
@@ -84,27 +84,27 @@ class Database(ABC):
         """Run one statement in the transaction."""
 
     def run_opening(self, wrapper: Wrapper, opening: Sequence[Joined[Any]]) -> bool:
-        """Run an opening in one round trip; say whether nothing is in the way."""
+        """Run an opening in one round trip; return whether the handler can run."""
         raise NotImplementedError  # pragma: no cover - asked only where the statements have an opening
 
     def commit_with(self, wrapper: Wrapper, last: Joined[Any]) -> StoreError | None:
-        """Run the last statement and say COMMIT, in one round trip; return as ``commit``. Raises ``Fenced``."""
+        """Run the last statement and COMMIT, in one round trip; return the same as ``commit``. Raises ``Fenced``."""
         raise NotImplementedError  # pragma: no cover - asked only where the statements have an opening
 
     @abstractmethod
     def commit(self, wrapper: Wrapper) -> StoreError | None:
-        """Say COMMIT; return what was said beside, where it matters."""
+        """Send COMMIT; return a warning of the server, if there is one that matters."""
 
     @abstractmethod
     def lost(self) -> StoreError:
-        """Say that the connection was lost before COMMIT."""
+        """Return the error of a connection that was lost before COMMIT."""
 
 
 def no_tables(alias: str) -> StoreNotReady:
-    """Say that there are no tables, and what makes them."""
+    """Return the error of missing tables, with the command that makes them."""
     return StoreNotReady(
-        f'DATABASES["{alias}"] has no tables of Semel\'s, or old ones. Run: python manage.py migrate semel '
-        f"--database={alias} (first with `zero --fake` where SEMEL named another database before)."
+        f'DATABASES["{alias}"] has no tables of Semel, or old ones. Run: python manage.py migrate semel '
+        f"--database={alias} (first with `zero --fake` if SEMEL named another database before)."
     )
 
 
@@ -117,7 +117,7 @@ class DjangoConnections(Connections):
         self._database = database
 
     def begin(self, command: Begin | Open, opening: Any = None) -> Unit | Found:
-        """Begin a transaction, unless what is there makes it needless."""
+        """Begin a transaction, unless what is there makes it unnecessary."""
         wrapper, database = wrapper_of(self._alias), self._database
         opened = Opened(wrapper)
         try:
@@ -139,15 +139,15 @@ class DjangoConnections(Connections):
         return unit
 
     def close(self) -> None:
-        """Nothing is ours."""
+        """Do nothing: the connections are Django's."""
 
 
 def _outermost(wrapper: Wrapper) -> Standing:
     standing = standing_of(wrapper)
     if standing is Standing.LENT:
         raise ConfigurationError(
-            "A guarded operation was begun inside another, in the transaction of that one. Begin it before or after; "
-            "or, in an async app, serve each request in a thread of its own (ThreadSensitiveContext)."
+            "A guarded operation was begun inside the transaction of another. Begin it before or after; "
+            "or, in an async app, serve each request in its own thread (ThreadSensitiveContext)."
         )
     return standing
 
@@ -175,14 +175,14 @@ class DjangoUnit(Unit):
         self._opened = opened
         self._block = Block(wrapper.alias, savepoint=True, durable=True)
         self._is_nested = is_nested
-        #: Whether its first statement is still to come, which is ours. After an Open there was one.
+        #: Whether its first statement, which is Semel's, is still to come. After an Open there was one.
         self._is_untouched = isinstance(command, Begin)
         self._has_ended = False
 
     def begin(self, opening: Sequence[Joined[Any]] | None) -> None:
-        """Begin it, and look whether the handler can be run, where *opening* tells."""
+        """Begin it, and check by *opening*, if there is one, whether the handler can run."""
         self._database.begin(self.connection, self._block, self._command)
-        # Without an opening, to begin is to have the lock.
+        # Without an opening, beginning takes the lock.
         self.has_lock = opening is None
         if opening is not None:
             self.has_lock = self.is_clear = self._send(lambda: self._database.run_opening(self.connection, opening))
@@ -199,7 +199,7 @@ class DjangoUnit(Unit):
         try:
             return send()
         except StoreError:
-            # The first statement may find that the server was restarted since the connection was last used.
+            # The first statement may fail because the server was restarted since the connection was last used.
             if self._is_nested or not was_untouched or not self._database.is_lost(self.connection):
                 raise
         self._database.drop(self.connection)
@@ -210,11 +210,11 @@ class DjangoUnit(Unit):
         return send()
 
     def commit_with(self, last: Joined[Any]) -> None:
-        """Run the last statement and commit; then run what waits for that with ``on_commit``."""
+        """Run the last statement and commit; then run the ``on_commit`` functions."""
         self._commit(lambda: self._database.commit_with(self.connection, last))
 
     def commit(self) -> None:
-        """Commit; then run what waits for that with ``on_commit``."""
+        """Commit; then run the ``on_commit`` functions."""
         self._commit(lambda: self._database.commit(self.connection))
 
     def _commit(self, commit: Callable[[], StoreError | None]) -> None:
@@ -226,7 +226,7 @@ class DjangoUnit(Unit):
             if self._is_nested:
                 self._leave(None)
             else:
-                # Taken away, so that what goes wrong with them is not taken for the commit's own trouble.
+                # Removed, so that an error in one of them is not mistaken for an error of the commit.
                 waiting, wrapper.run_on_commit = wrapper.run_on_commit, []
                 said = commit()
         except BaseException as error:
@@ -236,14 +236,14 @@ class DjangoUnit(Unit):
             raise
         try:
             self._leave(None)
-        except Exception:  # noqa: BLE001 - all is committed; whoever comes next gets another connection
+        except Exception:  # noqa: BLE001 - all is committed; the next use gets another connection
             close(wrapper)
         self._end(waiting)
         if said is not None:
             raise said
 
     def rollback(self) -> None:
-        """Roll back. Never raises; what is broken is closed."""
+        """Roll back. Never raises; a broken connection is closed."""
         if self._has_ended:
             return
         try:
@@ -259,7 +259,7 @@ class DjangoUnit(Unit):
             self._end([])
 
     def _check(self) -> None:
-        """Raise where there is nothing that could be committed."""
+        """Raise if there is nothing that could be committed."""
         wrapper = self.connection
         if self._database.is_lost(wrapper):
             raise self._database.lost()
@@ -270,20 +270,20 @@ class DjangoUnit(Unit):
             raise ended_inside()
 
     def _leave(self, error: _Undone | None) -> None:
-        """Leave the block, and with it those inside which the handler has not left."""
+        """Leave the block, and the inner blocks that the handler has not left."""
         blocks = self.connection.atomic_blocks
         while self._block in blocks:
             blocks[-1].__exit__(type(error) if error else None, error, None)
             blocks = self.connection.atomic_blocks
 
     def _tear_off(self) -> None:
-        """Close the connection, and have Django forget the blocks that it was in."""
+        """Close the connection, and reset Django's state of its blocks."""
         close(self.connection)
         with suppress(Exception):
             self._leave(_Undone())
 
     def _end(self, waiting: list[Any]) -> None:
-        """Give the turn on, run what waits for the commit, and see to the connection."""
+        """Pass the turn on, run the ``on_commit`` functions, and close the connection if it has to be closed."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -296,11 +296,11 @@ class DjangoUnit(Unit):
 
     def _run_all(self, waiting: list[Any]) -> None:
         """Run the ``on_commit`` functions. The answer is committed, and is what the client gets now and on a retry: an
-        error here is for the log. As ever in Django, the functions after the one that failed are not run.
+        error here is logged. As always in Django, the functions after the one that failed are not run.
         """
         wrapper = self.connection
         wrapper.run_on_commit = waiting
         try:
             wrapper.run_and_clear_commit_hooks()
         except Exception:
-            _logger.exception("A function given to on_commit failed. What it waited for is committed all the same.")
+            _logger.exception("A function given to on_commit failed. The transaction itself is committed.")

@@ -1,5 +1,5 @@
-"""Django's connection of the calling thread: in what transaction it is, and who closes it. What is said on it is for
-``postgres.py`` and ``sqlite.py``.
+"""Django's connection of the calling thread: in what transaction it is, and when it is closed. The statements on it are
+in ``postgres.py`` and ``sqlite.py``.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Wrapper = Any
 
 
 class Standing(Enum):
-    """Where a thread's connection stands when a command comes."""
+    """In which transaction a thread's connection is when a command comes."""
 
-    #: In no transaction: each statement is one.
+    #: In none: each statement is its own transaction.
     FREE = auto()
     #: In the transaction that ``django.test.TestCase`` rolls back after each test, and in no other.
     IN_TEST = auto()
-    #: In a transaction that Semel has begun and lent to a handler.
+    #: In a transaction that Semel has begun for a handler.
     LENT = auto()
 
 
@@ -44,21 +44,21 @@ def wrapper_of(alias: str) -> Wrapper:
         return connections[alias]
     except ConnectionDoesNotExist:
         known = ", ".join(map(repr, connections))
-        raise ConfigurationError(f"DATABASES has no {alias!r} to keep records in. It has {known}.") from None
+        raise ConfigurationError(f"DATABASES has no {alias!r} for the records. It has {known}.") from None
 
 
 def name_of(wrapper: Wrapper) -> str:
-    """Name the database to people, as the settings do."""
+    """Return the database's name in the settings, for messages."""
     return f'DATABASES["{wrapper.alias}"]'
 
 
 def standing_of(wrapper: Wrapper) -> Standing:
-    """Tell where it stands; raise where no command may be carried out. It must be connected."""
+    """Return its transaction state; raise if no command may be carried out. It must be connected."""
     if not wrapper.in_atomic_block:
         if not wrapper.get_autocommit():
             raise ConfigurationError(
-                f"{name_of(wrapper)} is not in autocommit mode, so what Semel writes would not be committed. Take "
-                '"AUTOCOMMIT": False, or set_autocommit(False), away.'
+                f"{name_of(wrapper)} is not in autocommit mode, so what Semel writes would not be committed. Remove "
+                '"AUTOCOMMIT": False, or set_autocommit(False).'
             )
         return Standing.FREE
     others = [block for block in wrapper.atomic_blocks if not block._from_testcase]  # noqa: SLF001 - Django's own mark
@@ -67,14 +67,14 @@ def standing_of(wrapper: Wrapper) -> Standing:
     if isinstance(others[0], Block):
         return Standing.LENT
     raise ConfigurationError(
-        f"A transaction is open on {name_of(wrapper)} around this, and what Semel writes in it nobody else would see "
-        "before it ends: a retry could run beside. Leave transaction.atomic() first, or put it inside what is guarded; "
+        f"A transaction is open on {name_of(wrapper)} around this guard. What Semel writes in it would be invisible "
+        "to others until it ends, and a retry could run meanwhile. Put transaction.atomic() inside the guard; "
         "under ATOMIC_REQUESTS, mark the view with transaction.non_atomic_requests."
     )
 
 
 class _Serving(threading.local):
-    """Whether this thread serves a request: then Django sees to its connections when that has ended."""
+    """Whether this thread serves a request: then Django closes its connections when the request has ended."""
 
     is_so = False
 
@@ -95,12 +95,12 @@ request_finished.connect(_on_end, dispatch_uid="semel.stores.django")
 
 
 class Opened:
-    """Sees to connections that were opened for us in threads which serve no request, since nobody else would close
-    them. One that the thread had before is its own affair: it may be reading from it.
+    """Closes connections that were opened for Semel in threads which serve no request: Django would not close them. A
+    connection that the thread had before stays open: the thread may be reading from it.
     """
 
     def __init__(self, wrapper: Wrapper) -> None:
-        """Look at it before it is used."""
+        """Note whether it is open, before it is used."""
         self._wrapper = wrapper
         self._was_open = wrapper.connection is not None
 
@@ -111,11 +111,11 @@ class Opened:
             wrapper.semel_opened = wrapper.connection
         is_ours = wrapper.connection is not None and getattr(wrapper, "semel_opened", None) is wrapper.connection
         if is_ours and not _serving.is_so and not wrapper.in_atomic_block:
-            with suppress(Exception):  # What can't be closed is found broken by whoever uses it next.
+            with suppress(Exception):  # If it can't be closed, its next use will find it broken.
                 wrapper.close_if_unusable_or_obsolete()
 
 
 def close(wrapper: Wrapper) -> None:
-    """Close it the Django way: the next who asks gets another. Never raises."""
+    """Close it by Django's own method: the next use opens another. Never raises."""
     with suppress(Exception):
         wrapper.close()

@@ -1,6 +1,6 @@
-"""The reference store: the shortest program that keeps every promise of ``base.py``, in one process's memory.
+"""The reference store: the shortest program with every guarantee of ``base.py``, in one process's memory.
 
-For tests and for reading. It shares nothing between processes and forgets everything when this one ends.
+For tests and for reading. It shares nothing between processes and loses everything when this one ends.
 """
 
 from semel.stores.memory.store import AsyncMemoryStore, MemoryStore

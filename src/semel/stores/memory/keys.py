@@ -1,4 +1,4 @@
-"""What happens to one key: claims, endings, steps. What happens to many, and what operators do, is in ``upkeep.py``."""
+"""Commands on one key: claims, endings, steps. Those on many keys, and those of operators, are in ``upkeep.py``."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Keys(Table):
             event = Event.ACCEPT if claim.is_accepted else Event.TAKE_OVER
             new = new_row(claim, must(after(row.state, event)), 1, moment.now)
         else:
-            # It is still the same operation: it keeps its first sight, what it was a claim to, and how far it has come.
+            # It is still the same operation: it keeps its creation time, its fingerprint and its steps.
             event = Event.CLAIM if is_begun else Event.TAKE_OVER
             new = replace(
                 row,

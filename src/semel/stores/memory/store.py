@@ -1,4 +1,4 @@
-"""The store in both colours. What it does with a command is in ``keys.py`` and ``upkeep.py``."""
+"""The store, sync and async. The commands themselves are in ``keys.py`` and ``upkeep.py``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 def _system_clock() -> datetime:
-    # This process is the whole of the database, so its clock is the database's.
+    # This process is the database, so its clock is the database's.
     return datetime.now(UTC)  # noqa: TID251 - see above
 
 
@@ -104,7 +104,7 @@ class MemoryStore(Keys, Upkeep, Store):
             return self._perform[type(command)](command, moment)  # type: ignore[no-any-return]  # by the table
 
     def transaction(self) -> MemoryTransaction:
-        """Return a transaction of one's own. There is no connection in it: it is for flows, and for reading."""
+        """Return a transaction. It has no connection: it is for flows, and for reading."""
         return MemoryTransaction(self, self.actor)
 
     def age(self, duration: timedelta) -> None:
@@ -121,7 +121,7 @@ class MemoryStore(Keys, Upkeep, Store):
             return rivals
 
     def unlock(self, scope: str, key: str) -> None:
-        """Let go of a key that was locked."""
+        """Unlock a key."""
         with self._lock:
             self._running.pop((scope, key), None)
 
@@ -133,7 +133,7 @@ class MemoryStore(Keys, Upkeep, Store):
         return []
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to close."""
 
 
 class AsyncMemoryStore(AsyncStore):
@@ -151,11 +151,11 @@ class AsyncMemoryStore(AsyncStore):
         return answer
 
     def renew(self, command: Renew) -> frozenset[Hold]:
-        """Prolong leases, from any thread."""
+        """Renew leases, from any thread."""
         return self._memory.act(command, self.actor)
 
     def transaction(self) -> AsyncMemoryTransaction:
-        """Return a transaction of one's own, without a connection."""
+        """Return a transaction, without a connection."""
         return AsyncMemoryTransaction(self._memory, self.actor)
 
     def age(self, duration: timedelta) -> None:
@@ -166,7 +166,7 @@ class AsyncMemoryStore(AsyncStore):
         """There is nothing to open."""
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to close."""
 
 
 def _audit(url: str) -> Audit:

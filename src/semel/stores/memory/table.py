@@ -1,4 +1,4 @@
-"""The records and their audit trail: what is kept, and how it is looked at. What may change it is in ``keys.py``."""
+"""The records and their audit trail: what is stored, and how it is read. What changes it is in ``keys.py``."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class Row:
     request_line: str = ""
 
     def is_expired(self, now: datetime) -> bool:
-        """Whether it is past its retention. What is unknown never is."""
+        """Whether it is past its retention. An unknown record never is."""
         return self.expires_at <= now and self.state is not State.UNKNOWN
 
     def lease_is_over(self, now: datetime) -> bool:
-        """Whether nobody holds it any more."""
+        """Whether no worker holds it any more."""
         return self.lease_expires_at is None or self.lease_expires_at <= now
 
     def may_be_taken(self, now: datetime) -> bool:
-        """Whether somebody else may have it: its worker is silent, or it is past its retention."""
+        """Whether another worker may take it: its lease is over, or it is past its retention."""
         return self.lease_is_over(now) if self.state is State.PROCESSING else self.is_expired(now)
 
     def found(self, now: datetime) -> Found:
@@ -70,7 +70,7 @@ class Row:
         )
 
     def record(self, scope: str, key: str, now: datetime) -> Record:
-        """What people see of it."""
+        """The whole record."""
         return Record(
             scope=scope,
             key=key,
@@ -93,7 +93,7 @@ class Row:
         )
 
     def without_body(self) -> Row:
-        """The same without what lists don't show."""
+        """The same without what lists do not show."""
         if self.answer is None or self.answer.is_tombstone:
             return self
         return replace(self, answer=replace(self.answer, body=b""))
@@ -101,19 +101,19 @@ class Row:
 
 @value
 class Moment:
-    """When a command is carried out, and for whom."""
+    """The time of a command, and its actor."""
 
     now: datetime
     actor: str
 
 
 class Table:
-    """Records by scope and key, and the lines of their trail. It locks nothing."""
+    """Records by scope and key, and the lines of their trail. It takes no lock."""
 
     def __init__(self, audit: Audit) -> None:
         """Start empty. *audit* says how much the trail has."""
         self._rows: dict[tuple[str, str], Row] = {}
-        #: The keys of open transactions in atomic mode, whose records are not there yet, and their fingerprints.
+        #: The keys of open transactions in atomic mode, which have no records yet, and their fingerprints.
         self._running: dict[tuple[str, str], bytes] = {}
         self._trail: list[Entry] = []
         self._audit = audit
@@ -129,12 +129,12 @@ class Table:
         self._rows[hold.scope, hold.key] = replace(self._rows[hold.scope, hold.key], **changes)
 
     def _write_down(self, hold: Hold, event: str, moment: Moment, detail: str | None = None) -> None:
-        """Write a line, where there is a trail and the record itself does not tell as much."""
+        """Write a line, if there is a trail and the record itself does not show the event."""
         if self._audit != "off" and (self._audit in FULL or event not in ORDINARY):
             self._append(hold, event, moment, detail)
 
     def _sum_up(self, deleted: int, stripped: int, moment: Moment) -> None:
-        """Write one line for a batch of the reaper, where no record has its own."""
+        """Write one line for a batch of the reaper, if not every record has its own."""
         summary = reaped(deleted, stripped)
         if self._audit == "on" and summary is not None:
             self._append(Hold(NO_KEY, NO_KEY, 0, NOBODYS_TOKEN), "reaped", moment, summary)
@@ -167,7 +167,7 @@ def new_row(claim: Claim, state: State, attempt: int, now: datetime) -> Row:
         lease_expires_at=None if claim.is_accepted else now + claim.lease,
         on_crash=claim.on_crash,
         after_retention="delete" if tells_its_age else claim.after_retention,
-        # As every store does: what is never stored is gone at once.
+        # As in every store: a retention of zero expires at once.
         request=claim.request and read_back(written(claim.request), claim.request.body),
         is_accepted=claim.is_accepted,
         request_line=line_of(claim) or "",
@@ -175,7 +175,7 @@ def new_row(claim: Claim, state: State, attempt: int, now: datetime) -> Row:
 
 
 def must(value: T | None) -> T:
-    """Return *value*, which the state table and the row's own invariants say is there."""
+    """Return *value*, which is not None by the state table and the row's invariants."""
     if value is None:  # pragma: no cover - see above
         raise AssertionError
     return value

@@ -1,4 +1,4 @@
-"""Transactions without a database: all that is written is the record, at the end, and nothing else is undone."""
+"""Transactions without a database: only the record is written, at the end. Nothing else can be rolled back."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 class Nothing:
-    """Stands where a connection would: what does not use it can be tested, and what does is told why not."""
+    """In place of a connection: code that does not use it can be tested, and code that does gets ``NoDatabase``."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Say that there is no such thing."""
+        """Raise ``NoDatabase``."""
         raise NoDatabase
 
     def __repr__(self) -> str:
-        """Say what it is."""
+        """Show what it is."""
         return "<no connection: memory://>"
 
 
@@ -32,7 +32,7 @@ NOTHING = Nothing()
 
 
 class MemoryTransaction(Transaction):
-    """One transaction, from ``Begin`` or ``Open`` to its end. In place of a connection it has nothing."""
+    """One transaction, from ``Begin`` or ``Open`` to its end. It has no connection."""
 
     def __init__(self, memory: MemoryStore, actor: str | None = None) -> None:
         """Nothing is begun yet."""
@@ -44,7 +44,7 @@ class MemoryTransaction(Transaction):
 
     @property
     def connection(self) -> Nothing:
-        """There is none, but only while the transaction is open may anybody ask."""
+        """A placeholder. It is an error to ask for it while the transaction is not open."""
         if not self._is_open:
             raise NoConnection
         return NOTHING
@@ -71,7 +71,7 @@ class MemoryTransaction(Transaction):
         if rivals is not None:
             found = self._memory.act(command, self._actor)
             if isinstance(found, Found) and not found.may_be_taken:
-                return found  # It holds whichever request has the lock.
+                return found  # It has the fingerprint of the request that has the lock.
             return Found(State.PROCESSING, 1, NOBODYS_TOKEN, rivals, None, lease_is_over=False, is_expired=False)
         self._is_open, self._locked = True, (claim.scope, claim.key)
         return self._memory.act(command, self._actor)
@@ -100,7 +100,7 @@ class AsyncMemoryTransaction(AsyncTransaction):
 
     @property
     def connection(self) -> Nothing:
-        """There is none, but only while the transaction is open may anybody ask."""
+        """A placeholder. It is an error to ask for it while the transaction is not open."""
         return self._transaction.connection
 
     async def perform(self, command: Command[T]) -> T:

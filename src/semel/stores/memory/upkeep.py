@@ -1,4 +1,4 @@
-"""What those who clean up do to records, and operators: the commands of ``core/commands/upkeep.py``."""
+"""The commands of ``core/commands/upkeep.py``, for services and operators. Those of requests are in ``keys.py``."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Upkeep(Table):
 
     def _abandon(self, hold: Hold, row: Row, answer: Answer, moment: Moment) -> None:
         state = after(row.state, Event.ABANDON)
-        # Nobody's: its worker, awake again, must not believe that its own answer is the one that is kept.
+        # Without a holder: its worker, if it is alive, must not believe that its own answer is the one that is kept.
         self._update(
             hold,
             state=state,
@@ -160,12 +160,12 @@ class Upkeep(Table):
 
 
 def _anew(row: Row, now: datetime) -> datetime:
-    """Return when a record expires whose retention begins anew."""
+    """Return when a record expires after its retention has started again."""
     return now + (row.expires_at - row.created_at)
 
 
 def _is_due(row: Row, now: datetime) -> bool:
-    """Whether the reaper may touch it. Nothing in flight, nothing parked, and no tombstone that is to stay."""
+    """Whether the reaper may touch it: not if it is in progress or parked, or a tombstone that has to stay."""
     if not row.is_expired(now):
         return False
     return row.after_retention != "keep" if row.state in TERMINAL else row.lease_is_over(now)

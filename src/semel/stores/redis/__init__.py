@@ -1,7 +1,7 @@
-"""The Redis store: one hash for each key, that people can read with redis-cli. Needs ``semel[redis]``.
+"""The Redis store: one hash for each key, readable with redis-cli. Needs ``semel[redis]``.
 
-Everything that changes a record is in ``scripts/``. The connections of requests are the store's own, over hiredis: a
-pool and a client around each command would cost more than the command. redis-py asks sentinels and listens to hints.
+Everything that changes a record is in ``scripts/``. Requests use the store's own connections, over hiredis: a
+pool and a client around each command would cost more than the command. redis-py is used for sentinels and hints.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The address of a Redis server, a Cluster, or what sentinels watch, read off a URL. It connects to nothing."""
+"""The address of a Redis server, a Cluster, or a master behind sentinels, from a URL. It connects to nothing."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from semel.errors import ConfigurationError
 
-#: How long a server may take to answer before it counts as gone. A half-open connection never answers.
+#: How long a server may take to answer before the connection counts as lost. A half-open connection never answers.
 CONNECT_SECONDS = 5.0
 COMMAND_SECONDS = 10.0
 
-#: What every name of ours in the database begins with, so that it can be shared.
+#: The prefix of all of Semel's names in the database, so that it can be shared.
 PREFIX = "semel"
 
 PORT = 6379
@@ -33,7 +33,7 @@ _KINDS: dict[str, Kind] = {
     "redis+sentinel": "sentinel",
 }
 
-#: What may stand after the question mark.
+#: The settings after the question mark.
 _SETTINGS = frozenset(
     {
         "audit",
@@ -63,7 +63,7 @@ class Node:
     port: int
 
     def __str__(self) -> str:
-        """Show it to people."""
+        """Show host and port."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -100,13 +100,13 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to connect, and what our keys are called."""
+    """Where to connect, and the prefix of the keys."""
 
     kind: Kind
-    #: The server; those of the Cluster to ask first; the sentinels.
+    #: The server; or the first servers of the Cluster to ask; or the sentinels.
     nodes: tuple[Node, ...]
     database: int = 0
-    #: By what name the sentinels know the master.
+    #: The sentinels' name of the master.
     service: str = ""
     login: Login = Login()
     sentinel_login: Login = Login()
@@ -115,17 +115,17 @@ class Address:
     audit: Audit = "off"
     connect_seconds: float = CONNECT_SECONDS
     command_seconds: float = COMMAND_SECONDS
-    #: Whether a server that may forget records is refused. A cache may forget.
+    #: Whether a server that may evict records is refused. A cache may evict.
     is_durable: bool = True
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """Read a URL; what stands after the question mark is ours."""
+        """Read a URL; the settings after the question mark are Semel's."""
         parts = urlsplit(url)
         settings = dict(parse_qsl(parts.query, keep_blank_values=True))
         strange = sorted(settings.keys() - _SETTINGS)
         if "@" in parts.path + parts.fragment or (strange and "@" in parts.query):
-            # What stands before it is a password, most likely, so none of it is quoted.
+            # The text before it is most likely a password, so none of it is quoted.
             raise ConfigurationError(
                 "The URL of a Redis store has an @ after its host. In a password, write / ? # @ as %2F %3F %23 %40."
             )
@@ -150,7 +150,7 @@ class Address:
         )
 
     def __str__(self) -> str:
-        """Show the address to people: without the password, and without settings."""
+        """Show the address, without the password and the settings."""
         scheme = {"standalone": "rediss" if self.tls else "redis"}.get(self.kind, f"redis+{self.kind}")
         user = f"{self.login.user}@" if self.login.user else ""
         path = {"standalone": f"/{self.database}", "sentinel": f"/{self.service}/{self.database}"}.get(self.kind, "")
@@ -175,7 +175,7 @@ def _node(said: str, usual: int) -> Node:
     try:
         port = one.port
     except ValueError:
-        raise ConfigurationError(f"The port in {said!r} is no number between 0 and 65535.") from None
+        raise ConfigurationError(f"The port in {said!r} is not a number between 0 and 65535.") from None
     return Node(one.hostname or "localhost", usual if port is None else port)
 
 
@@ -191,9 +191,7 @@ def _path(parts: SplitResult, kind: Kind) -> tuple[str, int]:
     names = [unquote(name) for name in parts.path.split("/") if name]
     if kind == "sentinel":
         if not names:
-            raise ConfigurationError(
-                "redis+sentinel://host:26379/NAME/0 has to say what the sentinels call the master."
-            )
+            raise ConfigurationError("redis+sentinel://host:26379/NAME/0 must have the sentinels' name of the master.")
         return names[0], _database(names[1:])
     database = _database(names)
     if kind == "cluster" and database:
@@ -212,10 +210,10 @@ def _database(names: list[str]) -> int:
 def _tls(settings: dict[str, str]) -> Tls:
     checks = settings.get("ssl_cert_reqs", "required")
     if checks not in {"required", "none"}:
-        raise ConfigurationError(f"?ssl_cert_reqs={checks} is not known: required and none are.")
+        raise ConfigurationError(f"?ssl_cert_reqs={checks} is not known. Use required or none.")
     for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
         if name in settings and not Path(settings[name]).is_file():
-            raise ConfigurationError(f"?{name}={settings[name]} is no file.")
+            raise ConfigurationError(f"?{name}={settings[name]} is not a file.")
     return Tls(
         settings.get("ssl_ca_certs"), settings.get("ssl_certfile"), settings.get("ssl_keyfile"), checks == "required"
     )
@@ -229,7 +227,7 @@ def _prefix(value: str) -> str:
 
 def _audit(value: str) -> Audit:
     if value not in get_args(Audit):
-        raise ConfigurationError(f"?audit={value} is not known: on, off, all and replays are.")
+        raise ConfigurationError(f"?audit={value} is not known. Use on, off, all or replays.")
     return cast("Audit", value)
 
 

@@ -1,12 +1,13 @@
-"""How commands reach the server that has their keys: routes, redirections, scripts that it does not know, lost replies.
-How bytes are carried is in ``connection.py``.
+"""How commands reach the server that has their keys: routes, redirections, unknown scripts, lost replies. How bytes are
+sent is in ``connection.py``.
 
-It is written once for both colours: over connections for threads nothing here ever waits (``connection.at_once``).
-Every command of ours may be sent again (guarantee 7 of ``stores/base.py``), so one whose reply was lost is.
+It is written once for sync and async: over connections for threads nothing here waits for a loop
+(``connection.at_once``). Every command may be sent again (guarantee 7 of ``stores/base.py``), so one with a lost reply
+is.
 
-Where the slots of a Cluster are is asked over the connections that there are. redis-py's own client would first ask for
-COMMAND, which the store's user has no right to, and take three times as long; and it reports a server that belongs to
-no Cluster and one that can't be reached by the same error.
+The slots of a Cluster are read over the existing connections. redis-py's own client would first send COMMAND, which is
+not allowed to the store's user, and take three times as long; and it raises the same error for a server that belongs to
+no Cluster and for one that can't be reached.
 """
 
 from __future__ import annotations
@@ -22,31 +23,31 @@ from semel.stores.redis.address import Address, Node
 from semel.stores.redis.connection import Failure, Pipeline, Servers
 from semel.stores.redis.protocol import SLOTS, Call, Reply, Script, code_of, lost, packed, slot_of, translated
 
-#: How often a command is sent at most: that a connection was lost, that a slot has moved, or that its new server does
-#: not know the script yet, is not the caller's affair, and all of it can happen to one command.
+#: How often a command is sent at most. A lost connection, a moved slot, and a script that the new server does not know
+#: yet are handled here, and all of them can happen to one command.
 MAX_TRIES = 5
 
 _ASKING = packed("ASKING")
 
 
 class Client:
-    """Knows the way for one batcher. It is used by one batch at a time."""
+    """The routing of one batcher. It is used by one batch at a time."""
 
     def __init__(self, address: Address, servers: Servers) -> None:
-        """Know nothing of where things are but the *address*."""
+        """Start with the *address* only, without a map of the slots."""
         self.address = address
         self.servers = servers
         self._standalone = address.nodes[0] if address.kind == "standalone" else None
         self._master: Node | None = None
         self._slots: list[Node] = []
-        #: Servers that may be asked where things are: those that were heard of last, and those of the address.
+        #: Servers that may be asked for the slots or the master: those last reported, and those of the address.
         self._known = address.nodes
-        #: The server that was of no help last, and is asked last.
+        #: The server that failed last, and is asked last.
         self._suspect: Node | None = None
 
     @property
     def is_standalone(self) -> bool:
-        """Whether there is one server, and none to take its place."""
+        """Whether there is one server only, without fail-over."""
         return self._standalone is not None
 
     @property
@@ -55,13 +56,13 @@ class Client:
         return self.address.kind != "cluster"
 
     async def execute(self, calls: Sequence[Call]) -> list[Reply]:
-        """Have every call carried out; what can't be is a ``StoreError`` in its place."""
+        """Carry out every call; one that fails is a ``StoreError`` in its place."""
         if not calls:
             return []
         node = self._standalone
         if node is None:
             return await _Delivery(self, calls).run()
-        # The usual case, and no more than it takes.
+        # The usual case, as short as possible.
         data = calls[0].data if len(calls) == 1 else b"".join([call.data for call in calls])
         carried = await self.servers.exchange(Pipeline(node, data, len(calls)))
         if type(carried) is list:
@@ -73,7 +74,7 @@ class Client:
         return await _Delivery(self, calls).go_on(carried, node)
 
     async def read(self, calls: Sequence[Call]) -> list[Reply]:
-        """Have every call carried out, and return the replies. Raises where one can't be."""
+        """Carry out every call, and return the replies. Raises if one fails."""
         replies = await self.execute(calls)
         for reply in replies:
             if isinstance(reply, Exception):
@@ -81,7 +82,7 @@ class Client:
         return replies
 
     async def read_one(self, call: Call) -> Reply:
-        """Have one call carried out, and return its reply. Raises where it can't be."""
+        """Carry out one call, and return its reply. Raises if it fails."""
         return (await self.read([call]))[0]
 
     async def masters(self) -> list[Node]:
@@ -92,7 +93,7 @@ class Client:
         return [await self.node_of(Call(b"", b""))]
 
     async def check(self) -> None:
-        """Connect to every server that has data, and raise where one can't serve."""
+        """Connect to every server that has data, and raise if one can't serve."""
         await self.read([Call(b"", packed("PING"), node=node) for node in await self.masters()])
 
     async def node_of(self, call: Call) -> Node:
@@ -105,7 +106,7 @@ class Client:
         return self._master or self._slots[slot_of(call.key)]
 
     async def find(self) -> None:
-        """Ask where things are."""
+        """Find the slots or the master."""
         if self.address.kind == "sentinel":
             self._master = await self.servers.find_master()
         elif self.address.kind == "cluster":
@@ -113,7 +114,7 @@ class Client:
             self._known = tuple(dict.fromkeys([*self._slots, *self.address.nodes]))
 
     def forget(self, suspect: Node | None) -> None:
-        """Ask again before the next call: what is known is out of date, since *suspect* was of no help."""
+        """Find them again before the next call: what is known is out of date, since *suspect* failed."""
         self._master = None
         self._slots = []
         self._suspect = suspect
@@ -124,11 +125,11 @@ class Client:
             self._slots[slot] = node
 
     def refusal(self, error: ReplyError, *, was_sent: bool = False) -> StoreError:
-        """Say what an error reply means."""
+        """Return the ``StoreError`` for an error reply."""
         return translated(error, self.address, was_sent=was_sent)
 
     async def _find_slots(self) -> list[Node]:
-        # Any of them knows, and none should be asked by all processes.
+        # Any of them knows the slots, and not all processes should ask the same one.
         order = sorted(random.sample(self._known, len(self._known)), key=lambda node: node == self._suspect)
         errors: list[BaseException] = []
         for node in order:
@@ -143,7 +144,7 @@ class Client:
                 continue
             slots: list[Node | None] = [None] * SLOTS
             for first, last, (host, port, *_), *_ in carried[0]:
-                # A server that was told no name for itself gives none: it is then the one that was asked.
+                # A server that does not know its own name sends none: it is then the one that was asked.
                 slots[first : last + 1] = [Node(host.decode() if host else node.host, port)] * (last + 1 - first)
             whole = [each for each in slots if each is not None]
             if len(whole) == SLOTS:
@@ -153,27 +154,27 @@ class Client:
 
 
 class _Delivery:
-    """Some calls on their way, with all that can go wrong."""
+    """Some calls under way, with their retries."""
 
     def __init__(self, client: Client, calls: Sequence[Call]) -> None:
         self._client = client
         self._calls = calls
         self._outcomes: list[Reply] = [None] * len(calls)
         self._was_sent = [False] * len(calls)
-        #: Where a server has told us to ask just this once: a slot is on its way there.
+        #: Where a server has sent a call just this once (ASK): its slot is being moved there.
         self._detours: dict[int, Node] = {}
         self._unknown: dict[Node, set[Script]] = {}
-        #: What is still to be sent, or to be sent again.
+        #: The calls to send, or to send again.
         self._due = list(range(len(calls)))
 
     async def go_on(self, carried: list[Reply] | Failure, node: Node) -> list[Reply]:
-        """Deliver what a first try at *node* did not."""
+        """Go on after a first try at *node* that did not do all."""
         places, self._due = self._due, []
         self._take(places, carried, node)
         return await self.run()
 
     async def run(self) -> list[Reply]:
-        """Send what is due, until all is done or was tried often enough."""
+        """Send the calls, until all are done or were tried often enough."""
         for _ in range(MAX_TRIES):
             if not self._due:
                 break
@@ -190,7 +191,7 @@ class _Delivery:
         return self._outcomes
 
     def _take(self, places: list[int], carried: list[Reply] | Failure, node: Node) -> None:
-        """Note what came back from *node* of the calls at *places*; -1 is a reply that no caller waits for."""
+        """Note the replies of *node* to the calls at *places*; -1 is a reply that no caller waits for."""
         if isinstance(carried, Failure):
             self._client.forget(node)
             for place in places:
@@ -228,24 +229,24 @@ class _Delivery:
         self._was_sent[place] |= failure.was_sent
         self._detours.pop(place, None)
         self._outcomes[place] = self._told(failure, node, was_sent=self._was_sent[place])
-        # Where there was no connection to be had, there will be none right away, either.
+        # If no connection could be opened, the next try would fail at once, too.
         if failure.was_sent and not failure.is_too_slow:
             self._due.append(place)
 
     def _told(self, failure: Failure, node: Node | None, *, was_sent: bool) -> StoreError:
-        """Say what is wrong, to one of those that wait."""
+        """Return the error for one of the callers."""
         if not isinstance(failure.error, StoreError):
             told = lost(failure.error, self._client.address, node, was_sent=was_sent)
             told.was_too_slow = failure.is_too_slow
             return told
-        # The server is there, and is not one to use. An exception that is raised twice gathers both tracebacks.
+        # The server can't be used. A new exception, since one that is raised twice collects both tracebacks.
         said = copy(failure.error)
         if isinstance(said, StoreUnavailable):
             said.was_sent = was_sent
         return said
 
     def _redirect(self, place: int, error: ReplyError, node: Node) -> None:
-        """Do about an error reply what can be done, and send the command again if that will help."""
+        """Handle an error reply: send the command again if that can help."""
         self._outcomes[place] = self._client.refusal(error, was_sent=self._was_sent[place])
         call = self._calls[place]
         detour = self._detours.pop(place, None)
@@ -259,7 +260,7 @@ class _Delivery:
             case "ASK":
                 self._detours[place] = _where(error, node)[1]
             case "READONLY" if not self._client.is_standalone:
-                # A fail-over: it is a replica now, and which server is the master, others know.
+                # A fail-over: it is a replica now, and others know the new master.
                 self._client.forget(node)
             case _:
                 return
@@ -267,7 +268,7 @@ class _Delivery:
 
 
 def _where(error: ReplyError, asked: Node) -> tuple[int, Node]:
-    """Read ``MOVED 3999 127.0.0.1:6381``. Without a host it is the one that was *asked*, at another port."""
+    """Parse ``MOVED 3999 127.0.0.1:6381``. Without a host it is the one that was *asked*, at another port."""
     _, slot, where = str(error).split()[:3]
     host, _, port = where.rpartition(":")
     return int(slot), Node(host.strip("[]") or asked.host, int(port))

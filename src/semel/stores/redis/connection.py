@@ -1,8 +1,8 @@
-"""Connections to servers, for threads and for an event loop, and what a server has to be so that records may be kept
-there. They carry bytes; what is asked, and what is sent again, is in ``cluster.py``.
+"""Connections to servers, for threads and for an event loop, and the checks whether a server is fit for records. They
+only send and receive bytes; commands and retries are in ``cluster.py``.
 
-A server that evicts would forget that an operation was done; a replica takes no writes. It is asked at every new
-connection, since a server may have been set up anew meanwhile.
+A server that evicts would lose the record of an operation that was done; a replica takes no writes. This is checked at
+every new connection, since a server's settings may have changed meanwhile.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Pipeline:
 
 @dataclass(slots=True)
 class Failure:
-    """What came back in place of replies: no connection, or one that was lost."""
+    """The result in place of replies: no connection, or a lost one."""
 
     error: BaseException
     #: Whether any of it may have reached the server.
@@ -52,12 +52,12 @@ class Failure:
 
     @property
     def is_too_slow(self) -> bool:
-        """Whether the server took longer than it may: sending it again would only add to the load."""
+        """Whether it was a time-out: sending it again would only add to the load."""
         return isinstance(self.error, TimeoutError)
 
 
 class Servers(Protocol):
-    """Connections in either colour, as ``cluster.py`` uses them: those for threads answer at once."""
+    """Connections, sync or async, as ``cluster.py`` uses them: those for threads return without waiting for a loop."""
 
     async def exchange(self, pipeline: Pipeline) -> list[Reply] | Failure:
         """Send commands to one server, and return the replies."""
@@ -70,7 +70,7 @@ class Servers(Protocol):
 
 
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return what *coroutine* returns, which uses connections for threads and so never waits for an event loop."""
+    """Run *coroutine*, which uses connections for threads and so never waits for an event loop."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -80,7 +80,7 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class Connections:
-    """One connection to each server that is needed, opened when it is, and again when it is lost. Used by one thread at
+    """One connection to each server, opened when it is needed, and again after it is lost. Used by one thread at
     a time.
     """
 
@@ -103,14 +103,14 @@ class Connections:
     async def exchange_all(self, pipelines: Sequence[Pipeline]) -> list[list[Reply] | Failure]:
         """Send commands to several servers at the same time."""
         try:
-            # All are sent before the first is waited for, so that the servers work at the same time.
+            # All are sent before the first reply is read, so that the servers work at the same time.
             sent = [self._send(each) for each in pipelines]
             return [
                 connection if isinstance(connection, Failure) else self._receive(connection, each)
                 for connection, each in zip(sent, pipelines, strict=True)
             ]
         except BaseException:
-            # Interrupted in the middle: what comes back on a connection next would be another command's reply.
+            # Interrupted in the middle: the next reply on a connection would belong to another command.
             self.close()
             raise
 
@@ -172,7 +172,7 @@ class AsyncConnections:
             connection.drop()
 
     def start_afresh(self) -> None:
-        """Have no connection: they are the parent's."""
+        """Start without connections: the old ones are the parent's."""
         leave_alone(self._open)
         self._open = {}
 
@@ -216,7 +216,7 @@ class Connection:
     """One connection of a thread, greeted and checked."""
 
     def __init__(self, address: Address, node: Node) -> None:
-        """Connect. Raises ``OSError``, or a ``StoreError`` where the server is not one to use."""
+        """Connect. Raises ``OSError``, or a ``StoreError`` if the server can't be used."""
         self._reader = Reader()
         context = address.tls.context() if address.tls else None
         connected = socket.create_connection((node.host, node.port), timeout=address.connect_seconds)
@@ -239,7 +239,7 @@ class Connection:
         self._socket.sendall(data)
 
     def receive(self, count: int) -> list[Reply]:
-        """Wait for so many replies."""
+        """Read *count* replies."""
         replies: list[Reply] = []
         gets = self._reader.gets
         while len(replies) < count:
@@ -261,11 +261,11 @@ class Connection:
 class AsyncConnection(asyncio.Protocol):
     """One connection of an event loop, greeted and checked.
 
-    A protocol, not streams: what a batch waits for is one future, whatever the number of replies.
+    A protocol, not streams: a batch waits for one future, whatever the number of replies.
     """
 
     def __init__(self) -> None:
-        """Have no connection yet."""
+        """Not connected yet."""
         self._reader = Reader()
         self._transport: asyncio.Transport | None = None
         self._replies: list[Reply] = []
@@ -274,7 +274,7 @@ class AsyncConnection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, address: Address, node: Node) -> AsyncConnection:
-        """Connect. Raises ``OSError``, or a ``StoreError`` where the server is not one to use."""
+        """Connect. Raises ``OSError``, or a ``StoreError`` if the server can't be used."""
         context = address.tls.context() if address.tls else None
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(address.connect_seconds):
@@ -289,11 +289,11 @@ class AsyncConnection(asyncio.Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the server has hung up, as when it was restarted."""
+        """Whether the server has closed it, for example in a restart."""
         return self._transport is None
 
     async def exchange(self, data: bytes, count: int, seconds: float) -> list[Reply]:
-        """Send *data*, and wait so long for so many replies."""
+        """Send *data*, and wait at most *seconds* for *count* replies."""
         if self._transport is None:
             raise ConnectionResetError(_HUNG_UP)
         loop = asyncio.get_running_loop()
@@ -305,7 +305,7 @@ class AsyncConnection(asyncio.Protocol):
         try:
             return await answer
         except BaseException:
-            # Lost, too slow, or cancelled: what comes on this connection next would be another command's reply.
+            # Lost, too slow, or cancelled: the next reply on this connection would belong to another command.
             self.drop()
             raise
         finally:
@@ -328,7 +328,7 @@ class AsyncConnection(asyncio.Protocol):
         self._fail(exc if isinstance(exc, OSError) else ConnectionResetError(_HUNG_UP))
 
     def data_received(self, data: bytes) -> None:
-        """Read replies, and give them out when all are there."""
+        """Read replies, and wake the task when all are there."""
         gets, replies = self._reader.gets, self._replies
         self._reader.feed(data)
         try:
@@ -348,7 +348,7 @@ class AsyncConnection(asyncio.Protocol):
 
 
 def client_options(address: Address, login: Login) -> dict[str, Any]:
-    """Return how redis-py connects to a server of *address*. What is lost is tried again by us, not by it."""
+    """Return redis-py's options for a server of *address*. Semel retries by itself, so redis-py does not."""
     tls = address.tls
     options: dict[str, Any] = {
         "username": login.user,
@@ -375,11 +375,11 @@ def _no_master(errors: list[RedisError], address: Address) -> StoreError:
     if errors:
         return lost(errors[0], address, None, was_sent=False)
     return StoreNotReady(
-        f"The sentinels of {address} watch no {address.service!r}. Write redis+sentinel://host/NAME/0."
+        f"The sentinels of {address} do not know {address.service!r}. Write redis+sentinel://host/NAME/0."
     )
 
 
-#: Addresses that were warned of already: once is enough.
+#: Addresses with a logged warning: one is enough.
 _warned: set[str] = set()
 
 _REPLICAS = frozenset({"slave", "replica"})
@@ -398,16 +398,16 @@ def _greeting(address: Address) -> tuple[bytes, int]:
 
 
 def _check(replies: list[Reply], address: Address, node: Node) -> None:
-    """Raise a ``StoreError`` where the server can't be used."""
+    """Raise a ``StoreError`` if the server can't be used."""
     *login, named, info, saving = replies
     for reply in login:
         if isinstance(reply, ReplyError):
             raise _refused(reply, address)
     if isinstance(info, ReplyError):
         if code_of(info) == "NOPERM":
-            raise StoreNotReady(f"{address} does not let this user ask for INFO, by which we see whether it evicts.")
+            raise StoreNotReady(f"{address} does not allow INFO for this user, which shows whether it evicts.")
         raise translated(info, address)
-    # A server may know no names for connections, or not let us give one: nothing depends on it.
+    # A server may not support names of connections, or not allow them: nothing depends on it.
     del named
     facts = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
     _judge(facts, address, node)
@@ -417,31 +417,31 @@ def _check(replies: list[Reply], address: Address, node: Node) -> None:
 
 def _refused(error: ReplyError, address: Address) -> StoreError:
     if "invalid password" in str(error) or "without any password" in str(error):
-        # As servers before version 6 say it, and those without any user.
-        return StoreUnavailable(f"{address} refuses us. Its password is another, or it has none.")
+        # The message of servers before version 6, and of those without users.
+        return StoreUnavailable(f"{address} refuses the login. The password is wrong, or the server has none.")
     if "DB index is out of range" in str(error):
-        return StoreNotReady(f"{address}: there is no such database. Redis has 0 to 15 unless it is told otherwise.")
+        return StoreNotReady(f"{address}: there is no such database. Redis has 0 to 15, unless configured otherwise.")
     return translated(error, address)
 
 
 def _judge(facts: dict[str, str], address: Address, node: Node) -> None:
-    # A replica in a Cluster knows the way as well as any other, and redirects what it can't do.
+    # A replica in a Cluster knows the slots, too, and redirects what it can't do.
     if facts.get("role") in _REPLICAS and address.kind != "cluster":
         if address.kind == "standalone":
             raise read_only(address)
-        raise StoreUnavailable(f"{address}: {node} was named as a master, and is a replica by now.")
+        raise StoreUnavailable(f"{address}: {node} was reported as a master, and is a replica now.")
     if facts.get("cluster_enabled") == "1" and address.kind != "cluster":
         raise StoreNotReady(f"{node} belongs to a Redis Cluster. Use redis+cluster://{node}")
     policy = facts.get("maxmemory_policy", "noeviction")
     if address.is_durable and policy != "noeviction":
         raise StoreNotReady(
-            f"{address} has maxmemory-policy {policy}: when its memory is full it would forget that operations were "
-            "done, and they would be done again. Set it to noeviction, or use a Redis of its own for Semel."
+            f"{address} has maxmemory-policy {policy}: when its memory is full it would delete records of "
+            "operations that were done, and they would run again. Set it to noeviction, or give Semel its own Redis."
         )
 
 
 def _warn_of_no_persistence(facts: dict[str, str], saving: Reply, address: Address) -> None:
-    # Where CONFIG is not allowed, it is not known whether there are snapshots: then there is nothing to say.
+    # If CONFIG is not allowed, it is not known whether there are snapshots: then there is no warning.
     has_snapshots = isinstance(saving, ReplyError) or not saving or bool(saving[1])
     if facts.get("aof_enabled") == "1" or has_snapshots or str(address) in _warned:
         return

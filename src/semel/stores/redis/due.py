@@ -1,13 +1,13 @@
-"""Which records a service should look at, and when: lists beside the records, since a script on a Cluster has one key;
-and a walk through all records, for what is on no list. It decides nothing.
+"""Which records a service should check, and when: lists in addition to the records, since a script on a Cluster has one
+key; and a walk through all records, for those on no list. It decides nothing.
 
-The truth is in the records. What is listed is looked at before anything is done about it, and struck off when there is
-nothing to do. What is missing is found by the walk, or by a retry.
+Only the records decide. A listed record is read before anything is done about it, and removed from the list if there is
+nothing to do. A record that is missing from the lists is found by the walk, or by a retry.
 
-Listing every operation would cost as much as claiming it, and most end at once. So this process remembers which ones it
-has begun, and lists those that are still running after a while, together with the next claims or renewals that it sends
-anyway. An operation is missing if its process dies before that: within two ticks where there is traffic, and where
-there is none before its first renewal. What was accepted, or given up, has no worker, and is listed at once.
+Listing every operation would cost as much as claiming it, and most end at once. So this process remembers the ones it
+has begun, and lists those that still run after a while, together with the next claims or renewals that it sends
+anyway. An operation is missing if its process dies before that: within two ticks if there is traffic, else before its
+first renewal. An accepted or given-up operation has no worker, and is listed at once.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from semel.stores.redis.protocol import Call, Reply, packed, script
 #: The last digit of a record's name is its list: so many servers of a Cluster can share the work.
 DIGITS = "0123456789abcdef"
 
-#: How long, in seconds, an operation runs before it is worth listing.
+#: How long, in seconds, an operation runs before it is listed.
 TICK = 0.1
 
-#: Of operations without an end: where their process was told nothing more of them, they are forgotten in the end.
+#: Operations that are remembered at most. Without a known end they are dropped at some time.
 MAX_LISTED = 10_000
 
 #: How many keys the server goes through in one step of a walk: a millisecond of its time.
@@ -42,20 +42,20 @@ class Listing(Call):
 
 
 class DueList:
-    """What one process knows of its operations. Any number of threads may tell it."""
+    """What one process knows of its operations. Any number of threads may use it."""
 
     def __init__(self, prefix: str) -> None:
-        """Know of none."""
+        """Start empty."""
         self._prefix = f"{prefix}:due:".encode()
         self._mutex = threading.Lock()
         self._next = 0.0
         #: Begun since the last tick, and before it, with the ends of their leases, by the process's own clock.
         self._young: dict[bytes, float] = {}
         self._old: dict[bytes, float] = {}
-        #: On their way to the list; and there, under these times.
+        #: Being sent to the list; and on the list, under these times.
         self._moving: dict[bytes, float] = {}
         self._listed: dict[bytes, int] = {}
-        #: Ended, and to be struck off.
+        #: Ended, and to be removed from the list.
         self._struck: dict[bytes, int] = {}
         #: Ended, and to be looked at when their retention is over.
         self._kept: dict[bytes, int] = {}
@@ -70,7 +70,7 @@ class DueList:
             self._young.update(leases)
 
     def ended(self, records: Iterable[tuple[bytes, int | None]]) -> None:
-        """Forget operations; but look at a record again that is kept for so many microseconds."""
+        """Drop operations; a record that is kept for so many microseconds is listed again."""
         with self._mutex:
             for name, kept_for in records:
                 for running in (self._young, self._old, self._moving):
@@ -82,7 +82,7 @@ class DueList:
                     self._struck[name] = listed
 
     def calls(self, now: float) -> list[Call]:
-        """Return what is to be sent beside the next calls, at the process's own time *now*: mostly nothing."""
+        """Return the calls to send together with the next ones, at the process's own time *now*: mostly none."""
         if now < self._next or not (self._young or self._old or self._struck or self._kept):
             return []
         with self._mutex:
@@ -91,14 +91,14 @@ class DueList:
             return self._pack(due, {name: max(int((end - now) * 1_000_000), 0) for name, end in due.items()})
 
     def rest(self) -> list[Call]:
-        """Return all that is left to be sent; what still runs is to be looked at now."""
+        """Return all remaining calls; operations that still run are listed as due now."""
         with self._mutex:
             due = self._old | self._young
             self._old, self._young = {}, {}
             return self._pack(due, dict.fromkeys(due, 0))
 
     def listed(self, calls: Sequence[Call], replies: Sequence[Reply]) -> None:
-        """Note what came of the calls that ``calls`` or ``rest`` gave."""
+        """Note the replies to the calls of ``calls`` or ``rest``."""
         with self._mutex:
             for call, reply in zip(calls, replies, strict=True):
                 if not isinstance(call, Listing):
@@ -106,7 +106,7 @@ class DueList:
                 for name, delay in call.delays.items():
                     end = self._moving.pop(name, None)
                     if end is None:
-                        continue  # It ended meanwhile. A service that looks at it strikes it off.
+                        continue  # It ended meanwhile. A service that reads it removes it.
                     if isinstance(reply, Exception):
                         self._old[name] = end
                     else:
@@ -115,7 +115,7 @@ class DueList:
                 del self._listed[next(iter(self._listed))]
 
     def enlist(self, delays: Iterable[tuple[bytes, int]]) -> list[Call]:
-        """Return the calls that list records, to be looked at after so many microseconds each."""
+        """Return the calls that list records, each due after so many microseconds."""
         by_digit: dict[str, dict[bytes, int]] = {}
         for name, delay in delays:
             by_digit.setdefault(chr(name[-1]), {})[name] = delay
@@ -126,7 +126,7 @@ class DueList:
         return calls
 
     def refile(self, changes: Iterable[tuple[bytes, int, int | None]]) -> list[Call]:
-        """Return the calls that put records off from one time to another, or strike them off (None)."""
+        """Return the calls that move records from one time to another, or remove them (None)."""
         by_digit: dict[str, list[bytes | int]] = {}
         for name, seen, new in changes:
             by_digit.setdefault(chr(name[-1]), []).extend((name, seen, b"" if new is None else new))
@@ -143,17 +143,17 @@ class DueList:
 
 
 class Walk:
-    """How far one walk through all keys of a kind has come. It goes on where it stopped, and begins anew at the end."""
+    """The position of a walk through all keys of a kind. It goes on where it stopped, and starts again at the end."""
 
     def __init__(self, pattern: str, kind: str) -> None:
         """Look for keys like *pattern* that hold a *kind* of value."""
         self._words = ("MATCH", pattern, "COUNT", STEP, "TYPE", kind)
-        #: The servers that are left, the first of which is gone through just now.
+        #: The remaining servers; the first one is being scanned.
         self._nodes: list[Node] = []
         self._cursor = b"0"
 
     async def stretch(self, client: Client, max_steps: int | None = None) -> set[bytes]:
-        """Go on for so many steps, or to the end, and return the keys that there were."""
+        """Go on for so many steps, or to the end, and return the keys found."""
         found: set[bytes] = set()
         if not self._nodes:
             self._nodes, self._cursor = await client.masters(), b"0"
@@ -163,7 +163,7 @@ class Walk:
             try:
                 self._cursor, keys = await client.read_one(call)
             except Exception:
-                # That server may be gone for good: the next walk asks which ones there are.
+                # That server may not come back: the next walk asks for the current servers.
                 self._nodes = []
                 raise
             found.update(keys)

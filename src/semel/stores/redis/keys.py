@@ -1,8 +1,8 @@
-"""What is asked of single records: claims, answers, leases, and the rarer commands of steps and operators. What is
-asked of many at once is in ``upkeep.py``.
+"""Commands on single records: claims, answers, leases, and the rarer ones of steps and operators. Commands on many
+records are in ``upkeep.py``.
 
-A batch is one round trip. Beside it goes, now and then, what ``due.py`` has to list; and after it the lines of the
-audit trail, where there is one. Neither can be one step with the change that it is about: it has a key of its own.
+A batch is one round trip. Sometimes the calls of ``due.py`` go with it; and after it come the lines of the audit trail,
+if there is one. Neither can be atomic with the change that it is about: it is under another key.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ from semel.stores.requests import written as written_request
 
 _logger = logging.getLogger("semel")
 
-#: How long a trail is there after its last line, in milliseconds, where no reaper clears it sooner: a year.
+#: How long a trail is kept after its last line, in milliseconds, if no reaper clears it sooner: a year.
 _TRAIL_MILLISECONDS = 366 * 24 * 60 * 60 * 1000
 
-#: What a record itself tells: these events are in a trail of everything only.
+#: Events that the record itself shows: only a full trail has them.
 ORDINARY = frozenset({"claimed", "accepted", "completed", "failed", "reaped", "stripped"})
 
 #: How to read a reply, and what to write after it.
@@ -215,7 +215,7 @@ class Keys:
         return outcomes
 
     async def renew(self, client: Client, commands: Sequence[Renew]) -> list[Any]:
-        """Prolong all leases of *commands*; each is told which of its holds are lost."""
+        """Renew all leases of *commands*; each gets the set of its lost holds."""
         calls = [
             script("renew").on(self.name_of(hold.scope, hold.key), *_of_hold(hold), microseconds(lease))
             for command in commands
@@ -227,12 +227,12 @@ class Keys:
             told = {hold: next(replies) for hold, _ in command.holds}
             error = next((reply for reply in told.values() if isinstance(reply, Exception)), None)
             lost = frozenset(hold for hold, reply in told.items() if reply == 0)
-            # Those that are lost are so for good, whatever happened to the others.
+            # A lost hold stays lost, whatever happened to the others.
             outcomes.append(lost or error or lost)
         return outcomes
 
     async def each(self, client: Client, commands: Sequence[Command[Any]]) -> list[Any]:
-        """Carry out the rarer commands, whatever they are, in one round trip."""
+        """Carry out the rarer commands, of any type, in one round trip."""
         asked = [self._asks[type(command)](command) for command in commands]
         calls = [call for call, _ in asked if call is not None]
         replies = iter(await self._execute(client, calls) if calls else ())
@@ -242,7 +242,7 @@ class Keys:
         return outcomes
 
     async def write(self, client: Client, afterwards: Afterwards) -> None:
-        """Write what the records themselves don't say."""
+        """Write what is not in the records themselves."""
         calls = self.due.enlist(afterwards.unattended) if afterwards.unattended else []
         if afterwards.lines and self.has_trail:
             calls += self.noting(afterwards.lines)
@@ -250,8 +250,8 @@ class Keys:
             return
         for reply in await client.execute(calls):
             if isinstance(reply, Exception):
-                # What was asked for is done. The list is a hint, and the trail of a Redis store has gaps.
-                _logger.warning("A record was changed, and what belongs beside it could not be written: %s", reply)
+                # The command itself is done. The list is a hint, and the trail of a Redis store may have gaps.
+                _logger.warning("A record was changed, but its list entry or audit line was not written: %s", reply)
 
     def noting(self, lines: Iterable[tuple[Hold, str, str | None]]) -> list[Call]:
         """Return the calls that write lines of the audit trail."""
@@ -271,7 +271,7 @@ class Keys:
         for batch, reply in zip(batches, await self._execute(client, calls), strict=True):
             if type(reply) is not list:
                 for place in batch.places:
-                    # An exception that is raised in several threads gathers all of their tracebacks.
+                    # One exception that is raised in several threads would collect all of their tracebacks.
                     outcomes[place] = copy(reply)
                     outcomes[place].__cause__ = reply.__cause__
                 continue
@@ -280,7 +280,7 @@ class Keys:
         return outcomes
 
     async def _execute(self, client: Client, calls: Sequence[Call]) -> list[Reply]:
-        """Have *calls* carried out, and now and then something for the lists in the same round trip."""
+        """Carry out *calls*, and sometimes calls for the lists in the same round trip."""
         beside = self.due.calls(time.monotonic())
         if not beside:
             return await client.execute(calls)
@@ -365,7 +365,7 @@ class Keys:
         return call, lambda reply, _: None if reply is None else record(reply)
 
     def _settle(self, command: Settle) -> tuple[Call, Read]:
-        # A script is over when the next begins: there is nothing to wait for.
+        # Scripts run one after the other: there is nothing to wait for.
         return self._look(Look(command.hold.scope, command.hold.key))
 
     def _now(self, _command: Now) -> tuple[Call, Read]:
@@ -423,7 +423,7 @@ class Keys:
     def _fenced(
         self, how: str, hold: Hold, words: tuple[Word, ...], event: str | None = None, detail: str | None = None
     ) -> tuple[Call, Read]:
-        """Call a script that answers whether *hold* was still the record's; note *event* if so."""
+        """Call a script that answers whether *hold* is still the record's; note *event* if so."""
 
         def reader(reply: Reply, afterwards: Afterwards) -> Verdict:
             if reply and event is not None:
@@ -441,13 +441,13 @@ OTHERS: tuple[type[Command[Any]], ...] = (
 
 _NOBODYS = NOBODYS_TOKEN.hex()
 
-#: What the scripts of ``complete`` and ``resolve`` answer: it has ended by this very call, and from 3 on how long it is
+#: The answer of the scripts ``complete`` and ``resolve``: it has ended by this call; from 3 on, also how long it is
 #: kept.
 _ENDED_NOW, _KEPT = 2, 3
-#: What the script of ``release`` answers.
+#: The answers of the script ``release``.
 _FENCED, _FREE, _GIVEN_UP = 0, 2, 3
 _RELEASED = {_FREE: "released", _GIVEN_UP: "given up"}
-#: What the script of ``park`` answers when it was not parked before.
+#: The answer of the script ``park`` if it was not parked before.
 _PARKED_NOW = 2
 
 _ENDS = {event: str(after(State.PROCESSING, event)).encode() for event in (Event.COMPLETE, Event.FAIL)}
@@ -473,7 +473,7 @@ def _of_claim(claim: Claim, *, is_long: bool) -> tuple[Word, ...]:
 def _of_complete(command: Complete) -> tuple[Word, ...]:
     hold, answer = command.hold, command.answer
     hint = _hint(command) if command.wakes else b""
-    # An application may name its status by a member of an enumeration, which the driver does not take for a number.
+    # An application may use an enumeration's member as its status, which the driver does not accept as a number.
     status = int(answer.status)
     words = hold.attempt, hold.token.hex(), _ENDS[command.event], status, written_headers(answer.headers), hint
     return words if answer.body is None else (*words, bytes(answer.body))

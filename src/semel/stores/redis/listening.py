@@ -1,7 +1,6 @@
-"""Hears of operations that end, in any process: one subscription for each process, by redis-py. It hears hints only.
+"""Hints of operations that end, in any process: one subscription for each process, by redis-py. They are hints only.
 
-Some are lost: while there is no connection, and in a fail-over. A request that waits asks the store now and then all
-the same.
+Some are lost: while there is no connection, and in a fail-over. So a waiting request also asks the store at intervals.
 """
 
 from __future__ import annotations
@@ -27,20 +26,19 @@ from semel.stores.redis.connection import AsyncConnections, Connections, at_once
 
 OnEnd = Callable[[str], None]
 
-#: How long, in seconds, nothing is heard before the server is asked whether it is still there; and how long after that
-#: it counts as gone.
+#: Seconds of silence before a PING is sent; and how long after that the connection counts as lost.
 SILENCE_SECONDS = 30.0
 PATIENCE_SECONDS = 10.0
 
-#: Between two tries to connect: at first, and at most. Each is somewhat more or less, so that processes that lost their
-#: server together don't come back together.
+#: Between two tries to connect: at first, and at most. Each varies at random, so that processes that lost their
+#: server together do not reconnect together.
 FIRST_PAUSE = 0.1
 MAX_PAUSE = 15.0
 
-#: How long the end of a store waits for its thread: a server that hangs does not answer.
+#: How long closing a store waits for its thread: a server that hangs does not answer.
 _END_SECONDS = 1.0
 
-#: No connection, or a server that is not one to use: it may be one later.
+#: No connection, or a server that can't be used now: it is tried again.
 _TROUBLE = (OSError, RedisError, StoreError)
 _GONE = "The server is silent."
 
@@ -62,7 +60,7 @@ class AsyncListener:
         """Call *on_end* with every hint from now on."""
         loop = asyncio.get_running_loop()
         if self._task is not None and (self._task.done() or self._task.get_loop() is not loop):
-            # The loop that others listened on is gone, and they with it.
+            # The former loop is closed, and its callbacks are useless.
             self._task = None
             self._heard_by = []
         if on_end not in self._heard_by:
@@ -71,14 +69,14 @@ class AsyncListener:
             self._task = loop.create_task(self._listen())
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         task, self._task, self._heard_by = self._task, None, []
         if task is not None and task.get_loop() is asyncio.get_running_loop():
             task.cancel()
             await asyncio.wait([task])
 
     def start_afresh(self) -> None:
-        """Hear nothing: the subscription is the parent's."""
+        """Start without a subscription: the old one is the parent's."""
         leave_alone(self._task)
         self._task, self._heard_by = None, []
 
@@ -98,7 +96,7 @@ class AsyncListener:
                             message = await subscription.get_message(timeout=PATIENCE_SECONDS)
                         _pass_on(message, self._heard_by)
             except _TROUBLE as error:
-                _logger.debug("Hints from %s are not heard for a while: %s", self._address, error)
+                _logger.debug("No hints from %s for a while: %s", self._address, error)
             finally:
                 servers.drop()
             await asyncio.sleep(next(pauses))
@@ -124,7 +122,7 @@ class Listener:
                 self._run = _Run(self._address, self._channel, self._heard_by)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         with self._mutex:
             run, self._run, self._heard_by = self._run, None, []
         if run is not None:
@@ -148,7 +146,7 @@ class _Run:
         self._ended.set()
         with self._mutex, suppress(*_TROUBLE):
             if self._subscription is not None:
-                # The server says that it was done, and so wakes the thread.
+                # The server's confirmation wakes the thread.
                 self._subscription.unsubscribe()  # type: ignore[no-untyped-call]
         self._thread.join(_END_SECONDS)
 
@@ -163,7 +161,7 @@ class _Run:
                     pauses = _pauses()
                     self._follow(subscription)
             except _TROUBLE as error:
-                _logger.debug("Hints from %s are not heard for a while: %s", self._address, error)
+                _logger.debug("No hints from %s for a while: %s", self._address, error)
             finally:
                 servers.close()
             self._ended.wait(next(pauses))
@@ -184,13 +182,13 @@ class _Run:
 
 
 def _any(nodes: list[Node]) -> Node:
-    """Return a server that hears of everything: in a Cluster, any."""
+    """Return a server that gets all hints: in a Cluster, any of them."""
     return random.choice(nodes)  # noqa: S311 - chance here has no enemy
 
 
 def _options(address: Address, node: Node) -> dict[str, Any]:
     options = client_options(address, address.login)
-    # Anything may be published there, so that nothing is decoded by redis-py.
+    # Any client may publish there, so redis-py must not decode it.
     return options | {"host": node.host, "port": node.port, "decode_responses": False}
 
 

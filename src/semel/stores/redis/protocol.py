@@ -1,4 +1,4 @@
-"""What goes over the wire: commands as bytes, the scripts of ``scripts/``, and error replies in Semel's words. Nothing
+"""The wire format: commands as bytes, the scripts of ``scripts/``, and error replies as Semel's exceptions. Nothing
 here connects, sends or retries.
 """
 
@@ -30,7 +30,7 @@ SLOTS = 16384
 
 @dataclass(slots=True)
 class Call:
-    """One command for the server that has *key*; or, without one, for a certain *node*."""
+    """One command for the server that has *key*; or, without a key, for a certain *node*."""
 
     key: bytes
     data: bytes
@@ -45,7 +45,7 @@ def packed(*words: Word) -> bytes:
 
 
 class Script:
-    """One file of ``scripts/``, called by the digest that the server knows it by."""
+    """One file of ``scripts/``, called by its digest."""
 
     def __init__(self, name: str) -> None:
         """Read the script."""
@@ -57,7 +57,7 @@ class Script:
 
     @property
     def loading(self) -> bytes:
-        """The command that tells a server the script."""
+        """The command that loads the script into a server."""
         return packed("SCRIPT", "LOAD", self._text)
 
     def on(self, key: bytes, *arguments: Word) -> Call:
@@ -65,49 +65,49 @@ class Script:
         return Call(key, packed(b"EVALSHA", self._digest, b"1", key, *arguments), self)
 
     def on_all(self, keys: Sequence[bytes], arguments: Sequence[Word]) -> Call:
-        """Call it once on several keys, which no Cluster allows."""
+        """Call it once on several keys, which a Cluster does not allow."""
         words: Any = (b"EVALSHA", self._digest, len(keys), *keys, *arguments)
         return Call(keys[0], pack_command(words), self)
 
 
 @cache
 def script(name: str) -> Script:
-    """Return a script, which is read once."""
+    """Return a script; its file is read once."""
     return Script(name)
 
 
 def slot_of(key: bytes) -> int:
-    """Return the slot of a Cluster that *key* is in. None of ours has a hash tag."""
+    """Return the slot of *key* in a Cluster. No key of Semel has a hash tag."""
     return binascii.crc_hqx(key, 0) % SLOTS
 
 
-#: What Redis 6 says of a command in a script is inside its words about the script.
+#: Redis 6 puts the error of a command in a script inside its message about the script.
 _INNER = re.compile(r"-([A-Z]{3,}) ")
 
-#: The server can't do anything just now, and did nothing: what to do about it, where there is something.
+#: The server can't serve now, and did nothing: what to do about it, if anything.
 _UNABLE = {
-    "BUSY": "A script has been running for long.",
+    "BUSY": "A script has been running for a long time.",
     "BUSYKEY": "",
     "CLUSTERDOWN": "A part of the Cluster has no master.",
     "LOADING": "It is still reading its data.",
     "MASTERDOWN": "It is a replica, and has lost its master.",
     "MISCONF": "It can't write to its disk, and takes no writes until it can.",
-    "NOREPLICAS": "It has fewer replicas than it was told to need (min-replicas-to-write).",
+    "NOREPLICAS": "It has fewer replicas than min-replicas-to-write.",
     "OOM": "Its memory is full: raise maxmemory, or shorten the retention.",
     "TRYAGAIN": "A slot is being moved.",
     "UNBLOCKED": "",
 }
 
-#: The login is the matter.
+#: Errors of the login.
 _LOGIN = {
-    "NOAUTH": "It wants a password. Write it as redis://:password@host, or redis://user:password@host.",
-    "WRONGPASS": "User name and password are not known there.",
-    "NOPERM": "This user may not do all that the store needs. The page on Redis has the ACL rule.",
+    "NOAUTH": "It needs a password. Write it as redis://:password@host, or redis://user:password@host.",
+    "WRONGPASS": "User name or password is wrong.",
+    "NOPERM": "This user lacks a permission that the store needs. The page on Redis has the ACL rule.",
 }
 
 
 def code_of(error: Exception) -> str:
-    """Return the word by which Redis tells errors apart."""
+    """Return the first word of the error, which is its code in Redis."""
     text = str(error)
     word = text.partition(" ")[0]
     if (word == "ERR" or word.startswith("@user_script")) and (inner := _INNER.search(text)):
@@ -116,27 +116,27 @@ def code_of(error: Exception) -> str:
 
 
 def translated(error: Exception, address: Address, *, was_sent: bool = False) -> StoreError:
-    """Return what an error reply means. A command that was refused was not carried out; *was_sent* is of one before."""
+    """Return the exception for an error reply. A refused command was not run; *was_sent* is of an earlier try."""
     code = code_of(error)
     if code in _UNABLE:
         return StoreUnavailable(f"{address} can't serve now ({code}). {_UNABLE[code]}".rstrip(), was_sent=was_sent)
     if code in _LOGIN:
-        return StoreUnavailable(f"{address} refuses us ({code}). {_LOGIN[code]}", was_sent=was_sent)
+        return StoreUnavailable(f"{address} refuses the login ({code}). {_LOGIN[code]}", was_sent=was_sent)
     if code == "READONLY":
         return read_only(address)
-    # The words may quote what was sent.
+    # Its message may quote what was sent, so it is left out.
     return StoreRefused(f"{address} refused a command ({code}).")
 
 
 def read_only(address: Address) -> StoreReadOnly:
-    """Say that this is the wrong server."""
+    """Return the error of a read-only replica."""
     return StoreReadOnly(f"{address} is a read-only replica. Give the address of the primary.")
 
 
 def lost(error: BaseException, address: Address, node: Node | None, *, was_sent: bool) -> StoreUnavailable:
-    """Say that there is no connection, or that there was one."""
+    """Return the error of a connection that can't be opened, or was lost."""
     where = f"{address}" if node is None or len(address.nodes) == 1 else f"{node} of {address}"
-    # Some errors have no words, and a log wants one line.
+    # Some errors have no message, and a log needs one line.
     words = " ".join(str(error).split()) or type(error).__name__
     told = StoreUnavailable(f"{where} can't be reached: {words}", was_sent=was_sent)
     told.__cause__ = error

@@ -1,4 +1,4 @@
-"""Replies of the scripts as values, and values as what the scripts are given. It knows no connection."""
+"""Replies of the scripts as values, and values as arguments of the scripts. It knows no connection."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _STATES = {str(state).encode(): state for state in State}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
-#: What every digest looks like to SCAN. With a star in its place, shop:* would be the records of shop:eu, too.
+#: The SCAN pattern of a digest. With a star instead, shop:* would match the records of shop:eu, too.
 ANY_DIGEST = "?" * 64
 
 _write = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def spelled(text: str) -> bytes:
-    """Return text as it is stored. Half of a surrogate pair, which a scope may hold, stays what it is."""
+    """Return text as it is stored. Half of a surrogate pair, which a scope may hold, is kept."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -39,18 +39,18 @@ def read(stored: bytes) -> str:
 
 @lru_cache(maxsize=4096)  # A key that was claimed is completed soon after.
 def digest_of(scope: str, key: str) -> bytes:
-    """Return the name of a record. A client's own key may have braces, and would choose its slot of a Cluster."""
+    """Return the name of a record. It is a digest: a client's key with braces could choose its slot in a Cluster."""
     return sha256(pack((spelled(scope), spelled(key)))).hexdigest().encode()
 
 
 @lru_cache(maxsize=64)  # There are as many as policies.
 def microseconds(duration: timedelta) -> int:
-    """Return a duration as the scripts count."""
+    """Return a duration in microseconds, for the scripts."""
     return duration // _MICROSECOND
 
 
 def found(reply: Sequence[Any]) -> Found:
-    """Read what a claim came upon."""
+    """Read what a claim found."""
     state, attempt, token, fingerprint, status, headers, body, lease_is_over, left, steps, accepted = reply
     return Found(
         _STATES[state],
@@ -94,17 +94,17 @@ def record(reply: Sequence[Any]) -> Record:
 
 
 def moment(at: int) -> datetime:
-    """Return a time of the server's."""
+    """Return a time of the server as a datetime."""
     return _EPOCH + timedelta(microseconds=at)
 
 
 def count(time: datetime) -> int:
-    """Return a time as the scripts count."""
+    """Return a time in microseconds, for the scripts."""
     return (time - _EPOCH) // _MICROSECOND
 
 
 def written_line(hold: Hold, event: str, actor: str, detail: str | None) -> bytes:
-    """Return a line of the audit trail but for its time, which the server puts in front."""
+    """Return a line of the audit trail without its time, which the server adds in front."""
     line: dict[str, Any] = {"scope": hold.scope, "key": hold.key, "attempt": hold.attempt, "event": event}
     return spelled(_write(line | {"actor": actor, "detail": detail}))
 

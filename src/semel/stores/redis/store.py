@@ -1,4 +1,4 @@
-"""The Redis store in both colours. What it asks the server is in ``keys.py`` and ``upkeep.py``."""
+"""The Redis store, sync and async. The commands are in ``keys.py`` and ``upkeep.py``."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Execute = Callable[[Client, list[Any]], Coroutine[Any, Any, list[Any]]]
 
 
 def _batchers(keys: Keys, upkeep: Upkeep, batcher: Callable[[Execute], L]) -> dict[type[Command[Any]], L]:
-    """Make the batchers, each with a connection of its own: claims, answers, leases, and the rest."""
+    """Make the batchers, each with its own connection: claims, answers, leases, and the rest."""
     return {
         Claim: batcher(keys.claim),
         Complete: batcher(keys.complete),
         Renew: batcher(keys.renew),
         **dict.fromkeys(OTHERS, batcher(keys.each)),
-        # These take their time, and no request waits for them.
+        # These are slow, and no request waits for them.
         **dict.fromkeys(UPKEEP, batcher(upkeep.each)),
     }
 
@@ -54,11 +54,11 @@ class RedisStore(Store):
         return cast("T", self._batchers[type(command)].submit(command))
 
     def listen(self, on_end: Callable[[str], None]) -> None:
-        """Subscribe to hints, once for all that listen."""
+        """Subscribe to hints, once for all callbacks."""
         self._listener.add(on_end)
 
     def open(self) -> None:
-        """Connect, and see whether the server, or every one of them, can serve."""
+        """Connect, and check whether the server, or every server of a Cluster, can serve."""
         self._apart(lambda client: client.check())
 
     def migrate(self) -> list[str]:
@@ -75,7 +75,7 @@ class RedisStore(Store):
             connections.close()
 
     def start_afresh(self) -> None:
-        """Have no connection, and no operation under way."""
+        """Start with no connection, and no operation under way."""
         self._keys = Keys(self.address, lambda: self.actor)
         self._listener = Listener(self.address, self._keys.channel)
         self._connections: list[Connections] = []
@@ -88,7 +88,7 @@ class RedisStore(Store):
         return Batcher(lambda batch: at_once(execute(client, batch)))
 
     def _apart(self, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> None:
-        """Ask over connections that no batcher uses: its batch may be under way."""
+        """Use separate connections: those of the batchers may be in use."""
         connections = Connections(self.address)
         try:
             at_once(ask(Client(self.address, connections)))
@@ -119,15 +119,15 @@ class AsyncRedisStore(AsyncStore):
         return self._batchers[type(command)].submit(command)
 
     def renew(self, command: Renew) -> frozenset[Hold]:
-        """Prolong leases, from any thread, over a connection of threads."""
+        """Renew leases, from any thread, over a connection for threads."""
         return self._renewals.perform(command)
 
     def listen(self, on_end: Callable[[str], None]) -> None:
-        """Subscribe to hints, once for all that listen."""
+        """Subscribe to hints, once for all callbacks."""
         self._listener.add(on_end)
 
     async def open(self) -> None:
-        """Connect, and see whether the server, or every one of them, can serve."""
+        """Connect, and check whether the server, or every server of a Cluster, can serve."""
         await self._apart(lambda client: client.check())
 
     async def close(self) -> None:
@@ -146,7 +146,7 @@ class AsyncRedisStore(AsyncStore):
             connections.drop()
 
     def _bind(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Start afresh on *loop*: a connection belongs to the loop that made it."""
+        """Start again on *loop*: a connection belongs to the loop that made it."""
         self._loop = loop
         for connections in self._connections:
             connections.drop()
@@ -159,7 +159,7 @@ class AsyncRedisStore(AsyncStore):
         return AsyncBatcher(partial(execute, Client(self.address, connections)))
 
     async def _apart(self, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> None:
-        """Ask over connections that no batcher uses: its batch may be under way."""
+        """Use separate connections: those of the batchers may be in use."""
         connections = AsyncConnections(self.address)
         try:
             await ask(Client(self.address, connections))
@@ -168,7 +168,7 @@ class AsyncRedisStore(AsyncStore):
 
 
 class _Renewals:
-    """The connections, of those for threads, over which the leases of an event loop are renewed."""
+    """The connections for threads over which the leases of an event loop are renewed."""
 
     _mutex: threading.Lock
     #: Whether there may be a connection to close.
@@ -189,13 +189,13 @@ class _Renewals:
         return cast("frozenset[Hold]", outcome)
 
     def close(self) -> None:
-        """Disconnect, once a renewal that is under way has ended. Another one connects again."""
+        """Disconnect, after a renewal under way has ended. Another one connects again."""
         with self._mutex:
             self.is_used = False
             self._connections.close()
 
     def start_afresh(self) -> None:
-        """Have no connection: it is the parent's."""
+        """Start without a connection: the old one is the parent's."""
         self._mutex = threading.Lock()
         self.is_used = False
         self._connections = Connections(self._address)

@@ -1,7 +1,7 @@
-"""What the services ask, and people who look around: many records at once. What is asked of one is in ``keys.py``.
+"""Commands of services and operators on many records. Commands on one record are in ``keys.py``.
 
-The lists (``due.py``) say where to look; each record is judged by itself, by its own server's clock, and changed by a
-script that judges it again. A walk through all records, now and then, lists what is missing.
+The lists (``due.py``) say which records to read; each record is judged by itself, by its own server's clock, and
+changed by a script that checks it again. A walk through all records, at intervals, lists missing ones.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from semel.stores.redis.keys import Afterwards, Keys
 from semel.stores.redis.protocol import Call, Reply, Word, packed, script
 from semel.stores.redis.records import ANY_DIGEST, microseconds, read, record
 
-#: Of one list, in one round trip.
+#: Entries of one list that are read in one round trip.
 PAGE = 200
 #: Records that are read in one round trip.
 CHUNK = 500
-#: How far a service walks at once: 10,000 keys. A smaller store is gone through each time.
+#: How far a service walks at once: 10,000 keys. A smaller store is walked completely each time.
 MAX_STEPS = 10
-#: How often, in seconds, one of those that look for stuck records walks, of all processes together. What is on the list
+#: How often, in seconds, one of all processes walks while it looks for stuck records. What is on the list
 #: is found every time.
 WALK_SECONDS = 10
 
@@ -44,7 +44,7 @@ _TERMINAL = frozenset({b"complete", b"failed"})
 
 @value
 class Judged:
-    """As much of a record as the services have to know, and the time by which to judge it."""
+    """The part of a record that the services need, and the server's time."""
 
     name: bytes
     state: bytes
@@ -94,11 +94,11 @@ class Judged:
                 return max(self.expires_at - self.now, 0)
             return None  # Redis deletes it by itself, or it stays.
         if self.state == b"unknown":
-            return None  # It is an operator's.
+            return None  # It waits for an operator.
         return 0 if self.lease_expires_at is None else max(self.lease_expires_at - self.now, 0)
 
     def is_wanted(self, command: FindStuck) -> bool:
-        """Whether it is one of those that are looked for. It has no worker: it is due now."""
+        """Whether *command* looks for it. It has no worker, and is due now."""
         return (
             (self.state == b"processing" or (self.state == b"pending" and command.with_pending))
             and not self.is_expired
@@ -109,7 +109,7 @@ class Judged:
 
     @property
     def stuck(self) -> Stuck:
-        """What the sweeper and the completer get to see."""
+        """What the sweeper and the completer get."""
         silent_since = self.created_at if self.lease_expires_at is None else self.lease_expires_at
         return Stuck(
             hold=self.hold,
@@ -123,16 +123,16 @@ class Judged:
 
 
 class Upkeep:
-    """The commands on many records. One for each store, since it remembers where its walks are."""
+    """The commands on many records. One for each store, since it remembers the positions of its walks."""
 
     def __init__(self, keys: Keys) -> None:
-        """Look after the records of *keys*."""
+        """Work on the records of *keys*."""
         self._keys = keys
         self._pattern = f"{keys.prefix}:{ANY_DIGEST}"
         self._records = Walk(self._pattern, "hash")
         self._trails = Walk(f"{keys.prefix}:trail:{ANY_DIGEST}", "list")
         self._walk_at = 0.0
-        #: Where in each list to look next for what is hidden behind others.
+        #: The offset in each list from which to read next.
         self._pages: dict[str, int] = {}
         self._turn = f"{keys.prefix}:walk".encode()
         self._asks: dict[type[Command[Any]], Callable[[Client, Any], Awaitable[Any]]] = {
@@ -202,13 +202,13 @@ class Upkeep:
     async def _due(
         self, client: Client, limit: int, is_wanted: Callable[[Judged], bool]
     ) -> tuple[list[tuple[Judged, int]], dict[str, int]]:
-        """Look at those on the lists whose time has come, and return the wanted ones with the times they are under; and
-        which lists have more, behind so many.
+        """Read the due records of the lists, and return the wanted ones with their times in the list; and
+        which lists have more, after how many.
         """
         due = self._keys.due
         wanted: list[tuple[Judged, int]] = []
         digits = list(DIGITS)
-        #: How many of each list were left where they are.
+        #: How many of each list were left on it.
         offsets = dict.fromkeys(digits, 0)
         while digits and len(wanted) < limit:
             pages = await client.read([script("due").on(due.list_of(digit), offsets[digit], PAGE) for digit in digits])
@@ -227,8 +227,8 @@ class Upkeep:
         return wanted, {digit: offsets[digit] for digit in digits}
 
     async def _further_on(self, client: Client, more: dict[str, int]) -> list[Judged]:
-        """Look at one more page of each list that has *more*, each time the next: the lists are in the order of time,
-        and one scope with more than a look finds must not hide all that came after it.
+        """Read one more page of each list that has *more*, the next one each time: the lists are in the order of time,
+        and one scope with more records than a page must not hide all later ones.
         """
         due = self._keys.due
         starts = {digit: max(self._pages.get(digit, 0), offset) for digit, offset in more.items()}
@@ -244,7 +244,7 @@ class Upkeep:
         return list((await self._judge(client, names)).values())
 
     async def _may_walk(self, client: Client) -> bool:
-        """Whether it is time for a walk, and no other process is about to."""
+        """Whether it is time for a walk, and no other process has begun one."""
         if time.monotonic() < self._walk_at:
             return False
         self._walk_at = time.monotonic() + WALK_SECONDS
@@ -257,7 +257,7 @@ class Upkeep:
         self._keys.due.listed(calls, await client.execute(calls))
 
     async def _list_missing(self, client: Client) -> None:
-        """Walk a stretch, and list what is to be looked at one day. What is listed already, stays so."""
+        """Walk a part of the keys, and list records that will be due. Those that are listed already stay."""
         names = await self._records.stretch(client, MAX_STEPS)
         judged = await self._judge(client, names)
         again = [(name, each.look_again_in) for name, each in judged.items()]
@@ -269,7 +269,7 @@ class Upkeep:
         return {name: Judged.of(name, reply) for name, reply in replies}
 
     async def _read(self, client: Client, how: str, names: list[bytes], *words: Word) -> list[tuple[bytes, Reply]]:
-        """Read records by a script; those that are gone meanwhile are left out, and so is what is no record."""
+        """Read records by a script; deleted ones, and keys that are not records, are left out."""
         found = []
         for start in range(0, len(names), CHUNK):
             chunk = names[start : start + CHUNK]
@@ -281,7 +281,7 @@ class Upkeep:
         if command.scope is not None and command.key is not None:
             names = {self._keys.name_of(command.scope, command.key)}
         else:
-            # For people, who can wait: it goes through all that there is.
+            # For operators, who can wait: it reads all keys.
             names = await Walk(self._pattern, "hash").stretch(client)
         replies = await self._read(client, "look", list(names), 0)
         records = (record(reply) for _, reply in replies)
@@ -297,7 +297,7 @@ class Upkeep:
 
     async def _reap_trail(self, client: Client, command: ReapTrail) -> int:
         if not self._keys.has_trail:
-            return 0  # What there was goes by itself.
+            return 0  # Redis deletes old trails by their TTL.
         names = await self._trails.stretch(client, MAX_STEPS)
         count = 0
         for name in names:
@@ -308,12 +308,12 @@ class Upkeep:
         return count
 
 
-#: What the script of ``reap`` answers, and the line of the audit trail about it.
+#: The answers of the script ``reap``, and their lines in the audit trail.
 _REAPED = {1: "deleted", 2: "stripped", 3: "failed"}
 _TOLD = {1: "reaped", 2: "stripped", 3: "abandoned"}
 _GONE = frozenset({1, 2})
 
-#: In a trail of the extraordinary, one line tells what was deleted and stripped: it is about no record.
+#: Unless the trail is full, one line sums up what was deleted and stripped: it is about no single record.
 _NO_RECORD = Hold("", "", 0, b"")
 
 #: In place of a new time.
@@ -321,7 +321,7 @@ _STAYS = 0
 
 
 def _new_time(judged: Judged | None) -> int | None:
-    """When to look at a record again that was due: it may be gone by now, or held by a worker."""
+    """When a record that was due has to be checked again: it may be deleted by now, or held by a worker."""
     again = None if judged is None else judged.look_again_in
     if judged is None or again is None:
         return None

@@ -1,7 +1,7 @@
-"""What each command does on one connection. In what order those of a batch are carried out is in ``writer.py``.
+"""What each command does on one connection. The order within a batch is in ``writer.py``.
 
-Every cursor is read to its end: one that is not keeps its statement running, and with it a transaction that others
-believe to be committed.
+Every cursor is read to its end: otherwise its statement keeps running, and with it a transaction that the code
+believes to be committed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from semel.stores.sqlite.statements import MIN_GATHERED, Bulk, Statements, chunk
 Item = tuple[int, Any]
 Items = Sequence[Item]
 
-#: That are in memory at a time, of those whose digests are taken.
+#: Keys that are in memory at a time while their digests are computed.
 KEYS_AT_ONCE = 10_000
 
 #: Scope, key, attempt, event and detail of a line of the audit trail.
@@ -60,12 +60,12 @@ Line = tuple[str, str, int, str, str | None]
 
 
 class Session:
-    """What the commands of one batch share: a connection, the time, and lines for the audit trail that gather."""
+    """What the commands of one batch share: a connection, the time, and the lines for the audit trail."""
 
     def __init__(
         self, connection: sqlite3.Connection, statements: Statements, actor: str | None, *, is_full: bool
     ) -> None:
-        """Without an *actor* there is no trail; with *is_full*, it has the ordinary too."""
+        """Without an *actor* there is no trail; with *is_full*, it has every change."""
         self.statements = statements
         self.is_full = is_full and actor is not None
         self._connection = connection
@@ -75,7 +75,7 @@ class Session:
 
     @property
     def now(self) -> int:
-        """The time of this batch by the database's clock, read when it is first asked for: under the write lock."""
+        """The time of this batch by the database's clock, read at its first use: under the write lock."""
         if self._now is None:
             self._now = self.run(self.statements.now)[0][0]
         return self._now
@@ -104,7 +104,7 @@ class Session:
         self._lines.append((scope, key, attempt, event, detail))
 
     def write_down(self) -> None:
-        """Write what was noted, for the whole batch in as few statements as for one command of each kind."""
+        """Write the noted lines, in few statements for the whole batch."""
         if not self._lines:
             return
         noted, self._lines = self._lines, []
@@ -117,24 +117,24 @@ class Keys:
     """The commands of ``core/commands/keys.py``."""
 
     def __init__(self, session: Session, outcomes: list[Any]) -> None:
-        """Those that come in bulk fill in their *outcomes* themselves."""
+        """Bulk commands write their *outcomes* themselves."""
         self._session = session
         self._statements = session.statements
         self._outcomes = outcomes
 
     def find(self, items: Items) -> None:
-        """Answer the claims to keys that are in use already."""
+        """Answer the claims on keys that are in use already."""
         for place, claim in items:
             self._outcomes[place] = self._session.find(claim.scope, claim.key)
 
     def claim(self, items: Items) -> None:
-        """Take the keys that are free. All of these claims are under the same terms."""
+        """Take the keys that are free. All of these claims have the same policy terms."""
         session = self._session
         terms = by.claim_terms(items[0][1], session.now)
         changed = session.count_all(self._statements.claim, terms, [by.claim_row(claim) for _, claim in items])
         for place, claim in items:
             if changed != len(items):
-                # Another was quicker: in another process, or with a claim to the same key in this very statement.
+                # Another claim came first: in another process, or for the same key in this statement.
                 there = session.find(claim.scope, claim.key)
                 if there is None or there.token != claim.token:
                     self._outcomes[place] = there or Again.AGAIN
@@ -153,7 +153,7 @@ class Keys:
             changed = session.count_all(self._statements.complete, (session.now,), rows)
         for place, command in items:
             hold = command.hold
-            # Fewer rows: some were stored before, or are fenced off.
+            # Fewer rows: some were stored before, or are fenced.
             if changed == len(items) or by.is_answered(session.find(hold.scope, hold.key), hold):
                 self._outcomes[place] = Verdict.DONE
             else:
@@ -162,7 +162,7 @@ class Keys:
                 session.note(hold.scope, hold.key, hold.attempt, by.ENDED[command.event])
 
     def take_over(self, command: TakeOver) -> Hold | Again:
-        """Take a key from the dead, or from a record past its retention."""
+        """Take over the key of a dead worker, or of a record past its retention."""
         claim = command.claim
         rows = self._session.run(self._statements.take_over, by.take_over_row(command))
         if not rows:
@@ -188,7 +188,7 @@ class Keys:
         return Verdict.FENCED if self._session.run(self._statements.exists, (hold.scope, hold.key)) else Verdict.DONE
 
     def renew(self, command: Renew) -> frozenset[Hold]:
-        """Prolong leases; say which are lost."""
+        """Renew leases; return which are lost."""
         lost = []
         now = self._session.now
         for chunk in chunks(command.holds, MIN_GATHERED):
@@ -222,12 +222,12 @@ class Keys:
         if self._session.run(self._statements.park, (*by.hold_row(hold), command.if_silent)):
             self._session.note(hold.scope, hold.key, hold.attempt, "parked", command.reason)
             return Verdict.DONE
-        # Its worker may ask twice. Of several others, one did it.
+        # Its worker may ask twice. Of several other processes, one gets DONE.
         is_mine = not command.if_silent and self._session.run(self._statements.is_parked, by.hold_row(hold))
         return Verdict.DONE if is_mine else Verdict.FENCED
 
     def settle(self, command: Settle) -> Record | None:
-        """Read a record under the write lock: every transaction that was writing has ended."""
+        """Read a record under the write lock: every writing transaction has ended then."""
         return self.look(Look(command.hold.scope, command.hold.key))
 
     def look(self, command: Look) -> Record | None:
@@ -262,17 +262,17 @@ class Keys:
 
 
 class Commands(Keys):
-    """All commands: these are those of ``core/commands/upkeep.py``, for services and operators."""
+    """All commands. Here are those of ``core/commands/upkeep.py``, for services and operators."""
 
     def find_stuck(self, command: FindStuck) -> tuple[Stuck, ...]:
-        """Read what is in progress under a lease that has run out."""
+        """Read the records in progress under an expired lease."""
         wanted = (command.with_pending, command.with_request, command.with_nobodys)
         pauses = (command.only_due, FIRST_PAUSE // timedelta(milliseconds=1), MAX_DOUBLINGS)
         rows = self._session.run(self._statements.find_stuck, (*wanted, *pauses, command.limit))
         return tuple(map(by.read_stuck, rows))
 
     def read_request(self, command: ReadRequest) -> Request | None:
-        """Read a kept request."""
+        """Read a stored request."""
         rows = self._session.run(self._statements.read_request, by.hold_row(command.hold))
         return requests.read_back(*rows[0]) if rows else None
 
@@ -281,13 +281,13 @@ class Commands(Keys):
         return self._write(self._statements.sweep, by.hold_row(command.hold), command.hold, "swept")
 
     def reap(self, command: Reap) -> Reaped:
-        """Clear away what is past its retention."""
+        """Clear the records past their retention."""
         session, statements = self._session, self._statements
         due: defaultdict[str, list[Sequence[Any]]] = defaultdict(list)
         for fate, *row in session.run(statements.find_due, (command.limit,)):
             due[fate].append(row)
         for fate, bulk, event, shared in (
-            # First what may be refused, since what was done before it would stay.
+            # First what may be refused, since earlier changes would stay.
             ("fail", statements.fail_due, "abandoned", by.answer_row(command.abandoned)),
             ("delete", statements.delete_due, "reaped", ()),
             ("strip", statements.strip_due, "stripped", ()),
@@ -303,7 +303,7 @@ class Commands(Keys):
         return reaped
 
     def discard(self, command: Discard) -> Verdict:
-        """Forget a record that has not ended."""
+        """Delete a record that has not ended."""
         return self._write(self._statements.discard, by.hold_row(command.hold), command.hold, "discarded")
 
     def unpark(self, command: Unpark) -> Verdict:
@@ -341,7 +341,7 @@ class Commands(Keys):
 
 Table = dict[type[Command[Any]], Callable[[Commands, Any], Any]]
 
-#: What only reads.
+#: Commands that only read.
 READS: Table = {
     Look: Commands.look,
     Browse: Commands.browse,
@@ -350,7 +350,7 @@ READS: Table = {
     ReadRequest: Commands.read_request,
     ReadTrail: Commands.read_trail,
 }
-#: What writes, one by one, in this order. Claims and endings come before, in bulk.
+#: Commands that write, one by one, in this order. Claims and endings come before, in bulk.
 WRITES: Table = {
     TakeOver: Commands.take_over,
     Save: Commands.save,
@@ -365,6 +365,6 @@ WRITES: Table = {
     Reap: Commands.reap,
     ReapTrail: Commands.reap_trail,
     Note: Commands.note,
-    # A read, but under the write lock: no transaction that it is to wait for goes on once that is had.
+    # A read, but under the write lock: when it has the lock, no other transaction is running.
     Settle: Commands.settle,
 }

@@ -1,8 +1,8 @@
-"""The file: where it is, how it is opened, what its errors mean. What is done with it is in ``writer.py``.
+"""The file: where it is, how it is opened, what its errors mean. The statements on it are in ``writer.py``.
 
-A connection must not live through a fork. SQLite would take the parent's locks for the child's, which has none; when
-the parent then closes the file, the log goes, and what the child commits afterwards is lost without an error. That was
-measured. So a ``Connection`` is closed before a fork, and opened again when it is next asked for.
+A connection must not be open during a fork. SQLite would count the parent's locks as the child's, which has none; when
+the parent then closes the file, its log is deleted, and what the child commits afterwards is lost without an error.
+That was measured. So a ``Connection`` is closed before a fork, and opened again at its next use.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from semel.errors import ConfigurationError, StoreError, StoreNotReady, StoreRea
 from semel.stores.sqlite.statements import PACKAGE, Statements
 from semel.stores.statement import Names, load_migrations
 
-#: STRICT tables. Whatever else is used is older.
+#: For STRICT tables. All other features that are used are older.
 OLDEST_SQLITE = (3, 37, 0)
 
-#: Writers take turns, each for milliseconds. Who waits this long waits for a hanging process, and says so instead.
+#: Writers take turns, each for milliseconds. After this long, a process hangs, and an error is raised.
 BUSY_TIMEOUT = timedelta(seconds=5)
 
-#: How often to ask for write-ahead logging while others, who have just made the file too, ask for the same.
+#: How often to try to switch on write-ahead logging while other processes, which have just made the file, try the same.
 _WAL_TRIES = 50
 
 #: Longer than a batch can take, even one that waits for a locked file.
 FORK_PATIENCE = timedelta(seconds=10)
 
-#: Statements that stay prepared: all there are, in the sizes that they are used in.
+#: Statements that stay prepared: all of them, in all their sizes.
 _PREPARED = 256
 
 _HOW = "Write sqlite:///file.db, or sqlite:////folder/file.db with four slashes for an absolute path."
@@ -52,7 +52,7 @@ _TROUBLES = {
     sqlite3.SQLITE_NOTADB: "is not a SQLite database",
 }
 _OUTDATED = ("no such table", "no such column", "has no column named")
-#: The rest of an extended error code only narrows it down.
+#: The other bits of an extended error code are only details.
 _PRIMARY = 0xFF
 _READ_ONLY = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM})
 
@@ -73,18 +73,18 @@ class Place:
 
 
 def locate(url: str) -> Place:
-    """Read a store URL. A relative path is relative to where the process is now, not to where it goes."""
+    """Read a store URL. A relative path is relative to the current folder at this moment, not at later ones."""
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         needed = ".".join(map(str, OLDEST_SQLITE))
         raise ConfigurationError(f"SQLite {needed} or newer is needed; this Python has {sqlite3.sqlite_version}.")
     parts = urlsplit(url, allow_fragments=False)
     file = unquote(parts.path.removeprefix("/"))
     if parts.scheme != "sqlite":
-        raise ConfigurationError(f"{url!r} is no SQLite URL. {_HOW}")
+        raise ConfigurationError(f"{url!r} is not a SQLite URL. {_HOW}")
     if file == ":memory:" or not (file or parts.netloc):
         raise ConfigurationError(f"{url!r} names no file, and each connection would have its own. Use memory://.")
     if parts.netloc:
-        raise ConfigurationError(f"{url!r} names a host, {parts.netloc!r}, where a file is wanted. {_HOW}")
+        raise ConfigurationError(f"{url!r} names a host, {parts.netloc!r}, and not a file. {_HOW}")
     settings = dict(parse_qsl(parts.query, keep_blank_values=True))
     audit = settings.pop("audit", "on")
     if audit not in AUDITS:
@@ -95,11 +95,11 @@ def locate(url: str) -> Place:
 
 
 def connect(path: Path, kind: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
-    """Open the file, or make it; in write-ahead logging and with every commit on the disk before it is reported."""
+    """Open or make the file, with write-ahead logging and with every commit on the disk before it is reported."""
     if not path.parent.is_dir():
         raise StoreUnavailable(f"There is no folder {path.parent} to keep {path.name} in. Make it, or correct the URL.")
     _make(path)
-    # Threads may share it because they are let in one at a time; transactions are begun and ended by name.
+    # Threads may share it because they use it one at a time; transactions are begun and ended explicitly.
     connection = sqlite3.connect(
         path,
         timeout=BUSY_TIMEOUT.total_seconds(),
@@ -119,7 +119,7 @@ def connect(path: Path, kind: type[sqlite3.Connection] = sqlite3.Connection) -> 
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
-    """Open the file only to read it, and never to wait for it: an event loop does this."""
+    """Open the file only to read it, without waiting for locks: an event loop does this."""
     return sqlite3.connect(
         f"{path.as_uri()}?mode=ro", uri=True, timeout=0, isolation_level=None, check_same_thread=False
     )
@@ -131,7 +131,7 @@ class Connection:
     def __init__(self, place: Place) -> None:
         """Nothing is opened yet."""
         self.place = place
-        #: Of whoever uses the connection.
+        #: Held while the connection is used.
         self.lock = threading.Lock()
         self.opened: sqlite3.Connection | None = None
         self.opened_by = 0
@@ -139,7 +139,7 @@ class Connection:
         _connections.add(self)
 
     def close(self) -> None:
-        """Close it, once what uses it is through."""
+        """Close it, after its current use."""
         with self.lock:
             self.close_now()
 
@@ -149,7 +149,7 @@ class Connection:
 
     def close_now(self) -> None:
         """Close it; the caller has the lock."""
-        # Another process's is left as it is: closing it would undo what that process is doing.
+        # A connection of another process stays open: closing it would undo what that process does.
         if self.opened is not None and self.opened_by == os.getpid():
             self.opened.close()
             self.opened = None
@@ -173,7 +173,7 @@ class Connection:
 
 
 def has_table(place: Place) -> bool:
-    """Look whether the file holds Semel's table, without making one in what may be somebody else's database."""
+    """Whether the file has Semel's table. It makes none, since the file may be another program's database."""
     connection = sqlite3.connect(f"{place.path.as_uri()}?mode=ro", uri=True)
     try:
         found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (f"{place.names.table}_migrations",))
@@ -185,7 +185,7 @@ def has_table(place: Place) -> bool:
 
 
 def has_neighbours(place: Place) -> bool:
-    """Look whether the file holds tables of others."""
+    """Whether the file has other tables than Semel's."""
     connection = sqlite3.connect(f"{place.path.as_uri()}?mode=ro", uri=True)
     try:
         rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
@@ -195,7 +195,7 @@ def has_neighbours(place: Place) -> bool:
 
 
 def migrate(connection: sqlite3.Connection, place: Place, statements: Statements) -> list[str]:
-    """Bring the schema up to date under the write lock, so that of several processes one does; return what was done."""
+    """Bring the schema up to date under the write lock, so that only one process does; return what was done."""
     connection.execute("BEGIN IMMEDIATE").close()
     try:
         applied = _applied(connection, place, statements)
@@ -214,39 +214,39 @@ def migrate(connection: sqlite3.Connection, place: Place, statements: Statements
 
 
 def is_migrated(connection: sqlite3.Connection, place: Place, statements: Statements) -> bool:
-    """Look whether the schema is up to date, without the write lock, for which one may have to wait."""
+    """Whether the schema is up to date. It takes no write lock, for which it might have to wait."""
     applied = _applied(connection, place, statements)
     return all(name in applied for name, _ in load_migrations(PACKAGE, place.names))
 
 
 def explained(error: sqlite3.Error, path: Path, *, was_sent: bool = False) -> StoreError:
-    """Say in words what SQLite says in a code."""
+    """Return the ``StoreError`` for a SQLite error code."""
     code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
     is_shut = code == sqlite3.SQLITE_CANTOPEN and not os.access(path.parent, os.W_OK)
     if code in _READ_ONLY or is_shut:
         return StoreReadOnly(f"{path} can't be written: it or its folder is read-only for this user ({error}).")
     if is_outdated(error):
-        # What opens the file brings it up to date, so somebody has put an older one in its place since.
-        return StoreNotReady(f"{path} has no tables of Semel's, or old ones. Run: semel migrate sqlite:///{path}")
+        # Opening the file brings it up to date, so it was replaced by an older one since.
+        return StoreNotReady(f"{path} has no tables of Semel, or old ones. Run: semel migrate sqlite:///{path}")
     return StoreUnavailable(f"{path} {_TROUBLES.get(code, 'can’t be used')} ({error}).", was_sent=was_sent)
 
 
 def is_outdated(error: sqlite3.Error) -> bool:
-    """Whether a table is missing, or is one of an older release. SQLite has no code of its own for that."""
+    """Whether a table is missing, or is from an older release. SQLite has no separate code for that."""
     return any(words in str(error) for words in _OUTDATED)
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether somebody else has the file locked, and nothing is wrong with it."""
+    """Whether another process has locked the file, and nothing is wrong with it."""
     return getattr(error, "sqlite_errorcode", 0) & _PRIMARY == sqlite3.SQLITE_BUSY
 
 
 def _make(path: Path) -> None:
-    """Make the file, if there is none, for this user alone: it holds answers and requests. Its log is made likewise,
-    since SQLite does as the file does. One that is there is left as it is.
+    """Make the file, if there is none, for this user alone: it holds answers and requests. SQLite makes its log with
+    the same permissions. An existing file is not changed.
     """
-    with suppress(OSError):  # it is there; or SQLite says why it can't be
-        # Where a link leads to, SQLite makes the file: to make one in the link's own place, the system refuses.
+    with suppress(OSError):  # it is there; or SQLite will report why it can't be made
+        # For a symbolic link SQLite makes the target: the system refuses to make a file in the link's own place.
         os.close(os.open(path.resolve(), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
@@ -257,12 +257,12 @@ def _log_ahead(connection: sqlite3.Connection, path: Path) -> None:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & _PRIMARY != sqlite3.SQLITE_BUSY or not tries_left:
                 raise
-            # The one statement that SQLite does not wait with, lest two wait for each other. To begin is to wait.
+            # SQLite does not wait in this one statement, to avoid a deadlock. BEGIN IMMEDIATE does wait.
             connection.execute("BEGIN IMMEDIATE").close()
             connection.execute("ROLLBACK").close()
         else:
             if mode != "wal":
-                raise StoreUnavailable(f"{path} can't be shared: its folder allows no write-ahead log, but {mode}.")
+                raise StoreUnavailable(f"{path} can't be shared: its folder allows {mode}, and no write-ahead log.")
             return
 
 

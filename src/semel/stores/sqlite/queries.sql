@@ -1,20 +1,20 @@
 -- Every statement of the SQLite store. Rows in a VALUES list are repeated, so that one statement serves many requests.
--- now is read from semel_keys_clock, this database's own clock: no time ever comes from an application. Where it is a
+-- now is read from semel_keys_clock, this database's own clock: no time ever comes from an application. If it is a
 -- parameter, it was read from there in the same transaction.
--- What upkeep and operators do is at the end, after what serves requests.
--- Lists such as IN ('complete', 'failed') are avoided: SQLite builds a small tree of each, whenever it comes by.
+-- The statements of upkeep and operators are at the end, after those of requests.
+-- Lists such as IN ('complete', 'failed') are avoided: SQLite builds a small tree for each, in every execution.
 
 -- name: find
 -- What is there under one key. A replay is this statement and nothing else: it writes nothing and takes no write lock.
 -- In atomic mode it is also the first statement of the application's transaction.
--- The clock is named once, since each mention of it is computed by itself.
+-- The clock is named once, since SQLite computes each mention of it separately.
 SELECT
     state, attempt, token, fingerprint, status, headers, body, lease_expires_at, expires_at, now, steps, accepted
 FROM semel_keys, semel_keys_clock
 WHERE scope = :scope AND key = :key
 
 -- name: find_all
--- The same for many keys: to begin to read, and to tell the time, takes longer than to find a key.
+-- The same for many keys: beginning a read and reading the clock takes longer than finding a key.
 -- CROSS JOIN is SQLite's way to fix the order of a join: every wanted key is looked up by the primary key.
 WITH wanted (position, scope, key) AS (VALUES (:position, :scope, :key))
 SELECT
@@ -23,8 +23,8 @@ SELECT
 FROM wanted CROSS JOIN semel_keys USING (scope, key) CROSS JOIN semel_keys_clock
 
 -- name: claim
--- Take every key that is free. Fewer rows than claims: others were quicker, and the caller looks which (find).
--- What the claims share (their policy's terms, and the time) comes first, and is given once.
+-- Take every key that is free. Fewer rows than claims: some keys are in use, and the caller reads which (find).
+-- What the claims share (their policy's terms, and the time) comes first, and is passed once.
 INSERT INTO semel_keys (
     state, attempt, created_at, lease_expires_at, expires_at, on_crash, after_retention, accepted,
     scope, key, token, fingerprint, request_line, request, request_body
@@ -36,10 +36,10 @@ VALUES (
 ON CONFLICT (scope, key) DO NOTHING
 
 -- name: take_over
--- Take the key from a holder whose lease ran out, or from a record past its retention, if nobody else did meanwhile.
--- Past its retention it starts anew; before, it is still the same operation, and keeps its first sight and fingerprint,
--- the steps it has taken and the request that it came with. One that is pending is begun, by a worker alone, and that is
--- its first attempt still. What is unknown never expires: an operator has to say what it did.
+-- Take the key over after its lease ran out, or from a record past its retention, if no other process did meanwhile.
+-- Past its retention it is a new operation; before, it is still the same one, and keeps its creation time, fingerprint,
+-- steps and stored request. A pending one is begun by a worker only, and that is still its first attempt. An unknown one
+-- never expires: an operator has to resolve it.
 UPDATE semel_keys
 SET
     state = CASE WHEN expires_at <= now AND mine.accepted THEN 'pending' ELSE 'processing' END,
@@ -87,8 +87,8 @@ WHERE
 RETURNING attempt, state
 
 -- name: complete_one
--- Store how it ended, where attempt and token still hold. No row: it was stored before, or is fenced off, and the
--- caller looks which (find).
+-- Store how it ended, if attempt and token are still those of the record. No row: it was stored before, or is fenced,
+-- and the caller reads which (find).
 UPDATE semel_keys
 SET
     completed_at = :now,
@@ -102,7 +102,7 @@ SET
 WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
 
 -- name: complete
--- The same for many, in one statement. It has to gather its rows first, so that for a few the other is quicker.
+-- The same for many, in one statement. It has to collect its rows first, so for a few rows the other is faster.
 UPDATE semel_keys
 SET
     completed_at = :now,
@@ -119,7 +119,7 @@ WHERE
     AND semel_keys.state = 'processing'
 
 -- name: release
--- Free the key: nothing happened. Attempt 0 stands for whatever number this token was given.
+-- Free the key: nothing happened. Attempt 0 stands for the attempt with this token, whatever its number.
 DELETE FROM semel_keys
 WHERE
     scope = :scope AND key = :key AND token = :token AND :attempt IN (0, attempt)
@@ -127,9 +127,9 @@ WHERE
 RETURNING attempt
 
 -- name: give_up
--- The same after a take-over, or after a step: something may have happened; and of one that was accepted, once a worker
--- has begun it: it was promised to be run. The record stays, nobody's (a token of zeros), and is to be taken over at
--- once.
+-- The same after a take-over, or after a step, since something may have happened; and for an accepted one, once a worker
+-- has begun it, since its client was promised a run. The record stays without a holder (a token of zeros), and may be
+-- taken over at once.
 UPDATE semel_keys
 SET token = zeroblob(16), lease_expires_at = (SELECT now FROM semel_keys_clock)
 WHERE
@@ -141,7 +141,7 @@ RETURNING attempt
 SELECT attempt FROM semel_keys WHERE scope = :scope AND key = :key
 
 -- name: renew_one
--- Prolong a lease. No row: it is lost.
+-- Renew a lease. No row: it is lost.
 UPDATE semel_keys
 SET lease_expires_at = :now + :lease
 WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
@@ -156,8 +156,8 @@ WHERE
     AND state = 'processing'
 
 -- name: save
--- Store how far it has come. In a phase, the application's own transaction runs this.
--- Only on top of what its worker knows: a copy that was held up must not set back what has gone on since.
+-- Store the steps. In a phase, this runs in the application's own transaction.
+-- Only if the record has what the worker knows: a delayed copy must not set back later progress.
 UPDATE semel_keys
 SET steps = said.steps, recovery_point = said.recovery_point
 FROM (SELECT :steps AS steps, :recovery_point AS recovery_point, :before AS before) AS said
@@ -167,14 +167,14 @@ WHERE
 RETURNING attempt
 
 -- name: mark
--- Store how far the handler says it is.
+-- Store the progress that the handler reports.
 UPDATE semel_keys
 SET milestone = :milestone
 WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
 RETURNING attempt
 
 -- name: park
--- Stop it until an operator has said what it did. Its worker may ask for it; or, once that is silent, others. A pending
+-- Stop it until an operator resolves it. Its worker may do this; or, after its lease is over, others. A pending
 -- one has no worker yet.
 UPDATE semel_keys
 SET state = 'unknown', lease_expires_at = NULL
@@ -191,8 +191,8 @@ SELECT attempt FROM semel_keys
 WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
 
 -- name: finish
--- Write the finished record, in the application's own transaction, where there is none; or in place of the one that was
--- seen there, if that may still be taken over. What is not past its retention is still the same operation.
+-- Write the finished record, in the application's own transaction, if there is none; or replace the one that was
+-- seen there, if that may still be taken over. A record that is not past its retention is still the same operation.
 INSERT INTO semel_keys (
     scope, key, state, attempt, token, fingerprint, request_line, on_crash, after_retention,
     created_at, completed_at, expires_at, status, headers, body
@@ -201,7 +201,7 @@ SELECT
     :scope, :key, :state, :attempt, :token, :fingerprint, :request_line, :on_crash,
     iif(mine.after_retention = 'strip' AND mine.made_at <= now, 'delete', mine.after_retention),
     now, now, now + :retention, :status, :headers, :body
-FROM semel_keys_clock, (SELECT :after_retention AS after_retention, :made_at AS made_at) AS mine WHERE true -- or else ON would be read as a part of a join
+FROM semel_keys_clock, (SELECT :after_retention AS after_retention, :made_at AS made_at) AS mine WHERE true -- without it, ON would be parsed as part of a join
 ON CONFLICT (scope, key) DO UPDATE
 SET
     state = excluded.state,
@@ -236,18 +236,18 @@ WHERE
 RETURNING attempt
 
 -- name: write_down
--- Lines of the audit trail, in the transaction of what they tell of.
+-- Lines of the audit trail, in the transaction of the change that they describe.
 INSERT INTO semel_audit (at, actor, scope, key, attempt, event, detail)
 VALUES (:now, :actor, :scope, :key, :attempt, :event, :detail)
 
 -- name: write_down_inside
--- The same in a transaction of the application's. It brings a row, since not every driver likes to be asked for none.
+-- The same in the application's transaction. It returns a row, since some drivers fail if a statement returns none.
 INSERT INTO semel_audit (at, scope, key, attempt, event, actor, detail)
 SELECT now, :scope, :key, :attempt, :event, :actor, :detail FROM semel_keys_clock
 RETURNING id
 
 -- name: look
--- One whole record, for people.
+-- One whole record, for operators.
 SELECT
     scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body,
     accepted, milestone, request_line,
@@ -256,7 +256,7 @@ FROM semel_keys, semel_keys_clock
 WHERE scope = :scope AND key = :key
 
 -- name: browse
--- The newest records, for people. Bodies stay behind: typeof() does not read what it names.
+-- The newest records, for operators. Bodies are not read: typeof() does not read its argument's content.
 SELECT
     scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers,
     CASE typeof(body) WHEN 'null' THEN NULL ELSE x'' END,
@@ -268,15 +268,15 @@ ORDER BY created_at DESC, semel_keys.rowid DESC
 LIMIT :limit
 
 -- name: keys_after
--- Some of all keys, in the order of their places: SQLite knows no digest, so that those are taken elsewhere.
+-- A part of all keys, in rowid order: SQLite has no digest function, so digests are computed in Python.
 SELECT rowid, scope, key FROM semel_keys WHERE rowid > :place ORDER BY rowid LIMIT :limit
 
 -- name: find_stuck
--- What is in progress under a lease that has run out, and what waits for its first worker, by its age. Scopes take
--- turns, and of each scope the longest silent comes first. Past its retention it is the reaper's.
--- What has no status has not ended: it is spelled as in the index on what is in progress, which SQLite uses for
--- nothing else.
--- What is due after its pause is said in words of its own in core/upkeep.py.
+-- Records in progress under an expired lease, and those that wait for their first worker, by age. Scopes take turns, and
+-- of each scope the longest silent comes first. Those past their retention are left to the reaper.
+-- A record without a status has not ended. The condition is written as in the index on unfinished records: otherwise
+-- SQLite would not use that index.
+-- The rule for the pauses is the same as in core/upkeep.py.
 SELECT
     scope, key, attempt, token, on_crash, steps, request IS NOT NULL,
     now - coalesce(lease_expires_at, created_at), tries, accepted
@@ -302,7 +302,7 @@ SELECT request, request_body FROM semel_keys
 WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND request IS NOT NULL
 
 -- name: sweep
--- Free a dead worker's key: nobody's (a token of zeros), so that a worker that is not dead after all is fenced off.
+-- Free a dead worker's key. It has no holder then (a token of zeros), so that a worker that still lives is fenced.
 UPDATE semel_keys
 SET token = zeroblob(16)
 WHERE
@@ -311,8 +311,8 @@ WHERE
 RETURNING attempt
 
 -- name: find_due
--- What is past its retention, oldest first, and what is to become of it. Neither what is in flight nor what is parked:
--- those few are passed by.
+-- Records past their retention, oldest first, and what to do with each. Records in progress and parked ones are left
+-- out: there are few of them.
 SELECT
     CASE WHEN status IS NULL THEN 'fail' ELSE after_retention END, semel_keys.rowid, scope, key, attempt
 FROM semel_keys, semel_keys_clock
@@ -325,13 +325,13 @@ ORDER BY expires_at, semel_keys.rowid LIMIT :limit
 DELETE FROM semel_keys WHERE rowid IN (VALUES (:id))
 
 -- name: strip_due
--- The answer goes, and a tombstone stays, for a late retry to be refused by.
+-- The answer is deleted, and a tombstone stays, so that a late retry is refused.
 UPDATE semel_keys
 SET headers = '[]', body = NULL, steps = NULL, recovery_point = NULL, after_retention = 'keep'
 WHERE rowid IN (VALUES (:id))
 
 -- name: fail_due
--- Nobody ended it. It becomes nobody's: its worker, awake again, must not believe that its own answer is the one kept.
+-- It did not end. It has no holder then: its worker, if it still lives, must not believe that its own answer was kept.
 UPDATE semel_keys
 SET
     state = 'failed',
@@ -353,8 +353,7 @@ RETURNING attempt
 
 -- name: unpark
 -- An operator has said what the effect did: the next attempt goes on from there. It counts as an attempt, the
--- operator's; the completer, which gives up after so many tries, begins to count anew. So does its retention, which may
--- be long over.
+-- operator's. The completer's count of tries starts again from zero, and so does the retention, which may be over.
 UPDATE semel_keys
 SET
     state = 'processing',
@@ -369,7 +368,7 @@ WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AN
 RETURNING attempt
 
 -- name: resolve
--- An operator has said that it took effect: this is its answer, kept for as long again as from its beginning.
+-- An operator has said that it took effect: this is its answer, kept for a whole retention from now on.
 UPDATE semel_keys
 SET
     state = 'complete',
@@ -390,7 +389,7 @@ WHERE scope = :scope AND key = :key
 ORDER BY id LIMIT :limit
 
 -- name: reap_trail
--- Lines are in the order of their time: of the first ones, those that are old. Nothing beyond them is read.
+-- Lines are in the order of their time, so the old ones are first. Nothing after them is read.
 DELETE FROM semel_audit
 WHERE
     id IN (SELECT id FROM semel_audit ORDER BY id LIMIT :limit)
@@ -403,7 +402,7 @@ SELECT now FROM semel_keys_clock
 SELECT name FROM semel_keys_migrations
 
 -- name: write_nothing
--- Fails where the file can only be read. BEGIN IMMEDIATE does not: there it only begins to read.
+-- Fails if the file is read-only. BEGIN IMMEDIATE does not: it only begins a read then.
 DELETE FROM semel_keys_migrations WHERE false
 
 -- name: apply

@@ -4,7 +4,7 @@
 -- ROWID keeps rows inside the key's own tree, where answers of up to 1 MiB would push the keys apart; the body is last,
 -- so reading the rest never touches it.
 --
--- The CHECK constraints state what semel/core/record.py states of a Record, as far as a statement that forgets a column
+-- The CHECK constraints state what semel/core/record.py states of a Record, where a statement that forgets a column
 -- would break it. They compare, and contain no IN: SQLite builds a small tree for each list, at every write. With lists
 -- in the constraints and in the conditions of the indexes, a claim and its answer took twice as long.
 
@@ -44,15 +44,15 @@ CREATE TABLE semel_keys (
     CONSTRAINT accepted_has_a_request CHECK (NOT accepted OR request IS NOT NULL OR status IS NOT NULL)
 ) STRICT;
 
--- What may be reaped, oldest first; what is stripped already is walked no more. Nothing that an answer changes is in it,
--- so that storing one leaves it as it is.
+-- What may be reaped, oldest first; tombstones are not in it. It has no column that an answer changes,
+-- so that storing an answer does not write to it.
 CREATE INDEX semel_keys_reap ON semel_keys (expires_at) WHERE after_retention <> 'keep';
 
--- What the sweeper and the completer walk: small, since little is in progress at a time. By age and not by lease,
+-- The index of the sweeper and the completer: small, since few records are in progress at a time. By age, not by lease,
 -- because an index on the lease would make every renewal write to it.
 CREATE INDEX semel_keys_in_progress ON semel_keys (created_at) WHERE status IS NULL;
 
--- The only clock that decides. (unixepoch('subsec') says it shorter, from SQLite 3.42 on.)
+-- The only clock that is used. (From SQLite 3.42 on, unixepoch('subsec') would do.)
 CREATE VIEW semel_keys_clock AS SELECT CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) AS now;
 
 CREATE TABLE semel_keys_migrations (
@@ -60,8 +60,8 @@ CREATE TABLE semel_keys_migrations (
     applied_at INTEGER NOT NULL
 ) STRICT;
 
--- Who did what to which key. Lines are added at the end and removed from the beginning, so their ids are in the order
--- of their time.
+-- The audit trail: what a process or an operator did to which key. Lines are added at the end and removed from the
+-- beginning, so their ids are in the order of their time.
 CREATE TABLE semel_audit (
     id INTEGER PRIMARY KEY,
     at INTEGER NOT NULL,

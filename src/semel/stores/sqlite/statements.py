@@ -1,6 +1,6 @@
 """The statements of ``queries.sql`` ready to run, and rows turned into records and back. Nothing here runs one.
 
-Parameters are tuples in the order in which the file names them: on this path a dictionary for each row is felt.
+Parameters are tuples in the order in which the file names them: on this path a dictionary for each row costs time.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ T = TypeVar("T")
 
 PACKAGE = "semel.stores.sqlite"
 
-#: Rows of one statement. Each size has a text of its own, which is to stay prepared.
+#: Rows of one statement. Each size has its own text, which stays prepared.
 MAX_ROWS = 128
-#: To gather rows for an UPDATE takes SQLite as long as five that are changed one by one.
+#: Collecting rows for an UPDATE takes SQLite as long as five single updates.
 MIN_GATHERED = 8
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _ROWS = re.compile(r"(?<=VALUES )\((?:[^()]|\n)*\)")
 _STATES = {state.value: state for state in State}
-#: The state that a record ends in, and what the audit trail calls that.
+#: The final state of a record, and its name in the audit trail.
 ENDINGS = {event: str(after(State.PROCESSING, event)) for event in (Event.COMPLETE, Event.FAIL)}
 ENDED = {Event.COMPLETE: "completed", Event.FAIL: "failed"}
 
@@ -80,7 +80,7 @@ class Statements:
         self.applied = _marked(queries["applied"])
         self.write_nothing = _marked(queries["write_nothing"])
         self.apply = _marked(queries["apply"])
-        # These join transactions of the application's, and keep the names of their parameters.
+        # These join the application's transactions, and keep the names of their parameters.
         self.find_inside = queries["find"]
         self.finish = queries["finish"]
         self.save_inside = queries["save"]
@@ -90,13 +90,13 @@ class Statements:
 class Bulk:
     """A statement over many rows, in one text for each power of two: few enough for all of them to stay prepared.
 
-    One statement for 64 rows is not only less work than 64: Python gives the GIL away for each, and beside a busy event
-    loop may wait 5 ms to get it back. Measured so, 64 claims and answers took 197 ms one by one, and 18 ms this way.
+    One statement for 64 rows is not only less work than 64: Python releases the GIL for each, and next to a busy event
+    loop may wait 5 ms to get it back. So measured, 64 claims and answers took 197 ms one by one, and 18 ms this way.
     """
 
     def __init__(self, query: Query, shared: Sequence[str] = ()) -> None:
         """Repeat the row of the VALUES list of *query*. The parameters *shared* are the same for all rows, and are
-        given once, before those of the rows; so they come first in the text, too.
+        passed once, before those of the rows; so they come first in the text, too.
         """
         numbers = {name: f"?{number}" for number, name in enumerate(shared, 1)}
         text = re.sub(r":([a-z_]+)\b", lambda match: numbers.get(match[1], "?"), query.text)
@@ -110,7 +110,7 @@ class Bulk:
 
 
 def chunks(items: Sequence[T], least: int = 1) -> Iterator[Sequence[T]]:
-    """Cut *items* into powers of two: 100 are 64, 32 and 4. What is left that is fewer than *least* goes one by one."""
+    """Cut *items* into powers of two: 100 are 64, 32 and 4. A rest smaller than *least* goes one by one."""
     start = 0
     while left := len(items) - start:
         size = min(1 << (left.bit_length() - 1), MAX_ROWS)
@@ -127,8 +127,8 @@ TERMS = ("state", "now", "lease_expires_at", "expires_at", "on_crash", "after_re
 def claim_terms(claim: Claim, now: int) -> tuple[Any, ...]:
     """Return what a claim made *now* has in common with others under its policy.
 
-    What is only accepted is pending, and has no lease. A key that tells when it was made, which was not after now by
-    the database's clock, needs no tombstone: it is refused by its age.
+    An accepted operation is pending, and has no lease. A key with a time in it that is not after now by
+    the database's clock needs no tombstone: a late retry is refused by the key's age.
     """
     made_at, after_retention = claim.made_at, claim.after_retention
     if made_at is not None and after_retention == "strip" and written_time(made_at) <= now:
@@ -140,7 +140,7 @@ def claim_terms(claim: Claim, now: int) -> tuple[Any, ...]:
 
 
 def claim_row(claim: Claim) -> tuple[Any, ...]:
-    """Return the parameters of a claim that are its own."""
+    """Return the parameters that belong to this claim alone."""
     request = claim.request
     return (
         claim.scope,
@@ -229,7 +229,7 @@ def read_found(row: Sequence[Any]) -> Found:
 
 
 def is_answered(found: Found | None, hold: Hold) -> bool:
-    """Whether an answer under *hold* is what was found: then a reply was lost, and storing it again changes nothing."""
+    """Whether *found* is an answer under *hold*: then a reply was lost, and storing it again changes nothing."""
     return found is not None and found.state in TERMINAL and (found.attempt, found.token) == (hold.attempt, hold.token)
 
 
@@ -288,20 +288,20 @@ def milliseconds(duration: timedelta) -> int:
 
 
 class SQLiteJoins:
-    """The statements that join a transaction of the application's. Its beginning and end are in ``transactions.py``."""
+    """The statements that join the application's transaction. Its beginning and end are in ``transactions.py``."""
 
     def __init__(self, statements: Statements, actor: str | None, *, is_full: bool = False) -> None:
-        """Without an *actor* there is no audit trail; with *is_full*, it has the ordinary too."""
+        """Without an *actor* there is no audit trail; with *is_full*, it has every change."""
         self._statements = statements
         self._actor = actor
         self._is_full = is_full
 
     def opening(self, command: Begin) -> None:  # noqa: ARG002 - PostgreSQL's concern
-        """Nothing: the write lock of the whole file is the key's lock, and a transaction begins with it."""
+        """Return nothing: the write lock of the whole file is the key's lock, and a transaction begins with it."""
         return
 
     def probe(self, command: Begin) -> tuple[()]:  # noqa: ARG002 - PostgreSQL's concern
-        """Nothing: the snapshot is taken with the write lock."""
+        """Return nothing: the snapshot is taken under the write lock."""
         return ()
 
     def begin(self, command: Begin) -> Joined[Begun]:
@@ -314,7 +314,7 @@ class SQLiteJoins:
         return Joined(self._statements.find_inside, {"scope": claim.scope, "key": claim.key}, read)
 
     def finish(self, command: Finish) -> Joined[Verdict]:
-        """Write the finished record, if it is still what was seen."""
+        """Write the finished record, if the record is still the one that was seen."""
         claim, hold, answer, seen = command.claim, command.hold, command.answer, command.seen
         parameters = _mine(hold) | {
             "state": ENDINGS[command.event],
@@ -327,7 +327,7 @@ class SQLiteJoins:
             "status": answer.status,
             "headers": written(answer.headers),
             "body": answer.body,
-            # NULL equals nothing: where nothing was seen, nothing may be there.
+            # NULL equals nothing: if no record was seen, there must be none.
             "seen_attempt": None if seen is None else seen.attempt,
             "seen_token": None if seen is None else seen.token,
         }
@@ -339,7 +339,7 @@ class SQLiteJoins:
         return Joined(self._statements.finish, parameters, _verdict, line)
 
     def commit(self, command: Commit) -> Joined[Verdict]:
-        """Write how far the operation has come, if its hold is live."""
+        """Write the operation's steps, if its hold is live."""
         hold, progress = command.hold, command.progress
         steps = {
             "steps": recovery.written(progress),
@@ -376,5 +376,5 @@ def _answer(status: int | None, headers: str, body: bytes | None) -> Answer | No
 
 
 def _marked(query: Query) -> str:
-    """Return the text with parameters spelled ``?``, as tuples want them; so no parameter may be named twice."""
+    """Return the text with parameters spelled ``?``, for tuples; so no parameter may be named twice."""
     return re.sub(r"\$\d+", "?", query.numbered)

@@ -1,4 +1,4 @@
-"""The SQLite store in both colours. A replay is read where it is asked for; what writes goes to the one writer.
+"""The SQLite store, sync and async. A replay is read in the caller's thread; all writes go to the one writer.
 
 For the processes of one machine, not for a network folder.
 """
@@ -22,7 +22,7 @@ from semel.stores.transaction import AsyncConnections, AsyncTransaction, Connect
 
 T = TypeVar("T")
 
-#: Threads that read at the same time, each by itself. More wait for the interpreter rather than for the file.
+#: Threads that read at the same time. More would wait for the interpreter and not for the file.
 MAX_READERS = 4
 
 
@@ -30,7 +30,7 @@ class SQLiteStore(Store):
     """Keys in a SQLite file: ``sqlite:///file.db``, ``sqlite:////folder/file.db``, ``sqlite:///file.db?table=name``."""
 
     def __init__(self, url: str, *, connections: Connections | None = None) -> None:
-        """Nothing is opened yet. *connections* are where transactions come from, if not from the file itself."""
+        """Nothing is opened yet. *connections* provide the transactions, if not the file itself."""
         self.place = locate(url)
         self._writer = Writer(self.place)
         self._readers = tuple(Reader(self.place, self._writer.statements) for _ in range(MAX_READERS))
@@ -46,11 +46,11 @@ class SQLiteStore(Store):
         return self._batcher.submit(command)  # type: ignore[no-any-return]  # as above
 
     def transaction(self) -> Transaction:
-        """Return a transaction of the application's own, on a ``sqlite3.Connection`` to the same file."""
+        """Return a transaction for the application, on a ``sqlite3.Connection`` to the same file."""
         return Transaction(self._connections, self._writer.joins(self.actor))
 
     def open(self) -> None:
-        """Open the file, and make the tables where there are none."""
+        """Open the file, and make the tables if there are none."""
         self._writer.open()
 
     def migrate(self) -> list[str]:
@@ -58,19 +58,19 @@ class SQLiteStore(Store):
         return self._writer.open()
 
     def has_neighbours(self) -> bool:
-        """Whether the file holds tables of others."""
+        """Whether the file has other tables than Semel's."""
         return has_neighbours(self.place)
 
     def close(self) -> None:
-        """Let go of the file. Using the store again opens it again."""
+        """Close the file. Using the store again opens it again."""
         self._connections.close()
         for reader in self._readers:
             reader.close()
-        # Last, since it can put what is in the log into the file, and then the log goes.
+        # Last, since it can move the log's content into the file and delete the log.
         self._writer.close()
 
     def start_afresh(self) -> None:
-        """Have no thread waiting: in a child, the one that leads the parent's batcher is not there."""
+        """Start with no waiting threads: in a child, the thread that leads the parent's batcher does not exist."""
         self._batcher: Batcher[Command[Any]] = Batcher(self._execute)
 
     def _find(self, claim: Claim) -> Found | None:
@@ -88,7 +88,7 @@ class AsyncSQLiteStore(AsyncStore):
     """Keys in a SQLite file: ``sqlite:///file.db``, ``sqlite:////folder/file.db``, ``sqlite:///file.db?table=name``."""
 
     def __init__(self, url: str, *, connections: AsyncConnections | None = None) -> None:
-        """Nothing is opened yet. *connections* are where transactions come from, if not from the file itself."""
+        """Nothing is opened yet. *connections* provide the transactions, if not the file itself."""
         self.place = locate(url)
         self._writer = Writer(self.place)
         self._reader = Reader(self.place, self._writer.statements)
@@ -97,11 +97,11 @@ class AsyncSQLiteStore(AsyncStore):
         self._queue: AsyncWriter | None = None
 
     def perform(self, command: Command[T]) -> Step[T]:
-        """Start one store command. It is carried out whether or not its caller waits for it."""
+        """Start one store command. It is carried out even if its caller does not wait for it."""
         return self._running().submit(command)
 
     def renew(self, command: Renew) -> frozenset[Hold]:
-        """Prolong leases, from any thread: those who use the file take turns."""
+        """Renew leases, from any thread: users of the file take turns."""
         [outcome] = self._writer.execute([command], self.actor)
         if isinstance(outcome, Exception):
             raise outcome
@@ -109,15 +109,15 @@ class AsyncSQLiteStore(AsyncStore):
         return lost
 
     def transaction(self) -> AsyncTransaction:
-        """Return a transaction of the application's own, on a ``sqlite3.Connection`` to the same file."""
+        """Return a transaction for the application, on a ``sqlite3.Connection`` to the same file."""
         return AsyncTransaction(self._connections, self._writer.joins(self.actor))
 
     async def open(self) -> None:
-        """Open the file, and make the tables where there are none."""
+        """Open the file, and make the tables if there are none."""
         await self._running().call(self._writer.open)
 
     async def close(self) -> None:
-        """Let go of the file once everything asked for is done. Using the store again opens it again."""
+        """Close the file after all commands are done. Using the store again opens it again."""
         await self._connections.close()
         queue, self._queue = self._queue, None
         if queue is not None and queue.loop is asyncio.get_running_loop():
@@ -125,7 +125,7 @@ class AsyncSQLiteStore(AsyncStore):
             await queue.call(self._close)
             queue.stop()
         else:
-            # The loop is gone, or it is a forked child's: nothing of it waits any more.
+            # The loop is closed, or this is a forked child: nothing of it waits any more.
             self._close()
 
     def _close(self) -> None:
@@ -133,7 +133,7 @@ class AsyncSQLiteStore(AsyncStore):
         self._writer.close()
 
     def _running(self) -> AsyncWriter:
-        """Return the queue of the running loop. One loop is left for another in tests, and in a forked child."""
+        """Return the queue of the running loop. The loop changes in tests, and in a forked child."""
         if self._queue is None or self._queue.loop is not asyncio.get_running_loop():
             self._queue = AsyncWriter(self._writer, self._reader, lambda: self.actor)
         return self._queue

@@ -1,8 +1,8 @@
-"""Transactions that are lent to the application on connections to the file, in both colours. Which statements of ours
+"""Transactions for the application on connections to the file, sync and async. Which of Semel's statements
 join them is in ``statements.py``.
 
-As with the writer's, a connection must not live through a fork: those that are idle are closed before it, and those
-that are in use stay the parent's. The child neither uses nor closes them, since either would undo the parent's work.
+As with the writer's, a connection must not be open during a fork: idle ones are closed before it, and those in use stay
+the parent's. The child neither uses nor closes them, since either would undo the parent's work.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from semel.stores.transaction import AsyncConnections, AsyncUnit, Connections, U
 
 T = TypeVar("T")
 
-#: Of each kind. One has the write lock, and the others read whether they need it.
+#: Connections of each kind. One has the write lock, and the others read whether they need it.
 MAX_IDLE = 4
 
-_NOT_YOURS = "Semel ends this transaction, with its own record in it. Leave out commit, rollback and `with connection`."
+_NOT_YOURS = "Semel ends this transaction, with its own record in it. Remove commit, rollback and `with connection`."
 
-#: The data's fault, or the program's; not the file's.
+#: Errors of the data or the program, and not of the file.
 _DATA = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 
-#: What was in use when this process was forked.
+#: Connections that were in use when this process was forked.
 _the_parents: list[sqlite3.Connection] = []
 
 
-class LentConnection(sqlite3.Connection):
-    """A connection of ``sqlite3`` whose transaction its user can't end in the usual ways: half of it would stay."""
+class HandlerConnection(sqlite3.Connection):
+    """A connection of ``sqlite3`` that refuses to end its transaction: half of it would be committed."""
 
     def commit(self) -> NoReturn:
         """Refuse."""
@@ -65,7 +65,7 @@ class LentConnection(sqlite3.Connection):
 
 
 class Lender:
-    """The connections of one store to one file, and the keys that transactions of this process are at."""
+    """The connections of one store to one file, and the keys of this process's open transactions."""
 
     def __init__(self, place: Place) -> None:
         """Nothing is opened yet."""
@@ -74,10 +74,10 @@ class Lender:
         self._joins = SQLiteJoins(self._statements, None)
         self._is_migrated = False
         self._idle: list[sqlite3.Connection] = []
-        #: Never lent. A cursor that a handler did not read to its end would keep us reading what was there then.
+        #: Never given to a handler: a cursor that it did not read to its end would keep an old snapshot open.
         self._readers: list[sqlite3.Connection] = []
         self._in_use: set[sqlite3.Connection] = set()
-        #: The fingerprints of what runs, by key. Each is in a list of its own, so that it can be told from its like.
+        #: The fingerprints of running transactions, by key. Each is in its own list, so that equal ones differ.
         self._running: dict[tuple[str, str], list[bytes]] = {}
         self._opening = threading.Lock()
         self._is_forking = False
@@ -85,7 +85,7 @@ class Lender:
         _lenders.add(self)
 
     def start(self, command: Begin) -> Found | None:
-        """Set down that a transaction of this process is at a key; or say what another one is at there."""
+        """Note that a transaction of this process has a key; or return what another one has there."""
         claim = command.claim
         mine = [claim.fingerprint]
         first = self._running.setdefault((claim.scope, claim.key), mine)
@@ -94,17 +94,17 @@ class Lender:
         return Found(State.PROCESSING, 1, NOBODYS_TOKEN, first[0], None, lease_is_over=False, is_expired=False)
 
     def stop(self, command: object) -> None:
-        """Set down that it has ended, however it ended."""
+        """Note that it has ended, in any way."""
         if isinstance(command, Begin):
             self._running.pop((command.claim.scope, command.claim.key), None)
 
     @property
     def can_peek(self) -> bool:
-        """Whether a connection to ``peek`` with is open already."""
+        """Whether a connection for ``peek`` is open already."""
         return bool(self._readers)
 
     def peek(self, command: object) -> Found | None:
-        """Read without the write lock what makes it needless: an answer, or a worker whose lease is not over.
+        """Read without the write lock whether it is not needed: there is an answer, or a worker with a live lease.
 
         A replay must not wait for another request's handler, nor for another replay.
         """
@@ -122,9 +122,9 @@ class Lender:
         return found if isinstance(found, Found) and not found.may_be_taken else None
 
     def begin(self) -> sqlite3.Connection:
-        """Return a connection that has the write lock. Others, in this process too, give it back in time or do not.
+        """Return a connection that has the write lock, or raise after a time-out if another transaction keeps it.
 
-        Where the file can only be read, that is known here, before a handler runs.
+        If the file is read-only, this raises here, before a handler runs.
         """
         connection = self._take(self._idle)
         try:
@@ -133,7 +133,7 @@ class Lender:
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode != sqlite3.SQLITE_BUSY_SNAPSHOT:
                     raise
-                # Its last user still reads with it, from a cursor that was not read to its end.
+                # Its last user has a cursor open that was not read to its end.
                 self._drop(connection)
                 self._in_use.add(connection := self._open())
                 connection.execute("BEGIN IMMEDIATE").close()
@@ -144,7 +144,7 @@ class Lender:
         return connection
 
     def run(self, connection: sqlite3.Connection, joined: Joined[T]) -> T:
-        """Run one statement in the transaction, and the one that follows from it."""
+        """Run one statement in the transaction, and its follow-up."""
         try:
             if not connection.in_transaction:
                 raise ConfigurationError(f"The transaction was ended in the middle. {_NOT_YOURS}")
@@ -158,21 +158,21 @@ class Lender:
         return joined.read(rows)
 
     def commit(self, connection: sqlite3.Connection) -> None:
-        """Commit, and take the connection back."""
+        """Commit, and return the connection to the pool."""
         try:
             connection.execute("COMMIT").close()
         except sqlite3.IntegrityError:
-            # A constraint that is checked at the end: SQLite says so before it writes anything.
+            # A deferred constraint: SQLite reports it before it writes anything.
             self.rollback(connection)
             raise
         except sqlite3.Error as error:
-            # What was written to the log before the trouble may be found there, whole, by whoever opens the file next.
+            # The log may already have the complete commit, which the next process that opens the file will find.
             self._drop(connection)
             raise CommitUnknown(str(explained(error, self.place.path))) from error
         self._give_back(connection, self._idle)
 
     def rollback(self, connection: sqlite3.Connection) -> None:
-        """Roll back, and take the connection back. Never raises."""
+        """Roll back, and return the connection to the pool. Never raises."""
         try:
             if connection.in_transaction:
                 connection.execute("ROLLBACK").close()
@@ -182,19 +182,19 @@ class Lender:
             self._give_back(connection, self._idle)
 
     def close(self) -> None:
-        """Close what nobody uses."""
+        """Close the idle connections."""
         for idle in (self._idle, self._readers):
             while idle:
                 self._drop(idle.pop())
 
     def drop_all(self) -> None:
-        """Close what is in use, too: those who used it are gone."""
+        """Close the connections in use, too: their users have gone."""
         self._running.clear()
         for connection in tuple(self._in_use):
             self._drop(connection)
 
     def before_fork(self) -> None:
-        """Close what nobody uses, and let nobody open more until the fork is over."""
+        """Close the idle connections, and block new ones until the fork is over."""
         if self._opening.acquire(timeout=FORK_PATIENCE.total_seconds()):
             self._is_forking = True
             self.close()
@@ -206,14 +206,14 @@ class Lender:
             self._opening.release()
 
     def after_fork_in_child(self) -> None:
-        """Start without connections. The parent's must not even be forgotten, since Python closes what is forgotten."""
+        """Start without connections. The parent's stay referenced, since Python closes what is garbage collected."""
         _the_parents.extend((*self._in_use, *self._idle, *self._readers))
         self._idle, self._readers, self._in_use, self._running = [], [], set(), {}
         self._opening, self._is_forking, self._pid = threading.Lock(), False, os.getpid()
 
     def _take(self, idle: list[sqlite3.Connection]) -> sqlite3.Connection:
         if self._pid != os.getpid():
-            # Forked by something that is not Python and tells it nothing.
+            # Forked by code outside of Python, which does not run the fork hooks.
             self.after_fork_in_child()
         try:
             connection = idle.pop()
@@ -223,7 +223,7 @@ class Lender:
         return connection
 
     def _give_back(self, connection: sqlite3.Connection, idle: list[sqlite3.Connection]) -> None:
-        """Keep it for the next, as it was; or close it."""
+        """Reset it and keep it for the next transaction; or close it."""
         if connection.in_transaction or len(idle) >= MAX_IDLE:
             self._drop(connection)
         else:
@@ -232,7 +232,7 @@ class Lender:
             idle.append(connection)
 
     def _drop(self, connection: sqlite3.Connection) -> None:
-        """Close it; what is not committed is undone."""
+        """Close it; what is not committed is rolled back."""
         self._in_use.discard(connection)
         with suppress(sqlite3.Error):
             connection.close()
@@ -240,7 +240,7 @@ class Lender:
     def _open(self) -> sqlite3.Connection:
         try:
             with self._opening:
-                connection = connect(self.place.path, LentConnection)
+                connection = connect(self.place.path, HandlerConnection)
                 try:
                     if not self._is_migrated and not is_migrated(connection, self.place, self._statements):
                         migrate(connection, self.place, self._statements)
@@ -255,21 +255,21 @@ class Lender:
     @staticmethod
     def _rows(connection: sqlite3.Connection, joined: Joined[Any]) -> list[Any]:
         cursor = connection.cursor()
-        # Rows as they come, whatever the application would like its own to be.
+        # Plain tuples, whatever row factory the application has set.
         cursor.row_factory = None
         return cursor.execute(joined.query.text, joined.parameters).fetchall()
 
 
 class SQLiteUnit(Unit):
-    """One transaction that has the write lock. The others of this process wait for it here, in turn: left to SQLite,
-    the one that asks most often would get it, and the rest would starve.
+    """One transaction that has the write lock. The others of this process wait for it here, in a queue: SQLite would
+    give the lock to the one that asks most often, and the others would starve.
     """
 
     connection: sqlite3.Connection
     has_lock = True
 
     def __init__(self, connections: SQLiteConnections, connection: sqlite3.Connection, command: Begin | Open) -> None:
-        """It is begun."""
+        """Take a transaction that is begun already."""
         self.connection = connection
         self._connections = connections
         self._command = command
@@ -279,14 +279,14 @@ class SQLiteUnit(Unit):
         return self._connections.lender.run(self.connection, joined)
 
     def commit(self) -> None:
-        """Commit, and let go of the connection and of the turn."""
+        """Commit, and release the connection and the turn."""
         try:
             self._connections.lender.commit(self.connection)
         finally:
             self._connections.end(self._command)
 
     def rollback(self) -> None:
-        """Roll back, and let go of the connection and of the turn."""
+        """Roll back, and release the connection and the turn."""
         try:
             self._connections.lender.rollback(self.connection)
         finally:
@@ -303,12 +303,12 @@ class SQLiteConnections(Connections):
         start_afresh_in_children(self)
 
     def start_afresh(self) -> None:
-        """Have nobody waiting: in a child, whoever had the turn is not there to give it on."""
+        """Start with no waiters: in a child, the thread that had the turn does not exist."""
         self._turn = threading.Lock()
         self._holder = ""
 
     def begin(self, command: Begin | Open, opening: str | None = None) -> Unit | Found:  # noqa: ARG002 - PostgreSQL's
-        """Wait for the turn and for the write lock, unless what is there makes them needless."""
+        """Wait for the turn and for the write lock, unless what is there makes them unnecessary."""
         if isinstance(command, Begin) and (rival := self.lender.start(command)) is not None:
             return self.lender.peek(command) or rival
         try:
@@ -322,7 +322,7 @@ class SQLiteConnections(Connections):
         return begun
 
     def end(self, command: Begin | Open) -> None:
-        """Let the next have its turn."""
+        """Pass the turn on."""
         self.lender.stop(command)
         self._turn.release()
 
@@ -338,21 +338,21 @@ class SQLiteConnections(Connections):
         return connection
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the idle connections."""
         self.lender.close()
 
 
 def name(command: Begin | Open) -> str:
-    """Say whose transaction it is, to those who wait for it."""
+    """Return a name of the transaction, for the message to those that wait for it."""
     return f"that of key {Key(command.claim.key).short()}" if isinstance(command, Begin) else "that of a phase"
 
 
 def kept_waiting(place: Place, holder: str) -> StoreUnavailable:
-    """Say who kept the file to itself."""
+    """Return the error that names the transaction which kept the file locked."""
     seconds = file.BUSY_TIMEOUT.total_seconds()
     return StoreUnavailable(
-        f"{place.path} was kept locked for {seconds:.0f} s by a transaction of this process, {holder}. SQLite lets "
-        "one write at a time: do what is slow before or after it."
+        f"{place.path} was kept locked for {seconds:.0f} s by a transaction of this process, {holder}. SQLite allows "
+        "one writer at a time: do slow work before or after it."
     )
 
 
@@ -365,26 +365,26 @@ class AsyncSQLiteUnit(AsyncUnit):
     def __init__(
         self, connections: AsyncSQLiteConnections, connection: sqlite3.Connection, command: Begin | Open
     ) -> None:
-        """It is begun."""
+        """Take a transaction that is begun already."""
         self.connection = connection
         self._connections = connections
         self._command = command
 
     async def run(self, joined: Joined[T]) -> T:
-        """Run one statement in the transaction: on the loop, since it has the lock and nothing to wait for."""
+        """Run one statement in the transaction: on the loop, since it has the lock and does not wait."""
         return self._connections.lender.run(self.connection, joined)
 
     async def commit(self) -> None:
-        """Commit, and let go of the connection and of the turn. Cancelled in the middle, it goes on without us."""
+        """Commit, and release the connection and the turn. It goes on to its end even if the caller is cancelled."""
         await self._end(self._connections.lender.commit)
 
     async def rollback(self) -> None:
-        """Roll back, and let go of the connection and of the turn."""
+        """Roll back, and release the connection and the turn."""
         await self._end(self._connections.lender.rollback)
 
     async def _end(self, how: Callable[[sqlite3.Connection], None]) -> None:
         ending = self._connections.in_thread(partial(how, self.connection))
-        # Cancelled, we are not there any more when the thread is through.
+        # If this is cancelled, it has gone when the thread is done.
         ending.add_done_callback(lambda _: self._connections.end(self._command))
         await asyncio.shield(ending)
 
@@ -399,13 +399,13 @@ class AsyncSQLiteConnections(AsyncConnections):
         self._holder = ""
 
     async def begin(self, command: Begin | Open, opening: str | None = None) -> AsyncUnit | Found:  # noqa: ARG002 - PostgreSQL's
-        """Wait for the turn and for the write lock, unless what is there makes them needless."""
+        """Wait for the turn and for the write lock, unless what is there makes them unnecessary."""
         if asyncio.get_running_loop() is not self._loop:
             self._start()
         if isinstance(command, Begin) and (rival := self.lender.start(command)) is not None:
             return await self._peek(command) or rival
         try:
-            # Where the turn is free, one way to the thread is enough: there is looked first as well.
+            # If the turn is free, one call in the thread is enough: it peeks first, too.
             found = await self._peek(command) if self._turn.locked() or self.lender.can_peek else None
             if found is None:
                 await self._wait()
@@ -422,19 +422,19 @@ class AsyncSQLiteConnections(AsyncConnections):
         return asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def end(self, command: Begin | Open) -> None:
-        """Let the next have its turn."""
+        """Pass the turn on."""
         self.lender.stop(command)
         self._turn.release()
 
     async def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the idle connections."""
         if self._loop is not None:
             self._threads.shutdown(wait=False)
             self._loop = None
         self.lender.close()
 
     async def _peek(self, command: Begin | Open) -> Found | None:
-        # On a connection that is open already, it is one look-up, and the loop can do it. To open one is for a thread.
+        # On an open connection it is one look-up, which the loop can do. Opening one is done in a thread.
         if self.lender.can_peek:
             return self.lender.peek(command)
         return await self.in_thread(partial(self.lender.peek, command))
@@ -447,7 +447,7 @@ class AsyncSQLiteConnections(AsyncConnections):
             raise kept_waiting(self.lender.place, self._holder) from None
 
     async def _begin(self, command: Begin | Open) -> AsyncUnit | Found:
-        """Begin, the turn being ours. Cancelled, we leave it to the thread's end to give the turn on."""
+        """Begin; this call has the turn. If it is cancelled, the turn is passed on when the thread is done."""
         beginning = self.in_thread(partial(self._look_and_begin, command))
         try:
             begun = await asyncio.shield(beginning)
@@ -474,13 +474,13 @@ class AsyncSQLiteConnections(AsyncConnections):
         self.end(command)
 
     def _start(self) -> None:
-        """Begin on the running loop. What another one left unfinished, nobody is going to finish."""
+        """Begin on the running loop. Work that another loop left unfinished is dropped."""
         if self._loop is not None and self._loop.is_running():
-            raise ConfigurationError("This store is in use on another event loop. Give each loop a store of its own.")
+            raise ConfigurationError("This store is in use on another event loop. Give each loop its own store.")
         self._loop = asyncio.get_running_loop()
         self.lender.drop_all()
         self._turn = asyncio.Lock()
-        # As many as can be of use: one begins or commits, the others look.
+        # As many as are useful: one begins or commits, the others peek.
         self._threads = ThreadPoolExecutor(max_workers=MAX_IDLE, thread_name_prefix="semel-sqlite-unit")
 
 

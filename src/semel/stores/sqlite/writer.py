@@ -1,7 +1,7 @@
-"""The one connection that writes, and batches of commands on it. What each command does is in ``commands.py``.
+"""The one connection that writes, and batches of commands on it. The commands themselves are in ``commands.py``.
 
-Of the writes, one that the table refuses fails alone, and its neighbours go on; trouble with the file fails them all,
-and nothing of the transaction stays. A replay is read by a ``Reader``, and needs no write lock.
+A write that the table refuses fails alone, and the others in the batch go on; an error of the file fails them all, and
+the whole transaction is rolled back. A replay is read by a ``Reader``, and needs no write lock.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from semel.stores.sqlite.file import Connection, Place, connect, connect_to_read
 from semel.stores.sqlite.statements import MAX_ROWS, MIN_GATHERED, SQLiteJoins, Statements, chunks, read_found
 from semel.stores.step import Step
 
-#: The row's fault, not the file's: a constraint, or a value that SQLite can't hold.
+#: Errors of the row, and not of the file: a constraint, or a value that SQLite can't store.
 _ROW_REFUSED = (
     sqlite3.IntegrityError,
     sqlite3.DataError,
@@ -56,7 +56,7 @@ _ROW_REFUSED = (
     ValueError,
 )
 
-#: What an event loop carries out itself, but for the COMMIT: each reads and writes one record, by its key.
+#: Commands that an event loop carries out itself, except the COMMIT: each reads and writes one record, by its key.
 _SHORT = frozenset({Claim, Complete, Look, Mark, Note, Now, Park, ReadRequest, Release, Save, Settle, TakeOver})
 _IN_BULK = frozenset({Claim, Complete})
 #: Bytes of bodies that an event loop copies into the file's pages by itself: a fraction of a millisecond.
@@ -76,12 +76,12 @@ class Batch:
         is_full: bool = False,
         has_looked: bool = False,
     ) -> None:
-        """Nothing happens yet. Without an *actor* there is no audit trail; with *is_full*, it has the ordinary too.
+        """Nothing happens yet. Without an *actor* there is no audit trail; with *is_full*, it has every change.
 
         *has_looked*: claims were looked up just now, and their keys were free.
         """
         self.outcomes: list[Any] = [None] * len(commands)
-        #: Whether the end of the transaction is under way: if that fails, it may have been carried out all the same.
+        #: Whether COMMIT was sent: if that fails, it may have been carried out nevertheless.
         self.is_committing = False
         #: Whether a transaction was begun.
         self.is_begun = False
@@ -96,14 +96,14 @@ class Batch:
         self._has_bulk_only = self._kinds.keys() <= _IN_BULK
 
     def carry_out(self) -> None:
-        """Fill in the outcomes."""
+        """Carry out the commands, and fill in their outcomes."""
         if self.read():
             self.begin()
             self.write()
             self.commit()
 
     def read(self) -> bool:
-        """Answer what is only read, and say whether anything is to be written. It takes no write lock."""
+        """Answer the commands that only read; return whether anything has to be written. It takes no write lock."""
         claims = self._kinds.get(Claim, [])
         self._each(READS)
         if not self._has_looked:
@@ -120,7 +120,7 @@ class Batch:
 
     def write(self) -> None:
         """Do everything but COMMIT."""
-        # Claims come first: of a claim and a release of one caller, the claim was asked for first.
+        # Claims come first: of a claim and a release by one caller, the claim is the earlier one.
         for group in _by_terms(self._kinds.get(Claim, [])):
             self._in_bulk(self._commands.claim, group)
         self._in_bulk(self._commands.complete, self._kinds.get(Complete, []), MIN_GATHERED)
@@ -139,7 +139,7 @@ class Batch:
             self.outcomes[place] = error
 
     def _in_bulk(self, carry_out: Callable[[Items], None], items: Items, least: int = 1) -> None:
-        # Where every change has its line, it has to be known of each whether it was one.
+        # If every change has a line in the trail, it must be known of each command whether it changed anything.
         for chunk in chunks(items, MAX_ROWS + 1 if self._session.is_full else least):
             try:
                 carry_out(chunk)
@@ -186,15 +186,15 @@ class Reader(Connection):
         self._statements = statements
 
     def find(self, scope: str, key: str) -> Found | None:
-        """Read what is there under one key, when it is this thread's turn. None: nothing is, or it can't be read, and
-        the writer will tell.
+        """Read what is there under one key. None: nothing is there; or it can't be read, and the writer will report
+        the error.
         """
         with self.lock:
             rows = self._rows(self._statements.find, (scope, key))
         return read_found(rows[0]) if rows else None
 
     def find_all(self, claims: Sequence[Claim]) -> list[Found | None]:
-        """Read what is there under many keys, at once: fit for an event loop, since each is a look-up by the primary
+        """Read what is there under many keys, at once. An event loop may do it, since each is a look-up by the primary
         key, in pages that are mostly in memory.
 
         A statement is a transaction of its own, so that it sees every commit that was reported before it began.
@@ -226,12 +226,12 @@ class Reader(Connection):
         except sqlite3.Error:
             self.close_now()
         except ValueError:
-            pass  # A name that can't be spelled in UTF-8.
+            pass  # A scope or key that can't be encoded in UTF-8.
         return []
 
 
 class Writer(Connection):
-    """The connection that writes. Those who use it take turns: the lock is held from BEGIN to COMMIT."""
+    """The connection that writes. Threads use it one at a time: the lock is held from BEGIN to COMMIT."""
 
     def __init__(self, place: Place) -> None:
         """Nothing is opened yet."""
@@ -243,8 +243,8 @@ class Writer(Connection):
     ) -> list[Any]:
         """Carry out *commands* in the name of *actor*; return one outcome for each, an exception where it failed.
 
-        A transaction of the application's holds the file's write lock while its handler runs, in this process too.
-        What is to be written waits for it, for ``BUSY_TIMEOUT`` at most; what is only read does not.
+        A transaction of the application holds the file's write lock while its handler runs, in this process, too.
+        Writes wait for it, for ``BUSY_TIMEOUT`` at most; reads do not.
         """
         with self.lock:
             batch = self._batch(self._usable(), commands, actor, has_looked=has_looked)
@@ -252,10 +252,10 @@ class Writer(Connection):
             return batch.outcomes
 
     def start(self, commands: Sequence[Command[Any]], actor: str | None = None) -> Batch | None:
-        """Carry out *commands* but for the COMMIT, for which the batch is then to be given to ``finish``. None: this
-        would have to wait for a lock, or the file is not open, and nothing was done.
+        """Carry out *commands* except the COMMIT; pass the batch to ``finish`` for that. None: this would have to wait
+        for a lock, or the file is not open, and nothing was done.
 
-        This is for an event loop: nothing here waits for the disk or for others. In a thread beside a busy loop, every
+        This is for an event loop: nothing here waits for the disk or for locks. In a thread next to a busy loop, every
         statement would wait for the interpreter instead.
         """
         if not self.lock.acquire(blocking=False):
@@ -289,7 +289,7 @@ class Writer(Connection):
             return self._open()[1] if self.opened is None else []
 
     def joins(self, actor: str | None) -> SQLiteJoins:
-        """Return the statements that join transactions of the application's, in the name of *actor*."""
+        """Return the statements that join the application's transactions, in the name of *actor*."""
         return SQLiteJoins(self.statements, self._author(actor), is_full=self.place.is_full)
 
     def _batch(
@@ -303,8 +303,8 @@ class Writer(Connection):
             act()
         except sqlite3.Error as error:
             if not is_busy(error) or (self.opened is not None and self.opened.in_transaction):
-                # Closing rolls back, and a fresh connection is the cure for all that has one. But to open one takes the
-                # write lock: what only reads must not wait for it, too.
+                # Closing rolls back, and a new connection helps if anything does. But opening one takes the write lock,
+                # and reads must not wait for that.
                 self.close_now()
             batch.fail(explained(error, self.place.path, was_sent=batch.is_committing))
         except BaseException:
@@ -312,7 +312,7 @@ class Writer(Connection):
             raise
 
     def _begin_at_once(self, connection: sqlite3.Connection, batch: Batch) -> bool:
-        """Begin, if there is anything to write, and if the write lock is free. What else fails, a thread finds out."""
+        """Begin, if there is anything to write and the write lock is free. Other errors are found in the thread."""
         try:
             if not batch.read():
                 return True
@@ -330,14 +330,14 @@ class Writer(Connection):
     def _author(self, actor: str | None) -> str | None:
         if self.place.audit == "off":
             return None
-        # A name that can't be written as text must not stop what it is the name of.
+        # An actor's name that can't be encoded must not make the command fail.
         return (actor or this_process()).encode("utf-8", "replace").decode()
 
     def _usable(self) -> sqlite3.Connection:
         if self.opened is None:
             return self._open()[0]
         if self.opened_by != os.getpid():
-            # Forked by something that is not Python and tells it nothing.
+            # Forked by code outside of Python, which does not run the fork hooks.
             raise StoreUnavailable(
                 f"{self.place.path} was open while this process was forked, and can't be used safely in it. "
                 "Close the store before the fork."
@@ -359,11 +359,11 @@ class Writer(Connection):
 
 
 class AsyncWriter:
-    """The writer for the tasks of one event loop: what is asked while a batch is committed goes out in the next one.
+    """The writer for the tasks of one event loop: commands that arrive during a COMMIT go into the next batch.
 
-    The loop carries out the statements, and the one thread commits. Whatever may take longer is done in the thread.
-    Claims are looked up first, all those of one turn of the loop together: most of them are replays, or busy, and have
-    nothing to do with the writer.
+    The loop carries out the statements, and the one thread commits. Anything that may take longer is done in the
+    thread. Claims are looked up first, all those of one turn of the loop together: most of them are replays, or busy,
+    and need no writer.
     """
 
     def __init__(self, writer: Writer, reader: Reader, actor: Callable[[], str | None]) -> None:
@@ -379,9 +379,9 @@ class AsyncWriter:
         self._waiting: list[asyncio.Future[None]] = []
 
     def submit(self, command: Command[Any]) -> Step[Any]:
-        """Queue *command*. It is carried out even if the caller goes away."""
+        """Queue *command*. It is carried out even if the caller is cancelled."""
         answer: Step[Any] = Step(loop=self.loop)
-        # Both at the end of this turn of the loop: others may ask in it, too.
+        # Both at the end of this turn of the loop: more commands may arrive in it.
         if isinstance(command, Claim) and self._writer.opened is not None:
             if not self._claims:
                 self.loop.call_soon(self._look)
@@ -418,7 +418,7 @@ class AsyncWriter:
         if not claims:
             return
         there: list[Found | None] = [None] * len(claims)
-        # What can't be read, the writer says of each by itself: no caller may wait for ever.
+        # After a failed read the writer answers each command: no caller may wait for ever.
         with suppress(Exception):
             there = self._reader.find_all([claim for claim, _ in claims])
         for (claim, answer), found in zip(claims, there, strict=True):
@@ -430,13 +430,13 @@ class AsyncWriter:
             self._wake()
 
     def _next(self) -> None:
-        # A claim that waits to be looked up was asked for before its own release, which may be in the queue.
+        # A claim that waits to be looked up comes before its own release, which may be in the queue.
         self._look()
         if not self._queue:
             self._rest()
             return
         asked = self._queue.take()
-        # What is small goes out together, for one wait for the disk; what is large, as the queue says.
+        # Small commands go out together, for one wait for the disk; large ones in the order of the queue.
         while self._queue and len(asked) < MAX_ROWS and _is_small(asked):
             asked += self._queue.take()
         commands = [command for command, _ in asked]
@@ -471,14 +471,14 @@ class AsyncWriter:
         self._post(asked, outcomes)
 
     def _post(self, asked: list[_Asked], outcomes: list[Any]) -> None:
-        with suppress(RuntimeError):  # The loop has ended, and with it all that waited.
+        with suppress(RuntimeError):  # The loop is closed, and so are the tasks that waited.
             self.loop.call_soon_threadsafe(self._settle, asked, outcomes)
 
     def _settle(self, asked: list[_Asked], outcomes: list[Any]) -> None:
         for (_, answer), outcome in zip(asked, outcomes, strict=True):
             answer.settle(outcome)
         if self._queue:
-            # Before those that were just told go on: the disk is at work while they are.
+            # Before the tasks that have their outcome go on, so that the disk works meanwhile.
             self._next()
         else:
             self._rest()

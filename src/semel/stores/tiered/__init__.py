@@ -1,8 +1,8 @@
 """A cache of finished answers in front of a durable store: in this process, and in Redis. It decides nothing: a miss,
-and everything but the replay of a finished answer, is the durable store's.
+and everything but the replay of a finished answer, goes to the durable store.
 
-A finished answer does not change until its record expires, so that it may be given from wherever it is kept. What is
-kept is gone before the record is.
+A finished answer does not change until its record expires, so a copy of it may be used. A copy is deleted before the
+record expires.
 """
 
 from semel.stores.tiered.value import Tiered

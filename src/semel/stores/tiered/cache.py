@@ -1,13 +1,13 @@
 """Finished answers in Redis, for threads and for an event loop. Nothing here raises, and no request waits for longer
-than the application said: a cache that fails has no answer, and that is all.
+than the configured limit: a cache that fails has no answer, and nothing else happens.
 
-Reads go out together, as those of a batcher do. Writes are made behind the requests' backs. What is written is
+Reads go out together, as in a batcher. Writes are made in the background. The stored value is
 
     version   1 byte
     checksum  CRC-32 of all that follows: against accidents. A user who can write to this Redis can write any answer.
-    fields    each behind its length
+    fields    each after its length
 
-and what can't be read with certainty is no answer: a value that is cut off, or another key's, or of a version to come.
+and a value that can't be read with certainty is ignored: one that is cut off, of another key, or of a later version.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ from semel.stores.tiered.memory import Entry, deadline, now
 
 VERSION = 1
 
-#: An entry that takes more bytes would hold up all that are sent with it.
+#: Bytes. A larger entry would delay all that are sent with it.
 MAX_ENTRY = 64 * 1024
-#: Bytes of answers on their way to Redis. A cache that is slower than the application gets fewer of them.
+#: Bytes of answers that wait to be written to Redis. If Redis is slower than the application, answers are dropped.
 MAX_QUEUED = 4 * 1024 * 1024
 #: A connection takes several round trips: TCP, TLS, a greeting.
 ROUND_TRIPS_TO_CONNECT = 4
 #: How long a write may take. No request waits for it, and it may be large.
 WRITE_SECONDS = 1.0
-#: How long the end of a process may be put off by what is still on its way to Redis.
+#: How long the end of a process may wait for unwritten answers.
 CLOSE_SECONDS = 1.0
 
-#: A connection may be lost by chance, and so may the next one while the server starts again.
+#: A connection may be lost by chance, and the next one, too, while the server restarts.
 MAX_FAILURES = 3
-#: Seconds. Redis is started again within a second or so.
+#: Seconds. A restart of Redis takes about one.
 FIRST_PAUSE = 0.25
 MAX_PAUSE = 30.0
 #: Seconds after which a probe without an outcome is given up: its thread or its loop has ended.
 PROBE_LIMIT = 10.0
 
-#: Hexadecimal digits of a name: enough that two keys never meet; and if they did, each answer says whose it is.
+#: Hexadecimal digits of a name: enough that two keys never have the same; and each entry has its scope and key in it.
 _DIGITS = 40
 
 _SEAL = struct.Struct(">BI")
@@ -75,13 +75,13 @@ _logger = logging.getLogger("semel")
 
 
 def name_of(prefix: str, namespace: str, scope: str, key: str) -> bytes:
-    """Return what the answer to a key is called in Redis. It is a digest: a key in braces could choose its own slot."""
+    """Return the name of an answer in Redis. It is a digest: a client's key with braces could choose its own slot."""
     digest = sha256(pack(map(_bytes, (namespace, scope, key)))).hexdigest()
     return f"{prefix}:answer:{digest[:_DIGITS]}".encode()
 
 
 def encoded(namespace: str, entry: Entry) -> bytes:
-    """Return *entry* as it is kept. Until when, Redis is told beside it."""
+    """Return *entry* as bytes. Its expiry is set by the Redis command."""
     answer = entry.answer
     texts = (namespace, entry.scope, entry.key, entry.state, f"{entry.attempt}", f"{answer.status}")
     rest = pack(
@@ -99,7 +99,7 @@ def encoded(namespace: str, entry: Entry) -> bytes:
 
 
 def decoded(namespace: str, scope: str, key: str, value: object, until: float) -> Entry | None:
-    """Return the answer in *value*, if it is one to this very key, to be kept until *until*."""
+    """Return the answer in *value*, if it belongs to exactly this key, to be kept until *until*."""
     try:
         return _decoded(namespace, scope, key, value, until) if isinstance(value, bytes) else None
     except Exception:  # noqa: BLE001 - whatever is wrong with it, the durable store has the answer
@@ -135,10 +135,10 @@ def _text(data: bytes) -> str:
 
 @value
 class RedisClock:
-    """What a Redis server said that the time is, and when it had said so.
+    """The time of a Redis server, and when it was read.
 
-    It is told the expiry of an answer as a time of its own clock: a command that is carried out late, by a server that
-    hung, must not keep the answer for that much longer.
+    The expiry of an answer is sent as a time of the server's own clock: if a server hangs and carries the command out
+    late, the answer must not be kept for that much longer.
     """
 
     #: Milliseconds since 1970, as the server counts them.
@@ -152,28 +152,28 @@ class RedisClock:
         return cls(int(seconds) * 1000 + int(microseconds) // 1000, heard_at)
 
     def at(self, until: float) -> int:
-        """Return the time that the server shows at *until*, or an earlier one: it is further by now than it said."""
+        """Return the server's time at *until*, or an earlier one: its clock has advanced since it was read."""
         return self.time + math.floor((until - self.heard_at) * 1000)
 
 
 class Breaker:
-    """Whether a cache that may fail is used. After a few failures in a row, or one time-out, it is left alone; after a
-    pause one probe is let through, and with each that fails the pause doubles. Any number of threads may use it.
+    """A circuit breaker: whether a cache is used. After a few failures in a row, or one time-out, it is not; after a
+    pause one probe is sent, and the pause doubles with each that fails. Any number of threads may use it.
     """
 
     def __init__(self, where: str, *, opened: str, closed: str) -> None:
-        """Say *opened* of *where* when it is left alone, with the reason, and *closed* when it is not any more."""
+        """Log *where* and *opened*, with the reason, when the cache is not used, and *closed* when it is used again."""
         self._where = where
         self._opened = opened
         self._closed = closed
         self.start_afresh()
 
     def start_afresh(self) -> None:
-        """Know of no failure."""
+        """Start without failures."""
         self._mutex = threading.Lock()
         self._failures = 0
         self._pause = FIRST_PAUSE
-        #: When a probe may be sent; None: it is used.
+        #: When a probe may be sent; None: the cache is used.
         self._until: float | None = None
         self._is_probing = False
 
@@ -201,7 +201,7 @@ class Breaker:
             return
         with self._mutex:
             if self._until is not None and not self._is_probing:
-                return  # The last answer before the silence.
+                return  # A late answer from before the failure.
             is_back = self._until is not None
             self._failures, self._pause, self._until, self._is_probing = 0, FIRST_PAUSE, None, False
         if is_back:
@@ -212,14 +212,14 @@ class Breaker:
         with self._mutex:
             is_new = self._until is None
             if is_new:
-                # One that hangs would be waited for by every request that asks it.
+                # Every request would wait for a server that hangs.
                 self._failures += MAX_FAILURES if _is_too_slow(error) else 1
                 if self._failures < MAX_FAILURES:
                     return
             elif self._is_probing:
                 self._pause = min(2 * self._pause, MAX_PAUSE)
             else:
-                return  # Others were under way when it was left alone.
+                return  # This command was under way when the breaker opened.
             self._until, self._is_probing = now() + self._pause, False
         if is_new:
             _logger.warning("%s %s: %s", self._where, self._opened, error)
@@ -238,23 +238,23 @@ class Wanted(Command[Entry | None]):
 
 
 class _Answers:
-    """The answers of one durable store in one Redis, as far as nothing waits."""
+    """The answers of one durable store in one Redis: the part that sync and async share."""
 
     def __init__(self, url: str, limit: timedelta, namespace: str) -> None:
-        """Connect to nothing yet. A cache may evict, and a request waits for it no longer than *limit*."""
+        """Connect to nothing yet. A request waits for the cache no longer than *limit*."""
         seconds = limit.total_seconds()
         connect = ROUND_TRIPS_TO_CONNECT * seconds
         self.address = replace(Address.of(url), connect_seconds=connect, command_seconds=seconds, is_durable=False)
-        #: For what no request waits for.
+        #: For commands that no request waits for.
         self._patient = replace(
             self.address, connect_seconds=max(connect, WRITE_SECONDS), command_seconds=max(seconds, WRITE_SECONDS)
         )
         self._namespace = namespace
         where = f"The cache {self.address}"
         self.reading = Breaker(
-            where, opened="is left alone for now, and the durable store answers", closed="is there again."
+            where, opened="is not used for now, and the durable store answers", closed="is used again."
         )
-        self.writing = Breaker(where, opened="takes no answers for now", closed="takes answers again.")
+        self.writing = Breaker(where, opened="gets no answers for now", closed="gets answers again.")
         self._queue: deque[tuple[Entry, int]] = deque()
         self._queued = 0
 
@@ -265,7 +265,7 @@ class _Answers:
         self._queued = 0
 
     def _takes(self, entry: Entry) -> bool:
-        """Queue *entry* if it is to be written, and say whether it is. Where Redis is left alone it is a probe."""
+        """Queue *entry* if it should be written; return whether it was. If Redis is not used, it may be a probe."""
         size = entry.size
         if size > MAX_ENTRY or self._queued + size > MAX_QUEUED:
             return False
@@ -282,17 +282,17 @@ class _Answers:
         return [entry for entry, _ in batch]
 
     async def greet(self, client: Client) -> None:
-        """See whether it is there, and say so if not: that is no reason not to serve."""
+        """Check whether it can be reached, and log if not: the store serves without it."""
         try:
             await client.read_one(Call(b"semel", _TIME))
         except Exception as error:  # noqa: BLE001 - whatever it is, the durable store has the answers
             self.reading.failed(error)
 
     async def read(self, client: Client, wanted: Sequence[Wanted]) -> list[Any]:
-        """Ask for answers; what is not there, or can't be read, is None.
+        """Read answers; one that is not there, or can't be read, is None.
 
-        An answer is asked for as two commands: how long it will be there still, and then what it is. If another takes
-        its place in between, it is that other one that is kept, and for too short a time.
+        An answer is read by two commands: first its remaining time, then its value. If another answer replaces it in
+        between, that one is kept, for a shorter time than it could be.
         """
         if not self.reading.is_closed:
             return [None] * len(wanted)
@@ -316,7 +316,7 @@ class _Answers:
         ]
 
     async def write(self, client: Client, entries: Sequence[Entry]) -> None:
-        """Hand answers over."""
+        """Write answers."""
         used = self.writing if self.reading.is_closed else self.reading
         if not (used.is_closed or used.is_probing):
             return
@@ -337,7 +337,7 @@ class _Answers:
             return
         refused = next((reply for reply in replies if isinstance(reply, StoreError)), None)
         if refused is not None and refused.__cause__ is not None:
-            self.reading.failed(refused)  # It could not be asked.
+            self.reading.failed(refused)  # Its clock could not be read.
             return
         self.reading.succeeded()
         if refused is None:
@@ -347,7 +347,7 @@ class _Answers:
 
 
 class Cache(_Answers):
-    """The same for threads. Reads are made by a thread that finds the connection free, for all that wait."""
+    """The same for threads. The thread that finds the connection free reads for all that wait."""
 
     def __init__(self, url: str, limit: timedelta, namespace: str) -> None:
         """Connect to nothing yet."""
@@ -356,7 +356,7 @@ class Cache(_Answers):
         start_afresh_in_children(self)
 
     def start_afresh(self) -> None:
-        """Have no connection, and no thread."""
+        """Start with no connection and no thread."""
         self._reset()
         self._mutex = threading.Lock()
         self._is_writing = False
@@ -367,38 +367,38 @@ class Cache(_Answers):
         self._thread = ThreadPoolExecutor(1, "semel-cache")
 
     def open(self) -> None:
-        """See whether it is there."""
+        """Check whether it can be reached."""
         connections = Connections(self.address)
         at_once(self.greet(Client(self.address, connections)))
         connections.close()
 
     def get(self, scope: str, key: str) -> Entry | None:
-        """Return the answer to a key, if it is there and can be had in time."""
+        """Return the answer to a key, if it is there and arrives in time."""
         if not self.reading.is_closed:
             return None
         try:
             found: Entry | None = self._batcher.submit(Wanted(scope, key))
         except StoreError:
-            # The thread that was reading for us was interrupted.
+            # The thread that was reading for this one was interrupted.
             return None
         return found
 
     def put(self, entry: Entry) -> None:
-        """Have the answer written at some time soon, if there is room for it on the way."""
+        """Queue the answer to be written soon, if the queue has room."""
         with self._mutex:
             if self._takes(entry) and not self._is_writing:
                 self._is_writing = True
                 self._thread.submit(self._write)
 
     def flush(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Wait until nothing is on its way any more."""
+        """Wait until all queued answers are written."""
         wait([self._thread.submit(lambda: None)], seconds)
 
-    #: For tests that move time: what is on its way is written, and can be deleted.
+    #: For tests that move time: queued answers are written, and can be deleted.
     forget = flush
 
     def close(self) -> None:
-        """Disconnect, once what is on its way has been written. Another use connects again."""
+        """Disconnect, after all queued answers are written. Another use connects again."""
         self.flush()
         with self._mutex:
             thread, self._thread = self._thread, ThreadPoolExecutor(1, "semel-cache")
@@ -417,7 +417,7 @@ class Cache(_Answers):
 
 
 class AsyncCache(_Answers):
-    """The same for an event loop. Writes have a task of their own."""
+    """The same for an event loop. Writes have their own task."""
 
     def __init__(self, url: str, limit: timedelta, namespace: str) -> None:
         """Connect to nothing yet."""
@@ -427,31 +427,31 @@ class AsyncCache(_Answers):
         self._work: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """See whether it is there."""
+        """Check whether it can be reached."""
         connections = AsyncConnections(self.address)
         await self.greet(Client(self.address, connections))
         connections.drop()
 
     def get(self, scope: str, key: str) -> Step[Entry | None] | None:
-        """Ask for the answer to a key; None: the cache is left alone."""
+        """Read the answer to a key; None: the cache is not used now."""
         self._bind()
         return self._batcher.submit(Wanted(scope, key)) if self.reading.is_closed else None
 
     def put(self, entry: Entry) -> None:
-        """Have the answer written at some time soon, if there is room for it on the way."""
+        """Queue the answer to be written soon, if the queue has room."""
         loop = self._bind()
         if self._takes(entry) and self._work is None:
             self._work = loop.create_task(self._write())
 
     def forget(self) -> None:
-        """Write nothing that has not been written yet. Beside a loop that runs in another thread, wait for that."""
+        """Drop the queued answers. If the loop runs in another thread, wait for it."""
         self._queue.clear()
         self._queued = 0
         loop, work = self._loop, self._work
         if work is None or loop is None or loop.is_closed():
             return
         if not loop.is_running() or asyncio._get_running_loop() is loop:  # noqa: SLF001 - documented, and raises nothing
-            # Not by the loop: it may have a step of this very task to run before.
+            # Not by a callback of the loop: a step of the writing task might run before it.
             work.cancel()
             return
         stopped = threading.Event()
@@ -460,12 +460,12 @@ class AsyncCache(_Answers):
         stopped.wait(CLOSE_SECONDS)
 
     async def flush(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Wait until nothing is on its way any more."""
+        """Wait until all queued answers are written."""
         if self._work is not None and asyncio.get_running_loop() is self._loop:
             await asyncio.wait([self._work], timeout=seconds)
 
     async def close(self) -> None:
-        """Disconnect, once what is on its way has been written."""
+        """Disconnect, after all queued answers are written."""
         if asyncio.get_running_loop() is self._loop:
             await self.flush()
             if self._work is not None:
@@ -476,7 +476,7 @@ class AsyncCache(_Answers):
         self._writers.drop()
 
     def _bind(self) -> asyncio.AbstractEventLoop:
-        """Start afresh on the running loop: a connection belongs to the loop that made it."""
+        """Start again on the running loop: a connection belongs to the loop that made it."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop = loop
@@ -498,7 +498,7 @@ class AsyncCache(_Answers):
 
 
 def _refuse_failures(replies: Sequence[Reply]) -> None:
-    """Raise what is wrong with the server. That a value is of another kind, and no answer of ours, is not."""
+    """Raise an error of the server. A value of another type, which is not Semel's, is not an error."""
     for reply in replies:
         if isinstance(reply, StoreError) and not isinstance(reply, StoreRefused):
             raise reply

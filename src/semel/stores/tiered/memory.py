@@ -1,11 +1,11 @@
-"""The finished answers that this process keeps: at most so many bytes of them, and those that were asked for last. It
-asks no store. Any number of threads may use it.
+"""The finished answers in this process's memory: a limited number of bytes, least recently used dropped first. It asks
+no store. Any number of threads may use it.
 
-An answer is kept when the durable store has said that it is finished: it was found so, or it was completed here under a
-hold of which it is known when the record expires. Otherwise it is kept when it is found.
+An answer is kept when the durable store has confirmed that it is finished: a claim found it, or it was completed here
+under a hold with a known expiry of its record. Otherwise it is kept when a claim finds it.
 
-It is never kept for longer than its record is. The database says how long a record has left, by its own clock, at some
-moment after it was asked and before it has answered. Counted from when it was asked, that ends too early or in time.
+It is never kept for longer than its record. The database says how long a record has left, by its own clock, at some
+moment between the question and the answer. Counted from the question, the copy expires early or in time, never late.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from semel.core.state import TERMINAL, Event, State, after
 from semel.core.value import value
 from semel.stores.forks import start_afresh_in_children
 
-#: Operations of one process that are under way. Of more, the answers of the oldest are not kept until they are found.
+#: Operations under way that are remembered. Beyond that, answers of the oldest are kept only when a claim finds them.
 MAX_IN_FLIGHT = 4096
 
-#: Two clocks that are kept right by NTP may run apart by so much: each is slewed by at most 500 in a million.
+#: Two clocks under NTP may drift apart by this much: each is slewed by at most 500 in a million.
 DRIFT = 1 / 1000
 
-#: Counts on while the machine sleeps, where there is such a clock: a laptop, or a virtual machine that was paused.
+#: A clock that also counts while the machine sleeps, if there is one: a laptop, or a paused virtual machine.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
-#: What the objects themselves take, besides the texts and bytes they hold: the entry, its answer and deadline, and its
+#: Bytes of the objects themselves, without their texts and bytes: the entry, its answer and deadline, and its
 #: place in the table, which doubles as it grows.
 ENTRY_BYTES = 640
-#: A pair of one header, and its place among the others.
+#: Bytes of one header pair, and its place in the tuple.
 PAIR_BYTES = getsizeof((b"", b"")) + 8
 
 
 def now() -> float:
-    """Return the seconds that have passed, since whenever."""
+    """Return the clock's time in seconds."""
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
 def deadline(asked_at: float, left: float) -> float:
-    """Return until when something may be kept that had *left* seconds when it was asked for, or later."""
+    """Return until when a record may be kept that had *left* seconds at *asked_at* or later."""
     return asked_at + left * (1 - DRIFT)
 
 
 @value
 class Entry:
-    """A record that has ended: as much of it as a replay needs, and until when it may be kept, by ``now``."""
+    """A record that has ended: the part that a replay needs, and until when it may be kept, by ``now``."""
 
     scope: str
     key: str
@@ -66,21 +66,21 @@ class Entry:
     deadline: float
 
     def found(self, moment: float) -> Found:
-        """Return what a claim comes upon."""
+        """Return what a claim finds."""
         left = timedelta(seconds=self.deadline - moment)
         ended = (self.state, self.attempt, self.token, self.fingerprint, self.answer)
         return Found(*ended, True, False, self.steps, self.is_accepted, left)  # noqa: FBT003 - a tenth of its cost
 
     @property
     def size(self) -> int:
-        """How many bytes of memory it takes, at most."""
+        """The bytes of memory it takes, at most."""
         texts = (self.scope, self.key, self.token, self.fingerprint, self.steps, self.answer.body)
         pairs = [PAIR_BYTES + getsizeof(name) + getsizeof(value) for name, value in self.answer.headers]
         return ENTRY_BYTES + sum(map(getsizeof, texts)) + sum(pairs)
 
 
 class Answers:
-    """The answers of one process by scope and key, and the operations whose answers it will keep."""
+    """The answers of one process by scope and key, and the operations under way."""
 
     _entries: OrderedDict[tuple[str, str], tuple[Entry, int]]
     #: By token: the fingerprint, and until when the answer may be kept.
@@ -94,7 +94,7 @@ class Answers:
         start_afresh_in_children(self)
 
     def start_afresh(self) -> None:
-        """Keep nothing, and have nothing under way. A fork may have come in the middle of a change."""
+        """Start empty. A fork may have happened in the middle of a change."""
         self._mutex = threading.Lock()
         self._entries = OrderedDict()
         self._in_flight = OrderedDict()
@@ -105,7 +105,7 @@ class Answers:
         return len(self._entries)
 
     def get(self, scope: str, key: str) -> Found | None:
-        """Return what is kept of a key, if its time is not over."""
+        """Return the kept answer of a key, if it has not expired."""
         place = scope, key
         if place not in self._entries:
             return None
@@ -122,7 +122,7 @@ class Answers:
         return entry.found(moment)
 
     def put(self, entry: Entry) -> Entry:
-        """Keep *entry*, in place of what is kept of its key, and drop others if it takes that."""
+        """Keep *entry*, replacing an older one of its key, and drop others if there is no room."""
         if not self.limit:
             return entry
         size = entry.size
@@ -138,7 +138,7 @@ class Answers:
         return entry
 
     def claimed(self, claim: Claim, got: object, asked_at: float) -> Entry | None:
-        """Note what came of a claim; return the answer where it has found one that will stay for a while."""
+        """Note the result of a claim; return the answer if it found one that will stay for a while."""
         if isinstance(got, Hold) and not claim.is_accepted:
             with self._mutex:
                 self._in_flight[got.token] = claim.fingerprint, deadline(asked_at, claim.retention.total_seconds())
@@ -153,10 +153,10 @@ class Answers:
         return self.put(Entry(claim.scope, claim.key, *ended, until))
 
     def ending(self, command: Command[Any]) -> tuple[bytes, float] | None:
-        """Return what is known of the record whose answer *command* is about to store.
+        """Return what is known of the record if *command* is about to store its answer.
 
-        It is known once: of two answers that are sent for one hold, the durable store keeps the first, and says the
-        same of both. Any other command under the hold may change more of the record than is known here.
+        It is returned once: of two answers that are sent for one hold, the durable store keeps the first, and returns
+        the same for both. Any other command under the hold may change fields that are not known here.
         """
         hold: Hold | None = getattr(command, "hold", None)
         if hold is None or type(command) is Mark:
@@ -176,7 +176,7 @@ class Answers:
         self.size -= size
 
 
-#: As the state machine has it, which says None of what can't be.
+#: From the state machine, which has None for impossible transitions.
 _ENDED = {
     event: state for event in (Event.COMPLETE, Event.FAIL) if (state := after(State.PROCESSING, event)) is not None
 }

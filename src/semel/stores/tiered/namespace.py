@@ -1,8 +1,8 @@
 """Which durable store an answer in Redis belongs to. Two that share a Redis may have the same key in the same scope,
 and neither must ever be given the other's answer.
 
-By default it is where the durable store is, as far as that tells it from every other: what is on *this* machine, or in
-this process, is no other machine's. Whoever knows better says so, and gives a namespace.
+By default it is the location of the durable store, if that is unique: a store on *this* machine, or in this process,
+gets the machine's own identity. An application that knows better gives a namespace.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from semel.stores.postgres.address import Address as PostgresAddress
 from semel.stores.redis.address import Address as RedisAddress
 from semel.stores.sqlite.file import Place
 
-#: What of a PostgreSQL URL's parameters says where it leads; and what drivers read in the environment for those that it
-#: leaves out.
+#: The parameters of a PostgreSQL URL that are part of the location; and the environment variables that drivers read for
+#: those that are left out.
 _LEADING = frozenset({"dbname", "host", "hostaddr", "options", "port", "service", "user"})
 _LEADING_HOSTS = frozenset({"host", "hostaddr"})
 _AROUND = ("PGDATABASE", "PGHOST", "PGHOSTADDR", "PGOPTIONS", "PGPORT", "PGSERVICE", "PGUSER")
 
-#: What sets machines apart that have one name: which start of the kernel it is; and, of containers, whose localhost and
-#: whose files they see.
+#: What distinguishes machines of the same name: the kernel's boot id; and, for containers, their network and file
+#: system namespaces.
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CONTAINER = ("/proc/self/ns/net", "/proc/self/ns/mnt")
 
 
 def namespace_of(durable: Store | AsyncStore) -> str:
-    """Return what tells the answers of *durable* from those of others."""
+    """Return a name that distinguishes the answers of *durable* from those of other stores."""
     if isinstance(durable, MemoryStore | AsyncMemoryStore):
-        # Its records end with it.
+        # Its records end with the process.
         return f"memory {secrets.token_hex(8)}"
     match getattr(durable, "address", None) or getattr(durable, "place", None):
         case PostgresAddress(opener=opener) if opener is not None:
             raise ConfigurationError(
-                "An engine or a pool does not say all of where it leads (connect_args, a creator), and other stores' "
+                "An engine or a pool does not show its whole location (connect_args, a creator), and other stores' "
                 'answers may be in the same Redis. Give Tiered a namespace, such as namespace="shop-production".'
             )
         case PostgresAddress() as address:
@@ -67,7 +67,7 @@ def _postgres(address: PostgresAddress) -> str:
     places += [place for name, value in leading if name in _LEADING_HOSTS for place in value.split(",")]
     database = unquote(parts.path.removeprefix("/"))
     if not (database and address.names.schema):
-        # The database is then called as the user is; and in whose schema the table is, depends on who asks.
+        # The default database is named after the user, and the schema depends on the user as well.
         leading.append(("user", unquote(credentials.partition(":")[0])))
     leading += [(name, os.environ[name]) for name in _AROUND if name in os.environ]
     said: list[Any] = [hosts.lower(), database, leading, address.names.schema or "", address.names.table]
@@ -84,7 +84,7 @@ def _redis(address: RedisAddress) -> str:
 
 
 def _is_here(hosts: list[str]) -> bool:
-    """Whether another machine may mean another server by one of these."""
+    """Whether one of these names may be another server on another machine."""
     return any(_is_known_here(host) for host in hosts)
 
 
@@ -92,7 +92,7 @@ def _is_known_here(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        # A name that begins with a slash is a socket's. One without a dot is looked up in the network's own domain, and
+        # A name that begins with a slash is a socket. One without a dot is looked up in the local domain, and
         # each network may have a "db".
         return host.startswith("/") or "." not in host or host.endswith(".localhost")
 

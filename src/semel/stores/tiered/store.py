@@ -1,5 +1,5 @@
-"""The tiered store in both colours: a durable store, with finished answers kept in front of it. What is kept, and for
-how long, is in ``memory.py``; what it says to Redis is in ``cache.py``, which is imported only where there is one.
+"""The tiered store, sync and async: a durable store, with finished answers kept in front of it. What is kept, and for
+how long, is in ``memory.py``; the cache in Redis is in ``cache.py``, which is imported only if there is one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def async_opened(tiered: Tiered, url: str | None = None) -> AsyncTieredStore:
     """Return the store for an event loop. It connects on first use."""
     durable = tiered.durable
     if isinstance(durable, Store):
-        raise ConfigurationError(f"{type(durable).__name__} would hold up the event loop. Give its async twin.")
+        raise ConfigurationError(f"{type(durable).__name__} would block the event loop. Give the async store.")
     store = durable if isinstance(durable, AsyncStore) else stores.async_store(durable, url=url)
     if tiered.cache is None:
         return AsyncTieredStore(store, memory=tiered.memory)
@@ -60,7 +60,7 @@ def _namespace(tiered: Tiered, durable: Store | AsyncStore) -> str:
 
 
 class _Front:
-    """What both colours have the durable store do, and what they do by themselves at once."""
+    """What the sync and the async store share."""
 
     durable: Any
     cache: Any
@@ -68,7 +68,7 @@ class _Front:
 
     @property
     def actor(self) -> str | None:
-        """Who the audit trail says did it; None is this process."""
+        """The actor in the audit trail; None is this process."""
         actor: str | None = self.durable.actor
         return actor
 
@@ -78,31 +78,31 @@ class _Front:
 
     @property
     def notes_replays(self) -> bool:
-        """Whether the durable store's audit trail is to have a line for every replay, too."""
+        """Whether the durable store's audit trail has a line for every replay, too."""
         notes: bool = self.durable.notes_replays
         return notes
 
     def listen(self, on_end: Callable[[str], None]) -> None:
-        """Have the durable store call *on_end*."""
+        """Let the durable store call *on_end*."""
         self.durable.listen(on_end)
 
     def watch(self, on_loss: Callable[[], None]) -> None:
-        """Have the durable store call *on_loss*."""
+        """Let the durable store call *on_loss*."""
         self.durable.watch(on_loss)
 
     def forget(self) -> None:
-        """Keep nothing in this process, and have nothing on its way to the cache. For tests that move time."""
+        """Drop all answers in this process, and those that wait for the cache. For tests that move time."""
         self.answers.start_afresh()
         if self.cache is not None:
             self.cache.forget()
 
     def share(self, entry: Entry | None) -> None:
-        """Let other processes have an answer."""
+        """Write an answer to the cache, for other processes."""
         if self.cache is not None and entry is not None:
             self.cache.put(entry)
 
     def completed(self, command: Complete, known: tuple[bytes, float], verdict: object) -> None:
-        """Keep an answer that the durable store has."""
+        """Keep an answer that the durable store has stored."""
         if verdict is Verdict.DONE:
             self.share(self.answers.ended(command, *known))
 
@@ -120,7 +120,7 @@ class TieredStore(_Front, Store):  # type: ignore[override]  # what it has of th
 
     @property
     def is_callers(self) -> bool:  # type: ignore[override]  # it is the durable store's
-        """Whether commands are carried out on a connection that is the calling thread's, and the application's."""
+        """Whether commands use the calling thread's own connection, which is the application's."""
         callers: bool = self.durable.is_callers
         return callers
 
@@ -135,7 +135,7 @@ class TieredStore(_Front, Store):  # type: ignore[override]  # what it has of th
         return outcome
 
     def transaction(self) -> TieredTransaction:
-        """Return a transaction of the durable store's. It is opened only for a key whose answer is not kept."""
+        """Return a transaction of the durable store. It is opened only for a key without a kept answer."""
         return TieredTransaction(self.durable.transaction, self, self.look_up)
 
     def look_up(self, claim: Claim) -> Found | None:
@@ -147,7 +147,7 @@ class TieredStore(_Front, Store):  # type: ignore[override]  # what it has of th
         return None if entry is None else self.answers.put(entry).found(now())
 
     def open(self) -> None:
-        """Open the durable store. A cache that can't be reached is no reason not to serve."""
+        """Open the durable store. If the cache can't be reached, the store serves without it."""
         self.durable.open()
         if self.cache is not None:
             self.cache.open()
@@ -158,7 +158,7 @@ class TieredStore(_Front, Store):  # type: ignore[override]  # what it has of th
         return applied
 
     def has_neighbours(self) -> bool:
-        """Whether the durable store's tables are among those of others."""
+        """Whether the durable store's database has other tables."""
         return bool(self.durable.has_neighbours())
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ class AsyncTieredStore(_Front, AsyncStore):  # type: ignore[override]  # what it
         self.answers = Answers(memory)
 
     def perform(self, command: Command[T]) -> Step[T]:
-        """Start one store command. It is carried out whether or not a task waits for it."""
+        """Start one store command. It is carried out even if no task waits for it."""
         if type(command) is Claim:
             return self._claim(command)
         known = self.answers.ending(command)
@@ -199,12 +199,12 @@ class AsyncTieredStore(_Front, AsyncStore):  # type: ignore[override]  # what it
         return step
 
     def renew(self, command: Renew) -> frozenset[Hold]:
-        """Prolong leases, from any thread. They are the durable store's alone."""
+        """Renew leases, from any thread, in the durable store alone."""
         lost: frozenset[Hold] = self.durable.renew(command)
         return lost
 
     def transaction(self) -> AsyncTieredTransaction:
-        """Return a transaction of the durable store's. It is opened only for a key whose answer is not kept."""
+        """Return a transaction of the durable store. It is opened only for a key without a kept answer."""
         return AsyncTieredTransaction(self.durable.transaction, self, self.look_up)
 
     async def look_up(self, claim: Claim) -> Found | None:
@@ -217,12 +217,12 @@ class AsyncTieredStore(_Front, AsyncStore):  # type: ignore[override]  # what it
         return None if entry is None else self.answers.put(entry).found(now())
 
     def start_in_thread(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Start a plain function where the durable store would."""
+        """Start a plain function in the durable store's thread."""
         started: asyncio.Future[Any] = self.durable.start_in_thread(call)
         return started
 
     async def open(self) -> None:
-        """Open the durable store. A cache that can't be reached is no reason not to serve."""
+        """Open the durable store. If the cache can't be reached, the store serves without it."""
         await self.durable.open()
         if self.cache is not None:
             await self.cache.open()
@@ -247,7 +247,7 @@ class AsyncTieredStore(_Front, AsyncStore):  # type: ignore[override]  # what it
         return step
 
     def _heard_of_cache(self, claim: Claim, step: Step[Any], asked: asyncio.Future[Entry | None]) -> None:
-        # The end of the loop is all that can have ended it otherwise, and then the durable store says so, too.
+        # Only the end of the loop can have cancelled it, and then the durable store fails in the same way.
         entry = _outcome(asked)
         if entry is not None:
             step.settle(self.answers.put(entry).found(now()))
@@ -267,7 +267,7 @@ class AsyncTieredStore(_Front, AsyncStore):  # type: ignore[override]  # what it
 
 
 def _then(step: Step[Any], note: Callable[[Any], None]) -> None:
-    """Have *note* hear the outcome before the task that waits for *step*; None: there is none, or no task waits."""
+    """Call *note* with the outcome before the task that waits for *step* goes on; None: it failed or was cancelled."""
     if step.done():
         note(_outcome(step))
     else:
@@ -285,16 +285,16 @@ def _pass_on(step: Step[Any], done: asyncio.Future[Any]) -> None:
         step.settle(done.exception() or done.result())
 
 
-class _Lent:
-    """What is the same in both colours of one transaction, from ``Begin`` or ``Open`` to its end."""
+class _SharedTransaction:
+    """What a sync and an async transaction share, from ``Begin`` or ``Open`` to its end."""
 
-    def __init__(self, lend: Callable[[], Any], tier: _Front, look_up: Callable[[Claim], Any]) -> None:
-        """Nothing is begun yet. *lend* gives a transaction of the durable store's."""
-        self._lend = lend
+    def __init__(self, make: Callable[[], Any], tier: _Front, look_up: Callable[[Claim], Any]) -> None:
+        """Nothing is begun yet. *make* returns a transaction of the durable store."""
+        self._make = make
         self._tier = tier
         self._look_up = look_up
         self._lent: Any = None
-        #: When the transaction was asked for.
+        #: When the transaction was requested.
         self._begun_at = 0.0
 
     @property
@@ -305,11 +305,11 @@ class _Lent:
         return self._lent.connection
 
     def _needs_none(self, command: Command[Any]) -> bool:
-        """Whether there is nothing to do for *command*; lend a transaction otherwise."""
+        """Whether there is nothing to do for *command*; make a transaction otherwise."""
         if self._lent is None:
             if isinstance(command, Undo):
                 return True
-            self._lent = self._lend()
+            self._lent = self._make()
         if not isinstance(command, Finish | Commit | Undo):
             self._begun_at = now()
         self._tier.answers.ending(command)
@@ -319,14 +319,14 @@ class _Lent:
         tier = self._tier
         if isinstance(command, Begin) and isinstance(got, Found):
             tier.share(tier.answers.claimed(command.claim, got, self._begun_at))
-        # What took another record's place may have kept its time and its fingerprint.
+        # A record that replaced another may have kept its expiry and its fingerprint.
         if isinstance(command, Finish) and got is Verdict.DONE and command.seen is None:
             claim = command.claim
             until = deadline(self._begun_at, claim.retention.total_seconds())
             tier.share(tier.answers.ended(command, claim.fingerprint, until))
 
 
-class TieredTransaction(_Lent, Transaction):
+class TieredTransaction(_SharedTransaction, Transaction):
     """One transaction of threads."""
 
     def perform(self, command: Command[T]) -> T:
@@ -339,7 +339,7 @@ class TieredTransaction(_Lent, Transaction):
         return got
 
 
-class AsyncTieredTransaction(_Lent, AsyncTransaction):
+class AsyncTieredTransaction(_SharedTransaction, AsyncTransaction):
     """One transaction of an event loop."""
 
     _look_up: Callable[[Claim], Awaitable[Found | None]]

@@ -1,4 +1,4 @@
-"""What every store must pass: one importable suite, for our stores and for yours. It looks inside none of them.
+"""The tests that every store must pass: one importable suite, for Semel's stores and for yours. It uses no internals.
 
     # conftest.py
     pytest.register_assert_rewrite("semel.testing.conformance")
@@ -10,7 +10,7 @@
         def candidate(cls) -> Candidate:
             return Candidate(open=lambda: MyStore(URL), age=make_every_record_older)
 
-A class shares one database; each test works in a scope of its own. It needs pytest and hypothesis.
+A class shares one database; each test has its own scope. It needs pytest and hypothesis.
 """
 
 from semel.testing.conformance.accepted import Accepted
@@ -46,4 +46,4 @@ class StoreConformance(
     Transactions,
     Likeness,
 ):
-    """The whole suite. A subclass named ``Test…`` gives the fixture ``candidate``."""
+    """The whole suite. A subclass named ``Test…`` defines the fixture ``candidate``."""

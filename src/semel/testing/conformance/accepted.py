@@ -69,7 +69,7 @@ class Accepted(Suite):
         assert rival.perform(ReadRequest(held_as(claim))) == REQUEST
 
     def test_others_are_not_accepted(self, store: Handle, scope: str, age: Age) -> None:
-        """A claim that is not, is not: neither running, nor stuck, nor ended."""
+        """A claim without acceptance is never shown as accepted: neither running, nor stuck, nor ended."""
         hold = held(store, claim_on(scope, request=REQUEST))
         assert (record(store, scope).is_accepted, found(store, scope).is_accepted) == (False, False)
         age(LEASE)
@@ -78,7 +78,7 @@ class Accepted(Suite):
         assert (record(store, scope).is_accepted, found(store, scope).is_accepted) == (False, False)
 
     def test_duplicates_find_it_accepted(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
-        """Whoever claims the key, in whatever way, finds it accepted: pending, begun, given up and ended."""
+        """Every later claim of the key finds it accepted: pending, begun, given up and ended."""
         hold = held(store, accepted_on(scope))
         pending = Found(
             State.PENDING, 1, hold.token, FINGERPRINT, None, lease_is_over=True, is_expired=False, is_accepted=True
@@ -139,7 +139,7 @@ class Accepted(Suite):
         assert after.lease_left is not None
         assert 2 * LEASE - MOMENT < after.lease_left <= 2 * LEASE
         assert store.perform(ReadRequest(held_as(claim))) == REQUEST
-        # Whoever stored it is no longer its holder.
+        # The request that stored it is no longer its holder.
         self._is_fenced(store, scope, Complete(hold, Event.COMPLETE, CREATED))
         assert rival.perform(Renew(((held_as(claim), LEASE),))) == frozenset()
 
@@ -158,15 +158,15 @@ class Accepted(Suite):
         age(LEASE)
         (stuck,) = waiting(store, scope)
         assert (stuck.hold, stuck.tries, stuck.is_accepted, stuck.has_request) == (begun, 1, True, True)
-        heir = worker_of(store, begun)
-        assert heir.attempt == 2
+        successor = worker_of(store, begun)
+        assert successor.attempt == 2
         age(LEASE)
         assert [each.tries for each in waiting(store, scope)] == [2]
-        assert store.perform(ReadRequest(heir)) == REQUEST
+        assert store.perform(ReadRequest(successor)) == REQUEST
         assert record(store, scope).is_accepted
 
     def test_released_while_pending(self, store: Handle, rival: Handle, scope: str) -> None:
-        """Freed before anybody has begun it, it is gone, also by its token alone; the key is new."""
+        """Freed before it was begun, the record is deleted, also by its token alone; the key is new."""
         for number, attempt in enumerate((1, 0), 1):
             hold = held(store, accepted_on(scope))
             self._is_fenced(rival, scope, Release(replace(hold, token=uuid4().bytes)))
@@ -176,7 +176,7 @@ class Accepted(Suite):
         assert held(rival, claim_on(scope, fingerprint=b"another")).attempt == 1
 
     def test_given_up_when_it_was_begun(self, store: Handle, scope: str) -> None:
-        """Freed by its worker it stays, nobody's: its client was told that it would be run."""
+        """Freed by its worker, the record stays without a holder: its client was told that it would be run."""
         begun = worker_of(store, held(store, accepted_on(scope)))
         assert store.perform(Release(begun)) is Verdict.DONE
         after = record(store, scope)
@@ -204,7 +204,7 @@ class Accepted(Suite):
         hold = held(store, accepted_on(scope))
         age(RETENTION)
         assert found(store, scope).is_expired
-        # Nobody has asked for it again, so a worker leaves it alone.
+        # No client has asked for it again, so a worker does not touch it.
         assert store.perform(TakeOver(claim_on(scope), hold, is_abandoned=True)) is Again.AGAIN
         new = taken_over(store, claim_on(scope, fingerprint=b"new"), hold)
         after = record(store, scope)

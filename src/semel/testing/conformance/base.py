@@ -1,4 +1,4 @@
-"""What the tests of the suite have in common: their fixtures, and commands to begin with."""
+"""What the tests of the suite share: fixtures, and helpers that make commands. It tests nothing by itself."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ FINGERPRINT = bytes(range(37))
 
 #: The steps of an operation in the middle, with a result of odd text.
 RIDE = Progress((Done("phase", "ride_created", {"id": 7, "name": "Zoë 租 \"'\\"}),))
-#: The same, and an effect of which nobody knows whether it happened.
+#: The same, and an effect with an unknown outcome.
 IN_DOUBT = RIDE.plus(Begun("charge_created"))
 
-#: A request to be kept, with everything that is hard to keep.
+#: A request to be stored, with everything that is hard to store.
 REQUEST = Request(
     Head("POST", "/rides/%2F/Zoë", b"a=1&a=2&%ff", ((b"content-type", b"text/plain"), (b"x-odd", b"\xe9\xff"))),
     b"\x00\xff'\\",
     "Zoë's account",
 )
 
-#: What the reaper leaves where nobody ended an operation.
+#: The reaper's answer for an operation that did not end.
 ABANDONED = Answer(408, ((b"content-type", b"application/problem+json"),), b'{"status": 408}')
 
 CREATED = Answer(201, ((b"content-type", b"application/json"), (b"location", b"/charges/1")), b'{"id": 1}')
@@ -51,7 +51,7 @@ class Suite:
     @pytest.fixture(scope="class")
     @classmethod
     def candidate(cls) -> Candidate:
-        """Give the store under test. Every subclass has its own."""
+        """Return the store under test. Every subclass defines its own."""
         raise NotImplementedError("Override the fixture `candidate`, and return a Candidate(open=..., age=...).")
 
     @pytest.fixture(scope="class")
@@ -112,17 +112,17 @@ def accepted_on(scope: str, key: str = "key", *, request: Request = REQUEST, **m
 
 
 def held(store: Handle, claim: Claim) -> Hold:
-    """Make *claim*, which nothing stands in the way of."""
+    """Make *claim*, which must succeed."""
     return _of(Hold, store.perform(claim))
 
 
 def taken_over(store: Handle, claim: Claim, seen: Hold) -> Hold:
-    """Take over from *seen*, which nothing stands in the way of."""
+    """Take over from *seen*, which must succeed."""
     return _of(Hold, store.perform(TakeOver(claim, seen)))
 
 
 def worker_of(store: Handle, seen: Hold) -> Hold:
-    """Begin what was *seen*, or take it over, as workers do; nothing stands in the way of it."""
+    """Begin what was *seen*, or take it over, as workers do; it must succeed."""
     return _of(Hold, store.perform(TakeOver(claim_on(seen.scope, seen.key), seen, is_abandoned=True)))
 
 
@@ -134,7 +134,7 @@ def completed(store: Handle, claim: Claim, answer: Answer = CREATED) -> Hold:
 
 
 def record(store: Handle, scope: str, key: str = "key") -> Record:
-    """Look at a record that is there."""
+    """Read a record that exists."""
     return _of(Record, store.perform(Look(scope, key)))
 
 
@@ -144,7 +144,7 @@ def found(store: Handle, scope: str, key: str = "key") -> Found:
 
 
 def saved(store: Handle, hold: Hold, progress: Progress = RIDE) -> Hold:
-    """Store the steps of *hold*, which nothing stands in the way of."""
+    """Store the steps of *hold*, which must succeed."""
     before = read_back(record(store, hold.scope, hold.key).steps)
     verdict = store.perform(Save(hold, progress, before))
     assert verdict is Verdict.DONE  # noqa: S101 - a suite of tests
@@ -152,7 +152,7 @@ def saved(store: Handle, hold: Hold, progress: Progress = RIDE) -> Hold:
 
 
 def parked(store: Handle, claim: Claim, progress: Progress = IN_DOUBT) -> Hold:
-    """Make *claim*, and park it at an effect of which nobody knows."""
+    """Make *claim*, and park it at an effect with an unknown outcome."""
     hold = saved(store, held(store, claim), progress)
     verdict = store.perform(Park(hold))
     assert verdict is Verdict.DONE  # noqa: S101 - a suite of tests
@@ -160,7 +160,7 @@ def parked(store: Handle, claim: Claim, progress: Progress = IN_DOUBT) -> Hold:
 
 
 def same_but_for_the_clock(one: Record, other: Record) -> bool:
-    """Whether two looks at a record show the same, though they were taken one after the other."""
+    """Whether two reads of a record show the same, apart from the time between them."""
     return one == replace(other, lease_left=one.lease_left, retention_left=one.retention_left)
 
 
@@ -170,12 +170,12 @@ def held_as(claim: Claim) -> Hold:
 
 
 def timeless(outcome: object) -> object:
-    """Return what a claim came upon without what goes on with the clock."""
+    """Return what a claim found, without the values that change with the clock."""
     return replace(outcome, retention_left=None) if isinstance(outcome, Found) else outcome
 
 
 def reap_everything(store: Handle, age: Age) -> None:
-    """Clear away what other tests have left, so that what is reaped can be counted."""
+    """Clear what other tests have left, so that the reaped records can be counted."""
     store.perform(Now())  # opens it, so that there is something to age
     age(10 * RETENTION)
     while store.perform(Reap(1000, ABANDONED)).total:

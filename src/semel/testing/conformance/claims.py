@@ -1,4 +1,4 @@
-"""Guarantees 1, 4 and 7: a claim is one atomic step, and says what it came upon."""
+"""Guarantees 1, 4 and 7: a claim is one atomic step, and returns what it found."""
 # ruff: noqa: S101 - a suite of tests asserts
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Claims(Suite):
         "event, state", [(Event.COMPLETE, State.COMPLETE), (Event.FAIL, State.FAILED)], ids=["complete", "failed"]
     )
     def test_ended_key_is_found(self, store: Handle, rival: Handle, scope: str, event: Event, state: State) -> None:
-        """A claim on a key that has ended finds the answer; nobody holds it."""
+        """A claim on a key that has ended finds the answer, and no holder."""
         hold = held(store, claim_on(scope))
         store.perform(Complete(hold, event, CREATED))
         found = Found(state, 1, hold.token, FINGERPRINT, CREATED, lease_is_over=True, is_expired=False)
@@ -84,14 +84,14 @@ class Claims(Suite):
             assert timeless(each.perform(claim_on(scope))) == found
 
     def test_expired_key_is_found(self, store: Handle, scope: str, age: Age) -> None:
-        """A record past its retention is found as expired, until somebody takes it over or reaps it."""
+        """A record past its retention is found as expired, until it is taken over or reaped."""
         hold = completed(store, claim_on(scope))
         age(RETENTION)
         found = Found(State.COMPLETE, 1, hold.token, FINGERPRINT, CREATED, lease_is_over=True, is_expired=True)
         assert timeless(store.perform(claim_on(scope))) == found
 
     def test_how_long_an_answer_is_kept(self, store: Handle, scope: str, age: Age) -> None:
-        """Whoever finds an answer is told how long it will be kept, by the store's clock; negative when it is over."""
+        """A claim that finds an answer gets its remaining time, by the store's clock; negative when it is over."""
         completed(store, claim_on(scope))
         age(timedelta(hours=1))
         for left in (RETENTION - timedelta(hours=1), -timedelta(hours=1)):
@@ -110,7 +110,7 @@ class Claims(Suite):
         assert (found.lease_is_over, found.is_expired) == (False, False)
 
     def test_crowd_on_one_new_key(self, store: Handle, scope: str) -> None:
-        """Of 50 claims on one new key at once, one is a hold, and no other came to anything."""
+        """Of 50 claims on one new key at once, exactly one is a hold."""
         self._one_of(store.perform_all([claim_on(scope) for _ in range(CROWD)]))
 
     def test_rivals_on_one_new_key(self, store: Handle, rival: Handle, scope: str) -> None:
@@ -125,7 +125,7 @@ class Claims(Suite):
         assert store.perform_all(claims) == wanted
 
     def test_crowd_of_old_and_new_keys(self, store: Handle, scope: str) -> None:
-        """Answers find their way to those who asked, though new, running and ended keys are claimed together."""
+        """Every caller gets its own result, though new, running and ended keys are claimed together."""
         completed(store, claim_on(scope, "ended"))
         held(store, claim_on(scope, "running"))
         keys = ["ended", "running", "new"] * 20
@@ -137,7 +137,7 @@ class Claims(Suite):
             assert isinstance(each, Hold) if key == "new" else isinstance(each, Found) and each.state == states[key]
 
     def test_claim_whose_reply_was_lost(self, store: Handle, rival: Handle, scope: str) -> None:
-        """A claim that is repeated, its reply having been lost, finds its own token."""
+        """A claim that is repeated after a lost reply finds its own token."""
         claim = claim_on(scope)
         held(store, claim)
         for each in (store, rival):
@@ -146,7 +146,7 @@ class Claims(Suite):
             assert (found.token, found.attempt) == (claim.token, 1)
 
     def test_same_claim_twice_at_once(self, store: Handle, scope: str) -> None:
-        """The same claim twice in one batch is one hold: whatever the other answer is, it bears the same token."""
+        """The same claim twice in one batch is one hold: the other result, whatever it is, has the same token."""
         claim = claim_on(scope)
         got = store.perform_all([claim, claim])
         assert len({each for each in got if isinstance(each, Hold)}) <= 1
@@ -187,7 +187,7 @@ class Claims(Suite):
 
     @pytest.mark.parametrize("fingerprint", [b"", b"\x00\xff'\\", FINGERPRINT], ids=["none", "odd", "longest"])
     def test_fingerprints_come_back(self, store: Handle, scope: str, fingerprint: bytes) -> None:
-        """The fingerprint is stored with the claim, whatever its bytes, and none at all is one too."""
+        """The fingerprint is stored with the claim, whatever its bytes; an empty one, too."""
         held(store, claim_on(scope, fingerprint=fingerprint))
         found = store.perform(claim_on(scope))
         assert isinstance(found, Found)

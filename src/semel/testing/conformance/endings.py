@@ -1,4 +1,4 @@
-"""Guarantees 2, 3 and 7: who may write, that an ending is final, and that saying it twice is safe."""
+"""Guarantees 2, 3 and 7: only the holder writes, an ending is final, and repeating it is safe."""
 # ruff: noqa: S101 - a suite of tests asserts
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Endings(Suite):
         assert after.created_at <= after.completed_at
 
     def test_late_but_still_the_holder(self, store: Handle, scope: str, age: Age) -> None:
-        """A worker whose lease ran out, and whom nobody has replaced, still stores its answer."""
+        """A worker with an expired lease that was not taken over still stores its answer."""
         hold = held(store, claim_on(scope))
         age(2 * LEASE)
         assert store.perform(Complete(hold, Event.COMPLETE, CREATED)) is Verdict.DONE
@@ -86,20 +86,20 @@ class Endings(Suite):
         assert record(store, scope).lease_expires_at == before.lease_expires_at
 
     def test_zombie_writes_nothing(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
-        """A worker that was taken over from can neither end, free nor renew; its heir can."""
+        """A worker that was taken over from can neither end, free nor renew; the new worker can."""
         zombie = held(store, claim_on(scope))
         age(LEASE)
-        heir = taken_over(rival, claim_on(scope), zombie)
+        successor = taken_over(rival, claim_on(scope), zombie)
         self._is_fenced(store, scope, Complete(zombie, Event.COMPLETE, OTHER))
         self._is_fenced(store, scope, Release(zombie))
-        assert store.perform(Renew(((zombie, LEASE), (heir, LEASE)))) == {zombie}
-        assert rival.perform(Complete(heir, Event.COMPLETE, CREATED)) is Verdict.DONE
+        assert store.perform(Renew(((zombie, LEASE), (successor, LEASE)))) == {zombie}
+        assert rival.perform(Complete(successor, Event.COMPLETE, CREATED)) is Verdict.DONE
         self._is_fenced(store, scope, Complete(zombie, Event.COMPLETE, OTHER))
         self._is_fenced(store, scope, Release(zombie))
         assert record(store, scope).answer == CREATED
 
     def test_nothing_to_end(self, store: Handle, scope: str) -> None:
-        """A record that was freed can't be completed or renewed, and does not come back by it."""
+        """A record that was freed can't be completed or renewed, and neither creates it again."""
         hold = held(store, claim_on(scope))
         store.perform(Release(hold))
         assert store.perform(Complete(hold, Event.COMPLETE, CREATED)) is Verdict.FENCED
@@ -107,7 +107,7 @@ class Endings(Suite):
         assert store.perform(Look(scope, "key")) is None
 
     def test_completion_may_be_repeated(self, store: Handle, rival: Handle, scope: str) -> None:
-        """A completion whose reply was lost is DONE when it is said again, on another connection too."""
+        """A completion that is repeated after a lost reply is DONE, on another connection, too."""
         hold = completed(store, claim_on(scope))
         for each in (store, rival):
             assert each.perform(Complete(hold, Event.COMPLETE, CREATED)) is Verdict.DONE
@@ -138,7 +138,7 @@ class Endings(Suite):
         assert replace(after, retention_left=before.retention_left) == before
 
     def test_completion_keeps_its_retention(self, store: Handle, scope: str, age: Age) -> None:
-        """Retention counts from the first sight of the key, not from its end."""
+        """Retention counts from the first request with the key, not from its end."""
         hold = held(store, claim_on(scope))
         age(LEASE)
         before = record(store, scope)
@@ -147,19 +147,19 @@ class Endings(Suite):
         assert (after.created_at, after.expires_at) == (before.created_at, before.expires_at)
 
     def test_freed_key_can_be_claimed(self, store: Handle, rival: Handle, scope: str) -> None:
-        """A freed key is new: attempt 1, with another fingerprint, for whoever comes."""
+        """A freed key is new: attempt 1, with another fingerprint, for any request."""
         hold = held(store, claim_on(scope))
         assert store.perform(Release(hold)) is Verdict.DONE
         assert store.perform(Look(scope, "key")) is None
         assert held(rival, claim_on(scope, fingerprint=b"another")).attempt == 1
 
     def test_release_may_be_repeated(self, store: Handle, rival: Handle, scope: str) -> None:
-        """A release whose reply was lost is DONE when it is said again."""
+        """A release that is repeated after a lost reply is DONE."""
         hold = held(store, claim_on(scope))
         assert [each.perform(Release(hold)) for each in (store, rival, store)] == [Verdict.DONE] * 3
 
     def test_release_does_not_reach_the_next(self, store: Handle, rival: Handle, scope: str) -> None:
-        """A release that arrives late does not free the key that somebody has claimed since, again as attempt 1."""
+        """A release that arrives late does not free a key that was claimed since, again as attempt 1."""
         hold = held(store, claim_on(scope))
         store.perform(Release(hold))
         held(rival, claim_on(scope))
@@ -168,7 +168,7 @@ class Endings(Suite):
         self._is_fenced(store, scope, Complete(hold, Event.COMPLETE, OTHER))
 
     def test_attempt_zero_stands_for_any(self, store: Handle, scope: str, age: Age) -> None:
-        """A release that knows its token only frees whatever attempt the token was given."""
+        """A release that knows only its token frees the attempt with that token, whatever its number."""
         first = held(store, claim_on(scope))
         age(LEASE)
         second = taken_over(store, claim_on(scope), first)
@@ -178,7 +178,7 @@ class Endings(Suite):
 
     def test_freed_after_a_take_over(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
         """A later attempt that did nothing frees the key at once, but an earlier one may have done something: its
-        fingerprint and its count stay, and nobody holds it.
+        fingerprint and its count stay, without a holder.
         """
         first = held(store, claim_on(scope))
         age(LEASE)
@@ -193,7 +193,7 @@ class Endings(Suite):
         assert third.attempt == second.attempt + 1
 
     def test_attempt_zero_of_a_claim_that_never_came(self, store: Handle, scope: str) -> None:
-        """Freeing a claim that may not have arrived is DONE where there is nothing, and fenced where a rival is."""
+        """Freeing a claim that may not have arrived is DONE without a record, and fenced if another worker has it."""
         lost = Hold(scope, "key", 0, uuid4().bytes)
         assert store.perform(Release(lost)) is Verdict.DONE
         held(store, claim_on(scope))
@@ -218,7 +218,7 @@ class Endings(Suite):
         assert rest(after) == rest(before)
 
     def test_late_renewal(self, store: Handle, scope: str, age: Age) -> None:
-        """A lease that ran out, and that nobody took, can still be renewed."""
+        """A lease that ran out, and was not taken over, can still be renewed."""
         hold = held(store, claim_on(scope))
         age(2 * LEASE)
         assert store.perform(Renew(((hold, LEASE),))) == frozenset()
@@ -227,7 +227,7 @@ class Endings(Suite):
         assert not found.lease_is_over
 
     def test_renewal_reports_only_the_lost(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
-        """One renewal for many: the taken, the freed and the ended are lost, the rest live on, by their own leases."""
+        """One renewal for many: the taken, the freed and the ended are lost; the rest are renewed."""
         taken, freed, ended, *live = [held(store, claim_on(scope, f"key {number}")) for number in range(MANY)]
         age(LEASE)
         taken_over(rival, claim_on(scope, taken.key), taken)
@@ -245,7 +245,7 @@ class Endings(Suite):
         assert store.perform(Renew(())) == frozenset()
 
     def test_crowd_ends_together(self, store: Handle, scope: str) -> None:
-        """Many completions at once: each record gets its own answer; the fenced among them are told, alone."""
+        """Many completions at once: each record gets its own answer; only the fenced ones get FENCED."""
         holds = [held(store, claim_on(scope, f"key {number}")) for number in range(MANY)]
         commands = [
             Complete(_other_token(hold) if number % 10 == 0 else hold, Event.COMPLETE, Answer(200, (), b"%d" % number))
@@ -258,7 +258,7 @@ class Endings(Suite):
         assert record(store, scope, "key 0").state is State.PROCESSING
 
     def test_holder_and_stranger_end_together(self, store: Handle, scope: str) -> None:
-        """The holder's completion and a stranger's, of one record and in one batch, are told apart."""
+        """The holder's completion and another worker's, of one record and in one batch, get different verdicts."""
         hold = held(store, claim_on(scope))
         stranger = _other_token(hold)
         commands = [Complete(each, Event.COMPLETE, Answer(200, (), each.token)) for each in (stranger, hold, stranger)]
@@ -276,7 +276,7 @@ class Endings(Suite):
         assert left == list(range(0, MANY, 10))
 
     def test_expired_but_not_taken(self, store: Handle, scope: str, age: Age) -> None:
-        """Expiry alone changes nothing: until somebody takes it over, a repeated completion is still DONE."""
+        """Expiry alone changes nothing: until it is taken over, a repeated completion is still DONE."""
         hold = completed(store, claim_on(scope))
         age(RETENTION)
         assert store.perform(Complete(hold, Event.COMPLETE, CREATED)) is Verdict.DONE

@@ -1,4 +1,4 @@
-"""Both colours of store, asked in one way, so that every test is written once. It tests nothing by itself."""
+"""One interface to sync and async stores, so that every test is written once. It tests nothing by itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from semel.stores.transaction import AsyncTransaction, Transaction
 
 T = TypeVar("T")
 
-#: Threads that ask at once. More would only queue up behind each other for the interpreter.
+#: Threads that run at once. More would only wait for the interpreter.
 CREW = 64
 
 
@@ -32,14 +32,14 @@ class Candidate:
     #: Moves ``created_at``, ``lease_expires_at``, ``completed_at`` and ``expires_at`` of every record, and ``at`` of
     #: every line of the audit trail, back by this much; or moves the store's clock forward.
     age: Callable[[timedelta], None]
-    #: Whether it lends transactions of the application's own. Without them what is about them is skipped.
+    #: Whether it has transactions for the application. Without them, the tests about them are skipped.
     has_transactions: bool = True
 
 
 class Handle(ABC):
-    """One store object, whatever its colour."""
+    """One store object, sync or async."""
 
-    #: As of its ``Candidate``.
+    #: The same as in its ``Candidate``.
     has_transactions: bool = True
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Handle(ABC):
         """Carry out *commands* at once: in threads, or as tasks."""
 
     def transaction(self) -> Lent:
-        """Return a transaction of the application's own, not begun yet."""
+        """Return a transaction for the application, not begun yet."""
         if not self.has_transactions:
             pytest.skip("This store has no transactions to share.")
         return self._transaction()
@@ -62,15 +62,15 @@ class Handle(ABC):
 
     @abstractmethod
     def act_as(self, actor: str | None) -> None:
-        """Tell the store who the audit trail is to name."""
+        """Set the actor that the audit trail names."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
 
 
 class Lent(ABC):
-    """One transaction, whatever its colour."""
+    """One transaction, sync or async."""
 
     @abstractmethod
     def perform(self, command: Command[T]) -> T:
@@ -113,7 +113,7 @@ class AsyncHandle(Handle):
         self._runner = asyncio.Runner()
 
     def perform(self, command: Command[T]) -> T:
-        """Carry out one command on the loop; a renewal as it comes, from a thread while the loop does nothing."""
+        """Carry out one command on the loop; a renewal, as in production, from a thread while the loop does nothing."""
         if isinstance(command, Renew):
             return self._store.renew(command)  # type: ignore[return-value]  # what this command is answered with
         return self.perform_all([command])[0]
@@ -127,10 +127,10 @@ class AsyncHandle(Handle):
         return self._runner.run(ask())
 
     def _transaction(self) -> Lent:
-        async def lend() -> AsyncTransaction:
+        async def make() -> AsyncTransaction:
             return self._store.transaction()
 
-        return _AsyncLent(self._runner.run(lend()), self._runner)
+        return _AsyncLent(self._runner.run(make()), self._runner)
 
     def act_as(self, actor: str | None) -> None:
         """Set the store's actor."""
@@ -174,7 +174,7 @@ def race(entries: Sequence[tuple[Handle, Command[Any]]]) -> list[Any]:
 def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     """Make the calls in as many threads, up to ``CREW``, that start together."""
     crew = min(len(calls), CREW)
-    # A thread is started for each call as long as those before it wait here: none begins before all have.
+    # A thread is started for each call, since those before it wait here: no call begins before all threads have.
     start = threading.Barrier(crew)
     with ThreadPoolExecutor(crew, initializer=start.wait) as pool:
         return [future.result() for future in [pool.submit(call) for call in calls]]

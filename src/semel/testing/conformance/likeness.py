@@ -42,9 +42,9 @@ from semel.stores.memory import MemoryStore
 from semel.testing.conformance.base import ABANDONED, IN_DOUBT, REQUEST, RIDE, Suite, reap_everything, timeless
 from semel.testing.conformance.handles import Candidate, Handle
 
-#: Every duration is a multiple of this. The real clock goes on meanwhile, by far less: it can't change an answer.
+#: Every duration is a multiple of this. The real clock advances by far less in a test, so it can't change a result.
 TICK = timedelta(minutes=10)
-#: What two clocks may differ by that are never stopped.
+#: The tolerance between two running clocks.
 MOMENT = TICK / 2
 
 #: Before and after any store's clock.
@@ -65,20 +65,20 @@ answers = st.builds(
 
 
 class Twins(RuleBasedStateMachine):
-    """Two stores that are told the same, and must say the same."""
+    """Two stores that get the same commands, and must give the same answers."""
 
     #: Everything that was ever claimed or taken over, and by what claim: zombies included.
     sights: Bundle[Sight] = Bundle("sights")
 
     def __init__(self, store: Handle, candidate: Candidate) -> None:
-        """Compare *store* to a reference whose clock stands still unless it is moved."""
+        """Compare *store* to a reference with a clock that only tests move."""
         super().__init__()
         self._store = store
         self._age = candidate.age
         self._now = datetime(2025, 1, 1, tzinfo=UTC)
         self._reference = MemoryStore(clock=lambda: self._now)
         self._scope = f"twins-{uuid4().hex}"
-        # What earlier examples left would be reaped with this one's.
+        # The records of earlier examples would be reaped together with this one's.
         reap_everything(store, candidate.age)
 
     @rule(
@@ -106,7 +106,7 @@ class Twins(RuleBasedStateMachine):
         is_accepted: bool,
         made_at: datetime | None,
     ) -> Sight:
-        """Claim a key; whoever is found there can be taken over from, or written as."""
+        """Claim a key; a hold that is found can be used by later commands."""
         request = REQUEST if has_request or is_accepted else None
         token, retention = uuid4().bytes, lease + more
         return self._claim(
@@ -132,7 +132,7 @@ class Twins(RuleBasedStateMachine):
 
     @rule(target=sights, by=sights, of=sights, is_fresh=st.booleans(), is_abandoned=st.booleans())
     def take_over(self, *, by: Sight, of: Sight, is_fresh: bool, is_abandoned: bool) -> Any:
-        """Take a record over, also from one who is long gone, also twice with one claim; or as workers do."""
+        """Take a record over, also with an outdated hold, also twice with one claim; or as workers do."""
         claim, seen = by[0], of[1]
         claim = replace(claim, key=seen.key, token=uuid4().bytes if is_fresh else claim.token)
         got = self._both(TakeOver(claim, seen, is_abandoned))
@@ -172,7 +172,7 @@ class Twins(RuleBasedStateMachine):
 
     @rule(target=sights, sight=sights)
     def follow(self, sight: Sight) -> Any:
-        """See who holds a record by now: nobody, perhaps."""
+        """Read the current holder of a record, if there is one."""
         record = self._reference.perform(Look(self._scope, sight[1].key))
         if record is None:
             return multiple()
@@ -180,7 +180,7 @@ class Twins(RuleBasedStateMachine):
 
     @rule()
     def reap(self) -> None:
-        """Reap all that is due: which of two that expire together comes first is for each store to say."""
+        """Reap all that is due: the order of two that expire together is up to each store."""
         self._both(Reap(ALL, ABANDONED))
 
     @rule(sight=sights)
@@ -218,7 +218,7 @@ class Twins(RuleBasedStateMachine):
         self._now += duration
 
     def teardown(self) -> None:
-        """Both tell the same story."""
+        """Check that both have the same audit trail."""
         for key in KEYS:
             one, other = (
                 [(line.attempt, line.event, line.detail) for line in each.perform(ReadTrail(self._scope, key))]
@@ -284,7 +284,7 @@ class Likeness(Suite):
     """Against the reference."""
 
     def test_likeness_to_the_reference(self, store: Handle, candidate: Candidate) -> None:
-        """No sequence of commands is found whose answers differ from those of the reference store."""
+        """No sequence of commands is found with answers that differ from those of the reference store."""
         run_state_machine_as_test(
             lambda: Twins(store, candidate),  # type: ignore[arg-type]  # it is documented to take a factory
             settings=settings(

@@ -1,4 +1,4 @@
-"""Guarantee 12, on: what is found, stopped, forgotten and reaped of an operation that no worker has begun."""
+"""Guarantee 12, continued: an operation that no worker has begun is found, parked, discarded and reaped."""
 # ruff: noqa: PLR2004, S101 - a suite of tests asserts, and what it expects is a bare number
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Pending(Suite):
 
     @pytest.mark.parametrize("state", ["pending", "processing", "complete", "failed"])
     def test_accepted_in_place_of_an_expired_one(self, store: Handle, scope: str, age: Age, state: str) -> None:
-        """What expired can be accepted anew: pending, the first attempt, without what it was."""
+        """An expired record can be accepted again: pending, the first attempt, without its former content."""
         hold = brought_to(store, scope, State(state))
         age(RETENTION)
         other = replace(REQUEST, principal="another")
@@ -85,7 +85,7 @@ class Pending(Suite):
         assert [each.tries for each in waiting(store, scope)] == [0]
 
     def test_pending_records_are_found_among_the_stuck(self, store: Handle, scope: str, age: Age) -> None:
-        """Workers find what is pending by its age among the stuck, the longest silent first; others don't see it."""
+        """Workers find pending records by age among the stuck, the longest silent first; other services do not."""
         first = held(store, accepted_on(scope, "first", on_crash="refuse"))
         age(MOMENT)
         silent = held(store, claim_on(scope, "silent", lease=LEASE, request=REQUEST))
@@ -122,8 +122,9 @@ class Pending(Suite):
         assert {each.hold.scope for each in few} == scopes
 
     def test_only_those_whose_time_has_come(self, store: Handle, scope: str, age: Age) -> None:
-        """Whoever asks for what is due gets what is pending, what a dead worker was at, and what has had its pause: an
-        ordinary one after its lease, and one that workers gave up a longer one after each try. Others hide none of it.
+        """A search for due records finds the pending ones, those of dead workers, and those after their pause: an
+        ordinary one after its lease, and one that workers gave up after a longer pause with each try. Records that are
+        not due hide none of them.
         """
         held(store, claim_on(scope, "ordinary", lease=LEASE, request=REQUEST))
         worker_of(store, held(store, accepted_on(scope, "dead")))
@@ -144,14 +145,14 @@ class Pending(Suite):
             assert "given up" in due(store, scope)
 
     def test_pending_records_are_shown(self, store: Handle, scope: str) -> None:
-        """People find what is pending by its state, and that it was accepted."""
+        """Operators find a pending record by its state, and see that it was accepted."""
         held(store, accepted_on(scope))
         (seen,) = store.perform(Browse(9, scope=scope, state=State.PENDING))
         assert (seen.key, seen.is_accepted, seen.milestone) == ("key", True, None)
         assert store.perform(Browse(9, scope=scope, state=State.PROCESSING)) == ()
 
     def test_parked_while_pending(self, store: Handle, rival: Handle, scope: str) -> None:
-        """It can be stopped before it was begun, once; and goes on when an operator has spoken."""
+        """It can be parked before it was begun, once; and goes on when an operator has resolved it."""
         hold = held(store, accepted_on(scope))
         got = race([(each, Park(hold, if_silent=True)) for each in (store, rival)])
         assert sorted(each.value for each in got) == ["done", "fenced"]
@@ -164,7 +165,7 @@ class Pending(Suite):
         assert worker_of(store, Hold(scope, "key", 2, NOBODYS_TOKEN)).attempt == 3
 
     def test_discarded_while_pending(self, store: Handle, scope: str) -> None:
-        """An operator can forget it, and the key is new."""
+        """An operator can discard it, and the key is new."""
         hold = held(store, accepted_on(scope))
         self._is_fenced(store, scope, Discard(replace(hold, token=uuid4().bytes)))
         assert store.perform(Discard(hold)) is Verdict.DONE
@@ -184,7 +185,7 @@ class Pending(Suite):
         assert store.perform(Renew(((hold, LEASE),))) == {hold}
 
     def test_nobody_ran_it(self, store: Handle, scope: str, age: Age) -> None:
-        """What nobody has begun within its retention fails with the reaper's answer, and is deleted next time."""
+        """A record that was not begun within its retention fails with the reaper's answer, and is deleted next time."""
         reap_everything(store, age)
         hold = held(store, accepted_on(scope))
         age(RETENTION - MOMENT)
@@ -199,14 +200,14 @@ class Pending(Suite):
         assert [line.event for line in store.perform(ReadTrail(scope, "key"))] == ["abandoned"]
 
     def test_story_of_an_accepted_one(self, store: Handle, scope: str, age: Age) -> None:
-        """The audit trail tells what the record does not: every attempt after the first, and how it came to an end."""
+        """The audit trail has what the record does not show: every attempt after the first, and how it ended."""
         hold = held(store, accepted_on(scope))
         begun = worker_of(store, hold)
         store.perform(Mark(begun, HALF))
         age(LEASE)
-        heir = worker_of(store, begun)
-        store.perform(Release(heir))
-        last = worker_of(store, replace(heir, token=NOBODYS_TOKEN))
+        successor = worker_of(store, begun)
+        store.perform(Release(successor))
+        last = worker_of(store, replace(successor, token=NOBODYS_TOKEN))
         store.perform(Complete(last, Event.FAIL, CREATED))
         assert [(line.attempt, line.event) for line in store.perform(ReadTrail(scope, "key"))] == [
             (2, "taken over"),

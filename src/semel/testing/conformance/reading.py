@@ -1,4 +1,4 @@
-"""What people see: one record, the newest ones, and the store's clock (guarantee 5)."""
+"""What operators see: one record, the newest ones, and the store's clock (guarantee 5)."""
 # ruff: noqa: S101 - a suite of tests asserts
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Reading(Suite):
     """Look, browse and the clock."""
 
     def test_absent_record(self, store: Handle, scope: str) -> None:
-        """There is nothing to see of a key that nobody sent."""
+        """A key that was never sent has no record."""
         assert store.perform(Look(scope, "key")) is None
 
     def test_request_line(self, store: Handle, scope: str, age: Age) -> None:
@@ -51,14 +51,14 @@ class Reading(Suite):
         assert record(store, scope).request_line == "POST /refunds"
 
     def test_odd_request_lines(self, store: Handle, scope: str) -> None:
-        """A line that is no plain text, or too long, is shown as well as it can be, and stops nothing."""
+        """A line that is not plain text, or too long, is escaped or cut, and causes no error."""
         held(store, replace(claim_on(scope), request_line="PUT /caf\u00e9/\ud800\x00" + "x" * 500))
         seen = record(store, scope).request_line
         assert seen.startswith("PUT /caf\\xe9/\\ud800\\x00x")
         assert len(seen) == 200  # noqa: PLR2004 - the most there is
 
     def test_record_in_progress(self, store: Handle, scope: str) -> None:
-        """A record in progress shows who holds it since when and for how long, by the store's clock."""
+        """A record in progress shows its holder, since when and for how long, by the store's clock."""
         before = store.perform(Now())
         hold = held(store, claim_on(scope))
         seen = record(store, scope)
@@ -84,7 +84,7 @@ class Reading(Suite):
         assert all(isinstance(time, datetime) and time.utcoffset() is not None for time in times)
 
     def test_stuck_record(self, store: Handle, scope: str, age: Age) -> None:
-        """A record whose lease ran out an hour ago says so."""
+        """A record with a lease that ran out an hour ago is shown as stuck."""
         held(store, claim_on(scope))
         age(LEASE + timedelta(hours=1))
         seen = record(store, scope)
@@ -108,7 +108,7 @@ class Reading(Suite):
         assert self._keys(store, Browse(1)) == ["failed"]
 
     def test_filters(self, store: Handle, scope: str, age: Age) -> None:
-        """Browsing is narrowed down by scope, by key and by state, and by all of them."""
+        """Browsing can be filtered by scope, by key and by state, and by all of them."""
         self._history(store, scope, age)
         completed(store, claim_on(f"{scope} other", "ended"))
         for state, key in ((State.PROCESSING, "running"), (State.COMPLETE, "ended"), (State.FAILED, "failed")):
@@ -146,7 +146,7 @@ class Reading(Suite):
             assert store.perform(Browse(10, scope=scope, key=key)) == ()
 
     def test_bodies_stay_behind(self, store: Handle, scope: str) -> None:
-        """Browsing shows status and headers of an answer, but does not carry bodies about."""
+        """Browsing shows status and headers of an answer, but does not read bodies."""
         completed(store, claim_on(scope))
         (seen,) = store.perform(Browse(10, scope=scope))
         assert seen.answer is not None
@@ -165,7 +165,7 @@ class Reading(Suite):
         assert times[-1] - times[0] < MOMENT
 
     def test_clock_advances(self, store: Handle, scope: str) -> None:
-        """The clock goes on by itself, and statements read it afresh."""
+        """The clock advances by itself, and every statement reads it."""
         first = store.perform(Now())
         while (now := store.perform(Now())) == first:
             pass

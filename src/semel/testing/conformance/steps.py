@@ -1,4 +1,4 @@
-"""Guarantee 9: steps and recovery points stay until the record expires, and what has them is never forgotten."""
+"""Guarantee 9: steps and recovery points stay until the record expires, and no release deletes such a record."""
 # ruff: noqa: PLR2004, S101 - a suite of tests asserts, and what it expects is a bare number
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Steps(Suite):
         assert found(store, scope).steps is None
 
     def test_steps_come_back(self, store: Handle, rival: Handle, scope: str) -> None:
-        """What was saved is there for whoever looks or claims, text for text; nothing else changes."""
+        """Saved steps come back in every read and claim, text for text; nothing else changes."""
         hold = held(store, claim_on(scope))
         before = record(store, scope)
         saved(store, hold)
@@ -72,7 +72,7 @@ class Steps(Suite):
         assert timeless(found(rival, scope)) == replace(self._in_progress(hold), steps=written(RIDE))
 
     def test_recovery_point_is_the_last_that_is_done(self, store: Handle, scope: str) -> None:
-        """An effect that was only begun is stored as a step, but is no recovery point."""
+        """An effect that was only begun is stored as a step, but is not a recovery point."""
         hold = saved(store, held(store, claim_on(scope)), IN_DOUBT)
         assert (record(store, scope).steps, record(store, scope).recovery_point) == (written(IN_DOUBT), "ride_created")
         further = IN_DOUBT.plus(Done("effect", "charge_created", None))
@@ -80,19 +80,19 @@ class Steps(Suite):
         assert (record(store, scope).steps, record(store, scope).recovery_point) == (written(further), "charge_created")
 
     def test_no_steps_are_none(self, store: Handle, scope: str) -> None:
-        """Saving no steps takes those away that were there."""
+        """Saving no steps removes those that were there."""
         hold = saved(store, held(store, claim_on(scope)))
         saved(store, hold, Progress())
         assert (record(store, scope).steps, record(store, scope).recovery_point) == (None, None)
 
     def test_saving_may_be_repeated(self, store: Handle, rival: Handle, scope: str) -> None:
-        """A save whose reply was lost is DONE when it is said again, on another connection too."""
+        """A save that is repeated after a lost reply is DONE, on another connection, too."""
         hold = held(store, claim_on(scope))
         assert [each.perform(Save(hold, RIDE)) for each in (store, rival, store)] == [Verdict.DONE] * 3
         assert record(store, scope).steps == written(RIDE)
 
     def test_a_save_that_arrives_late_sets_nothing_back(self, store: Handle, rival: Handle, scope: str) -> None:
-        """A copy that was held up on its way changes nothing once the operation has gone on."""
+        """A delayed copy changes nothing once the operation has gone on."""
         hold = saved(store, held(store, claim_on(scope)), IN_DOUBT)
         self._is_fenced(rival, scope, Save(hold, RIDE))
         saved(store, hold, IN_DOUBT.plus(Done("effect", "charge_created", None)))
@@ -123,12 +123,12 @@ class Steps(Suite):
         assert store.perform(Look(scope, "absent")) is None
 
     def test_zombie_saves_nothing(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
-        """A worker that was taken over from can't save, and what its heir saved stays."""
+        """A worker that was taken over from can't save, and what the new worker saved stays."""
         zombie = saved(store, held(store, claim_on(scope)))
         age(LEASE)
-        heir = taken_over(rival, claim_on(scope), zombie)
+        successor = taken_over(rival, claim_on(scope), zombie)
         self._is_fenced(store, scope, Save(zombie, Progress(), RIDE))
-        saved(rival, heir, IN_DOUBT)
+        saved(rival, successor, IN_DOUBT)
         self._is_fenced(store, scope, Save(zombie, RIDE, IN_DOUBT))
 
     def test_ended_record_takes_no_steps(self, store: Handle, scope: str) -> None:
@@ -150,7 +150,7 @@ class Steps(Suite):
         assert (hold.attempt, record(store, scope).recovery_point) == (3, "ride_created")
 
     def test_expired_steps_are_gone(self, store: Handle, scope: str, age: Age) -> None:
-        """Past its retention an operation starts anew, without steps, whether it ended or not."""
+        """Past its retention a key is a new operation, without steps, whether the old one ended or not."""
         for key, end in (("ended", True), ("left", False)):
             hold = saved(store, held(store, claim_on(scope, key)))
             if end:
@@ -166,7 +166,7 @@ class Steps(Suite):
             )
 
     def test_release_keeps_what_has_steps(self, store: Handle, rival: Handle, scope: str) -> None:
-        """A first attempt that saved a step stays when it is released: it is nobody's, and to be taken over at once."""
+        """A first attempt with a saved step stays when it is released, without a holder; it may be taken over."""
         hold = saved(store, held(store, claim_on(scope)))
         assert store.perform(Release(hold)) is Verdict.DONE
         seen = found(rival, scope)
@@ -194,7 +194,7 @@ class Steps(Suite):
         )
 
     def test_parking_may_be_repeated(self, store: Handle, rival: Handle, scope: str) -> None:
-        """The worker that parks may ask twice; of others that ask at once, one is told that it did."""
+        """The worker that parks may ask twice; of others that ask at once, one gets DONE."""
         hold = parked(store, claim_on(scope))
         assert rival.perform(Park(hold)) is Verdict.DONE
         self._is_fenced(rival, scope, Park(hold, if_silent=True))
@@ -209,7 +209,7 @@ class Steps(Suite):
         assert store.perform(Park(replace(hold, key="absent"))) is Verdict.FENCED
 
     def test_parking_the_silent(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
-        """Somebody else parks a record only when its lease is over by the store's clock."""
+        """Another process parks a record only when its lease is over by the store's clock."""
         hold = held(store, claim_on(scope))
         age(LEASE - LEASE / 10)
         self._is_fenced(rival, scope, Park(hold, if_silent=True))
@@ -221,7 +221,7 @@ class Steps(Suite):
         "time", [RETENTION - LEASE, RETENTION, 400 * RETENTION], ids=["within", "at", "long after"]
     )
     def test_parked_record_stays(self, store: Handle, rival: Handle, scope: str, age: Age, time: timedelta) -> None:
-        """Nothing ends, frees, renews or takes over what is parked, and it never expires, however long it is."""
+        """Nothing ends, frees, renews or takes over a parked record, and it never expires, however long it waits."""
         hold = parked(store, claim_on(scope, request=REQUEST))
         age(time)
         self._is_fenced(store, scope, Complete(hold, Event.COMPLETE, CREATED))
@@ -238,7 +238,7 @@ class Steps(Suite):
         assert store.perform(ReadRequest(hold)) == REQUEST
 
     def test_settling_reads_the_record(self, store: Handle, rival: Handle, scope: str) -> None:
-        """When nothing is under way, settling shows what is there, to whomever it belongs."""
+        """When no transaction is open, settling returns the record, under any hold."""
         hold = saved(store, held(store, claim_on(scope)))
         seen = rival.perform(Settle(hold))
         assert seen is not None

@@ -1,4 +1,4 @@
-"""Guarantees 2, 4 and 5: who may take a record over, when by the store's clock, and what of it stays."""
+"""Guarantees 2, 4 and 5: which claim takes a record over, when by the store's clock, and what of it stays."""
 # ruff: noqa: PLR2004, S101 - a suite of tests asserts, and what it expects is a bare number
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TakeOvers(Suite):
     """Take-overs."""
 
     def test_live_lease_stays(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
-        """A record whose lease has a minute left can't be taken over."""
+        """A record with a minute left of its lease can't be taken over."""
         hold = held(store, claim_on(scope))
         age(LEASE - timedelta(minutes=1))
         assert rival.perform(TakeOver(claim_on(scope), hold)) is Again.AGAIN
@@ -49,7 +49,7 @@ class TakeOvers(Suite):
         assert rival.perform(TakeOver(claim_on(scope), Hold(scope, "key", 2, claim.token))) is Again.AGAIN
 
     def test_dead_lease_keeps_what_it_was(self, store: Handle, scope: str, age: Age) -> None:
-        """It is still the same operation: first sight, retention and fingerprint stay as they are."""
+        """It is still the same operation: creation time, retention and fingerprint stay as they are."""
         hold = held(store, claim_on(scope))
         age(LEASE)
         before = record(store, scope)
@@ -77,7 +77,7 @@ class TakeOvers(Suite):
         assert LEASE - MOMENT < after.lease_left <= LEASE
 
     def test_expired_record_in_progress_starts_anew(self, store: Handle, scope: str, age: Age) -> None:
-        """A record that was left in progress until its retention had passed starts anew as well."""
+        """A record that was left in progress until its retention had passed becomes a new operation as well."""
         hold = held(store, claim_on(scope))
         age(RETENTION)
         taken_over(store, claim_on(scope, fingerprint=b"another"), hold)
@@ -104,7 +104,7 @@ class TakeOvers(Suite):
         assert record(store, scope).answer == CREATED
 
     def test_only_what_was_seen(self, store: Handle, scope: str, age: Age) -> None:
-        """A take-over compares attempt and token each: another of either is somebody else's record."""
+        """A take-over compares both attempt and token: if either differs, another worker has the record."""
         hold = held(store, claim_on(scope))
         age(LEASE)
         for seen in (replace(hold, attempt=2), replace(hold, attempt=0), replace(hold, token=uuid4().bytes)):
@@ -119,7 +119,7 @@ class TakeOvers(Suite):
         assert store.perform(Look(scope, "key")) is None
 
     def test_crowd_takes_over_once(self, store: Handle, scope: str, age: Age) -> None:
-        """Of many who saw the same dead worker, one gets the record."""
+        """Of many that saw the same dead worker, one gets the record."""
         hold = held(store, claim_on(scope))
         age(LEASE)
         got = store.perform_all([TakeOver(claim_on(scope), hold) for _ in range(CROWD)])
@@ -135,7 +135,7 @@ class TakeOvers(Suite):
             assert sorted(isinstance(each, Hold) for each in got) == [False, True]
 
     def test_holder_and_heir_race(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
-        """When a worker stores its answer just as it is taken over from, one of the two is told no."""
+        """When a worker stores its answer at the moment of a take-over, one of the two is refused."""
         holds = [held(store, claim_on(scope, f"key {number}")) for number in range(10)]
         age(LEASE)
         for hold in holds:

@@ -1,6 +1,6 @@
-"""Guarantee 11: the record tells the ordinary, and the audit trail the rest; with ``?audit=all``, it tells everything.
+"""Guarantee 11: the record shows the ordinary, and the audit trail has the rest; with ``?audit=all``, everything.
 
-``Trail`` is about a store as it comes, and a part of the whole suite. ``FullTrail`` is about one that was asked for a
+``Trail`` is about a store with default settings, and part of the whole suite. ``FullTrail`` is about one that writes a
 line for every change.
 """
 # ruff: noqa: S101 - a suite of tests asserts
@@ -83,10 +83,10 @@ def summaries(store: Handle) -> list[Entry]:
 
 
 class Trail(Suite):
-    """The audit trail as it comes."""
+    """The audit trail with default settings."""
 
     def test_line(self, store: Handle, rival: Handle, scope: str) -> None:
-        """A line says when it was by the store's clock, to what, in which attempt, and by which process."""
+        """A line has its time by the store's clock, its key, its attempt, and its process."""
         before = store.perform(Now())
         saved(store, held(store, claim_on(scope)))
         (line,) = rival.perform(ReadTrail(scope, "key"))
@@ -95,7 +95,7 @@ class Trail(Suite):
         assert line == Entry(line.at, scope, "key", 1, "saved", this_process(), "phase ride_created done")
 
     def test_actor(self, store: Handle, scope: str) -> None:
-        """A store that acts for an operator says so."""
+        """A store that acts for an operator names the operator."""
         store.act_as("Zoë of the night shift")
         try:
             hold = saved(store, held(store, claim_on(scope)))
@@ -106,13 +106,13 @@ class Trail(Suite):
         assert actors == ["Zoë of the night shift", this_process()]
 
     def test_actor_of_a_transaction(self, store: Handle, scope: str) -> None:
-        """A transaction that acts for an operator says so, too."""
+        """A transaction that acts for an operator names the operator, too."""
         hold = held(store, claim_on(scope))
         store.act_as("Zoë of the night shift")
         try:
-            with transaction(store) as lent:
-                lent.perform(Open())
-                assert lent.perform(Commit(hold, RIDE)) is Verdict.DONE
+            with transaction(store) as tx:
+                tx.perform(Open())
+                assert tx.perform(Commit(hold, RIDE)) is Verdict.DONE
         finally:
             store.act_as(None)
         assert [line.actor for line in store.perform(ReadTrail(scope, "key"))] == ["Zoë of the night shift"]
@@ -127,8 +127,8 @@ class Trail(Suite):
             assert trail(store, scope, key) == []
 
     def test_life_of_a_key(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
-        """From the claim to the answer, each change that the record does not tell is a line, oldest first; a save tells
-        what its step is.
+        """From the claim to the answer, each change that the record does not show is a line, oldest first; a save names
+        its step.
         """
         hold = saved(store, held(store, claim_on(scope)))
         age(LEASE)
@@ -147,7 +147,7 @@ class Trail(Suite):
         assert store.perform(ReadTrail(scope, "key", 2)) == lines[:2]
 
     def test_other_ends(self, store: Handle, scope: str, age: Age) -> None:
-        """A release, and what is given up, are told apart."""
+        """A release and a given-up attempt have different lines."""
         released = held(store, claim_on(scope, "released"))
         store.perform(Release(replace(released, attempt=0)))
         given_up = held(store, claim_on(scope, "given up"))
@@ -157,7 +157,7 @@ class Trail(Suite):
         assert trail(store, scope, "given up") == [(2, "taken over"), (2, "given up")]
 
     def test_an_effect_begun_and_done(self, store: Handle, scope: str) -> None:
-        """Of an effect it is told whether it was begun, or done, or had no effect after all."""
+        """The line of an effect says whether it was begun, or done, or had no effect."""
         hold = saved(store, held(store, claim_on(scope)))
         done = RIDE.plus(Done("effect", "charge_created", "ch_1"))
         for before, now in ((RIDE, IN_DOUBT), (IN_DOUBT, RIDE), (RIDE, IN_DOUBT), (IN_DOUBT, done)):
@@ -170,7 +170,7 @@ class Trail(Suite):
         ]
 
     def test_reasons(self, store: Handle, scope: str) -> None:
-        """Why a key was freed, an attempt given up or an operation parked is told, where a reason was given."""
+        """The line says why a key was freed, an attempt given up or an operation parked, if a reason was given."""
         store.perform(Release(held(store, claim_on(scope, "released")), reason="answered 429"))
         store.perform(Release(saved(store, held(store, claim_on(scope, "given up"))), reason="raised OSError"))
         store.perform(Park(held(store, claim_on(scope, "parked")), reason="effect charge_created unknown"))
@@ -183,7 +183,7 @@ class Trail(Suite):
             assert (last.event, last.detail) == (key, reason)
 
     def test_operators(self, store: Handle, scope: str) -> None:
-        """What was parked, and what an operator did about it, is told."""
+        """A parked operation, and what an operator did about it, have lines."""
         store.perform(Unpark(parked(store, claim_on(scope, "unparked")), RIDE))
         store.perform(Resolution(parked(store, claim_on(scope, "resolved")), CREATED))
         store.perform(Discard(parked(store, claim_on(scope, "discarded"))))
@@ -210,7 +210,7 @@ class Trail(Suite):
         assert line == Entry(line.at, "", "", 0, "reaped", this_process(), "2 deleted, 1 stripped")
 
     def test_reaping_nothing(self, store: Handle, scope: str, age: Age) -> None:
-        """A batch in which nothing was deleted or stripped leaves no line; and what was not done, none mentions."""
+        """A batch that deleted and stripped nothing leaves no line; and a line has no zero counts."""
         reap_everything(store, age)
         before = len(summaries(store))
         held(store, claim_on(scope))
@@ -222,37 +222,37 @@ class Trail(Suite):
         assert [line.detail for line in summaries(store)[before:]] == ["1 deleted"]
 
     def test_transactions(self, store: Handle, scope: str) -> None:
-        """What a transaction finishes, the record tells. A phase's line is there when it commits, and only then."""
+        """A finished transaction leaves no line: the record shows it. A phase leaves its line with its commit."""
         claim = claim_on(scope)
-        with transaction(store) as lent:
-            hold = begun(lent, claim)
-            assert lent.perform(Finish(claim, hold, None, Event.COMPLETE, CREATED)) is Verdict.DONE
+        with transaction(store) as tx:
+            hold = begun(tx, claim)
+            assert tx.perform(Finish(claim, hold, None, Event.COMPLETE, CREATED)) is Verdict.DONE
         assert trail(store, scope) == []
         phase = held(store, claim_on(scope, "phase"))
-        with transaction(store) as lent:
-            lent.perform(Open())
-            lent.perform(Undo())
-            lent.perform(Open())
-            assert lent.perform(Commit(phase, RIDE)) is Verdict.DONE
+        with transaction(store) as tx:
+            tx.perform(Open())
+            tx.perform(Undo())
+            tx.perform(Open())
+            assert tx.perform(Commit(phase, RIDE)) is Verdict.DONE
         lines = store.perform(ReadTrail(scope, "phase"))
         assert [(line.event, line.detail) for line in lines] == [("saved", "phase ride_created done")]
 
     def test_transactions_in_place_of_others(self, store: Handle, scope: str, age: Age) -> None:
-        """A transaction that finishes what another worker had begun says so; one in place of what expired does not."""
+        """A transaction that finishes another worker's operation leaves a line; after an expired record it does not."""
         dead, expired = held(store, claim_on(scope, "dead")), completed(store, claim_on(scope, "expired"))
         age(LEASE)
         claim = claim_on(scope, "dead")
-        with transaction(store) as lent:
-            lent.perform(Begin(claim))
+        with transaction(store) as tx:
+            tx.perform(Begin(claim))
             hold = Hold(scope, "dead", 2, claim.token)
-            assert lent.perform(Finish(claim, hold, dead, Event.COMPLETE, CREATED)) is Verdict.DONE
+            assert tx.perform(Finish(claim, hold, dead, Event.COMPLETE, CREATED)) is Verdict.DONE
         assert trail(store, scope, "dead") == [(2, "taken over")]
         age(RETENTION)
         claim = claim_on(scope, "expired")
-        with transaction(store) as lent:
-            lent.perform(Begin(claim))
+        with transaction(store) as tx:
+            tx.perform(Begin(claim))
             hold = Hold(scope, "expired", 1, claim.token)
-            assert lent.perform(Finish(claim, hold, expired, Event.COMPLETE, CREATED)) is Verdict.DONE
+            assert tx.perform(Finish(claim, hold, expired, Event.COMPLETE, CREATED)) is Verdict.DONE
         assert trail(store, scope, "expired") == []
 
     def test_nothing_changed_nothing_told(self, store: Handle, rival: Handle, scope: str) -> None:
@@ -271,8 +271,8 @@ class Trail(Suite):
         """A replay in atomic mode leaves no line."""
         completed(store, claim_on(scope))
         for each in (store, rival):
-            with transaction(each) as lent:
-                lent.perform(Begin(claim_on(scope)))
+            with transaction(each) as tx:
+                tx.perform(Begin(claim_on(scope)))
         assert trail(store, scope) == []
 
     def test_crowd(self, store: Handle, scope: str) -> None:
@@ -286,7 +286,7 @@ class Trail(Suite):
             assert trail(store, scope, f"key {number}") == [(1, "saved")]
 
     def test_notes(self, store: Handle, scope: str) -> None:
-        """What no statement tells can be noted, with a detail; a note makes no record."""
+        """Other events can be noted, with a detail; a note makes no record."""
         hold = held(store, claim_on(scope))
         store.perform(Note(hold, "replayed"))
         store.perform(Note(replace(hold, attempt=7), "fenced", 'it\'s "odd" \\ Zoë'))
@@ -307,7 +307,7 @@ class Trail(Suite):
         assert trail(store, scope, "absent") == []
 
     def test_old_lines_are_reaped(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
-        """Lines older than so much are deleted, so many at a time; the record is not touched by it."""
+        """Lines older than a limit are deleted, so many at a time; the record is not touched by it."""
         month, year = timedelta(days=30), timedelta(days=365)
         age(10 * year)
         while store.perform(ReapTrail(1000, year)):
@@ -368,17 +368,17 @@ class FullTrail(Suite):
     def test_transactions_in_full(self, store: Handle, scope: str, age: Age) -> None:
         """A transaction's line is there when it commits, and only then: one, whether or not it took over."""
         claim = claim_on(scope)
-        with transaction(store) as lent:
-            hold = begun(lent, claim)
+        with transaction(store) as tx:
+            hold = begun(tx, claim)
             assert trail(store, scope) == []
-            assert lent.perform(Finish(claim, hold, None, Event.COMPLETE, CREATED)) is Verdict.DONE
+            assert tx.perform(Finish(claim, hold, None, Event.COMPLETE, CREATED)) is Verdict.DONE
         assert trail(store, scope) == [(1, "completed")]
         dead, claim = held(store, claim_on(scope, "dead")), claim_on(scope, "dead")
         age(LEASE)
-        with transaction(store) as lent:
-            lent.perform(Begin(claim))
+        with transaction(store) as tx:
+            tx.perform(Begin(claim))
             hold = Hold(scope, "dead", 2, claim.token)
-            assert lent.perform(Finish(claim, hold, dead, Event.FAIL, CREATED)) is Verdict.DONE
+            assert tx.perform(Finish(claim, hold, dead, Event.FAIL, CREATED)) is Verdict.DONE
         assert trail(store, scope, "dead") == [(1, "claimed"), (2, "failed")]
 
     def test_nothing_changed_nothing_told_in_full(self, store: Handle, rival: Handle, scope: str) -> None:

@@ -1,4 +1,4 @@
-"""Guarantee 10: the dead are swept, the old are reaped, nothing in flight is touched; and what operators may do."""
+"""Guarantee 10: keys of dead workers are swept, old records reaped, none in progress; and operators' commands."""
 # ruff: noqa: PLR2004, S101 - a suite of tests asserts, and what it expects is a bare number
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Upkeep(Suite):
     """Sweeping, reaping and resolving."""
 
     def test_stuck_records(self, store: Handle, scope: str, age: Age) -> None:
-        """What is in progress under a lease that has run out is found, with all it takes to judge it."""
+        """Records in progress under an expired lease are found, with everything that the services need."""
         plain = held(store, claim_on(scope, "plain"))
         age(timedelta(minutes=1))
         full = saved(store, held(store, claim_on(scope, "full", on_crash="refuse", request=REQUEST)))
@@ -77,7 +77,7 @@ class Upkeep(Suite):
         assert first.silent_for - second.silent_for >= timedelta(minutes=1) - timedelta(seconds=1)
 
     def test_stuck_records_are_narrowed_down(self, store: Handle, scope: str, age: Age) -> None:
-        """Those with a request can be asked for alone; those whose key was freed come only if they are wanted."""
+        """Records with a request can be searched for alone; those with a freed key are found only on request."""
         held(store, claim_on(scope, "plain"))
         kept = held(store, claim_on(scope, "kept", request=REQUEST))
         freed = saved(store, held(store, claim_on(scope, "freed", request=REQUEST)))
@@ -96,13 +96,13 @@ class Upkeep(Suite):
         assert self._stuck(store, scope, with_nobodys=True) == []  # by now they are the reaper's
 
     def test_kept_request(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
-        """A request that was kept comes back byte for byte, through take-overs, to its holder alone."""
+        """A stored request comes back byte for byte, after take-overs, to its holder alone."""
         hold = held(store, claim_on(scope, request=REQUEST))
         assert rival.perform(ReadRequest(hold)) == REQUEST
         age(LEASE)
-        heir = taken_over(rival, claim_on(scope), hold)
-        assert store.perform(ReadRequest(heir)) == REQUEST
-        for stranger in (hold, replace(heir, token=uuid4().bytes), replace(heir, key="absent")):
+        successor = taken_over(rival, claim_on(scope), hold)
+        assert store.perform(ReadRequest(successor)) == REQUEST
+        for stranger in (hold, replace(successor, token=uuid4().bytes), replace(successor, key="absent")):
             assert store.perform(ReadRequest(stranger)) is None
 
     def test_request_with_an_empty_body(self, store: Handle, scope: str) -> None:
@@ -112,14 +112,14 @@ class Upkeep(Suite):
         assert store.perform(ReadRequest(held(store, claim_on(scope, "none")))) is None
 
     def test_credentials_are_not_kept(self, store: Handle, scope: str) -> None:
-        """What a client proves itself with is not kept with its request: whose it is, is."""
+        """Credentials are not stored with a request; its principal is."""
         secret = (b"authorization", b"Bearer secret"), (b"cookie", b"session=secret")
         head = replace(REQUEST.head, headers=(*secret, *REQUEST.head.headers))
         hold = held(store, claim_on(scope, request=replace(REQUEST, head=head)))
         assert store.perform(ReadRequest(hold)) == REQUEST
 
     def test_request_ends_with_the_operation(self, store: Handle, scope: str, age: Age) -> None:
-        """When the operation has ended its request is gone; when it starts anew, the new one is kept."""
+        """When the operation has ended its request is deleted; a new operation stores its own."""
         hold = held(store, claim_on(scope, request=REQUEST))
         store.perform(Complete(hold, Event.COMPLETE, CREATED))
         assert store.perform(ReadRequest(hold)) is None
@@ -132,7 +132,7 @@ class Upkeep(Suite):
         assert stuck.on_crash == "refuse"
 
     def test_swept_key(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
-        """A swept record is nobody's; it keeps all else, and whoever was thought dead is fenced off."""
+        """A swept record has no holder and keeps all else; its worker, if it still lives, is fenced."""
         hold = saved(store, held(store, claim_on(scope)))
         age(LEASE)
         before = record(store, scope)
@@ -143,20 +143,20 @@ class Upkeep(Suite):
         assert taken_over(store, claim_on(scope), replace(hold, token=NOBODYS_TOKEN)).attempt == 2
 
     def test_living_are_not_swept(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
-        """A worker that has renewed in the meantime is not swept, nor is its heir, nor what has ended."""
+        """The key of a worker that has renewed is not swept, nor that of the next worker, nor an ended one."""
         hold = held(store, claim_on(scope))
         self._is_fenced(rival, scope, Sweep(hold))
         age(LEASE)
         store.perform(Renew(((hold, LEASE),)))
         self._is_fenced(rival, scope, Sweep(hold))
         age(LEASE)
-        heir = taken_over(store, claim_on(scope), hold)
+        successor = taken_over(store, claim_on(scope), hold)
         age(LEASE)
         self._is_fenced(rival, scope, Sweep(hold))
-        self._is_fenced(rival, scope, Sweep(replace(heir, token=uuid4().bytes)))
-        store.perform(Complete(heir, Event.COMPLETE, CREATED))
-        self._is_fenced(rival, scope, Sweep(heir))
-        assert rival.perform(Sweep(replace(heir, key="absent"))) is Verdict.FENCED
+        self._is_fenced(rival, scope, Sweep(replace(successor, token=uuid4().bytes)))
+        store.perform(Complete(successor, Event.COMPLETE, CREATED))
+        self._is_fenced(rival, scope, Sweep(successor))
+        assert rival.perform(Sweep(replace(successor, key="absent"))) is Verdict.FENCED
 
     def test_ended_records_are_deleted(self, store: Handle, scope: str, age: Age) -> None:
         """Past its retention an answer is deleted; within it, it stays."""
@@ -171,7 +171,7 @@ class Upkeep(Suite):
         assert record(store, scope, "young").answer == CREATED
 
     def test_answers_are_stripped(self, store: Handle, scope: str, age: Age) -> None:
-        """Where a late retry is to be refused, a tombstone stays: the status without headers and body, for ever."""
+        """If a late retry is to be refused, a tombstone stays: the status without headers and body, for ever."""
         reap_everything(store, age)
         hold = saved(store, held(store, claim_on(scope, after_retention="strip")))
         store.perform(Complete(hold, Event.COMPLETE, CREATED))
@@ -216,7 +216,7 @@ class Upkeep(Suite):
         assert store.perform(Reap(10, ABANDONED)) == reaped
 
     def test_abandoned_records_fail(self, store: Handle, scope: str, age: Age) -> None:
-        """What nobody ended within its retention fails with the reaper's answer, and is deleted next time."""
+        """A record that did not end within its retention fails with the reaper's answer, and is deleted next time."""
         reap_everything(store, age)
         hold = saved(store, held(store, claim_on(scope, request=REQUEST)))
         age(RETENTION)
@@ -225,7 +225,7 @@ class Upkeep(Suite):
         assert (after.state, after.answer) == (State.FAILED, ABANDONED)
         assert after.completed_at is not None
         assert store.perform(ReadRequest(hold)) is None
-        # Its worker, awake again, must not believe that its own answer is the one that is kept.
+        # Its worker, if it still lives, must not believe that its own answer is the one that is kept.
         self._is_fenced(store, scope, Complete(hold, Event.COMPLETE, CREATED))
         assert store.perform(Reap(10, ABANDONED)) == Reaped(deleted=1)
 
@@ -259,7 +259,7 @@ class Upkeep(Suite):
         assert record(store, scope, "deleted 2").answer == CREATED
 
     def test_several_reap_at_once(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
-        """Rounds that meet take each record once, and leave none behind between them."""
+        """Rounds that run at the same time take each record once, and miss none."""
         reap_everything(store, age)
         store.perform_all([claim_on(scope, f"key {number}") for number in range(MANY)])
         age(RETENTION)
@@ -271,7 +271,7 @@ class Upkeep(Suite):
         assert store.perform(Look(scope, "key 0")) is None
 
     def test_discarded_record(self, store: Handle, rival: Handle, scope: str) -> None:
-        """An operator frees a key whatever it did: the record is gone, its holder is fenced off, and the key is new."""
+        """An operator frees a key whatever it did: the record is deleted, its holder is fenced, and the key is new."""
         hold = saved(store, held(store, claim_on(scope)))
         assert rival.perform(Discard(hold)) is Verdict.DONE
         assert store.perform(Look(scope, "key")) is None
@@ -281,7 +281,7 @@ class Upkeep(Suite):
         assert store.perform(Look(scope, "parked")) is None
 
     def test_only_what_was_seen_is_discarded(self, store: Handle, scope: str) -> None:
-        """An answer is not discarded, nor is a record that somebody else holds by now."""
+        """An answer is not discarded, nor is a record that another worker holds by now."""
         hold = held(store, claim_on(scope))
         self._is_fenced(store, scope, Discard(replace(hold, attempt=2)))
         self._is_fenced(store, scope, Discard(replace(hold, token=uuid4().bytes)))
@@ -290,7 +290,7 @@ class Upkeep(Suite):
         assert store.perform(Discard(replace(hold, key="absent"))) is Verdict.FENCED
 
     def test_unparked_record(self, store: Handle, rival: Handle, scope: str) -> None:
-        """An operator says what an effect did: the operation is nobody's, and the next attempt goes on from there."""
+        """An operator says what an effect did: the record has no holder, and the next attempt goes on from there."""
         hold = parked(store, claim_on(scope, request=REQUEST))
         settled = IN_DOUBT.plus(Done("effect", "charge_created", {"id": "ch_1"}))
         assert rival.perform(Unpark(hold, settled)) is Verdict.DONE
@@ -298,8 +298,8 @@ class Upkeep(Suite):
         assert (after.state, after.token, after.is_stuck) == (State.PROCESSING, NOBODYS_TOKEN, True)
         assert (after.steps, after.recovery_point) == (written(settled), "charge_created")
         # It was an attempt, the operator's.
-        heir = taken_over(store, claim_on(scope), replace(hold, attempt=2, token=NOBODYS_TOKEN))
-        assert (heir.attempt, store.perform(ReadRequest(heir))) == (3, REQUEST)
+        successor = taken_over(store, claim_on(scope), replace(hold, attempt=2, token=NOBODYS_TOKEN))
+        assert (successor.attempt, store.perform(ReadRequest(successor))) == (3, REQUEST)
 
     def test_resolved_answer(self, store: Handle, rival: Handle, scope: str) -> None:
         """An operator ends a parked operation with an answer, which is then replayed like any other."""

@@ -13,7 +13,7 @@ from semel.django import conf, upkeep
 class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
     """Reaps once."""
 
-    help = "Clear away what is past its retention, once. Nothing in flight and nothing parked is touched."
+    help = "Clear the records past their retention, once. Records in progress and parked ones stay."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""
@@ -27,7 +27,7 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
             "--batch",
             type=int,
             default=MAX_BATCH,
-            help="How many records one statement clears away at most.",
+            help="How many records one statement clears at most.",
         )
         upkeep.add_json(parser)
 

@@ -1,12 +1,12 @@
 -- name: claim
--- Take each key that is free; say what is there otherwise.
--- A script is one step: of any number of claims, one finds nothing. One that finds something writes nothing, so that a
--- replay costs neither replication nor a line of the append-only file. No record in flight has a TTL: a key that still
+-- Take each key that is free; otherwise return what is there.
+-- A script is atomic: of any number of claims, one finds nothing. One that finds a record writes nothing, so that a
+-- replay costs neither replication nor a line of the append-only file. Records in progress have no TTL: a key that still
 -- runs is never freed by the clock.
--- Claims under the same terms go in one call, and share one look at the clock; in a Cluster each has its own call. One
+-- Claims under the same terms go in one call, and read the clock once; in a Cluster each has its own call. One
 -- that is refused (memory is full) refuses no other: its error is its outcome.
--- A key that tells when it was made needs no tombstone, if that was before now by this clock: it is refused by its age.
--- on_crash and after_retention are stored where they are not "rerun" and "delete".
+-- A key with its own time needs no tombstone, if that is before now by this clock: a late retry is refused by its age.
+-- on_crash and after_retention are stored if they are not "rerun" and "delete".
 -- ARGV: lease, retention, on_crash, after_retention, is_accepted, channel; and for each key in turn:
 --       scope, key, token, fingerprint, request_line [, made_at, request, request_body]; an empty text stands for none.
 -- Answers for each key 1, or what was found, or an error.
@@ -62,7 +62,7 @@ for place = 1, #KEYS do
         if type(done) ~= 'table' then
             outcomes[place] = 1
             if ARGV[5] == '1' then
-                -- A worker may listen. Without leave to publish it will find the record all the same.
+                -- Tell listening workers. If publishing is not allowed, they will find the record later.
                 redis.pcall('PUBLISH', ARGV[6], 'accepted')
             end
         elseif string.find(done.err, 'READONLY') then

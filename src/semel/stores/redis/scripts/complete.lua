@@ -1,9 +1,9 @@
 -- name: complete
--- Store how operations ended. Only the attempt that holds a key may, and it proves it by its token.
+-- Store how operations ended. Only the attempt that holds a key may do this: its token is compared.
 -- From now on Redis may delete a record by itself when its retention is over; but not within the next minute, in which
--- this may be said again because the reply was lost. What is to leave a tombstone is the reaper's to strip.
--- The request is needed no more; the steps stay, for people to look at. The lease stays, too: it means nothing any more,
--- and to delete it would be one more command.
+-- this may be sent again because the reply was lost. The reaper strips records that leave a tombstone.
+-- The request is deleted; the steps stay, for operators. The lease stays, too: it has no meaning any more,
+-- and deleting it would be one more command.
 -- ARGV: channel; and for each key in turn: attempt, token, state, status, headers, hint [, body].
 --       No hint: no caller waits. No body: a tombstone.
 -- Answers for each key 0: fenced; 1: it had ended so before; 2: it has now; 3 and more: it has now, and has to be kept

@@ -1,5 +1,5 @@
 -- name: due
--- Read some of those records that a service should look at by now, the longest overdue first.
+-- Read some of the records that a service should check now, the longest overdue first.
 -- ARGV: offset, count. Answers names and times in turn.
 local clock = redis.call('TIME')
 return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', clock[1] * 1000000 + clock[2], 'WITHSCORES',

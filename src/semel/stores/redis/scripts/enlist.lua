@@ -1,6 +1,6 @@
 -- name: enlist
--- Write down when a service should look at some records again: when their leases will be over, or their retention.
--- It is a hint beside the records, which are on other servers of a Cluster. Nothing is decided by it.
+-- Note when a service should check some records again: when their leases or their retention will be over.
+-- It is only a hint: the records themselves may be on other servers of a Cluster. Nothing is decided by it.
 -- ARGV: names and delays in turn. Answers the time that the delays were added to.
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]

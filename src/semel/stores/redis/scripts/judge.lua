@@ -1,5 +1,5 @@
 -- name: judge
--- Read as much of a record as those who clean up have to know, and the clock that judges it.
+-- Read the part of a record that the services need, and the clock to compare it with.
 local clock = redis.call('TIME')
 local seen = redis.call('HMGET', KEYS[1], 'state', 'scope', 'key', 'attempt', 'token', 'lease_expires_at', 'created_at',
                         'expires_at', 'after_retention', 'on_crash', 'steps', 'tries', 'accepted')

@@ -1,5 +1,5 @@
 -- name: look
--- Read one record, and the clock that judges it. Lists leave bodies behind, and only say whether there is one.
+-- Read one record, and the clock to compare it with. Lists do not read bodies, only whether there is one.
 -- ARGV: with_body
 local clock = redis.call('TIME')
 local seen = redis.call('HMGET', KEYS[1], 'state', 'scope', 'key', 'attempt', 'token', 'fingerprint', 'recovery_point',

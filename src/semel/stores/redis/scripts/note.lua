@@ -1,6 +1,6 @@
 -- name: note
 -- Add lines to the audit trail of a key: the time, and what happened as JSON.
--- The trail goes a while after its last line, where no reaper clears it sooner.
+-- The trail expires a while after its last line, if no reaper clears it sooner.
 -- ARGV: how many milliseconds to keep it, and the lines
 local clock = redis.call('TIME')
 for each = 2, #ARGV do

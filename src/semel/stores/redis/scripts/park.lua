@@ -1,6 +1,6 @@
 -- name: park
--- Stop an operation until an operator has said what it did. It has no lease then, and no TTL.
--- The worker that parks may say so twice; of others, who may only where the lease is over, one is told that it did.
+-- Stop an operation until an operator resolves it. It has no lease then, and no TTL.
+-- Its worker may send this twice. Others may only after the lease is over, and one of them gets 2.
 -- ARGV: attempt, token, if_silent. Answers 0: fenced; 1: it was parked before; 2: it is now.
 local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'lease_expires_at')
 if seen[2] ~= ARGV[1] or seen[3] ~= ARGV[2] then

@@ -1,9 +1,9 @@
 -- name: reap
--- Clear away one record that is past retention: nothing in flight, nothing parked, no tombstone that is to stay.
--- What has no end fails first, and has no holder: its worker, awake again, must not believe that its own answer is the
--- one that is kept. Most records never come here: Redis has deleted them by itself.
+-- Clear one record that is past retention: none in progress, none parked, no tombstone that has to stay.
+-- One without an end fails first, without a holder: its worker, if it still lives, must not believe that its answer was
+-- kept. Most records never come here: Redis has deleted them by their TTL.
 -- ARGV: token_of_none, status, headers, body
--- Answers what came of it (0: nothing, 1: deleted, 2: stripped, 3: failed), and the attempt.
+-- Answers the result (0: nothing, 1: deleted, 2: stripped, 3: failed), and the attempt.
 local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'lease_expires_at', 'expires_at', 'after_retention')
 if not seen[1] or seen[1] == 'unknown' then
     return {0, 0}

@@ -1,9 +1,9 @@
 -- name: release
--- Free the key: nothing happened. Attempt 0 stands for whatever number this token was given.
--- After a take-over, and after a step that was saved, something may have happened; and what was accepted is promised to
+-- Free the key: nothing happened. Attempt 0 stands for the attempt with this token, whatever its number.
+-- After a take-over, and after a saved step, something may have happened; and an accepted operation was promised to
 -- be run. Such a record stays without a holder, and the next request may take it at once.
 -- ARGV: attempt, token, token_of_none, channel, hint. No channel: no request waits.
--- Answers what came of it (0: fenced, 1: there was none, 2: it is free, 3: it was given up), and the attempt.
+-- Answers the result (0: fenced, 1: there was none, 2: it is free, 3: it was given up), and the attempt.
 local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'steps', 'accepted')
 if not seen[1] then
     return {1, 0}

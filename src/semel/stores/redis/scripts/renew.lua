@@ -1,5 +1,5 @@
 -- name: renew
--- Prolong a lease, if it is still this attempt's. One that ran out, and was not taken, is still its own.
+-- Renew a lease, if it is still this attempt's. One that ran out, and was not taken over, is still its own.
 -- ARGV: attempt, token, lease. Answers 1, or 0: lost.
 local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token')
 if seen[1] ~= 'processing' or seen[2] ~= ARGV[1] or seen[3] ~= ARGV[2] then

@@ -1,6 +1,6 @@
 -- name: resolve
--- End a parked operation with an answer, because an operator says that it took effect. It is kept for as long again as
--- from its beginning.
+-- End a parked operation with an answer: an operator says that it took effect. It is kept for a whole retention from
+-- now on.
 -- ARGV: attempt, token, token_of_none, status, headers [, body]. No body: a tombstone.
 -- Answers 0: fenced; 2: done; 3 and more: done, and it has to be kept for so long (less 3) before it is stripped.
 local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'created_at', 'expires_at', 'after_retention')

@@ -1,6 +1,6 @@
 -- name: save
--- Store how far the operation has come, in place of what was there before, or of itself, and of nothing else:
--- a copy of this that was held up on its way must not set back one that has gone on.
+-- Store the steps. They replace what was there before, or themselves, and nothing else:
+-- a delayed copy of this must not set back later progress.
 -- ARGV: attempt, token, before, steps, recovery_point; an empty text stands for none. Answers 1, or 0: fenced.
 local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'steps')
 local steps = seen[4] or ''

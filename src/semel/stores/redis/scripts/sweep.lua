@@ -1,5 +1,5 @@
 -- name: sweep
--- Free the key of a dead worker, if its lease is still over. The record stays, and the next takes it over.
+-- Free the key of a dead worker, if its lease is still over. The record stays, for the next worker to take over.
 -- ARGV: attempt, token, token_of_none. Answers 1, or 0: fenced.
 local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'lease_expires_at')
 if seen[1] ~= 'processing' or seen[2] ~= ARGV[1] or seen[3] ~= ARGV[2] then

@@ -1,9 +1,9 @@
 -- name: take_over
--- Take the key where the worker's lease ran out, or the record expired, if it is still the one that was seen;
--- without a client (is_abandoned), also begin one that is pending.
--- A record that expired starts anew. One that did not stays the same operation: it keeps its age, its fingerprint,
--- its steps and its request. Either way it is in flight now, and has no TTL.
--- What is unknown never expires: an operator has to say what it did.
+-- Take the key over after its lease ran out, or its record expired, if it is still the one that was seen;
+-- without a client (is_abandoned), also begin a pending one.
+-- An expired record becomes a new operation. Any other stays the same operation: it keeps its age, its fingerprint,
+-- its steps and its request. Either way it is in progress now, and has no TTL.
+-- An unknown one never expires: an operator has to resolve it.
 -- ARGV: lease, retention, on_crash, after_retention, is_accepted, channel, seen_attempt, seen_token, is_abandoned,
 --       scope, key, token, fingerprint, request_line [, made_at, request, request_body]; as for claim.
 local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'lease_expires_at', 'expires_at')

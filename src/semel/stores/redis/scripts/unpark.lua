@@ -1,6 +1,6 @@
 -- name: unpark
--- Let a parked operation go on, an operator having said what its effect did. It has no holder, and may be taken at once.
--- It counts as an attempt, the operator's; the tries without its client begin anew, and so does its retention.
+-- Let a parked operation go on: an operator has said what its effect did. It has no holder, and may be taken at once.
+-- It counts as an attempt, the operator's; the tries without its client and its retention start again from zero.
 -- ARGV: attempt, token, token_of_none, steps, recovery_point; an empty text stands for none.
 -- Answers the new attempt, or 0: fenced.
 local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'created_at', 'expires_at')
