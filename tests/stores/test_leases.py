@@ -23,7 +23,7 @@ SHORT = timedelta(milliseconds=30)
 LONG = timedelta(hours=1)
 SECONDS = 30  # only a broken leases is waited for that long
 
-A, B, C = (Hold("alice", key, 1, b"t" * 16) for key in "abc")
+A, B, C = (Hold("alice", key, 1, key.encode() * 16) for key in "abc")
 
 Answer = Callable[[Renew], frozenset[Hold]]
 
