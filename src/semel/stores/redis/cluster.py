@@ -1,7 +1,7 @@
 """How commands reach the server that has their keys: routes, redirections, scripts that it does not know, lost replies.
 How bytes are carried is in ``connection.py``.
 
-It is written once for both colours: over connections for threads nothing here ever waits (``connection.at_once``).
+It is written once for both colours: over connections for threads nothing here ever waits (``at_once``).
 Every command of ours may be sent again (guarantee 7 of ``stores/base.py``), so one whose reply was lost is.
 
 Where the slots of a Cluster are is asked over the connections that there are. redis-py's own client would first ask for
