@@ -1,4 +1,4 @@
-"""Lost replies: to COMMIT, and to statements that commit themselves. The worker must find out what happened.
+"""Replies that are lost: to COMMIT, and to statements that commit themselves. A worker that waits must find out.
 
 A proxy is between the workers and PostgreSQL. At random, it cuts a connection before a statement has reached the
 server, after the server has replied, or while the statement is still on its way.
@@ -6,6 +6,7 @@ server, after the server has replied, or while the statement is still on its way
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -19,9 +20,27 @@ from torture.scenario import Outcome, Plan, World, Worlds
 
 ENTRIES: tuple[Entry, ...] = ("wsgi", "asgi")
 
-#: What is cut, and how often. The words are those of the audit trail, which each statement writes into.
-STATEMENTS = {"COMMIT": 0.5, "'claimed'": 0.15, "'taken over'": 0.15, "'saved'": 0.15, "THEN 'completed'": 0.15}
-#: Cuts of each kind per payment: it must come to an end.
+#: What is cut, and how often. There are few take-overs and releases, so more of them are.
+STATEMENTS = {
+    "COMMIT": 0.5,
+    "BEGIN": 0.1,
+    "claim": 0.15,
+    "take-over": 0.5,
+    "save": 0.15,
+    "answer": 0.15,
+    "release": 0.3,
+}
+#: How a statement other than COMMIT is known: by what it does with the table. The record of atomic mode and the save of
+#: a phase are sent with their COMMIT.
+SHAPES = {
+    "BEGIN": re.compile(r"(^|; )BEGIN\b"),
+    "claim": re.compile(r"INSERT INTO semel_keys\b.*\bON CONFLICT\b", re.DOTALL),
+    "take-over": re.compile(r"UPDATE semel_keys\s+SET state\s+= CASE\b"),
+    "save": re.compile(r"UPDATE semel_keys\s+SET steps\b"),
+    "answer": re.compile(r"UPDATE semel_keys\s+SET state\s+= \$"),
+    "release": re.compile(r"DELETE FROM semel_keys\b"),
+}
+#: One payment meets no more of each: it must come to an end.
 MOST = 2
 
 #: Of five payments, three have COMMITs of the application's: one, one, and two.
@@ -46,7 +65,7 @@ class LostCommits:
         cutter = Cutter(plan.chance(self.name))
         with Proxy(worlds.server.url, cutter.choose, cutter.tell) as proxy, worlds.postgres(proxy.address) as world:
             cutter.world = world
-            pay_until(world, proxy, plan.share(self.minimum))
+            pay_until(world, proxy, cutter, plan.share(self.minimum))
             reached = swallowed(proxy)
             plan.tell(f"  {self.name}: {reached} swallowed; {cutter}")
             judged = world.outcome(reached, ("resolved unknown", "replay"))
@@ -74,7 +93,14 @@ class Cutter:
         if self._chance.random() >= STATEMENTS[what]:
             return None
         self._counts[what, marks] += 1
-        return self._chance.choice(list(Cut))
+        # The kinds of cuts that were not made yet come first: a short run makes each of them, too.
+        return self._chance.choice([cut for cut in Cut if not self.parts[_part(what, cut)]] or list(Cut))
+
+    @property
+    def missing(self) -> list[str]:
+        """The cuts that were planned and never made: a statement may have another shape than it had."""
+        planned = [_part(what, cut) for what in STATEMENTS for cut in Cut]
+        return [part for part in planned if not self.parts[part]]
 
     def __str__(self) -> str:
         """Say what was cut, in one line."""
@@ -82,19 +108,21 @@ class Cutter:
 
     def tell(self, lost: Lost) -> None:
         """Write down what was cut."""
-        what = kind_of(lost.sql)
-        self.parts[f"{what} {lost.cut.value}"] += 1
-        is_swallowed = what == "COMMIT" and lost.cut is not Cut.BEFORE
+        self.parts[_part(kind_of(lost.sql), lost.cut)] += 1
+        is_swallowed = is_commit(lost.sql) and lost.cut is not Cut.BEFORE
         for key in lost.marks:
             self.world.history.add(Event("swallowed" if is_swallowed else "cut", key))
+
+
+def _part(what: str | None, cut: Cut) -> str:
+    return f"{what} {cut.value}"
 
 
 def kind_of(sql: str) -> str | None:
     """Return which of ``STATEMENTS`` this is."""
     if is_commit(sql):
         return "COMMIT"
-    # Not "COMMIT": transactions begin as READ COMMITTED.
-    return next((words for words in STATEMENTS if words != "COMMIT" and words in sql), None)
+    return next((what for what, shape in SHAPES.items() if shape.search(sql)), None)
 
 
 def swallowed(proxy: Proxy) -> int:
@@ -102,8 +130,8 @@ def swallowed(proxy: Proxy) -> int:
     return sum(is_commit(lost.sql) for lost in proxy.confirmed)
 
 
-def pay_until(world: World, proxy: Proxy, wanted: int) -> None:
-    """Pay by both entry points until *wanted* COMMITs had their replies swallowed."""
+def pay_until(world: World, proxy: Proxy, cutter: Cutter, wanted: int) -> None:
+    """Pay by both entry points until *wanted* COMMITs had their replies swallowed, and every cut was made."""
     ends = time.monotonic() + PATIENCE_SECONDS
     with ExitStack() as stack:
         crowds = [
@@ -112,9 +140,12 @@ def pay_until(world: World, proxy: Proxy, wanted: int) -> None:
             )
             for number, entry in enumerate(ENTRIES)
         ]
-        while swallowed(proxy) < wanted:
+        while swallowed(proxy) < wanted or cutter.missing:
             if time.monotonic() > ends or not all(crowd.is_paying for crowd in crowds):
-                raise AssertionError(f"No client pays any more; {swallowed(proxy)} of {wanted} replies were swallowed.")
+                raise AssertionError(
+                    f"The run has ended early. {swallowed(proxy)} of {wanted} replies were swallowed; "
+                    f"never cut: {', '.join(cutter.missing) or 'nothing'}."
+                )
             time.sleep(POLL_SECONDS)
 
 
@@ -126,9 +157,9 @@ def late_saves(worlds: Worlds) -> Outcome:
 
         def choose(sql: str, _marks: tuple[str, ...]) -> Cut | None:
             nonlocal saves
-            saves += kind_of(sql) == "'saved'"
+            saves += kind_of(sql) == "save"
             # A phase's save is sent with its COMMIT. The first other one says that the provider is about to be asked.
-            return Cut.LATE if kind_of(sql) == "'saved'" and saves == 1 else None
+            return Cut.LATE if kind_of(sql) == "save" and saves == 1 else None
 
         with Proxy(worlds.server.url, choose, lambda _lost: None) as proxy, worlds.postgres(proxy.address) as world:
             outcome += late_save(world, proxy, entry)
@@ -140,7 +171,10 @@ def late_save(world: World, proxy: Proxy, entry: Entry) -> Outcome:
     proxy.delay_seconds = LATE_SECONDS
     payment = "steps", world.key()
     world.run([payment], entry=entry, fault=Fault(point="answering"))
+    ends = time.monotonic() + PATIENCE_SECONDS
     while not proxy.confirmed:
+        if time.monotonic() > ends:
+            raise AssertionError("No save was held up, or it never arrived.")
         time.sleep(POLL_SECONDS)
     world.database.end_leases([payment[1]])
     world.insist([payment], entry=entry)

@@ -1,27 +1,19 @@
 """A proxy before PostgreSQL that loses what it is told to lose: a statement, or the server's reply to it.
 
 It reads as much of the protocol as it takes to know which statement is executed, and which bytes are its reply. What it
-carries otherwise is passed on unchanged. It refuses encryption.
+carries otherwise is passed on as it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import struct
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
-from typing import Self
-from urllib.parse import urlsplit
 
-HOST = "127.0.0.1"
-
-#: Codes that a client sends first, in place of a version: requests for TLS or GSS, and to cancel a statement.
-_TLS, _GSS, _CANCEL = 80877103, 80877104, 80877102
+from tests.kit.carrier import Carrier, greet, message
 
 
 class Cut(Enum):
@@ -49,13 +41,12 @@ class Lost:
 Choose = Callable[[str, tuple[str, ...]], Cut | None]
 
 
-class Proxy:
-    """Carries connections from a free port to a server, in a thread of its own, and cuts those that are chosen."""
+class Proxy(Carrier):
+    """Cuts the connections that are chosen."""
 
     def __init__(self, url: str, choose: Choose, tell: Callable[[Lost], None], *, marks: str = r"pay-[\w-]+") -> None:
         """Stand before the server of *url*. *tell* hears of a cut before the client can notice it."""
-        parts = urlsplit(url)
-        self.server = parts.hostname or HOST, parts.port or 5432
+        super().__init__(url)
         self.choose = choose
         self.tell = tell
         self.marks = re.compile(marks.encode())
@@ -63,56 +54,15 @@ class Proxy:
         self.delay_seconds = 0.05
         #: Cuts after which the server has confirmed the statement.
         self.confirmed: list[Lost] = []
-        self._port = 0
-        self._loop = asyncio.new_event_loop()
-        self._is_listening = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
-        self._links: set[asyncio.Task[None]] = set()
 
-    def address(self, url: str) -> str:
-        """Return *url*, led through this proxy."""
-        parts = urlsplit(url)
-        user, at, _ = parts.netloc.rpartition("@")
-        return parts._replace(netloc=f"{user}{at}{HOST}:{self._port}").geturl()
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._is_listening.wait()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._listen())
-
-    async def _listen(self) -> None:
-        self._stop = asyncio.Event()
-        server = await asyncio.start_server(self._begin, HOST, 0)
-        self._port = server.sockets[0].getsockname()[1]
-        self._is_listening.set()
-        await self._stop.wait()
-        server.close()
-        for link in self._links:
-            link.cancel()
-        await asyncio.gather(*self._links, return_exceptions=True)
-
-    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = asyncio.get_running_loop().create_task(self._carry(reader, writer))
-        self._links.add(link)
-        link.add_done_callback(self._links.discard)
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def carry(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        """Carry one connection until either side, or a cut, ends it."""
         try:
             servers = await asyncio.open_connection(*self.server)
         except OSError:  # The server is down, and the client sees that here, too.
-            writer.transport.abort()
+            to_client.transport.abort()
             return
-        link = _Link(self, reader, writer, *servers)
+        link = _Link(self, client, to_client, *servers)
         try:
             await link.carry()
         finally:
@@ -147,7 +97,7 @@ class _Link:
     async def carry(self) -> None:
         """Carry until either side, or a cut, ends it."""
         with suppress(OSError, asyncio.IncompleteReadError):
-            if not await self._greet():
+            if not await greet(self._client, self._to_client, self._to_server):
                 return
             ways = [asyncio.ensure_future(way) for way in (self._up(), self._down())]
             try:
@@ -162,20 +112,9 @@ class _Link:
         self._to_client.close()
         self._to_server.close()
 
-    async def _greet(self) -> bool:
-        """Pass the greeting on, which alone has no kind; say whether a session follows."""
-        while True:
-            head = await self._client.readexactly(8)
-            length, code = struct.unpack("!II", head)
-            if code in {_TLS, _GSS}:
-                self._to_client.write(b"N")
-                continue
-            self._to_server.write(head + await self._client.readexactly(length - 8))
-            return bool(code != _CANCEL)
-
     async def _up(self) -> None:
         while True:
-            kind, packet = await _message(self._client)
+            kind, packet = await message(self._client)
             sql = self._understood(kind, packet[5:])
             cut = None if sql is None else self._proxy.choose(sql, self._marks)
             if sql is None or cut is None:
@@ -194,7 +133,7 @@ class _Link:
         self._is_mute = True
         held = [(kind, packet)]
         while held[-1][0] not in {b"Q", b"S"}:
-            held.append(await _message(self._client))
+            held.append(await message(self._client))
         if lost.cut is Cut.LATE:
             self._proxy.tell(lost)
             self._to_client.close()
@@ -215,7 +154,7 @@ class _Link:
 
     async def _down(self) -> None:
         while True:
-            kind, packet = await _message(self._server)
+            kind, packet = await message(self._server)
             if kind == b"C":
                 self._is_complete = not packet[5:].startswith(b"ROLLBACK")
             elif kind == b"Z":
@@ -239,13 +178,6 @@ class _Link:
         elif kind == b"E":
             return self._portals.get(first, "")
         return first.decode() if kind == b"Q" else None
-
-
-async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """Read one message; return its kind, and all of it."""
-    head = await reader.readexactly(5)
-    length = int.from_bytes(head[1:])
-    return head[:1], head + await reader.readexactly(length - 4)
 
 
 def is_commit(sql: str) -> bool:

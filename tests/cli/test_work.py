@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from semel.cli.durations import duration
 from semel.core.commands import Browse, Claim, Complete, Note, ReadTrail
 from semel.core.message import Answer
 from semel.core.record import NOBODYS_TOKEN, Hold
 from semel.core.state import Event, State
 from semel.errors import ConfigurationError
 from semel.stores import Store, store
+from semel.work.plan import duration
 
 Semel = Callable[..., subprocess.CompletedProcess[str]]
 

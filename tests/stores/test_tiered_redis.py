@@ -28,12 +28,13 @@ from semel.stores.base import AsyncStore, Store
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.redis.address import Address
 from semel.stores.redis.cluster import Client
-from semel.stores.redis.connection import Connections, Failure, Pipeline, at_once
+from semel.stores.redis.connection import Connections, Failure, Pipeline
 from semel.stores.tiered import Tiered
 from semel.stores.tiered import cache as cache_module
 from semel.stores.tiered.cache import Cache
 from semel.stores.tiered.memory import Entry, now
 from semel.stores.tiered.store import AsyncTieredStore, TieredStore
+from semel.stores.transaction import at_once
 from semel.testing.conformance import Handle, handle
 from tests.kit import servers
 

@@ -36,8 +36,8 @@ from semel.stores import AsyncStore, async_store
 from semel.stores.leases import AsyncLeases
 from semel.telemetry.logs import logger
 from semel.telemetry.tally import Tally
-from semel.work import AsyncBacklog, AsyncCompleter, AsyncReaper, AsyncService, AsyncSweeper, AsyncWorkers
-from semel.work.backlog import CONCURRENCY, checked_concurrency, looks_every
+from semel.work import AsyncBacklog, AsyncWorkers, Plan
+from semel.work.backlog import CONCURRENCY, looks_every
 from semel.work.completer import Finished
 
 WhoseRequest = Callable[[RequestView], str | Awaitable[str | None] | None]
@@ -90,7 +90,11 @@ class IdempotencyMiddleware:
             scope=checked_scope(scope),
             wake=self.backlog.wake,
         )
-        self.workers = AsyncWorkers(services(self, concurrency)) if work else None
+        self.workers = (
+            AsyncWorkers(Plan(concurrency=concurrency).services(self.store, self.finish, self.backlog))
+            if work
+            else None
+        )
         self._is_per_route = isinstance(scope, PerRoute)
         self._surroundings: dict[str, Any] = {}
 
@@ -211,15 +215,6 @@ class _Lifespan:
 
 def _shown(request: Request) -> str:
     return one_line(request_of(request.head.method, request.head.path))
-
-
-def services(middleware: IdempotencyMiddleware, concurrency: int = CONCURRENCY) -> list[AsyncService]:
-    """Return what works beside *middleware*: it runs *concurrency* operations at once, and cleans up."""
-    store, backlog = middleware.store, middleware.backlog
-    completers = [
-        AsyncCompleter(store, middleware.finish, backlog=backlog) for _ in range(checked_concurrency(concurrency))
-    ]
-    return [AsyncSweeper(store, has_completer=True), AsyncReaper(store), *completers]
 
 
 def _status_path(scope: object, routes: Routes, given: str | None) -> str | None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import json
 import logging
 import signal
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from queue import SimpleQueue
 from typing import Annotated, Any
 
@@ -19,27 +16,14 @@ import semel.asgi
 import semel.wsgi
 from semel.cli.address import StoreOption, opened
 from semel.cli.application import load, started
-from semel.cli.durations import duration
 from semel.cli.output import JsonOption
 from semel.core.upkeep import MAX_ATTEMPTS, MAX_BATCH
 from semel.errors import ConfigurationError
 from semel.flows.upkeep import ReapReport, SweepReport
-from semel.stores import AsyncStore, Store
-from semel.work import (
-    AsyncBacklog,
-    AsyncCompleter,
-    AsyncReaper,
-    AsyncService,
-    AsyncSweeper,
-    AsyncWorkers,
-    Backlog,
-    Completer,
-    Reaper,
-    Service,
-    Sweeper,
-    Workers,
-)
+from semel.work import AsyncBacklog, AsyncWorkers, Backlog, Plan, Reaper, Sweeper, Workers
 from semel.work.backlog import CONCURRENCY, looks_every
+from semel.work.plan import duration
+from semel.work.service import as_json as spelled
 
 AuditOption = Annotated[str, typer.Option(metavar="TIME", help="How long the audit trail is kept: 90d, 12h.")]
 BatchOption = Annotated[int, typer.Option(min=1, help="How many records one statement clears at most.")]
@@ -96,15 +80,15 @@ def work(
 
     Any number of these may run at once. When one is told to stop, it begins nothing new and finishes its current runs.
     """
-    plan = _Plan(
-        duration(sweep_every),
-        duration(reap_every),
-        duration(complete_every) if complete_every else None,
-        duration(audit_retention),
-        batch,
-        concurrency,
-        max_attempts,
+    plan = Plan(
+        sweep_every=duration(sweep_every),
+        reap_every=duration(reap_every),
+        audit_retention=duration(audit_retention),
+        batch=batch,
+        concurrency=concurrency,
+        max_attempts=max_attempts,
     )
+    every = duration(complete_every) if complete_every else None
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     said = f"Sweeping every {sweep_every}, reaping every {reap_every}"
     if app is None:
@@ -117,68 +101,26 @@ def work(
     loaded, middleware = load(app)
     middleware.workers = None  # Its own services would do the same work again in this process.
     is_accepting = middleware.guard.status_path is not None
-    every = plan.complete or looks_every(is_accepting=is_accepting)
+    every = every or looks_every(is_accepting=is_accepting)
     looks = complete_every or f"{every.total_seconds():g}s"
     said = f"{said}, finishing every {looks}, {concurrency} at once. Ctrl-C ends it."
     if isinstance(middleware, semel.asgi.IdempotencyMiddleware):
-        backlog = AsyncBacklog(every, middleware.store.listen if is_accepting else None)
-        asyncio.run(_work_async(loaded, middleware, plan, backlog, said))
+        waiting = AsyncBacklog(every, middleware.store.listen if is_accepting else None)
+        services_on_loop = plan.services(middleware.store, middleware.finish, waiting)
+        asyncio.run(_work_async(loaded, middleware, AsyncWorkers(services_on_loop), said))
     else:
         middleware.store.open()
-        services = plan.services(middleware.store, has_completer=True)
-        services += plan.completers(middleware, Backlog(every, middleware.store.listen if is_accepting else None))
+        backlog = Backlog(every, middleware.store.listen if is_accepting else None)
+        services = plan.services(middleware.store, middleware.finish, backlog)
         _until_stopped(Workers(services), said, middleware.drain)
         middleware.store.close()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """The options."""
-
-    sweep: timedelta
-    reap: timedelta
-    complete: timedelta | None
-    audit_retention: timedelta
-    batch: int
-    concurrency: int
-    max_attempts: int
-
-    def services(self, keys: Store, *, has_completer: bool = False) -> list[Service]:
-        return [
-            Sweeper(keys, interval=self.sweep, has_completer=has_completer),
-            Reaper(keys, interval=self.reap, audit_retention=self.audit_retention, batch=self.batch),
-        ]
-
-    def async_services(self, keys: AsyncStore) -> list[AsyncService]:
-        return [
-            AsyncSweeper(keys, interval=self.sweep, has_completer=True),
-            AsyncReaper(keys, interval=self.reap, audit_retention=self.audit_retention, batch=self.batch),
-        ]
-
-    def completers(self, middleware: semel.wsgi.IdempotencyMiddleware, backlog: Backlog) -> list[Service]:
-        return [
-            Completer(middleware.store, middleware.finish, backlog=backlog, max_attempts=self.max_attempts)
-            for _ in range(self.concurrency)
-        ]
-
-    def async_completers(
-        self, middleware: semel.asgi.IdempotencyMiddleware, backlog: AsyncBacklog
-    ) -> list[AsyncService]:
-        return [
-            AsyncCompleter(middleware.store, middleware.finish, backlog=backlog, max_attempts=self.max_attempts)
-            for _ in range(self.concurrency)
-        ]
-
-
-async def _work_async(
-    app: Any, middleware: semel.asgi.IdempotencyMiddleware, plan: _Plan, backlog: AsyncBacklog, said: str
-) -> None:
+async def _work_async(app: Any, middleware: semel.asgi.IdempotencyMiddleware, workers: AsyncWorkers, said: str) -> None:
     loop, stopped = asyncio.get_running_loop(), asyncio.Queue[str]()
     for each in STOPPING:
         loop.add_signal_handler(each, stopped.put_nowait, each.name)
     async with started(app):
-        keys = middleware.store
-        workers = AsyncWorkers([*plan.async_services(keys), *plan.async_completers(middleware, backlog)])
         workers.start()
         print(said, flush=True)
         name = await stopped.get()
@@ -205,11 +147,7 @@ def _until_stopped(workers: Workers, said: str, drain: Callable[[], None] = lamb
 
 
 def _put(report: SweepReport | ReapReport, *, as_json: bool) -> None:
-    """Print *report*; a run that stopped early is a failure."""
-    if as_json:
-        facts: dict[str, Any] = {each.name: getattr(report, each.name) for each in dataclasses.fields(report)}
-        print(json.dumps(facts | {"error": str(report.error) if report.error else None}))
-    else:
-        print(report)
+    """Print *report*; a run that was cut short is a failure."""
+    print(spelled(report) if as_json else report)
     if report.error is not None:
         raise report.error

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +12,8 @@ from semel.errors import ConfigurationError, SemelError
 from semel.flows.upkeep import ReapReport, SweepReport
 from semel.stores import Store
 from semel.work import Reaper, Sweeper
-from semel.work.durations import duration
+from semel.work.plan import duration
+from semel.work.service import as_json as spelled
 
 #: The same as in ``semel reap``.
 AUDIT_RETENTION = "90d"
@@ -43,10 +42,7 @@ def told(run: Callable[[], SweepReport | ReapReport], *, as_json: bool) -> str:
         report = run()
     except SemelError as error:
         raise CommandError(str(error)) from error
-    said = str(report)
-    if as_json:
-        facts: dict[str, Any] = {each.name: getattr(report, each.name) for each in dataclasses.fields(report)}
-        said = json.dumps(facts | {"error": str(report.error) if report.error else None})
+    said = spelled(report) if as_json else str(report)
     if report.error is not None:
         raise CommandError(said) from report.error
     return said

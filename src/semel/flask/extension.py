@@ -17,7 +17,7 @@ from semel.guard.request import switch
 from semel.stores import Store
 from semel.stores import store as open_store
 from semel.stores.tiered import Tiered
-from semel.work import Reaper, Sweeper, Workers
+from semel.work import Plan, Workers
 
 try:
     from flask import Flask, request
@@ -59,7 +59,7 @@ class Semel:
         installed = Installed(app, policy_of(settings["POLICY"]), settings["SCOPE"], settings["STORE"])
         if settings["WORK"]:
             store = installed.store
-            installed.workers = Workers([Sweeper(store), Reaper(store)])
+            installed.workers = Workers(Plan().services(store))
         app.extensions[EXTENSION] = installed
         app.before_request(installed.start)
         app.teardown_request(_let_go)

@@ -27,6 +27,7 @@ from semel.stores.sqlite.file import Place
 from semel.stores.statement import Names
 from semel.stores.tiered import Tiered
 from semel.stores.tiered.store import AsyncTieredStore, TieredStore
+from semel.stores.transaction import at_once
 
 Age = Callable[[timedelta], None]
 
@@ -194,8 +195,8 @@ def _on_every_redis(address: Any, script: str, *arguments: str) -> None:
     client = import_module("semel.stores.redis.cluster").Client(address, connections)
     command = protocol.packed("EVAL", script, "0", *arguments)
     try:
-        nodes = connection.at_once(client.masters())
-        connection.at_once(client.read([protocol.Call(b"", command, node=node) for node in nodes]))
+        nodes = at_once(client.masters())
+        at_once(client.read([protocol.Call(b"", command, node=node) for node in nodes]))
     finally:
         connections.close()
 

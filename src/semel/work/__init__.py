@@ -3,8 +3,9 @@
 from semel.work.backlog import AsyncBacklog, Backlog
 from semel.work.completer import AsyncCompleter, Completer
 from semel.work.loop import AsyncWorkers, Workers
+from semel.work.plan import Plan
 from semel.work.reaper import AsyncReaper, Reaper
-from semel.work.service import AsyncService, Report, Service
+from semel.work.service import AsyncService, Report, Service, StoreService
 from semel.work.sweeper import AsyncSweeper, Sweeper
 
 __all__ = [
@@ -16,9 +17,11 @@ __all__ = [
     "AsyncWorkers",
     "Backlog",
     "Completer",
+    "Plan",
     "Reaper",
     "Report",
     "Service",
+    "StoreService",
     "Sweeper",
     "Workers",
 ]

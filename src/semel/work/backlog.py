@@ -1,8 +1,8 @@
 """The operations that the completers of one process have found: ``Backlog`` for threads, ``AsyncBacklog`` for an event
 loop. It runs nothing.
 
-However many of them there are, the store is asked once in an interval what there is to do, and each operation is taken
-by one of them. Between processes the store sees to that, as it always does.
+However many completers there are, the store is asked once in an interval what there is to do, and each operation is
+taken by one of them. Between processes the store sees to that, as it always does.
 """
 
 from __future__ import annotations
@@ -12,27 +12,32 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
+from typing import Generic
 
 from semel.core.hint import ACCEPTED
 from semel.core.record import Stuck
-from semel.errors import ConfigurationError
+from semel.stores import AsyncStore, Store
 from semel.stores.forks import start_afresh_in_children
+from semel.work.service import S_co
 from semel.work.wakeup import AsyncWakeup, Wakeup
 
-#: An operation waits for its client first, so nobody notices these seconds.
+#: An operation waits for its client first, so these seconds are not noticed.
 COMPLETE_INTERVAL = timedelta(seconds=5)
 #: One that was accepted has a client who watches. It is one look at a small index.
 ACCEPT_INTERVAL = timedelta(seconds=1)
 #: How many operations are run at once in a process: most of them wait for others, and a few of them may be long.
 CONCURRENCY = 4
 
-#: For this share of the interval, nobody looks for what another has just looked for. Less than jitter leaves of it, so
-#: that whoever wakes first looks.
+#: For this share of the interval, what another completer has found is not looked for again. Less than jitter leaves of
+#: it, so that the first to wake looks.
 _FRESH = 0.75
 
 #: Begins to call back with what the store hears from other processes (``core/hint.py``).
 Listen = Callable[[Callable[[str], None]], None]
+#: Asks the store what there is to do.
+Look = Callable[[], Awaitable[tuple[Stuck, ...]]]
 
 
 def looks_every(*, is_accepting: bool) -> timedelta:
@@ -40,18 +45,37 @@ def looks_every(*, is_accepting: bool) -> timedelta:
     return ACCEPT_INTERVAL if is_accepting else COMPLETE_INTERVAL
 
 
-def checked_concurrency(concurrency: object) -> int:
-    """Return *concurrency* if so many operations can be run at once."""
-    if isinstance(concurrency, int) and not isinstance(concurrency, bool) and concurrency >= 1:
-        return concurrency
-    raise ConfigurationError(f"concurrency is how many operations are run at once, 1 or more, not {concurrency!r}.")
+class _ThreadLock:
+    """A lock that blocks its thread, with the face of one for an event loop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> None:
+        self._lock.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
 
 
-class _Items:
-    """What was found at the last look, and what is under way. It locks nothing."""
+class SharedBacklog(Generic[S_co]):
+    """What completers share: what was found at the last look, and what is under way."""
 
-    def __init__(self, interval: timedelta) -> None:
-        self._interval = interval.total_seconds()
+    _new_lock: Callable[[], AbstractAsyncContextManager[None]]
+    _new_wakeup: Callable[[], Wakeup | AsyncWakeup]
+
+    def __init__(self, interval: timedelta = COMPLETE_INTERVAL, listen: Listen | None = None) -> None:
+        """Look every *interval*; and sooner when *listen* says that something was accepted."""
+        self.interval = interval
+        self.wakeup = self._new_wakeup()
+        self._listen = listen
+        self.start_afresh()
+        start_afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Have nothing on it."""
+        #: Held by the completer that looks, and by one that reads or writes what was found.
+        self._looking, self._mutex = self._new_lock(), threading.Lock()
         self._found: dict[tuple[str, str], Stuck] = {}
         self._under_way: set[tuple[str, str]] = set()
         #: When each scope was last served, counted in operations.
@@ -60,48 +84,73 @@ class _Items:
         self._looked_at: float | None = None
         self._looked_by: object = None
         self._heard = -1
+        self._is_listening = False
 
-    def put(self, found: tuple[Stuck, ...], who: object, heard: int) -> None:
-        """Note what *who* has found; *heard* is how often the wakeup had rung before it looked."""
-        self._found = {(each.hold.scope, each.hold.key): each for each in self._by_service(found)}
-        self._looked_at, self._looked_by, self._heard = time.monotonic(), who, heard
+    def wake(self) -> None:
+        """Have one of them look now: there is something to do."""
+        self.wakeup.wake()
 
-    def is_fresh_for(self, who: object, heard: int) -> bool:
-        """Whether another has just looked, and nobody has called since."""
-        if self._looked_at is None or self._looked_by is who or self._heard != heard:
-            return False
-        return time.monotonic() - self._looked_at < _FRESH * self._interval
-
+    @property
     def left(self) -> timedelta:
         """How long until the next look."""
         passed = 0.0 if self._looked_at is None else time.monotonic() - self._looked_at
-        return timedelta(seconds=max(self._interval - passed, 0.0))
+        return max(self.interval - timedelta(seconds=passed), timedelta())
 
     @property
     def is_stale(self) -> bool:
         """Whether the next look is due."""
-        return self._looked_at is not None and not self.left()
+        return self._looked_at is not None and not self.left
 
-    @property
-    def all(self) -> tuple[Stuck, ...]:
-        """What nobody has taken yet, in the order in which it was found: scopes take turns."""
-        return tuple(self._found.values())
+    async def find(self, who: object, look: Look) -> tuple[Stuck, ...]:
+        """Return what there is to do: what another than *who* has just found, or what *look* finds.
+
+        Scopes take turns in it.
+        """
+        async with self._looking:
+            # Counted before the look: what is accepted during it may have been missed.
+            heard = self.wakeup.count
+            if not self._is_fresh_for(who, heard):
+                if self._listen is not None and not self._is_listening:
+                    self._is_listening = True
+                    self._listen(self._hear)
+                found: tuple[Stuck, ...] = ()
+                try:
+                    found = await look()
+                finally:
+                    # Also where it failed: the others need not fail at once, too.
+                    with self._mutex:
+                        self._found = {_place(each): each for each in self._by_service(found)}
+                        self._looked_at, self._looked_by, self._heard = time.monotonic(), who, heard
+            with self._mutex:
+                return tuple(self._found.values())
 
     def take(self, stuck: Stuck) -> bool:
         """Take it, unless another has, or it was found to be otherwise meanwhile."""
-        place = stuck.hold.scope, stuck.hold.key
-        found = self._found.get(place)
-        if found is None or found.hold != stuck.hold or place in self._under_way:
-            return False
-        del self._found[place]
-        self._under_way.add(place)
-        self._count += 1
-        self._served[stuck.hold.scope] = self._count
-        return True
+        place = _place(stuck)
+        with self._mutex:
+            found = self._found.get(place)
+            if found is None or found.hold != stuck.hold or place in self._under_way:
+                return False
+            del self._found[place]
+            self._under_way.add(place)
+            self._count += 1
+            self._served[stuck.hold.scope] = self._count
+            return True
 
     def done(self, stuck: Stuck) -> None:
-        """Whatever became of it: the next look may find it again."""
-        self._under_way.discard((stuck.hold.scope, stuck.hold.key))
+        """Say that it is no longer under way: the next look may find it again."""
+        with self._mutex:
+            self._under_way.discard(_place(stuck))
+
+    def _hear(self, name: str) -> None:
+        if name == ACCEPTED:
+            self.wake()
+
+    def _is_fresh_for(self, who: object, heard: int) -> bool:
+        """Whether another has just looked, and there was no call since."""
+        if self._looked_at is None or self._looked_by is who or self._heard != heard:
+            return False
+        return time.monotonic() - self._looked_at < _FRESH * self.interval.total_seconds()
 
     def _by_service(self, found: tuple[Stuck, ...]) -> list[Stuck]:
         """Let scopes take turns, as the store does, but those that were served last come last: where operations are so
@@ -118,134 +167,29 @@ class _Items:
         return [each for *_, each in placed]
 
 
-class Backlog:
+class Backlog(SharedBacklog[Store]):
     """Shared by completers in threads."""
 
-    _items: _Items
-    _looking: threading.Lock
-    _mutex: threading.Lock
-    _is_listening: bool
-
-    def __init__(self, interval: timedelta = COMPLETE_INTERVAL, listen: Listen | None = None) -> None:
-        """Look every *interval*; and sooner when *listen* says that something was accepted."""
-        self._interval = interval
-        self._listen = listen
-        self.wakeup = Wakeup()
-        self.start_afresh()
-        start_afresh_in_children(self)
-
-    def start_afresh(self) -> None:
-        """Have nothing on it."""
-        self._items = _Items(self._interval)
-        self._looking = threading.Lock()
-        self._mutex = threading.Lock()
-        self._is_listening = False
-
-    def wake(self) -> None:
-        """Have somebody look now: there is something to do."""
-        self.wakeup.wake()
-
-    @property
-    def left(self) -> timedelta:
-        """How long until the next look."""
-        with self._mutex:
-            return self._items.left()
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether the next look is due."""
-        with self._mutex:
-            return self._items.is_stale
-
-    def find(self, who: object, look: Callable[[], tuple[Stuck, ...]]) -> tuple[Stuck, ...]:
-        """Return what there is to do: what another has just found, or what *look* finds."""
-        with self._looking:
-            heard = self.wakeup.count
-            with self._mutex:
-                if self._items.is_fresh_for(who, heard):
-                    return self._items.all
-            if self._listen is not None and not self._is_listening:
-                self._is_listening = True
-                self._listen(self._hear)
-            found: tuple[Stuck, ...] = ()
-            try:
-                found = look()
-            finally:
-                # Also where it failed: the others need not fail at once, too.
-                with self._mutex:
-                    self._items.put(found, who, heard)
-            with self._mutex:
-                return self._items.all
-
-    def take(self, stuck: Stuck) -> bool:
-        """Take it, unless another has."""
-        with self._mutex:
-            return self._items.take(stuck)
-
-    def done(self, stuck: Stuck) -> None:
-        """Say that it is no longer under way."""
-        with self._mutex:
-            self._items.done(stuck)
-
-    def _hear(self, name: str) -> None:
-        if name == ACCEPTED:
-            self.wake()
+    _new_lock = _ThreadLock
+    _new_wakeup = Wakeup
 
 
-class AsyncBacklog:
+class AsyncBacklog(SharedBacklog[AsyncStore]):
     """Shared by completers on an event loop."""
 
-    def __init__(self, interval: timedelta = COMPLETE_INTERVAL, listen: Listen | None = None) -> None:
-        """Look every *interval*; and sooner when *listen* says that something was accepted."""
-        self._interval = interval
-        self._listen = listen
-        self.wakeup = AsyncWakeup()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._looking = asyncio.Lock()
-        self._items = _Items(interval)
+    _new_lock = asyncio.Lock
+    _new_wakeup = AsyncWakeup
+    _loop: asyncio.AbstractEventLoop | None = None
 
-    def wake(self) -> None:
-        """Have somebody look now: there is something to do."""
-        self.wakeup.wake()
-
-    @property
-    def left(self) -> timedelta:
-        """How long until the next look."""
-        return self._items.left()
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether the next look is due."""
-        return self._items.is_stale
-
-    async def find(self, who: object, look: Callable[[], Awaitable[tuple[Stuck, ...]]]) -> tuple[Stuck, ...]:
-        """Return what there is to do: what another has just found, or what *look* finds."""
+    async def find(self, who: object, look: Look) -> tuple[Stuck, ...]:
+        """Return what there is to do."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             # The loop that others looked on is gone, and they with it.
-            self._loop, self._looking, self._items = loop, asyncio.Lock(), _Items(self._interval)
-            if self._listen is not None:
-                self._listen(self._hear)
-        async with self._looking:
-            heard = self.wakeup.count
-            if self._items.is_fresh_for(who, heard):
-                return self._items.all
-            found: tuple[Stuck, ...] = ()
-            try:
-                found = await look()
-            finally:
-                # Also where it failed: the others need not fail at once, too.
-                self._items.put(found, who, heard)
-            return self._items.all
+            self._loop = loop
+            self.start_afresh()
+        return await super().find(who, look)
 
-    def take(self, stuck: Stuck) -> bool:
-        """Take it, unless another has."""
-        return self._items.take(stuck)
 
-    def done(self, stuck: Stuck) -> None:
-        """Say that it is no longer under way."""
-        self._items.done(stuck)
-
-    def _hear(self, name: str) -> None:
-        if name == ACCEPTED:
-            self.wake()
+def _place(stuck: Stuck) -> tuple[str, str]:
+    return stuck.hold.scope, stuck.hold.key

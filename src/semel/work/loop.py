@@ -12,8 +12,9 @@ import threading
 from collections.abc import Sequence
 from datetime import timedelta
 
+from semel.guard.running import run
 from semel.stores.forks import start_afresh_in_children
-from semel.work.service import AsyncHurried, AsyncService, Hurried, Report, Service
+from semel.work.service import AsyncService, Report, Service, outcome
 from semel.work.wakeup import AsyncWakeup, Wakeup
 
 #: Intervals vary by this share, so that processes that were started together do not stay together.
@@ -25,12 +26,12 @@ _logger = logging.getLogger("semel")
 class Workers:
     """Services in threads, one for each: a slow one does not hold up the others."""
 
-    _stopping: threading.Event
+    _loops: list[_Loop]
     _threads: list[threading.Thread]
 
     def __init__(self, services: Sequence[Service]) -> None:
         """Run *services*, once they are started."""
-        self._services = tuple((each, each.wakeup if isinstance(each, Hurried) else Wakeup()) for each in services)
+        self._services = tuple(services)
         self.start_afresh()
         start_afresh_in_children(self)
 
@@ -38,26 +39,24 @@ class Workers:
         """Run each service now, and then at its interval. Does nothing where they run already."""
         if self._threads:
             return
-        stopping = self._stopping = threading.Event()
+        self._loops = [_Loop(each, Wakeup) for each in self._services]
         self._threads = [
-            threading.Thread(target=_repeat, args=(each, wakeup, stopping), name=f"semel-{each.name}", daemon=True)
-            for each, wakeup in self._services
+            threading.Thread(target=run, args=(_Loop.repeat, each), name=each.name, daemon=True) for each in self._loops
         ]
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
         """Begin no more runs, and wait until those under way have ended."""
-        self._stopping.set()
-        for _, wakeup in self._services:
-            wakeup.wake()
+        for each in self._loops:
+            each.stop()
         for thread in self._threads:
             thread.join()
         self._threads = []
 
     def start_afresh(self) -> None:
         """Have no threads: a forked child runs the services only if it starts them itself."""
-        self._stopping = threading.Event()
+        self._loops = []
         self._threads = []
 
 
@@ -66,10 +65,8 @@ class AsyncWorkers:
 
     def __init__(self, services: Sequence[AsyncService]) -> None:
         """Run *services*, once they are started."""
-        self._services = tuple(
-            (each, each.wakeup if isinstance(each, AsyncHurried) else AsyncWakeup()) for each in services
-        )
-        self._stopping = asyncio.Event()
+        self._services = tuple(services)
+        self._loops: list[_Loop] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -81,41 +78,39 @@ class AsyncWorkers:
         """Run each service now, and then at its interval, on the loop that is running. Does nothing where they run."""
         if self._tasks:
             return
-        stopping = self._stopping = asyncio.Event()
-        self._tasks = [
-            asyncio.create_task(_arepeat(each, wakeup, stopping), name=f"semel-{each.name}")
-            for each, wakeup in self._services
-        ]
+        self._loops = [_Loop(each, AsyncWakeup) for each in self._services]
+        self._tasks = [asyncio.create_task(each.repeat(), name=each.name) for each in self._loops]
 
     async def stop(self) -> None:
         """Begin no more runs, and wait until those under way have ended."""
-        self._stopping.set()
-        for _, wakeup in self._services:
-            wakeup.wake()
+        for each in self._loops:
+            each.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
 
 
-def _repeat(service: Service, wakeup: Wakeup, stopping: threading.Event) -> None:
-    while not stopping.is_set():
-        heard = wakeup.count
-        try:
-            _tell(service.name, service.run_once())
-        except Exception:  # whatever it was, the thread must live to try again
-            _logger.exception("The %s failed; the next run tries again.", service.name)
-        if not stopping.is_set():
-            wakeup.wait(heard, _jittered(service.interval))
+class _Loop:
+    """One service, again and again until it is stopped. In a thread, nothing in here waits for an event loop."""
 
+    def __init__(self, service: Service | AsyncService, kind: type[Wakeup | AsyncWakeup]) -> None:
+        self.name = f"semel-{service.name}"
+        self._service = service
+        self._wakeup: Wakeup | AsyncWakeup = getattr(service, "wakeup", None) or kind()
+        self._is_stopping = False
 
-async def _arepeat(service: AsyncService, wakeup: AsyncWakeup, stopping: asyncio.Event) -> None:
-    while not stopping.is_set():
-        heard = wakeup.count
-        try:
-            _tell(service.name, await service.run_once())
-        except Exception:  # as above
-            _logger.exception("The %s failed; the next run tries again.", service.name)
-        if not stopping.is_set():
-            await wakeup.wait(heard, _jittered(service.interval))
+    def stop(self) -> None:
+        self._is_stopping = True
+        self._wakeup.wake()
+
+    async def repeat(self) -> None:
+        while not self._is_stopping:
+            heard = self._wakeup.count
+            try:
+                _tell(self._service.name, await outcome(self._service.run_once()))
+            except Exception:  # whatever it was, the thread must live to try again
+                _logger.exception("The %s failed; the next run tries again.", self._service.name)
+            if not self._is_stopping:
+                await outcome(self._wakeup.wait(heard, _jittered(self._service.interval)))
 
 
 def _tell(name: str, report: Report) -> None:

@@ -1,22 +1,29 @@
 """What a service is: something to be done again and again, that says each time what came of it. When is ``loop.py``'s.
 
-A service keeps nothing that matters between two runs. Any number of processes may run the same one at once.
+A service keeps nothing that matters between two runs. Any number of processes may run the same one at once. It is
+written once, as a flow: the store that it is made with says whether that runs in a thread or on an event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Coroutine
+from dataclasses import fields
 from datetime import timedelta
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, overload
 
 from semel.core.commands import Command
 from semel.core.events import Happening
 from semel.errors import SemelError
+from semel.guard.running import arun, run
 from semel.stores import AsyncStore, Store
 from semel.telemetry.logs import log
-from semel.work.wakeup import AsyncWakeup, Wakeup
 
 T = TypeVar("T")
+#: The kind of store: for threads, or for an event loop.
+S_co = TypeVar("S_co", bound=Store | AsyncStore, covariant=True)
+R_co = TypeVar("R_co", covariant=True)
 
 
 class Report(Protocol):
@@ -31,9 +38,13 @@ class Report(Protocol):
         """Why the run ended early, if it did."""
 
 
-class Service(Protocol):
-    """Something to be done again and again, in a thread."""
+def as_json(report: Report) -> str:
+    """Say for machines what came of a run: the fields of a report, which is a dataclass."""
+    facts: dict[str, Any] = {each.name: getattr(report, each.name) for each in fields(cast("Any", report))}
+    return json.dumps(facts | {"error": str(report.error) if report.error else None})
 
+
+class _Timed(Protocol):
     @property
     def name(self) -> str:
         """What people know it by."""
@@ -41,74 +52,72 @@ class Service(Protocol):
     @property
     def interval(self) -> timedelta:
         """How long after one run the next begins."""
+
+
+class Service(_Timed, Protocol):
+    """Something to be done again and again, in a thread. One that has a ``wakeup`` may be run before its time."""
 
     def run_once(self) -> Report:
         """Do what there is to do now."""
 
 
-class AsyncService(Protocol):
-    """Something to be done again and again, on an event loop."""
+class AsyncService(_Timed, Protocol):
+    """The same on an event loop."""
 
-    @property
-    def name(self) -> str:
-        """What people know it by."""
-
-    @property
-    def interval(self) -> timedelta:
-        """How long after one run the next begins."""
-
-    async def run_once(self) -> Report:
+    def run_once(self) -> Awaitable[Report]:
         """Do what there is to do now."""
 
 
-@runtime_checkable
-class Hurried(Protocol):
-    """A service, in a thread, that somebody may have an errand for before its next run."""
-
-    @property
-    def wakeup(self) -> Wakeup:
-        """What ends its pause."""
-
-
-@runtime_checkable
-class AsyncHurried(Protocol):
-    """The same, on an event loop."""
-
-    @property
-    def wakeup(self) -> AsyncWakeup:
-        """What ends its pause."""
+async def outcome(result: T | Awaitable[T]) -> T:
+    """Return what a call in a thread has returned, or what one on an event loop has begun."""
+    return await result if isinstance(result, Awaitable) else result
 
 
 class ServicePorts:
-    """What a service's flow may ask for, in a thread."""
+    """What a service's flow may ask for."""
 
-    def __init__(self, store: Store) -> None:
+    #: A service that is stopped ends where it is: the next run goes on.
+    is_interruptible = True
+
+    def __init__(self, store: Store | AsyncStore) -> None:
         """Ask *store*."""
         self._store = store
 
     async def ask(self, command: Command[T]) -> T:
         """Ask the store."""
-        return self._store.perform(command)
+        return await outcome(self._store.perform(command))
 
     def tell(self, happening: Happening) -> None:
         """Log it."""
         log(happening)
 
 
-class AsyncServicePorts:
-    """What a service's flow may ask for, on an event loop."""
+class StoreService(ServicePorts, ABC, Generic[S_co, R_co]):
+    """A service of a store: its name, its interval, and its flow."""
 
-    #: A service that is stopped ends where it is: the next run goes on.
-    is_interruptible = True
+    name: ClassVar[str]
 
-    def __init__(self, store: AsyncStore) -> None:
-        """Ask *store*."""
-        self._store = store
+    def __init__(self, store: S_co, interval: timedelta) -> None:
+        """Serve *store* every *interval*."""
+        super().__init__(store)
+        self._interval = interval
 
-    def ask(self, command: Command[T]) -> Awaitable[T]:
-        """Ask the store."""
-        return self._store.perform(command)
+    @property
+    def interval(self) -> timedelta:
+        """How long after one run the next begins."""
+        return self._interval
 
-    def tell(self, happening: Happening) -> None:
-        """Log it."""
-        log(happening)
+    @abstractmethod
+    async def flow(self, ports: Any) -> R_co:
+        """Do what there is to do now, by *ports*: this service, as a flow is to have it."""
+
+    @overload
+    def run_once(self: StoreService[Store, R_co]) -> R_co: ...
+    @overload
+    def run_once(self: StoreService[AsyncStore, R_co]) -> Coroutine[Any, Any, R_co]: ...
+    def run_once(self) -> R_co | Coroutine[Any, Any, R_co]:
+        """Do what there is to do now; with a store for an event loop, this is to be awaited."""
+        return self._run_on_loop() if isinstance(self._store, AsyncStore) else run(self.flow, self)
+
+    async def _run_on_loop(self) -> R_co:
+        return await arun(self.flow, self)

@@ -9,42 +9,29 @@ from __future__ import annotations
 from datetime import timedelta
 
 from semel.core.upkeep import MAX_BATCH
+from semel.flows.ports import Ports
 from semel.flows.upkeep import SweepReport, sweep
-from semel.guard.running import arun, run
-from semel.stores import AsyncStore, Store
-from semel.work.service import AsyncServicePorts, ServicePorts
+from semel.stores import AsyncStore
+from semel.work.service import S_co, StoreService
 
 #: A third of the usual lease: what is stuck is known soon after, at the price of one look at a small index.
 SWEEP_INTERVAL = timedelta(seconds=10)
 
 
-class Sweeper:
-    """Sweeps a store from a thread."""
+class Sweeper(StoreService[S_co, SweepReport]):
+    """Sweeps a store."""
 
     name = "sweeper"
 
-    def __init__(self, store: Store, *, interval: timedelta = SWEEP_INTERVAL, has_completer: bool = False) -> None:
+    def __init__(self, store: S_co, *, interval: timedelta = SWEEP_INTERVAL, has_completer: bool = False) -> None:
         """Sweep *store*. With *has_completer*, operations whose request was kept are left to the completer."""
-        self.interval = interval
-        self._ports = ServicePorts(store)
+        super().__init__(store, interval)
         self._has_completer = has_completer
 
-    def run_once(self) -> SweepReport:
+    async def flow(self, ports: Ports) -> SweepReport:
         """Sweep all that is stuck now."""
-        return run(sweep, self._ports, MAX_BATCH, has_completer=self._has_completer)
+        return await sweep(ports, MAX_BATCH, has_completer=self._has_completer)
 
 
-class AsyncSweeper:
-    """Sweeps a store from an event loop."""
-
-    name = "sweeper"
-
-    def __init__(self, store: AsyncStore, *, interval: timedelta = SWEEP_INTERVAL, has_completer: bool = False) -> None:
-        """Sweep *store*. With *has_completer*, operations whose request was kept are left to the completer."""
-        self.interval = interval
-        self._ports = AsyncServicePorts(store)
-        self._has_completer = has_completer
-
-    async def run_once(self) -> SweepReport:
-        """Sweep all that is stuck now."""
-        return await arun(sweep, self._ports, MAX_BATCH, has_completer=self._has_completer)
+class AsyncSweeper(Sweeper[AsyncStore]):
+    """The same, of a store for an event loop."""

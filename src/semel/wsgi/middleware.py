@@ -21,8 +21,8 @@ from semel.stores import store as open_store
 from semel.stores.leases import Leases
 from semel.telemetry.logs import logger
 from semel.telemetry.tally import Tally
-from semel.work import Backlog, Completer, Reaper, Service, Sweeper, Workers
-from semel.work.backlog import CONCURRENCY, checked_concurrency, looks_every
+from semel.work import Backlog, Plan, Workers
+from semel.work.backlog import CONCURRENCY, looks_every
 from semel.work.completer import Finished
 from semel.wsgi.environ import method_of, mount_of, path_of
 from semel.wsgi.ports import AppGuard, RequestPorts
@@ -79,7 +79,9 @@ class IdempotencyMiddleware:
         )
         # Here and not at the first request, since signal handlers can be set in the main thread only.
         self.guard.gate.close_on_sigterm()
-        self.workers = Workers(services(self, concurrency)) if work else None
+        self.workers = (
+            Workers(Plan(concurrency=concurrency).services(self.store, self.finish, self.backlog)) if work else None
+        )
 
     def finish(self, stuck: Stuck) -> Finished:
         """Run a stuck operation's stored request; return the status it ended with, None when it did not end.
@@ -128,10 +130,3 @@ class IdempotencyMiddleware:
 
 def _shown(request: Request) -> str:
     return one_line(request_of(request.head.method, request.head.path))
-
-
-def services(middleware: IdempotencyMiddleware, concurrency: int = CONCURRENCY) -> list[Service]:
-    """Return the background services of *middleware*: they run *concurrency* operations at once, sweep and reap."""
-    store, backlog = middleware.store, middleware.backlog
-    completers = [Completer(store, middleware.finish, backlog=backlog) for _ in range(checked_concurrency(concurrency))]
-    return [Sweeper(store, has_completer=True), Reaper(store), *completers]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from django.db import Error as DjangoError
@@ -21,7 +22,6 @@ from semel.errors import (
     StoreNotPermitted,
     StoreNotReady,
     StoreReadOnly,
-    StoreUnavailable,
 )
 from semel.stores.batching import refused
 from semel.stores.connections.endings import Notices, is_fence, lost, of_commit, of_statement, tells_clear
@@ -29,11 +29,11 @@ from semel.stores.connections.script import is_short, plain
 from semel.stores.django.units import Database, no_tables
 from semel.stores.django.wrapper import Block, Wrapper, close, name_of
 from semel.stores.postgres.address import LOCK_SECONDS, Address
+from semel.stores.postgres.base import retried
 from semel.stores.postgres.durability import Durability
-from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, translated, unreachable
+from semel.stores.postgres.errors import translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
 from semel.stores.postgres.statements import Statements
-from semel.stores.postgres.store import TRIES
 from semel.stores.postgres.upkeep import MAX_WALKS, advance
 from semel.stores.statement import Joined, Names, Statement
 from semel.stores.transaction import Fenced
@@ -246,23 +246,8 @@ class Postgres(Database):
         """Run one statement in its own transaction. After a lost connection or a deadlock it is tried again, and the
         caller gets no error if that succeeds.
         """
-        was_sent = False
-        for left in reversed(range(TRIES)):
-            try:
-                return self._run_once(wrapper, statement, is_patient=is_patient)
-            except StoreUnavailable as error:
-                # It counts as sent if any try sent it, even if the last try got no connection.
-                was_sent = error.was_sent = was_sent or error.was_sent
-                error.was_too_slow = is_too_slow(error)
-                if left == 0 or not was_sent or error.was_too_slow:
-                    raise
-            except psycopg.Error as error:
-                if error.sqlstate not in TRANSIENT:
-                    raise
-                if left == 0:
-                    raise outlasted(error, self._address, was_sent=was_sent) from error
-            self.connect(wrapper)
-        raise AssertionError  # pragma: no cover - the last round returned or raised
+        once = partial(self._run_once, wrapper, statement, is_patient=is_patient)
+        return retried(once, self._address, connect=partial(self.connect, wrapper))
 
     def _run_once(self, wrapper: Wrapper, statement: Statement[T], *, is_patient: bool = True) -> T:
         try:

@@ -7,22 +7,21 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from semel.core.commands import Claim, Command, Complete, FindStuck, Renew, Settle
 from semel.core.record import Hold
 from semel.errors import ConfigurationError, StoreError, StoreNotPermitted, StoreReadOnly, StoreUnavailable
-from semel.stores.base import AsyncStore, this_process
+from semel.stores.base import AsyncStore
 from semel.stores.batching import AsyncBatcher, refused
 from semel.stores.fair_queue import MAX_BATCH_BYTES, size_of
 from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.async_listening import AsyncListener
 from semel.stores.postgres.async_opening import PsycopgSession, as_given, settle
-from semel.stores.postgres.builder import no_owner
-from semel.stores.postgres.durability import FOR_TRANSACTION, Durability, is_off_async
+from semel.stores.postgres.base import TRIES, PostgresBase
+from semel.stores.postgres.durability import FOR_TRANSACTION, is_off_async
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, read_only, translated, unreachable
-from semel.stores.postgres.joined import JoinedStatements
 from semel.stores.postgres.pooler import is_direct_async
 from semel.stores.postgres.renewals import Renewals
 from semel.stores.postgres.statements import (
@@ -30,7 +29,6 @@ from semel.stores.postgres.statements import (
     OTHERS,
     OWNED,
     UPKEEP,
-    Statements,
     terms_of_claim,
     terms_of_complete,
 )
@@ -44,13 +42,7 @@ try:
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("PostgreSQL under an event loop needs asyncpg. Run: pip install 'semel[postgres]'") from error
 
-if TYPE_CHECKING:
-    from semel.stores.postgres.liveness import Liveness
-
 T = TypeVar("T")
-
-#: How often a statement is sent: a lost connection or a deadlock is not the caller's affair, if it ends there.
-TRIES = 3
 
 #: The server's own limit comes first: it says what it was, and leaves the connection fit for use.
 COMMAND_SECONDS = STATEMENT_SECONDS + 2
@@ -64,38 +56,22 @@ _ON_THE_LOOP = (
 )
 
 
-class AsyncPostgresStore(AsyncStore):
+class AsyncPostgresStore(PostgresBase, AsyncStore):
     """Records in one PostgreSQL table. Claims, answers, leases, settlements and upkeep have a connection each."""
 
     def __init__(self, url: str, *, connections: AsyncConnections | None = None) -> None:
         """Use the server and the table that *url* names; *connections* are the application's own, for transactions that
         the handler writes in. Connects on first use.
         """
-        self.address = Address.of(url, connections.opener if connections else None)
-        self.notes_replays = self.address.audit == "replays"
+        super().__init__(url, connections)
         self._listener = AsyncListener(self.address)
-        self._liveness = _liveness(self.address)
-        self._statements = Statements(
-            self.address.names,
-            audit=self.address.audit,
-            actor=lambda: self.actor or this_process(),
-            owner=self._liveness.owner if self._liveness else no_owner,
-        )
-        self._joined = JoinedStatements(self._statements, str(self.address))
         self._given = connections
-        self._may_write = False
-        self._durability = Durability(self.address) if connections else None
         self._connections: AsyncConnections | None = connections
         self._loop: asyncio.AbstractEventLoop | None = None
         self._links: list[_Link] = []
         self._renewals = Renewals(_Link(self.address))
         self._has_warned = False
         self._bind()
-
-    @property
-    def is_direct(self) -> bool | None:
-        """Whether the server is reached itself, and not through a pooler; None: not known before the first command."""
-        return next((link.is_direct for link in self._links if link.is_direct is not None), None)
 
     def perform(self, command: Command[T]) -> Step[T]:
         """Start one store command."""
@@ -150,11 +126,6 @@ class AsyncPostgresStore(AsyncStore):
         if asyncio.get_running_loop() is not self._loop:
             self._bind()
         self._listener.add(on_end)
-
-    def watch(self, on_loss: Callable[[], None]) -> None:
-        """Call *on_loss* when the lock is lost that shows that this process lives, if there is one."""
-        if self._liveness is not None:
-            self._liveness.watch(on_loss)
 
     async def open(self) -> None:
         """Connect, and see whether the server can serve."""
@@ -261,15 +232,6 @@ class AsyncPostgresStore(AsyncStore):
 
 def _is_large(batch: Sequence[Command[Any]]) -> bool:
     return len(batch) == 1 and size_of(batch[0]) > MAX_BATCH_BYTES
-
-
-def _liveness(address: Address) -> Liveness | None:
-    if address.takeover == "lease":
-        return None
-    # Here, because it has a thread of its own, and with it the driver for threads.
-    from semel.stores.postgres.liveness import Liveness  # noqa: PLC0415
-
-    return Liveness(address)
 
 
 _FAULTS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)

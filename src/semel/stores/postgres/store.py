@@ -9,17 +9,14 @@ from functools import partial
 from typing import Any, Self, TypeVar, cast
 
 from semel.core.commands import Claim, Command, Complete, FindStuck, Renew, Settle
-from semel.errors import ConfigurationError, StoreError, StoreNotPermitted, StoreReadOnly, StoreUnavailable
-from semel.stores.base import Store, this_process
+from semel.errors import ConfigurationError, StoreError, StoreNotPermitted, StoreReadOnly
+from semel.stores.base import Store
 from semel.stores.batching import Batcher, refused
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
-from semel.stores.postgres.builder import no_owner
-from semel.stores.postgres.durability import Durability
-from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, read_only, translated, unreachable
-from semel.stores.postgres.joined import JoinedStatements
+from semel.stores.postgres.base import PostgresBase, retried
+from semel.stores.postgres.errors import read_only, translated, unreachable
 from semel.stores.postgres.listening import Listener
-from semel.stores.postgres.liveness import Liveness
 from semel.stores.postgres.opening import as_given, settle
 from semel.stores.postgres.pooler import BEGIN, is_direct
 from semel.stores.postgres.statements import (
@@ -27,7 +24,6 @@ from semel.stores.postgres.statements import (
     OWNED,
     PACKAGE,
     UPKEEP,
-    Statements,
     terms_of_claim,
     terms_of_complete,
 )
@@ -43,42 +39,25 @@ except ImportError as error:  # pragma: no cover - seen only where the extra is 
 
 T = TypeVar("T")
 
-#: How often a statement is sent: a lost connection or a deadlock is not the caller's affair, if it ends there.
-TRIES = 3
-
 #: Any number will do, so long as everybody who migrates takes the same one: "semel" in ASCII.
 MIGRATION_LOCK = 0x73656D656C
 
 
-class PostgresStore(Store):
+class PostgresStore(PostgresBase, Store):
     """Records in one PostgreSQL table. Claims, answers, leases, settlements and upkeep have a connection each."""
+
+    _links: list[_Link]
 
     def __init__(self, url: str, *, connections: Connections | None = None) -> None:
         """Use the server and the table that *url* names; *connections* are the application's own, for transactions that
         the handler writes in. Connects on first use.
         """
-        self.address = Address.of(url, connections.opener if connections else None)
-        self.notes_replays = self.address.audit == "replays"
+        super().__init__(url, connections)
         self._listener = Listener(self.address)
-        self._liveness = Liveness(self.address) if self.address.takeover == "instant" else None
-        self._statements = Statements(
-            self.address.names,
-            audit=self.address.audit,
-            actor=lambda: self.actor or this_process(),
-            owner=self._liveness.owner if self._liveness else no_owner,
-        )
-        self._joined = JoinedStatements(self._statements, str(self.address))
         self._given = connections
-        self._may_write = False
-        self._durability = Durability(self.address) if connections else None
         self._connections: Connections | None = None
         self.start_afresh()
         start_afresh_in_children(self)
-
-    @property
-    def is_direct(self) -> bool | None:
-        """Whether the server is reached itself, and not through a pooler; None: not known before the first command."""
-        return next((link.is_direct for link in self._links if link.is_direct is not None), None)
 
     def perform(self, command: Command[T]) -> T:
         """Carry out one store command."""
@@ -112,11 +91,6 @@ class PostgresStore(Store):
     def listen(self, on_end: Callable[[str], None]) -> None:
         """Call *on_end* with every hint from now on."""
         self._listener.add(on_end)
-
-    def watch(self, on_loss: Callable[[], None]) -> None:
-        """Call *on_loss* when the lock is lost that shows that this process lives, if there is one."""
-        if self._liveness is not None:
-            self._liveness.watch(on_loss)
 
     def open(self) -> None:
         """Connect, and see whether the server can serve."""
@@ -246,25 +220,9 @@ class _Link:
         self.is_direct: bool | None = None
 
     def run(self, statement: Statement[T], *, is_shared: bool = False) -> T:
-        """Run one statement in its own transaction. One that is shared is not sent again as a whole when another's
-        transaction was in the way: it was in the way of some, and the rest need not wait for it.
-        """
-        was_sent = False
-        for left in reversed(range(TRIES)):
-            try:
-                return self.guarded(lambda connection: self._run_once(connection, statement))
-            except StoreUnavailable as error:
-                # Sent once is sent, even if the last try got no connection.
-                was_sent = error.was_sent = was_sent or error.was_sent
-                error.was_too_slow = is_too_slow(error)
-                if left == 0 or not was_sent or error.was_too_slow:
-                    raise
-            except psycopg.Error as error:
-                if error.sqlstate not in TRANSIENT or is_shared:
-                    raise
-                if left == 0:
-                    raise outlasted(error, self._address, was_sent=was_sent) from error
-        raise AssertionError  # pragma: no cover - the last round returned or raised
+        """Run one statement in its own transaction. It may be shared by several callers."""
+        once = partial(self.guarded, lambda connection: self._run_once(connection, statement))
+        return retried(once, self._address, is_shared=is_shared)
 
     def guarded(self, use: Callable[[psycopg.Connection[Any]], T]) -> T:
         """Let *use* have the connection, and say in Semel's words what goes wrong with it."""

@@ -2,7 +2,7 @@
 sent is in ``connection.py``.
 
 It is written once for sync and async: over connections for threads nothing here waits for a loop
-(``connection.at_once``). Every command may be sent again (guarantee 7 of ``stores/base.py``), so one with a lost reply
+(``at_once``). Every command may be sent again (guarantee 7 of ``stores/base.py``), so one with a lost reply
 is.
 
 The slots of a Cluster are read over the existing connections. redis-py's own client would first send COMMAND, which is

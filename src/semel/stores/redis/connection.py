@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 from hiredis import ProtocolError, Reader, ReplyError
 from redis import Redis
@@ -24,8 +24,6 @@ from semel.errors import StoreError, StoreNotReady, StoreUnavailable
 from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.redis.address import Address, Login, Node
 from semel.stores.redis.protocol import Reply, code_of, lost, packed, read_only, translated
-
-T = TypeVar("T")
 
 _CHUNK = 64 * 1024
 _HUNG_UP = "The server has closed the connection."
@@ -67,16 +65,6 @@ class Servers(Protocol):
 
     async def find_master(self) -> Node:
         """Ask the sentinels."""
-
-
-def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run *coroutine*, which uses connections for threads and so never waits for an event loop."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return cast("T", end.value)
-    coroutine.close()
-    raise AssertionError("A connection for threads has waited for an event loop.")
 
 
 class Connections:

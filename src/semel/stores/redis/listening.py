@@ -22,7 +22,8 @@ from semel.errors import StoreError
 from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.redis.address import Address, Node
 from semel.stores.redis.cluster import Client
-from semel.stores.redis.connection import AsyncConnections, Connections, at_once, client_options
+from semel.stores.redis.connection import AsyncConnections, Connections, client_options
+from semel.stores.transaction import at_once
 
 OnEnd = Callable[[str], None]
 

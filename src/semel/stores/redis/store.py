@@ -15,11 +15,12 @@ from semel.stores.batching import AsyncBatcher, Batcher
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.redis.address import Address
 from semel.stores.redis.cluster import Client
-from semel.stores.redis.connection import AsyncConnections, Connections, at_once
+from semel.stores.redis.connection import AsyncConnections, Connections
 from semel.stores.redis.keys import OTHERS, Keys
 from semel.stores.redis.listening import AsyncListener, Listener
 from semel.stores.redis.upkeep import UPKEEP, Upkeep
 from semel.stores.step import Step
+from semel.stores.transaction import at_once
 
 T = TypeVar("T")
 L = TypeVar("L")

@@ -38,10 +38,11 @@ from semel.stores.forks import start_afresh_in_children
 from semel.stores.headers import read_back, written
 from semel.stores.redis.address import Address
 from semel.stores.redis.cluster import Client
-from semel.stores.redis.connection import AsyncConnections, Connections, at_once
+from semel.stores.redis.connection import AsyncConnections, Connections
 from semel.stores.redis.protocol import Call, Reply, packed
 from semel.stores.step import Step
 from semel.stores.tiered.memory import Entry, deadline, now
+from semel.stores.transaction import at_once
 
 VERSION = 1
 
