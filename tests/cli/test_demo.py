@@ -50,12 +50,13 @@ def test_unprotected(semel: Semel) -> None:
     assert "✗" in ended.stdout
 
 
-def test_postgres(semel: Semel, postgres_url: str) -> None:
+@pytest.mark.slow
+def test_postgres(semel: Semel, empty_postgres_url: str) -> None:
     """The demo runs on a given store, which it migrates first."""
-    ended = semel("demo", "--seconds", "3", "--store", postgres_url)
+    ended = semel("demo", "--seconds", "3", "--store", empty_postgres_url)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert figure(ended.stdout, "double charges") == 0
-    assert "201" in semel("keys", "list", "--store", postgres_url).stdout
+    assert "201" in semel("keys", "list", "--store", empty_postgres_url).stdout
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def read_until(pattern: str, process: subprocess.Popen[str]) -> re.Match[str]:
     raise AssertionError(f"{pattern} was never printed")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_interrupted(running: subprocess.Popen[str], number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C ends the storm at once, with its summary, and leaves nothing behind."""
     read_until(r"replays [1-9]", running)

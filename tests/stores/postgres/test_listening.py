@@ -56,6 +56,12 @@ class Speaker:
 
 
 @pytest.fixture
+def postgres_url(migrated_postgres_url: str) -> str:
+    """The URL of a database with Semel's tables in it."""
+    return migrated_postgres_url
+
+
+@pytest.fixture
 def speaker(postgres_url: str) -> Iterator[Speaker]:
     made = Speaker(postgres_url)
     yield made

@@ -75,6 +75,7 @@ class TestRedis(Lone):
         return candidate_at(nodes[0].url, nodes, stores.store)
 
 
+@pytest.mark.slow  # The scripts of TestRedis, on a loop.
 class TestAsyncRedis(Lone):
     @pytest.fixture(scope="class")
     @classmethod
