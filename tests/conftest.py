@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
 
@@ -23,6 +24,10 @@ pytest_plugins = ["tests.absent", "tests.slow"]
 # Tests start hundreds of programs. Each module is compiled once for all of them, whatever the environment says.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# How long an example takes says how busy the machine is, and nothing about Semel.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 
 #: Where Linux keeps files in memory, and how much has to be free there. SQLite waits for the disk at each commit, and
 #: no test cuts the power.
@@ -38,10 +43,11 @@ def pytest_configure() -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """What ``-n auto`` is: one process for each core, and two where there is one, since tests also wait."""
+    """What ``-n auto`` is: three processes for two cores, and two where there is one, since tests also wait."""
     if {"SEMEL_TEST_POSTGRES", "SEMEL_TEST_REDIS"} & os.environ.keys():
         return 1  # Some tests look at what the whole server does, and there is one for all.
-    return min(max(2, os.cpu_count() or 1), MAX_WORKERS)
+    cores = os.cpu_count() or 1
+    return min(cores + max(1, cores // 2), MAX_WORKERS)
 
 
 @pytest.fixture(autouse=True)

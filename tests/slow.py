@@ -31,7 +31,7 @@ PLACES = frozenset(
         *("options", "stage", "under", "where", "works"),
     }
 )
-STORES = frozenset({"sqlite", "postgres", "sqlite_url", "postgres_url"})
+STORES = frozenset({"sqlite", "postgres", "sqlite_url", "postgres_url", "redis_url"})
 COLOURS = frozenset({"sync", "async", "threads", "loop"})
 CONNECTIONS = frozenset({"driver", "gated", "kind"})
 DRIVERS = ("psycopg", "asyncpg", "aiosqlite", "engine", "pool")
