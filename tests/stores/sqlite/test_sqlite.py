@@ -68,7 +68,7 @@ SERVING = (
     "sweep",
     "discard",
     "unpark",
-    "resolution",
+    "resolve",
 )
 
 #: A record in each state there is, as the third migration left the table.
