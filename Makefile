@@ -27,7 +27,7 @@ walks: .venv/.ready ## Run the slow tests: walks of many kills, and every other 
 	@$(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
 cover: .venv/.ready ## Run the tests of core and flows, and show each branch they miss.
-	@$(BIN)/python -m pytest tests/core tests/flows --cov
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" tests/core tests/flows --cov
 
 check: .venv/.ready ## Look for faults without running anything: format, lint, types, layers, docs.
 	@$(BIN)/ruff format --check

@@ -5,27 +5,49 @@ Run by several processes (``make test``), each of them has servers of its own, a
 
 import logging
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
 
-from tests.databases import Databases
+from semel import stores
+from tests.databases import Databases, Prepared
 from tests.kit import servers
 
 #: Whoever needs a server that this machine lacks just asks for it, here or in a test: it is skipped.
 pytest_plugins = ["tests.absent", "tests.slow"]
 
+# Tests start hundreds of programs. Each module is compiled once for all of them, whatever the environment says.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# How long an example takes says how busy the machine is, and nothing about Semel.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
+
+#: Where Linux keeps files in memory, and how much has to be free there. SQLite waits for the disk at each commit, and
+#: no test cuts the power.
+MEMORY, MEMORY_BYTES = Path("/dev/shm"), 2**30  # noqa: S108 - pytest makes a folder of its own in it.
+
 #: A worker has a PostgreSQL of its own, and a core with nothing to do helps nobody who waits for the last test.
 MAX_WORKERS = 8
 
 
+def pytest_configure() -> None:
+    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
 def pytest_xdist_auto_num_workers() -> int:
-    """What ``-n auto`` is: one process for each core, and two where there is one, since tests also wait."""
+    """What ``-n auto`` is: three processes for two cores, and two where there is one, since tests also wait."""
     if {"SEMEL_TEST_POSTGRES", "SEMEL_TEST_REDIS"} & os.environ.keys():
         return 1  # Some tests look at what the whole server does, and there is one for all.
-    return min(max(2, os.cpu_count() or 1), MAX_WORKERS)
+    cores = os.cpu_count() or 1
+    return min(cores + max(1, cores // 2), MAX_WORKERS)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +64,8 @@ def patient_reports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[servers.PostgresServer]:
-    with servers.postgres() as server:
+    """It does not wait for the disk. A test that is about what outlives a crash of the machine has its own."""
+    with servers.postgres(fsync=False) as server:
         yield server
 
 
@@ -53,9 +76,34 @@ def postgres_databases(postgres_server: servers.PostgresServer) -> Iterator[Data
 
 
 @pytest.fixture
-def postgres_url(postgres_databases: Databases) -> Iterator[str]:
+def empty_postgres_url(postgres_databases: Databases) -> Iterator[str]:
     """The URL of an empty database."""
     with postgres_databases.lend() as url:
+        yield url
+
+
+@pytest.fixture
+def postgres_url(empty_postgres_url: str) -> str:
+    """The URL of a database. In folders where no test is about how tables are made, Semel's are there already."""
+    return empty_postgres_url
+
+
+def migrate(url: str) -> None:
+    store = stores.store(url)
+    store.migrate()
+    store.close()
+
+
+@pytest.fixture(scope="session")
+def migrated_databases(postgres_server: servers.PostgresServer) -> Iterator[Databases]:
+    with Prepared(postgres_server.url, migrate, kept=["semel_keys_migrations"]) as databases:
+        yield databases
+
+
+@pytest.fixture
+def migrated_postgres_url(migrated_databases: Databases) -> Iterator[str]:
+    """The URL of a database with Semel's tables in it, and nothing in them. To have it is quicker than to make them."""
+    with migrated_databases.lend() as url:
         yield url
 
 

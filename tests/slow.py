@@ -4,37 +4,109 @@ Every one of these stays in ``make test`` on at least one store. What is left ou
 the store has no part in what is tested, or each takes minutes.
 """
 
+from collections import defaultdict
 from typing import Any
+from zlib import crc32
 
 import pytest
 
-#: Where a row of a table is always run: on the quickest store, and where an entry point has no other world.
-USUAL_WORLDS = ("sqlite", "async middleware-postgres", "decorator-postgres")
+#: Where a row of a table is always run: through each code that reads a request, on the quickest store. Litestar has the
+#: middleware of ``asgi``, what Django serves is read in one place, and Flask's world has the name of its store.
+USUAL_WORLDS = frozenset(
+    {"asgi-sqlite", "wsgi-sqlite", "fastapi-sqlite", "sqlite", "async-sqlite", "middleware-sqlite"}
+)
 #: Worlds that repeat what another one shows: the entry point is there with another store, and the store with another
 #: entry point.
 REPETITIONS = frozenset(
     {
-        *("asgi-memory", "asgi-tiered", "wsgi-memory", "wsgi-redis", "wsgi-tiered"),
-        *("litestar-postgres", "decorator-sqlite", "async-postgres", "rest-postgres"),
+        *("asgi-memory", "asgi-tiered", "wsgi-memory", "wsgi-postgres", "wsgi-redis", "wsgi-tiered"),
+        *("fastapi-postgres", "litestar-postgres", "decorator-sqlite", "async-postgres", "rest-postgres"),
     }
 )
+#: Names and values of parameters that say where something is tested: under which server, in which colour, on which
+#: store, through which driver, prepared in which way.
+PLACES = frozenset(
+    {
+        *("analyse", "app", "async_lender", "bank", "database", "durable_url", "lender", "open_store", "opener"),
+        *("options", "stage", "under", "where", "works"),
+    }
+)
+STORES = frozenset({"sqlite", "postgres", "sqlite_url", "postgres_url", "redis_url"})
+COLOURS = frozenset({"sync", "async", "threads", "loop"})
+CONNECTIONS = frozenset({"driver", "gated", "kind"})
+DRIVERS = ("psycopg", "asyncpg", "aiosqlite", "engine", "pool")
+#: A walk of some thousand commands, and stores on which it shows no more than on the same store in the other colour,
+#: through another driver, or without what is in front of it.
+LIKENESS = "test_likeness_to_the_reference"
+MUCH_ALIKE = ("::TestAsync", "::TestOverSQLite", "django/test_conformance.py::TestPostgres")
+
 #: Parameters of tests that are about what a request says, not about where it is kept.
 SYNTAX = {"test_malformed_names": "name", "test_strange_keys": "key"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    facts: defaultdict[object, list[tuple[pytest.Function, bool]]] = defaultdict(list)
+    numbers = Numbers()
     for item in items:
-        if isinstance(item, pytest.Function) and _is_slow(item):
+        if not isinstance(item, pytest.Function):
+            continue
+        if _is_slow(item):
             item.add_marker(pytest.mark.slow)
+        if hasattr(item, "callspec"):
+            fact, is_the_turn_of_others = numbers.told(item)
+            if item.get_closest_marker("slow") is None:
+                facts[fact].append((item, is_the_turn_of_others))
+    for told in facts.values():
+        left_out = [item for item, is_the_turn_of_others in told if is_the_turn_of_others]
+        if len(left_out) < len(told):
+            for item in left_out:
+                item.add_marker(pytest.mark.slow)
 
 
 def _is_slow(item: pytest.Function) -> bool:
+    if item.originalname == LIKENESS and any(each in item.nodeid for each in MUCH_ALIKE):
+        return True
     given: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
-    if given.get("times") == 2 and given.get("shop") == "postgres":
-        return True  # A death at each step, and again at each step of the recovery: a minute each.
+    if given.get("times") == 2 and given.get("shop") != "memory":
+        return True  # A death at each step, and again at each step of the recovery: up to a minute each.
     scenario = given.get("scenario")
     is_syntax = getattr(scenario, "is_syntax", False) or SYNTAX.get(item.originalname, "-") in given
     worlds = [value for value in given.values() if isinstance(value, str)]
     if not REPETITIONS.isdisjoint(worlds):
         return True
-    return is_syntax and not any(world.endswith(USUAL_WORLDS) for world in worlds)
+    return is_syntax and USUAL_WORLDS.isdisjoint(worlds)
+
+
+class Numbers:
+    """Counts the values of each parameter of each test, in the order in which they come."""
+
+    def __init__(self) -> None:
+        self._seen: defaultdict[tuple[str, str], dict[str | int, int]] = defaultdict(dict)
+
+    def told(self, item: pytest.Function) -> tuple[object, bool]:
+        """Return what is tested, wherever it is; and whether it is the turn of other places.
+
+        What can be tested in either of two places is tested in one of them, by turns; of the combinations of several
+        such parameters, every other one is run, so that each value meets some value of each other parameter.
+        """
+        test = item.nodeid.partition("[")[0]
+        given: dict[str, Any] = item.callspec.params
+        what, where = [], []
+        for name, value in given.items():
+            seen = self._seen[test, name]
+            number = seen.setdefault(value if isinstance(value, str) else id(value), len(seen))
+            if _is_a_place(name, value):
+                where.append(number)
+            else:
+                what.append((name, number))
+        if not where or "memory" in given.values():  # What is in memory costs nothing.
+            return (test, *what), False
+        return (test, *what), (crc32(item.originalname.encode()) + sum(where)) % 2 == 1
+
+
+def _is_a_place(name: str, value: object) -> bool:
+    if name in PLACES:
+        return True
+    if not isinstance(value, str):
+        return False
+    return value in STORES | COLOURS or (name in CONNECTIONS and any(driver in value for driver in DRIVERS))

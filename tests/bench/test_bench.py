@@ -96,6 +96,7 @@ def test_bench_prints_every_row(baseline: str, tmp_path: Path) -> None:
         assert facts["cases"]["control-first"]["hot_share"] > 0.9
 
 
+@pytest.mark.slow
 def test_bench_prints_what_waiting_and_dying_cost() -> None:
     """Duplicates that wait get one answer, a killed worker's client gets one from another; and each has its rows."""
     report = measure(dataclasses.replace(TINY, cases=(NAMES["bare"],), extras=("memory", "waiters", "recovery")))

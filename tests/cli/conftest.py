@@ -47,3 +47,9 @@ def semel(
         return subprocess.CompletedProcess(arguments, status, out.read_text(), err.read_text())
 
     return run
+
+
+@pytest.fixture
+def postgres_url(migrated_postgres_url: str) -> str:
+    """The URL of a database with Semel's tables in it."""
+    return migrated_postgres_url

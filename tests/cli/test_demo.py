@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from semel.cli.demo.referee import Heard, Outcome, Referee
-from semel.cli.demo.show import Stage, _counts, _Picture
+from semel.cli.demo.show import Show, Stage
 
 Semel = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -50,12 +50,13 @@ def test_unprotected(semel: Semel) -> None:
     assert "✗" in ended.stdout
 
 
-def test_postgres(semel: Semel, postgres_url: str) -> None:
+@pytest.mark.slow
+def test_postgres(semel: Semel, empty_postgres_url: str) -> None:
     """The demo runs on a given store, which it migrates first."""
-    ended = semel("demo", "--seconds", "3", "--store", postgres_url)
+    ended = semel("demo", "--seconds", "3", "--store", empty_postgres_url)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert figure(ended.stdout, "double charges") == 0
-    assert "201" in semel("keys", "list", "--store", postgres_url).stdout
+    assert "201" in semel("keys", "list", "--store", empty_postgres_url).stdout
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def read_until(pattern: str, process: subprocess.Popen[str]) -> re.Match[str]:
     raise AssertionError(f"{pattern} was never printed")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_interrupted(running: subprocess.Popen[str], number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C ends the storm at once, with its summary, and leaves nothing behind."""
     read_until(r"replays [1-9]", running)
@@ -199,12 +200,15 @@ def test_referee_half_a_line(referee: Referee, log: Path) -> None:
 def test_in_a_narrow_terminal(referee: Referee, width: int) -> None:
     """However narrow the terminal is, no figure of the moving table is cut, and no line is too long for it."""
     stage = Stage(referee, 20.0, "1", is_protected=True, kills=1234567, workers=[True, False])
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    with console.capture() as capture:
-        console.print(_Picture(stage))
-    shown = capture.get()
+    summary, moving = io.StringIO(), io.StringIO()
+    Show(Console(width=200, file=summary, color_system=None)).summarise(stage, referee.verdict())
+    counts = re.findall(r"^([a-z].*?) {2,}([\d,]+)(?: |$)", summary.getvalue(), re.MULTILINE)
+    with Show(Console(width=width, file=moving, color_system=None, force_terminal=True)).watching(stage):
+        pass
+    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", moving.getvalue()).replace("\r", "\n")
     assert "…" not in shown
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= width
-    for count in _counts(stage):
-        assert re.search(rf"{re.escape(count.name)} +{count.number:,}\b", shown), count.name
+    assert ("workers killed (kill -9)", "1,234,567") in counts
+    for name, number in counts:
+        assert re.search(rf"{re.escape(name)} +{number}\b", shown), name
     assert "killed, starting again" in shown

@@ -21,6 +21,7 @@ from semel.core.message import Answer, Head, Request
 from semel.core.record import Hold, Milestone
 from semel.core.state import Event
 from semel.stores import Store, store
+from semel.testing import Clock
 
 Semel = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -194,6 +195,7 @@ def test_show_the_story(semel: Semel, sqlite_url: str) -> None:
         token = bytes(range(16))
         hold = keys.perform(Claim("acme", "told", token, b"", hour, hour, request_line="POST /payments"))
         assert isinstance(hold, Hold)
+        Clock(sqlite_url).advance(timedelta(milliseconds=1))  # A record that ends when it begins tells of no claim.
         keys.perform(Note(hold, "fenced", "an answer"))
         keys.perform(Complete(hold, Event.COMPLETE, Answer(201)))
     shown = semel("keys", "show", "told", "--store", sqlite_url).stdout
@@ -303,8 +305,8 @@ def test_foreign_file(semel: Semel, tmp_path: Path) -> None:
         assert theirs.execute("SELECT name FROM sqlite_master").fetchall() == [("things",)]
 
 
-def test_not_migrated(semel: Semel, postgres_url: str) -> None:
+def test_not_migrated(semel: Semel, empty_postgres_url: str) -> None:
     """A database without Semel's table is told apart from an empty one, and the way out is named."""
-    ended = semel("keys", "list", "--store", postgres_url)
+    ended = semel("keys", "list", "--store", empty_postgres_url)
     assert ended.returncode == 1
     assert "semel migrate" in ended.stderr

@@ -15,7 +15,7 @@ from semel.stores import store
 Semel = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(params=["sqlite_url", "postgres_url"])
+@pytest.fixture(params=["sqlite_url", "empty_postgres_url"])
 def url(request: pytest.FixtureRequest) -> str:
     found: str = request.getfixturevalue(request.param)
     return found

@@ -80,9 +80,9 @@ def test_reap_the_trail(semel: Semel, url: str, keys: Store) -> None:
 
 
 @pytest.mark.parametrize("command", ["sweep", "reap", "work"])
-def test_not_migrated(semel: Semel, command: str, postgres_url: str) -> None:
+def test_not_migrated(semel: Semel, command: str, empty_postgres_url: str) -> None:
     """A database without Semel's tables is one line on standard error and exit code 1."""
-    ended = semel(command, "--store", postgres_url)
+    ended = semel(command, "--store", empty_postgres_url)
     assert ended.returncode == 1
     assert "semel migrate" in ended.stderr
     assert ended.stderr.count("\n") == 1

@@ -6,12 +6,10 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
-from uuid import uuid4
 
-import psycopg
 import pytest
 
+from tests.databases import Databases, Prepared
 from tests.django import project
 from tests.kit import servers
 
@@ -19,36 +17,35 @@ project.set_up()
 pytest.register_assert_rewrite("semel.testing.conformance")
 
 
+#: Tables that are filled when Django migrates.
+FILLED = ("auth_permission", "django_content_type", "django_migrations", "semel_keys_migrations")
+
+
+def migrate(url: str) -> None:
+    with project.databases(default=url):
+        project.make_tables()
+
+
 @pytest.fixture(scope="session")
-def migrated_postgres(postgres_server: servers.PostgresServer) -> Iterator[str]:
-    """A database with all tables, to copy: it has no users."""
-    name = f"django_{uuid4().hex}"
-    url = urlsplit(postgres_server.url)._replace(path=f"/{name}").geturl()
-    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
-        with project.databases(default=url):
-            project.make_tables()
-        yield name
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+def django_databases(postgres_server: servers.PostgresServer) -> Iterator[Databases]:
+    """Databases with all tables."""
+    with Prepared(postgres_server.url, migrate, kept=FILLED) as databases:
+        yield databases
 
 
 @pytest.fixture(scope="session")
 def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with all tables, to copy."""
     path = tmp_path_factory.mktemp("django") / "template.db"
-    with project.databases(default=f"sqlite:///{path}"):
-        project.make_tables()
+    migrate(f"sqlite:///{path}")
     return path
 
 
 @pytest.fixture
-def django_postgres_url(postgres_server: servers.PostgresServer, migrated_postgres: str) -> Iterator[str]:
+def django_postgres_url(django_databases: Databases) -> Iterator[str]:
     """The URL of a PostgreSQL database with all tables."""
-    name = f"django_{uuid4().hex}"
-    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {migrated_postgres}".encode())
-        yield urlsplit(postgres_server.url)._replace(path=f"/{name}").geturl()
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    with django_databases.lend() as url:
+        yield url
 
 
 @pytest.fixture

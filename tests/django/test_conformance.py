@@ -5,20 +5,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from uuid import uuid4
 
 import django
-import psycopg
 import pytest
 from django.db import connections
 
 from semel.stores.base import AsyncStore, Store
 from semel.testing.clock import Clock
 from semel.testing.conformance import Candidate, StoreConformance
+from tests.databases import Databases
 from tests.django import project
 from tests.django.requests import ConcurrentStore, ThreadedStore
-from tests.kit import servers
 
 Open = Callable[[str], Store | AsyncStore]
 
@@ -27,20 +24,10 @@ POOL = {"pool": {"min_size": 2, "max_size": 16}} if django.VERSION >= (5, 1) els
 
 
 @contextmanager
-def postgres_candidate(
-    server: servers.PostgresServer, template: str, open_store: Open, **options: Any
-) -> Iterator[Candidate]:
-    name = f"django_{uuid4().hex}"
-    url = urlsplit(server.url)._replace(path=f"/{name}").geturl()
-
-    with psycopg.connect(server.url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
-        with project.databases(default=project.settings_of(url, **options)):
-            connections[
-                "default"
-            ].ensure_connection()  # For the thread of the tests, so that it is not opened each time.
-            yield Candidate(open=lambda: open_store("default"), age=Clock(connections["default"]).advance)
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+def postgres_candidate(lent: Databases, open_store: Open, **options: Any) -> Iterator[Candidate]:
+    with lent.lend() as url, project.databases(default=project.settings_of(url, **options)):
+        connections["default"].ensure_connection()  # For the thread of the tests, so that it is not opened each time.
+        yield Candidate(open=lambda: open_store("default"), age=Clock(connections["default"]).advance)
 
 
 @contextmanager
@@ -50,11 +37,12 @@ def sqlite_candidate(path: Path, template: Path, open_store: Open) -> Iterator[C
         yield Candidate(open=lambda: open_store("default"), age=Clock(connections["default"]).advance)
 
 
+@pytest.mark.slow  # The store of TestSQLite, with statements of the store in test_postgres.py.
 class TestPostgres(StoreConformance):
     @pytest.fixture(scope="class")
     @classmethod
-    def candidate(cls, postgres_server: servers.PostgresServer, migrated_postgres: str) -> Iterator[Candidate]:
-        with postgres_candidate(postgres_server, migrated_postgres, ThreadedStore) as made:
+    def candidate(cls, django_databases: Databases) -> Iterator[Candidate]:
+        with postgres_candidate(django_databases, ThreadedStore) as made:
             yield made
 
 
@@ -62,8 +50,8 @@ class TestPostgres(StoreConformance):
 class TestAsyncPostgres(StoreConformance):
     @pytest.fixture(scope="class")
     @classmethod
-    def candidate(cls, postgres_server: servers.PostgresServer, migrated_postgres: str) -> Iterator[Candidate]:
-        with postgres_candidate(postgres_server, migrated_postgres, ConcurrentStore, **POOL) as made:
+    def candidate(cls, django_databases: Databases) -> Iterator[Candidate]:
+        with postgres_candidate(django_databases, ConcurrentStore, **POOL) as made:
             yield made
 
 

@@ -4,15 +4,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from uuid import uuid4
 
-import psycopg
 import pytest
 from django.test import override_settings
 
+from tests.databases import Databases
 from tests.django import project, worlds
-from tests.kit import servers
 from tests.web.harness import Api
 from tests.web.scenarios import SCENARIOS, Scenario
 
@@ -34,13 +31,10 @@ SKIPPED = {
 
 
 @pytest.fixture(scope="module")
-def shared_postgres(postgres_server: servers.PostgresServer, migrated_postgres: str) -> Iterator[str]:
+def shared_postgres(django_databases: Databases) -> Iterator[str]:
     """A database for scenarios, which keep to a tenant of their own."""
-    name = f"django_{uuid4().hex}"
-    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {migrated_postgres}".encode())
-        yield urlsplit(postgres_server.url)._replace(path=f"/{name}").geturl()
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    with django_databases.lend() as url:
+        yield url
 
 
 @pytest.fixture(scope="module", params=WORLDS)

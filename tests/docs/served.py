@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import httpx
 
-from tests.kit.servers import _free_port
+from tests.kit.servers import free_port
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -72,7 +72,7 @@ def wsgi(app: Any, guard: Any) -> Iterator[httpx.Client]:
 @contextmanager
 def server(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A real server of a tutorial's payments.py, and where it takes payments."""
-    port = _free_port()
+    port = free_port()
     command = ["-m", "uvicorn", "payments:app", "--port", str(port), "--log-level", "critical"]
     with process(folder, command, port) as running:
         yield running, f"http://127.0.0.1:{port}/payments"

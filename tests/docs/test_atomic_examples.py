@@ -22,6 +22,12 @@ BALANCES = "SELECT name, balance FROM accounts"
 
 
 @pytest.fixture
+def postgres_url(migrated_postgres_url: str) -> str:
+    """The URL of a database with Semel's tables in it."""
+    return migrated_postgres_url
+
+
+@pytest.fixture
 def postgres(postgres_url: str) -> Iterator[Balances]:
     """The accounts in PostgreSQL, beside Semel's tables."""
     with closing(stores.store(postgres_url)) as store:

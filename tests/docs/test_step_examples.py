@@ -19,7 +19,7 @@ from semel.core.commands import Claim, Look
 from semel.core.message import Head, Request
 from semel.core.state import State
 from tests.docs.served import ASKING, EXAMPLES, HANG_SECONDS, asgi, load, process, server, wsgi
-from tests.kit.servers import _free_port
+from tests.kit.servers import free_port
 
 KEY = {"Idempotency-Key": "order-17"}
 
@@ -125,7 +125,7 @@ async def test_work() -> None:
 @contextmanager
 def bank(folder: Path) -> Iterator[str]:
     """The card company of the tutorial, and the programs that call it. It answers at once, or never: see `killed`."""
-    port = _free_port()
+    port = free_port()
     slowly = f"time.sleep({HANG_SECONDS} if len(book) == int(open('held').read()) else 0)"
     (folder / "held").write_text("0")
     for name in ("bank", "naive", "steps"):

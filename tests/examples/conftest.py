@@ -82,3 +82,9 @@ def world(request: pytest.FixtureRequest, children: Warm) -> Iterator[World]:
     keys.close()
     with provider() as books:
         yield World(url, books, children)
+
+
+@pytest.fixture
+def postgres_url(migrated_postgres_url: str) -> str:
+    """The URL of a database with Semel's tables in it."""
+    return migrated_postgres_url

@@ -48,3 +48,9 @@ def install() -> Iterator[Install]:
     yield make
     for app in apps:
         app.extensions["semel"].close()
+
+
+@pytest.fixture
+def postgres_url(migrated_postgres_url: str) -> str:
+    """The URL of a database with Semel's tables in it."""
+    return migrated_postgres_url

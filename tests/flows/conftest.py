@@ -18,3 +18,9 @@ def shop(request: pytest.FixtureRequest) -> Iterator[shops.Shop]:
         opened = shops.postgres(request.getfixturevalue("postgres_url"))
     with opened as shop:
         yield shop
+
+
+@pytest.fixture
+def postgres_url(migrated_postgres_url: str) -> str:
+    """The URL of a database with Semel's tables in it."""
+    return migrated_postgres_url

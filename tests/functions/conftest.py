@@ -56,3 +56,9 @@ async def async_keys(request: pytest.FixtureRequest) -> AsyncIterator[AsyncStore
 @pytest.fixture
 def memory() -> MemoryStore:
     return MemoryStore()
+
+
+@pytest.fixture
+def postgres_url(migrated_postgres_url: str) -> str:
+    """The URL of a database with Semel's tables in it."""
+    return migrated_postgres_url

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # About the tests, and not about Semel.
+
 MADE_UP = """
 import pytest
 from tests.kit.servers import NoServerBinary

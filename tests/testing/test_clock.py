@@ -28,6 +28,12 @@ KEY = {"Idempotency-Key": "k"}
 KINDS = ["memory", "sqlite", "postgres", "redis", "tiered in memory", "tiered over postgres"]
 
 
+@pytest.fixture
+def postgres_url(migrated_postgres_url: str) -> str:
+    """The URL of a database with Semel's tables in it."""
+    return migrated_postgres_url
+
+
 @pytest.fixture(params=KINDS)
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     kind = request.param

@@ -83,7 +83,13 @@ class Shop:
         self._engine.dispose()
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture
+def postgres_url(migrated_postgres_url: str) -> str:
+    """The URL of a database with Semel's tables in it."""
+    return migrated_postgres_url
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])  # It walks there for minutes.
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
     is_sqlite = request.param == "sqlite"
     url = f"sqlite:///{tmp_path}/shop.db" if is_sqlite else request.getfixturevalue("postgres_url")

@@ -97,6 +97,7 @@ def test_sqlite_without_a_word(tmp_path: Path) -> None:
     assert "3 passed" in said, said
 
 
+@pytest.mark.slow
 def test_postgresql(tmp_path: Path, postgres_url: str) -> None:
     """On PostgreSQL each test has a table of its own, which is gone afterwards."""
     said = run(tmp_path, f"KIND = 'postgresql://'{SUITE}", f"--semel-store={postgres_url}")
@@ -105,6 +106,7 @@ def test_postgresql(tmp_path: Path, postgres_url: str) -> None:
         assert connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall() == []
 
 
+@pytest.mark.slow
 def test_redis(tmp_path: Path, redis_url: str) -> None:
     """On Redis each test has a prefix of its own, and what is under it is gone afterwards; the ini file can say so."""
     said = run(tmp_path, f"KIND = 'redis://'{SUITE}", ini=f"semel_store = {redis_url}")

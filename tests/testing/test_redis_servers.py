@@ -17,6 +17,8 @@ from redis.cluster import RedisCluster
 from tests.kit import servers
 from tests.kit.servers.resp import RedisRefused, ask
 
+pytestmark = pytest.mark.slow  # About the servers of the tests, and not about Semel.
+
 #: The driver's own words on it have no types.
 Sentinel: Any = driver.Sentinel
 

@@ -11,10 +11,13 @@ import asyncpg
 import psycopg
 import pytest
 
+from semel import stores
 from semel.testing.process import ServerDidNotStart
 from tests.databases import Databases
 from tests.kit import servers
 from tests.kit.servers import programs
+
+pytestmark = pytest.mark.slow  # About the servers of the tests, and not about Semel.
 
 
 def ask(url: str, question: str) -> object:
@@ -42,6 +45,44 @@ def test_each_test_has_an_empty_database(postgres_url: str) -> None:
     """A test's database is its own and holds no table."""
     assert ask(postgres_url, "SELECT current_database()") == urlsplit(postgres_url).path[1:]
     assert ask(postgres_url, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 0
+
+
+def left_behind(url: str) -> object:
+    """The rows of Semel's records, and the tables that are not Semel's."""
+    others = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public' AND tablename !~ '^semel_'"
+    return ask(url, "SELECT count(*) FROM semel_keys_watermark"), ask(url, others)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "SELECT 1",
+        "CREATE FUNCTION one() RETURNS int LANGUAGE sql RETURN 1",
+        "ALTER TABLE semel_keys ADD COLUMN more text",
+        "ALTER TABLE semel_keys DROP CONSTRAINT semel_keys_token",
+        "ALTER TABLE semel_keys SET (autovacuum_enabled = off)",
+        "DROP TABLE semel_audit",
+        "DELETE FROM semel_keys_migrations",
+        "GRANT SELECT ON semel_keys TO public",
+        "CREATE SCHEMA other",
+    ],
+)
+def test_what_a_test_leaves_in_a_database_with_tables_is_gone(migrated_databases: Databases, change: str) -> None:
+    """Rows and tables of one test are not there for the next, and what it changes of Semel's tables is not either."""
+    with migrated_databases.lend() as before, psycopg.connect(before, autocommit=True) as connection:
+        connection.execute("INSERT INTO semel_keys_watermark (swept_to) VALUES (now())")
+        connection.execute("CREATE TABLE left_over AS SELECT 1 AS one")
+        connection.execute(change.encode())
+    with migrated_databases.lend() as after, stores.store(after) as store:
+        assert left_behind(after) == (0, 0)
+        assert store.migrate() == []
+        assert ask(after, "SELECT count(*) FROM semel_audit") == 0
+        options = "SELECT count(*) FROM pg_class WHERE relname = 'semel_keys' AND reloptions::text ~ 'autovacuum'"
+        assert ask(after, options) == 0
+        assert ask(after, "SELECT count(*) FROM pg_constraint WHERE conname = 'semel_keys_token'") == 1
+        assert ask(after, "SELECT count(*) FROM pg_attribute WHERE attname = 'more'") == 0
+        assert ask(after, "SELECT has_table_privilege('pg_monitor', 'semel_keys', 'SELECT')") is False
+        assert ask(after, "SELECT to_regproc('one') IS NULL AND to_regnamespace('other') IS NULL") is True
 
 
 @pytest.mark.parametrize("setting", ["RESET ALL", "SET default_transaction_read_only = on"])

@@ -21,6 +21,7 @@ def test_every_bug_has_a_duel() -> None:
     assert len(BUGS) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", DUELS)
 def test_a_planted_bug_is_found(world: World, bug: str) -> None:
     """The checker finds the bug from outside, and without it the same scenario finds nothing."""

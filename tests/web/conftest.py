@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
-from uuid import uuid4
 
-import psycopg
 import pytest
 
 from semel import Policy, stores
 from semel.stores.tiered import Tiered
+from tests.databases import Databases
 from tests.kit import servers
 from tests.web.harness import Api, AsgiWorld, WsgiWorld
 
@@ -18,26 +17,10 @@ STORES = ("memory", "sqlite", "postgres", "redis", "tiered")
 
 
 @pytest.fixture(scope="session")
-def shared_postgres_url(postgres_server: servers.PostgresServer) -> Iterator[str]:
-    """The URL of one database with the table in it, for tests that keep to a tenant of their own."""
-    name = f"semel_web_{uuid4().hex}"
-    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
-        url = urlsplit(postgres_server.url)._replace(path=f"/{name}").geturl()
-        store = stores.store(url)
-        store.migrate()
-        store.close()
+def shared_postgres_url(migrated_databases: Databases) -> Iterator[str]:
+    """The URL of one database with the tables in it, for tests that keep to a tenant of their own."""
+    with migrated_databases.lend() as url:
         yield url
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
-
-
-@pytest.fixture
-def migrated_postgres_url(postgres_url: str) -> str:
-    """The URL of a database of this test's own, with the table in it."""
-    store = stores.store(postgres_url)
-    store.migrate()
-    store.close()
-    return postgres_url
 
 
 @pytest.fixture(scope="session", params=[f"{entry}-{store}" for entry in ENTRIES for store in STORES])
@@ -70,3 +53,9 @@ def store_url(request: pytest.FixtureRequest, store: str, folder: Path) -> str:
         # Another database than the one that tests of the store itself empty.
         return urlsplit(server.url)._replace(path="/1").geturl()
     return "memory://" if store == "memory" else f"sqlite:///{folder / 'semel.db'}"
+
+
+@pytest.fixture
+def postgres_url(migrated_postgres_url: str) -> str:
+    """The URL of a database with Semel's tables in it."""
+    return migrated_postgres_url

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from tests.kit.servers import _free_port
+from tests.kit.servers import free_port
 from tests.web.harness import HANG_SECONDS, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +112,7 @@ class Server:
 
     def __init__(self, kind: str, backstage: Backstage) -> None:
         self._backstage = backstage
-        port = _free_port()
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = backstage.folder / f"{len(backstage.servers)}.log"
         command = [word.format(port=port) for word in COMMANDS[kind]]

@@ -99,9 +99,11 @@ def test_store_that_is_not_there(open_world: Any, url: str) -> None:
     assert api.send(key=None).status == 201, "a request without a key needs no store"
 
 
-def test_table_that_is_not_there(open_world: Any, postgres_url: str) -> None:
+def test_table_that_is_not_there(open_world: Any, empty_postgres_url: str) -> None:
     """A database without the table is 503, and the handler does not run."""
-    api = Api(open_world(lambda: semel.stores.store(postgres_url), lambda: semel.stores.async_store(postgres_url)))
+    api = Api(
+        open_world(lambda: semel.stores.store(empty_postgres_url), lambda: semel.stores.async_store(empty_postgres_url))
+    )
     assert_problem(api.send(), 503, "store-unavailable")
     assert api.runs == 0
 

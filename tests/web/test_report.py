@@ -24,6 +24,7 @@ from semel.errors import StoreUnavailable
 from semel.guard.request import RequestView
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.step import Step
+from semel.telemetry import tally
 from tests.web.harness import (
     HANG_SECONDS,
     Api,
@@ -301,14 +302,21 @@ def stormy(request: pytest.FixtureRequest, weather: Weather) -> Iterator[World]:
     opened.close()
 
 
+@pytest.fixture
+def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, a store that failed is not yet asked again, and its failure not told again."""
+    for name in ("REST_SECONDS", "TELL_AGAIN_SECONDS"):
+        monkeypatch.setattr(tally, name, 3600.0)
+
+
 @pytest.mark.parametrize("fails", ["Claim", "Complete"])
+@pytest.mark.usefixtures("long_rests")
 def test_store_is_down(stormy: World, weather: Weather, fails: str, caplog: pytest.LogCaptureFixture) -> None:
     """A store that fails changes no answer; it is told of once, and left alone for a moment."""
     caplog.set_level(logging.ERROR, "semel")
     weather.fails = (fails,)
     shop, send_bare = bare(stormy)
     reported = Reported(stormy)
-    reported.middleware.tally._clock = lambda: 0.0
     for _, request in REQUESTS:
         assert seen(reported.send(request)) == seen(send_bare(request))
     assert reported.shop.runs == shop.runs
@@ -317,11 +325,11 @@ def test_store_is_down(stormy: World, weather: Weather, fails: str, caplog: pyte
     assert weather.asked == (1 if fails == "Claim" else 2)
 
 
+@pytest.mark.usefixtures("long_rests")
 def test_store_is_down_for_good(stormy: World, weather: Weather) -> None:
     """While it rests, requests are counted as failed: nobody can tell what would have become of them."""
     weather.fails = ("Claim",)
     reported = Reported(stormy)
-    reported.middleware.tally._clock = lambda: 0.0
     for _ in range(3):
         assert reported.send(pay()).status == 201
     assert reported.counts == {"failed": 3}
@@ -634,6 +642,7 @@ async def test_route_that_only_reports(fails: bool) -> None:
     await middleware.store.close()
 
 
+@pytest.mark.usefixtures("long_rests")
 async def test_route_that_is_guarded_where_others_only_report() -> None:
     """A store that rests after a failure in report mode is asked all the same for a route that is guarded."""
     ran: list[str] = []
@@ -647,7 +656,6 @@ async def test_route_that_is_guarded_where_others_only_report() -> None:
         await send({"type": "http.response.body", "body": b"paid"})
 
     middleware = semel.asgi.IdempotencyMiddleware(app, store="memory://", scope=PER_ROUTE, policy=REPORT)
-    middleware.tally._clock = lambda: 0.0
     answers = [await call_asgi(middleware, pay()) for _ in range(2)]
     assert [(answer.status, answer.body, answer.is_replay) for answer in answers] == [
         (201, b"paid", False),
@@ -657,6 +665,7 @@ async def test_route_that_is_guarded_where_others_only_report() -> None:
     await middleware.store.close()
 
 
+@pytest.mark.usefixtures("long_rests")
 async def test_route_that_only_reports_leaves_a_failing_store_alone(weather: Weather) -> None:
     """A store that failed a route which only reports is not asked again for a moment, whatever other routes do."""
     weather.fails = ("Claim",)
@@ -668,7 +677,6 @@ async def test_route_that_only_reports_leaves_a_failing_store_alone(weather: Wea
 
     store = AsyncFlakyStore(weather)
     middleware = semel.asgi.IdempotencyMiddleware(app, store=store, scope=PER_ROUTE, policy=Policy())
-    middleware.tally._clock = lambda: 0.0
     assert [(await call_asgi(middleware, pay())).status for _ in range(3)] == [201] * 3
     assert weather.asked == 1
     await store.close()

@@ -1,6 +1,7 @@
 """Waiting through the ASGI entry point: clients that hang up, and what waiting costs the store."""
 
 import asyncio
+import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -19,7 +20,7 @@ from starlette.responses import Response as StarletteResponse
 from starlette.routing import Route
 
 from semel import Policy, stores
-from semel.asgi import PER_ROUTE, IdempotencyMiddleware, claim
+from semel.asgi import PER_ROUTE, IdempotencyMiddleware, claim, disconnect
 from semel.core.commands import Claim, Command, Look, Release
 from semel.core.state import State
 from semel.guard.waiting import AsyncWaiters
@@ -103,6 +104,9 @@ class Between(BaseHTTPMiddleware):
         return await call_next(request)
 
 
+#: Where a task listens for the end of a connection.
+LISTENING = disconnect.__file__
+
 ENTRIES = [
     pytest.param({}, id="the whole app"),
     pytest.param({"by_route": True}, id="a route"),
@@ -111,8 +115,9 @@ ENTRIES = [
 
 
 def ears() -> list["asyncio.Task[Any]"]:
-    """Who still listens to a client."""
-    return [task for task in asyncio.all_tasks() if "Line._hear" in repr(task.get_coro())]
+    """The tasks that still listen to a client."""
+    running = ((task, task.get_coro()) for task in asyncio.all_tasks())
+    return [task for task, coro in running if inspect.iscoroutine(coro) and coro.cr_code.co_filename == LISTENING]
 
 
 @pytest.mark.parametrize("kind", ENTRIES)
@@ -123,6 +128,7 @@ async def test_a_client_that_hangs_up_frees_its_place(kind: dict[str, Any]) -> N
     async with entry.first():
         client, task = entry.start()
         await entry.until(lambda: entry.waiting == 1)
+        assert len(ears()) == 1
         asked = store.asked.total()
         client.gone.set()
         await asyncio.wait_for(task, HANG_SECONDS)

@@ -18,6 +18,8 @@ LEASE_MS = 1500
 
 Stage = Callable[..., Backstage]
 
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("hypercorn", "granian ASGI")]
+
 
 @pytest.fixture
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
@@ -39,10 +41,10 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
     [
         ("uvicorn", "postgres", "guard"),
         ("uvicorn", "postgres", "atomic"),
-        ("hypercorn", "sqlite", "guard"),
-        ("granian ASGI", "postgres", "guard"),
+        pytest.param("hypercorn", "sqlite", "guard", marks=pytest.mark.slow),
+        pytest.param("granian ASGI", "postgres", "guard", marks=pytest.mark.slow),
         ("gunicorn gthread", "postgres", "guard"),
-        ("gunicorn gthread", "postgres", "atomic"),
+        pytest.param("gunicorn gthread", "postgres", "atomic", marks=pytest.mark.slow),
     ],
 )
 def test_waiting_for_another_process(stage: Stage, kind: str, store: str, mode: str) -> None:
@@ -110,7 +112,7 @@ class Caller:
         self._socket.close()
 
 
-@pytest.mark.parametrize("kind", ["uvicorn", "hypercorn", "granian ASGI"])
+@pytest.mark.parametrize("kind", ["uvicorn", *OTHERS])
 def test_a_client_that_hangs_up(stage: Stage, kind: str) -> None:
     """A client that hangs up while it is kept waiting frees its place; others wait on, and get their answer."""
     backstage = stage("sqlite")
@@ -130,7 +132,7 @@ def test_a_client_that_hangs_up(stage: Stage, kind: str) -> None:
     assert "Traceback" not in server.log.read_text()
 
 
-@pytest.mark.parametrize("kind", ["uvicorn", "hypercorn", "granian ASGI"])
+@pytest.mark.parametrize("kind", ["uvicorn", *OTHERS])
 def test_who_waited_is_heard_and_answered_as_before(stage: Stage, kind: str) -> None:
     """A connection on which a request waited is as good as new: what comes next on it is served."""
     backstage = stage("sqlite")

@@ -23,3 +23,9 @@ def store(world: World) -> Iterator[Store]:
     """One handle on it."""
     with closing(world.open()) as opened:
         yield opened
+
+
+@pytest.fixture
+def postgres_url(migrated_postgres_url: str) -> str:
+    """The URL of a database with Semel's tables in it."""
+    return migrated_postgres_url

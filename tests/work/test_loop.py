@@ -7,13 +7,15 @@ import queue
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from semel.errors import StoreError, StoreUnavailable
 from semel.flows.upkeep import SweepReport
 from semel.work import AsyncWorkers, Workers
-from semel.work.loop import JITTER, _jittered
+from semel.work.loop import JITTER
+from semel.work.wakeup import Wakeup
 
 SOON = timedelta(milliseconds=1)
 NEVER = timedelta(days=1)
@@ -169,9 +171,27 @@ def test_forked_child() -> None:
     workers.stop()
 
 
+class Impatient(Wakeup):
+    """Notes how long it is to wait, and does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[float] = []
+
+    def wait(self, heard: int, seconds: float) -> None:
+        self.asked.append(seconds)
+
+
 def test_jitter() -> None:
     """Intervals vary a little, so that processes that were started together part."""
-    seconds = [_jittered(timedelta(seconds=10)) for _ in range(100)]
+    service: Any = Counting(interval=timedelta(seconds=10))
+    service.wakeup = Impatient()
+    workers = Workers([service])
+    workers.start()
+    service.wait_for(101)
+    workers.stop()
+    seconds = service.wakeup.asked
+    assert len(seconds) >= 100
     assert len(set(seconds)) > 1
     assert min(seconds) >= 10 * (1 - JITTER)
     assert max(seconds) <= 10 * (1 + JITTER)

@@ -39,5 +39,3 @@ __all__ = [
     "redis_cluster",
     "redis_sentinel",
 ]
-
-_free_port = free_port

@@ -26,9 +26,10 @@ class PostgresServer(Server):
 
 
 @contextmanager
-def postgres(*, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[PostgresServer]:
+def postgres(*, settings: Mapping[str, str] = NO_SETTINGS, fsync: bool = True) -> Iterator[PostgresServer]:
     """Lend a PostgreSQL server. One with `settings` is always started here, since another's can't be changed; commits
-    reach the disk unless they say otherwise.
+    reach the disk unless they say otherwise. Without `fsync`, one that is started here does not wait for the disk: what
+    is committed outlives the server, and not the machine.
     """
     if (url := named("SEMEL_TEST_POSTGRES")) and not settings:
         yield PostgresServer(url, None, _asked_version(url))
@@ -39,7 +40,8 @@ def postgres(*, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[PostgresS
         data = folder / "data"
         how = ["--no-sync", "--auth=trust", "--username=semel", "--encoding=UTF8", "--locale=C"]
         run([programs / "initdb", *how, "--pgdata", data], folder)
-        with _started(programs, data, folder, settings, version) as server:
+        chosen = settings if fsync else {"fsync": "off", **settings}
+        with _started(programs, data, folder, chosen, version) as server:
             yield server
 
 

@@ -56,6 +56,12 @@ class Speaker:
 
 
 @pytest.fixture
+def postgres_url(migrated_postgres_url: str) -> str:
+    """The URL of a database with Semel's tables in it."""
+    return migrated_postgres_url
+
+
+@pytest.fixture
 def speaker(postgres_url: str) -> Iterator[Speaker]:
     made = Speaker(postgres_url)
     yield made
@@ -139,7 +145,7 @@ def test_quiet_connection_is_looked_after(
     colour: str, speaker: Speaker, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a connection that is quiet for long something is said now and then, and what comes after is heard."""
-    for module in ("line", "async_listening"):
+    for module in ("direct", "async_listening"):
         monkeypatch.setattr(f"semel.stores.postgres.{module}.HEARTBEAT_SECONDS", 0.02)
     heard: Heard = queue.SimpleQueue()
     with process(colour, postgres_url) as made, psycopg.connect(postgres_url, autocommit=True) as watcher:

@@ -7,10 +7,10 @@ import pytest
 from semel import stores
 from semel.testing.conformance import Candidate, StoreConformance
 from tests.kit import servers
-from tests.stores.test_conformance import postgres_candidate
+from tests.stores.shared.test_conformance import postgres_candidate
 
 
-@pytest.mark.slow  # The store of test_conformance.py with one more lock.
+@pytest.mark.slow  # The store of shared/test_conformance.py with one more lock.
 class TestAsyncInstantPostgres(StoreConformance):
     @pytest.fixture(scope="class")
     @classmethod

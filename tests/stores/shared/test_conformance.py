@@ -27,6 +27,7 @@ class TestMemory(StoreConformance):
         return Candidate(open=lambda: memory, age=Clock(memory).advance)
 
 
+@pytest.mark.slow  # The records of TestMemory.
 class TestAsyncMemory(StoreConformance):
     @pytest.fixture(scope="class")
     @classmethod
@@ -47,6 +48,7 @@ class TestSQLite(StoreConformance):
         return sqlite_candidate(tmp_path_factory.mktemp("sqlite") / "semel.db", stores.store)
 
 
+@pytest.mark.slow  # The statements of TestSQLite, in a thread.
 class TestAsyncSQLite(StoreConformance):
     @pytest.fixture(scope="class")
     @classmethod

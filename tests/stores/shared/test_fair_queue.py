@@ -10,7 +10,7 @@ from semel.core.commands import Claim, Complete, Look, Now, Renew, Resolution, T
 from semel.core.message import Answer, Head, Request
 from semel.core.record import Hold
 from semel.core.state import Event
-from semel.stores import fair
+from semel.stores import fair_queue
 from semel.stores.fair_queue import MAX_BATCH, MAX_BATCH_BYTES, FairQueue, scope_of, size_of
 
 LEASE = timedelta(seconds=30)
@@ -33,7 +33,7 @@ def queue(*asked: str, size: int = 0) -> FairQueue[str]:
 
 def test_scopes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of each scope goes first, then the second of each; of one scope they go in the order in which they came."""
-    monkeypatch.setattr(fair, "MAX_BATCH", 3)
+    monkeypatch.setattr(fair_queue, "MAX_BATCH", 3)
     waiting = queue("a1", "a2", "a3", "b1", "c1", "b2")
     assert waiting.take() == ["a1", "b1", "c1"]
     waiting.append(Look("c", "key"), "c2")

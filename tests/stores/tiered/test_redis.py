@@ -636,7 +636,7 @@ def test_processes_share_a_database(postgres_url: str, redis_url: str) -> None:
 
 def test_the_rights_that_it_needs(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """A user who may do what the page on this says, and no more, is enough."""
-    page = Path(__file__).parents[2] / "docs" / "how-to" / "tiered.md"
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "tiered.md"
     (rule,) = [line for line in page.read_text().splitlines() if line.startswith("ACL SETUSER")]
     with servers.redis() as server, redis.Redis.from_url(server.url) as client:
         client.execute_command(*rule.split())

@@ -81,6 +81,12 @@ def claim(key: str = "k", fingerprint: bytes = FINGERPRINT, **more: Any) -> Clai
 
 
 @pytest.fixture
+def postgres_url(migrated_postgres_url: str) -> str:
+    """The URL of a database with Semel's tables in it."""
+    return migrated_postgres_url
+
+
+@pytest.fixture
 def url(postgres_url: str) -> str:
     """The URL of a database that has the table."""
     store(postgres_url).migrate()

@@ -40,7 +40,7 @@ from semel.stores import async_store, store
 from semel.stores.base import Store
 from semel.stores.tiered import Tiered
 from tests.kit import servers
-from tests.stores.lending import rows, until
+from tests.stores.connections.lending import rows, until
 
 ANSWER = Answer(201, (), b"{}")
 SECONDS = 30  # only what is broken is waited for that long

@@ -51,6 +51,12 @@ def claim(key: str = "k", lease: timedelta = LEASE, **more: Any) -> Claim:
 
 
 @pytest.fixture
+def postgres_url(migrated_postgres_url: str) -> str:
+    """The URL of a database with Semel's tables in it."""
+    return migrated_postgres_url
+
+
+@pytest.fixture
 def url(postgres_url: str) -> str:
     """A table, and instant take-over."""
     made = store(postgres_url)

@@ -12,7 +12,7 @@ from semel.stores.redis import due
 from semel.testing.clock import Clock
 from semel.testing.conformance import Candidate, Handle, StoreConformance
 from tests.kit import servers
-from tests.stores.redis_world import cluster_url
+from tests.stores.redis.world import cluster_url
 
 Nodes = Sequence[servers.RedisServer]
 
@@ -75,6 +75,7 @@ class TestRedis(Lone):
         return candidate_at(nodes[0].url, nodes, stores.store)
 
 
+@pytest.mark.slow  # The scripts of TestRedis, on a loop.
 class TestAsyncRedis(Lone):
     @pytest.fixture(scope="class")
     @classmethod

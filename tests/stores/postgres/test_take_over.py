@@ -22,6 +22,12 @@ LEASE = timedelta(seconds=120)
 
 
 @pytest.fixture
+def postgres_url(migrated_postgres_url: str) -> str:
+    """The URL of a database with Semel's tables in it."""
+    return migrated_postgres_url
+
+
+@pytest.fixture
 def backstage(postgres_url: str, tmp_path: Path) -> Iterator[Backstage]:
     store = stores.store(postgres_url)
     store.migrate()

@@ -37,6 +37,7 @@ def test_reads_in_transactions_do_not_grow(postgres_url: str, open_store: Any, a
     assert not excessive_reads(postgres_url, lambda: handle(open_store(postgres_url)), LENT, start=500, analyse=analyse)
 
 
+@pytest.mark.slow
 @both_colours
 def test_reads_do_not_grow_behind_a_pooler(postgres_url: str, pgbouncer_url: str, open_store: Any) -> None:
     """The same through PgBouncer, where no session is ours. There each statement is planned anew, and one for many keys

@@ -28,7 +28,7 @@ from semel.stores.connections import psycopg as on_psycopg
 from semel.stores.postgres import async_store as on_loops
 from semel.stores.postgres import store as on_threads
 from tests.kit import servers
-from tests.stores.lending import do, rows
+from tests.stores.connections.lending import do, rows
 
 ANSWER = Answer(201, (), b"{}")
 

@@ -43,9 +43,9 @@ from semel.stores.postgres.errors import is_too_slow
 from semel.stores.postgres.store import PostgresStore
 from semel.testing.conformance import Candidate, StoreConformance
 from tests.kit import servers
-from tests.stores.lending import DRIVERS, Kind, Lender, record, rows
-from tests.stores.lending import SCHEMA as TWO_TABLES
-from tests.stores.test_conformance import postgres_candidate
+from tests.stores.connections.lending import DRIVERS, Kind, Lender, record, rows
+from tests.stores.connections.lending import SCHEMA as TWO_TABLES
+from tests.stores.shared.test_conformance import postgres_candidate
 from tests.web.harness import HANG_SECONDS, Request, Response, call_asgi, call_wsgi
 
 LEASE, RETENTION = timedelta(seconds=30), timedelta(hours=24)
@@ -94,7 +94,7 @@ KINDS: dict[str, Kind] = {
 }
 
 
-@pytest.mark.slow  # The store of test_conformance.py; what a pooler changes is tested below.
+@pytest.mark.slow  # The store of shared/test_conformance.py; what a pooler changes is tested below.
 class TestPgBouncer(StoreConformance):
     @pytest.fixture(scope="class")
     @classmethod
@@ -104,7 +104,7 @@ class TestPgBouncer(StoreConformance):
         yield from postgres_candidate(postgres_server, lambda url: stores.store(pgbouncer_server.through(url)))
 
 
-@pytest.mark.slow  # The store of test_conformance.py; what a pooler changes is tested below.
+@pytest.mark.slow  # The store of shared/test_conformance.py; what a pooler changes is tested below.
 class TestAsyncPgBouncer(StoreConformance):
     @pytest.fixture(scope="class")
     @classmethod

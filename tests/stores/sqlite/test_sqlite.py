@@ -1,4 +1,4 @@
-"""What is special to SQLite: its file, its locks, its forks. What every store does is in test_conformance.py."""
+"""What is special to SQLite: its file, its locks, its forks. What every store does is in shared/test_conformance.py."""
 
 import os
 import re

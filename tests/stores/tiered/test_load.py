@@ -226,7 +226,7 @@ def survives(colour: str, postgres_url: str, cache: str, fault: Fault) -> None:
     assert set(shop.effects.values()) == {1}
 
 
-@pytest.mark.parametrize("colour", ["asgi", "wsgi"])
+@pytest.mark.parametrize("colour", ["asgi", pytest.param("wsgi", marks=pytest.mark.slow)])
 def test_killed(colour: str, postgres_url: str) -> None:
     """Redis is killed, and started again, and killed again."""
     with servers.redis() as server:
@@ -242,7 +242,7 @@ def test_killed(colour: str, postgres_url: str) -> None:
         survives(colour, postgres_url, server.url, fault)
 
 
-@pytest.mark.parametrize("colour", ["asgi", "wsgi"])
+@pytest.mark.parametrize("colour", ["asgi", pytest.param("wsgi", marks=pytest.mark.slow)])
 def test_stopped(colour: str, postgres_url: str) -> None:
     """Redis hangs, and goes on, and hangs again."""
     with servers.redis() as server:

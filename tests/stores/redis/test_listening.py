@@ -18,7 +18,7 @@ from semel.core.state import Event
 from semel.stores.redis import listening
 from tests.kit import servers
 from tests.kit.servers.base import until
-from tests.stores.redis_world import cluster_url
+from tests.stores.redis.world import cluster_url
 
 LEASE, RETENTION = timedelta(seconds=30), timedelta(hours=24)
 ANSWER = Answer(201, (), b"{}")

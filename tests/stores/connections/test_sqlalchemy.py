@@ -26,7 +26,7 @@ from semel.errors import ConfigurationError, StoreUnavailable
 from semel.stores import async_store, store
 from semel.stores.connections.sqlalchemy import AsyncSQLAlchemyConnections, SQLAlchemyConnections
 from semel.stores.transaction import Unit
-from tests.stores.lending import SCHEMA, SQLITE, Lender, record
+from tests.stores.connections.lending import SCHEMA, SQLITE, Lender, record
 
 ANSWER = Answer(201, ((b"content-type", b"application/json"),), b'{"id": 1}')
 

@@ -30,7 +30,19 @@ from semel.stores.postgres.statements import Statements
 from semel.stores.statement import Joined, Names, Query
 from semel.testing.conformance.base import claim_on
 from tests.kit import servers
-from tests.stores.lending import DRIVERS, SCHEMA, SQLALCHEMY, Kind, Lender, Lent, backend, do, record, rows, until
+from tests.stores.connections.lending import (
+    DRIVERS,
+    SCHEMA,
+    SQLALCHEMY,
+    Kind,
+    Lender,
+    Lent,
+    backend,
+    do,
+    record,
+    rows,
+    until,
+)
 
 KINDS = DRIVERS | SQLALCHEMY
 ASYNC_KINDS = {name: kind for name, kind in KINDS.items() if "async" in name}

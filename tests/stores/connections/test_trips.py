@@ -25,7 +25,7 @@ from semel.stores.base import Store
 from semel.stores.connections.pool import AllInUse, AsyncPool, Pool
 from semel.stores.connections.script import MAX_SCRIPT_BYTES, literal
 from semel.stores.transaction import at_once
-from tests.stores.lending import do, rows, until
+from tests.stores.connections.lending import do, rows, until
 from torture.proxy import Cut, Lost, Proxy, is_commit
 
 ANSWER = Answer(201, ((b"content-type", b"application/json"),), b'{"id": 1}')

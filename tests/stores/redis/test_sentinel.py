@@ -16,7 +16,7 @@ from semel.core.state import Event
 from semel.errors import StoreError, StoreNotReady
 from tests.kit import servers
 from tests.kit.servers.base import until
-from tests.stores.redis_world import Asking
+from tests.stores.redis.world import Asking
 
 LEASE, RETENTION = timedelta(seconds=30), timedelta(hours=24)
 ANSWER = Answer(201, (), b"{}")

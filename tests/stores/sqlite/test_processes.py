@@ -38,6 +38,11 @@ def store(sqlite_url: str) -> Iterator[SQLiteStore]:
         yield store
 
 
+def has_log(url: str) -> bool:
+    """Whether there is a write-ahead log: SQLite removes it when the last connection is closed."""
+    return Path(f"{url.removeprefix('sqlite:///')}-wal").exists()
+
+
 class TestProcesses:
     def test_processes_may_start_at_the_same_time(self, sqlite_url: str) -> None:
         """Four processes that make the file at once all get their tables, and of their claims on one key one wins."""
@@ -57,8 +62,9 @@ class TestProcesses:
         child = program(
             f"store = open({sqlite_url!r})",
             "store.perform(claim('committed'))",
-            "store._writer.opened.execute('BEGIN IMMEDIATE')",
-            "store._writer.opened.execute('DELETE FROM semel_keys')",
+            f"file = sqlite3.connect({sqlite_url.removeprefix('sqlite:///')!r}, isolation_level=None)",
+            "file.execute('BEGIN IMMEDIATE')",
+            "file.execute('DELETE FROM semel_keys')",
             "os.kill(os.getpid(), 9)",
         )
         child.communicate(timeout=60)
@@ -125,8 +131,9 @@ class TestLoops:
         assert all(isinstance(each.result(), Hold) for each in asked)
         found = await store.perform(a_claim("key-0"))
         assert isinstance(found, Found)
+        assert has_log(sqlite_url)
         await store.close()
-        assert store._writer.opened is None
+        assert not has_log(sqlite_url)
 
     async def test_trouble_reaches_every_caller(self, tmp_path: Path) -> None:
         """A file that can't be opened is a 503 for each request, not an error in a thread nobody looks at."""
@@ -141,7 +148,7 @@ def program(*lines: str, waits: bool = False) -> subprocess.Popen[str]:
     """Another process that says of what kind the last line's value is."""
     *before, last = lines
     text = [
-        "import os, sys",
+        "import os, sqlite3, sys",
         "from datetime import timedelta",
         "from semel.core.commands import Claim",
         "from semel.stores import store as open",

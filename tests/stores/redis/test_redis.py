@@ -51,7 +51,7 @@ from semel.stores.redis.protocol import Call, packed
 from semel.stores.redis.store import RedisStore
 from semel.testing.process import ServerDidNotStart
 from tests.kit import servers
-from tests.stores.redis_world import Asking, ageing
+from tests.stores.redis.world import Asking, ageing
 
 LEASE, RETENTION = timedelta(seconds=30), timedelta(hours=24)
 ANSWER = Answer(201, ((b"content-type", b"application/json"),), b'{"id": 1}')

@@ -21,7 +21,7 @@ from semel.stores.redis.store import RedisStore
 from tests.kit import servers
 from tests.kit.servers.base import until
 from tests.kit.servers.resp import RedisRefused, ask, ask_facts
-from tests.stores.redis_world import Asking, cluster_url
+from tests.stores.redis.world import Asking, cluster_url
 
 LEASE, RETENTION = timedelta(seconds=30), timedelta(hours=24)
 ANSWER = Answer(201, (), b"{}")

@@ -16,7 +16,7 @@ from semel.stores.tiered import Tiered
 from semel.stores.tiered.store import AsyncTieredStore, TieredStore
 from semel.testing.conformance import Candidate, StoreConformance
 from tests.kit import servers
-from tests.stores.test_conformance import postgres_candidate, sqlite_candidate
+from tests.stores.shared.test_conformance import postgres_candidate, sqlite_candidate
 
 AnyStore = Store | AsyncStore
 

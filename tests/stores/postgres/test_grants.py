@@ -42,7 +42,7 @@ from semel.errors import StoreError
 from semel.stores import Store, store
 from semel.work import Reaper, Sweeper
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "postgresql.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "postgresql.md").read_text()
 DAY, LONG, OVER = timedelta(days=1), timedelta(hours=1), timedelta(microseconds=1)
 ANSWER = Answer(201, (), b"ok")
 ROLES = ("semel_app", "semel_worker", "semel_reader")

@@ -17,7 +17,7 @@ from semel.core.record import Found, Hold
 from semel.core.recovery import Done, Progress
 from semel.core.state import Event, State
 from semel.errors import StoreUnavailable
-from tests.stores.redis_world import Asking, ageing
+from tests.stores.redis.world import Asking, ageing
 
 LEASE, RETENTION = timedelta(seconds=30), timedelta(hours=24)
 ANSWER = Answer(201, (), b"{}")
