@@ -86,7 +86,12 @@ def written(progress: Progress) -> str | None:
     """Return *progress* as it is stored."""
     if not progress.steps:
         return None
-    return _write([_written(step) for step in progress.steps])
+    return _write(
+        [
+            {step.kind: step.name, "result": step.result} if isinstance(step, Done) else {step.kind: step.name}
+            for step in progress.steps
+        ]
+    )
 
 
 def read_back(text: str | None) -> Progress:
@@ -152,10 +157,6 @@ def _depth(value: Any) -> int:
         nested = [each for each in level if isinstance(each, (dict, list))]
         level = [inner for each in nested for inner in (each.values() if isinstance(each, dict) else each)]
     return depth
-
-
-def _written(step: Step) -> dict[str, Any]:
-    return {step.kind: step.name} | ({"result": step.result} if isinstance(step, Done) else {})
 
 
 def _read(step: dict[str, Any]) -> Step:

@@ -8,7 +8,7 @@ from semel.errors import AnswerNotStored, CommitUnknown, ConfigurationError, Ove
 from semel.stores.postgres.address import Address
 from semel.stores.postgres.durability import FOR_TRANSACTION
 from semel.stores.postgres.errors import TRANSIENT, translated
-from semel.stores.postgres.joined import FENCED
+from semel.stores.postgres.joined import ENDED, FENCED
 from semel.stores.statement import Names
 
 #: How long to wait for a connection while all are in use. A client that waits longer has given up by itself.
@@ -68,6 +68,11 @@ def is_fence(error: BaseException, sqlstate: str | None, names: Names) -> bool:
     return sqlstate == _NO_NUMBER and FENCED in str(error)
 
 
+def is_end(error: BaseException, sqlstate: str | None) -> bool:
+    """Tell whether a statement has failed because it runs in another transaction than the one that was begun for it."""
+    return sqlstate == _NO_NUMBER and ENDED in str(error)
+
+
 def _table_of(error: BaseException | None) -> str | None:
     name: str | None = getattr(getattr(error, "diag", error), "table_name", None)
     return name
@@ -118,7 +123,7 @@ class Notices:
 
     def __init__(self) -> None:
         """Nothing yet."""
-        self._is_not_replicated = False
+        self.is_not_replicated = False
 
     def from_psycopg(self, said: Any) -> None:
         """Hear a ``psycopg.errors.Diagnostic``."""
@@ -130,9 +135,9 @@ class Notices:
 
     def check(self, address: Address) -> None:
         """Raise ``AnswerNotStored`` where the commit may not outlive this server."""
-        if self._is_not_replicated:
+        if self.is_not_replicated:
             raise AnswerNotStored(f"{address} has committed, but the commit may not have reached the replica.")
 
     def _hear(self, sqlstate: str | None, function: str | None) -> None:
         if sqlstate == _WARNING and function != _TRIGGERS_OWN:
-            self._is_not_replicated = True
+            self.is_not_replicated = True
