@@ -60,7 +60,10 @@ class Progress:
     @property
     def recovery_point(self) -> str | None:
         """The last step that is done: where a retry goes on."""
-        return next((step.name for step in reversed(self.steps) if isinstance(step, Done)), None)
+        for step in reversed(self.steps):
+            if isinstance(step, Done):
+                return step.name
+        return None
 
     @property
     def unknown(self) -> Begun | None:
@@ -75,7 +78,8 @@ class Progress:
 
     def plus(self, step: Step) -> Progress:
         """Return this progress with *step* added; a result takes the place of what was begun."""
-        return Progress((*self.without_unknown().steps, step))
+        steps = self.steps
+        return Progress((*(steps[:-1] if steps and isinstance(steps[-1], Begun) else steps), step))
 
     def without_unknown(self) -> Progress:
         """Return this progress as if the effect whose outcome is not known had not been begun."""
@@ -115,7 +119,9 @@ def next_step(progress: Progress, taken: tuple[str, ...], kind: Kind, name: str)
     The code must go the way that the record went. A step that is stored and that the code takes no more would otherwise
     be silently forgotten, or silently done again.
     """
-    _check_name(name)
+    # A handler is not always checked for its types.
+    if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):  # type: ignore[redundant-expr]  # see above
+        raise StepNameInvalid(name)
     if name in taken:
         raise StepRepeated(name)
     if len(taken) == len(progress.steps):
@@ -140,14 +146,9 @@ def as_json(name: str, result: object) -> Any:
         back = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise ResultNotJSON(name, result) from error
-    if _depth(back) > MAX_DEPTH:
+    if isinstance(back, (dict, list)) and _depth(back) > MAX_DEPTH:
         raise ResultNotJSON(name, result)
     return back
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
-        raise StepNameInvalid(name)
 
 
 def _depth(value: Any) -> int:

@@ -44,7 +44,7 @@ async def run_atomically(
     key, policy = asked.key, asked.policy
     try:
         seen, got = await _begin(ports, asked, claim, wishes)
-        before = _hold_of(seen, claim)
+        before = None if seen is got else _hold_of(seen, claim)
         if isinstance(got, Answer):
             if notes_replays and before is not None:
                 await note(ports, before, "replayed")

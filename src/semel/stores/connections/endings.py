@@ -32,7 +32,7 @@ RESET = "RESET ROLE; RESET ALL"
 _BEFORE_COMMIT = f"SET CONSTRAINTS ALL IMMEDIATE; {RESET}"
 
 #: What the server says of an opening that was sent with BEGIN: nothing is in the way of the handler.
-_CLEAR = "SELECT 0"
+CLEAR = "SELECT 0"
 
 #: A key that is there already, and a text that is no number.
 _DUPLICATE = "23505"
@@ -56,7 +56,7 @@ def commit_sql(*, is_direct: bool, is_off: bool) -> str:
 
 def tells_clear(tag: str | None) -> bool:
     """Read the command tag of an opening."""
-    return tag == _CLEAR
+    return tag == CLEAR
 
 
 def is_fence(error: BaseException, sqlstate: str | None, names: Names) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from semel.core.commands import Begin, Open
 from semel.errors import StoreError, StoreReadOnly, StoreUnavailable
 from semel.stores.connections.endings import (
+    CLEAR,
     COMMIT_SECONDS,
     RESET,
     ROLLBACK_SECONDS,
@@ -24,7 +25,6 @@ from semel.stores.connections.endings import (
     lost,
     of_commit,
     of_statement,
-    tells_clear,
 )
 from semel.stores.connections.script import Prepared, is_short, plain
 from semel.stores.postgres.address import Address
@@ -137,7 +137,7 @@ class Kernel:
             raise
         if session is not None and session.prepared.is_unsure:
             session.prepared.note_sent()
-        self.has_lock = self.is_clear = opening is not None and tells_clear(tag)
+        self.has_lock = self.is_clear = opening is not None and tag == CLEAR
 
     async def run(self, joined: Joined[T]) -> T:
         """Run one statement in the transaction."""

@@ -40,17 +40,23 @@ def literal(value: Any) -> str:
 
 
 def literals(values: Iterable[Any]) -> str:
-    """Write *values* one after the other. The two usual kinds are spelled here: a call for each would be felt."""
-    return ", ".join(
-        [
-            f"'{value}'"
-            if (kind := type(value)) is str and _is_plain(value)
-            else f"E'\\\\x{value.hex()}'"
-            if kind is bytes
-            else literal(value)
-            for value in values
-        ]
-    )
+    """Write *values* one after the other, as ``literal`` does. The usual kinds are spelled here: a call for each would
+    be felt.
+    """
+    spelled = []
+    for value in values:
+        kind = type(value)
+        if kind is str and _is_plain(value):
+            spelled.append(f"'{value}'")
+        elif kind is bytes:
+            spelled.append(f"E'\\\\x{value.hex()}'")
+        elif kind is int:
+            spelled.append(str(value))
+        elif value is None:
+            spelled.append("NULL")
+        else:
+            spelled.append(literal(value))
+    return ", ".join(spelled)
 
 
 def plain(joined: Joined[Any], *, is_marked: bool = False) -> str:
