@@ -32,6 +32,8 @@ class Begun:
     seen: Hold | Found
     #: Whether all statements of the transaction see what its first one saw, and a second look can see nothing new.
     keeps_snapshot: bool = False
+    #: Whether it is known that the handler will not be run, whatever another look would see.
+    is_final: bool = False
 
     @property
     def lets_run(self) -> bool:
@@ -221,8 +223,9 @@ class _Kernel:
     async def _look(self, unit: Any, command: Begin) -> Hold | Found:
         """Read what is there, with a snapshot that is younger than the lock if the handler is to run."""
         look = self._statements.begin(command)
-        begun: Begun = await self._run(unit, look)
-        if not begun.lets_run:
+        ran = unit.run(look)
+        begun: Begun = (await ran) if self._waits else ran
+        if begun.is_final or not begun.lets_run:
             return begun.seen
         if begun.keeps_snapshot:
             for statement in self._statements.probe(command):

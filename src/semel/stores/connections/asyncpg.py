@@ -79,14 +79,6 @@ class _Connection(asyncpg.Connection):
         opened: Self = made
         return opened
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether the next transaction can be on it, as far as is known here."""
-        if self.is_closed() or self.is_in_transaction():
-            return False
-        protocol: Any = self._protocol  # type: ignore[attr-defined]  # asyncpg's own pool asks it the same
-        return not protocol._is_cancelling()  # noqa: SLF001 - as above
-
 
 class AsyncpgConnections(AsyncPostgresConnections):
     """Transactions on an event loop, on asyncpg."""
@@ -251,7 +243,9 @@ class _Executor:
             return self._released()
         self.connection._detach()  # noqa: SLF001 - as asyncpg's own pool does
         connection._top_xact = None  # noqa: SLF001 - as above, where the handler has ended the transaction by itself
-        if connection.is_usable:
+        if not (
+            connection.is_closed() or connection.is_in_transaction() or connection._protocol._is_cancelling()  # noqa: SLF001 - asyncpg's own pool asks it the same
+        ):
             connection._log_listeners -= connection.listeners  # noqa: SLF001 - what is left is told as a handler's
             connection._on_release()  # noqa: SLF001 - as above: what the handler has kept of it is of no use any more
             connection._listeners.clear()  # noqa: SLF001 - as above

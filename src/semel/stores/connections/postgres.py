@@ -63,6 +63,8 @@ class Session:
         self.begin_sql = "; ".join(filter(None, (RESET, _BEGIN, FOR_TRANSACTION if is_off else None)))
         self.commit_sql = commit_sql(is_direct=is_direct, is_off=is_off)
         self.prepared = Prepared()
+        #: How statements become one text: on a connection of our own they stay prepared, unless a pooler is there.
+        self.text = self.prepared.script if is_direct else _text
         #: What the server says beside its replies. The driver tells it, for as long as the session lasts.
         self.notices = Notices()
 
@@ -123,6 +125,7 @@ class Kernel:
         session = executor.session
         # Through a pooler, what is deferred is run before COMMIT: an error of that and one of ours look the same.
         self.pipelines = session is None or session.is_direct
+        self._text = _text if session is None else session.text
 
     async def begin(self, opening: Sequence[Joined[Any]] | None) -> None:
         """Begin, and look whether the handler can be run, in one round trip."""
@@ -145,7 +148,8 @@ class Kernel:
         if executor.status is Status.IDLE:
             raise ended_inside()
         try:
-            rows = await executor.fetch((joined.marked or joined.query).numbered, joined.in_order)
+            query = joined.marked or joined.query
+            rows = await executor.fetch(query.numbered, list(map(joined.parameters.__getitem__, query.parameters)))
         except executor.faults as error:
             self._raise_known(error)
             raise
@@ -220,28 +224,17 @@ class Kernel:
 
     async def rollback(self) -> None:
         """Roll back, and let go of the connection. Cancelled in the middle, it is closed."""
-        try:
-            if self.executor.status in _IN_TRANSACTION:
-                await self._rolled_back()
-        finally:
-            await self._end()
-
-    async def _rolled_back(self) -> None:
         executor = self.executor
         try:
-            await executor.end("ROLLBACK", ROLLBACK_SECONDS)
+            if executor.status in _IN_TRANSACTION:
+                await executor.end("ROLLBACK", ROLLBACK_SECONDS)
         except executor.faults:
             executor.drop()
         except BaseException:
             executor.drop()
             raise
-
-    def _text(self, statements: Sequence[Joined[Any]]) -> str:
-        """Return *statements* as one text: on a connection of our own they stay prepared, unless a pooler is there."""
-        session = self.executor.session
-        if session is not None and session.is_direct:
-            return session.prepared.script(statements)
-        return "; ".join(plain(each, is_marked=True) for each in statements)
+        finally:
+            await self._end()
 
     async def _end(self) -> None:
         executor = self.executor
@@ -255,7 +248,10 @@ class Kernel:
         executor = self.executor
         if not is_of_commit and executor.status in _IN_TRANSACTION:
             # COMMIT ends the transaction even where it is refused. This one goes on, so it was the statement before.
-            await self._rolled_back()
+            try:
+                await executor.end("ROLLBACK", ROLLBACK_SECONDS)
+            except executor.faults:
+                executor.drop()
             self._raise_known(error)
             return
         known = of_commit(error, _sqlstate(error), self._address, is_lost=executor.status is Status.LOST)
@@ -281,6 +277,10 @@ class Kernel:
 
 
 _IN_TRANSACTION = frozenset({Status.OPEN, Status.FAILED})
+
+
+def _text(statements: Sequence[Joined[Any]]) -> str:
+    return "; ".join(plain(each, is_marked=True) for each in statements)
 
 
 def _sqlstate(error: BaseException) -> str | None:

@@ -18,6 +18,9 @@ MAX_SCRIPT_BYTES = 64 * 1024
 #: What needs no escape in a string: printable, and neither its end nor a backslash.
 _is_plain = re.compile(r"[ -&(-\[\]-~]*").fullmatch
 
+#: Of what a text may be full.
+_SIZED = (str, bytes)
+
 _WORDS = {None: "NULL", True: "true", False: "false"}
 
 
@@ -69,7 +72,7 @@ def is_short(joined: Joined[Any]) -> bool:
     """Tell whether a statement may be sent as a text."""
     size = 0
     for value in joined.parameters.values():
-        if isinstance(value, str | bytes):
+        if isinstance(value, _SIZED):
             size += len(value)
     return 2 * size <= MAX_SCRIPT_BYTES
 

@@ -105,11 +105,11 @@ class Builder:
         is claimed bears it; and only while there is one is it tested whether the owners of others still live.
         """
         self.names = names
-        #: Whether there is an audit trail, and who it is to name.
+        #: Whether there is an audit trail, and who it is to name; and which lock this process holds now.
         self.has_trail = audit != "off"
         self.actor = actor
         self._tells_all = audit in FULL
-        self._owner = owner
+        self.owner = self._owner = owner
         self._channel = channel_of(names)
         self._queries = queries_of(names, audit)
         self._sql = {name: query.numbered for name, query in self._queries.items()}
@@ -141,7 +141,7 @@ class Builder:
         return Joined(query, {each: values[each] for each in query.parameters}, read)
 
     def _with_usual(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        owner = self._owner()
+        owner = self.owner()
         return parameters | {
             "audit": self.has_trail,
             "everything": self._tells_all,

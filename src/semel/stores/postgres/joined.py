@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from semel.core.canonical import pack
@@ -82,14 +82,14 @@ class JoinedStatements:
         """Take the key's lock, and read what is there."""
         claim = command.claim
         request_lock, key_lock = locks(self._table, claim.scope, claim.key, claim.fingerprint)
-        return self._builder.joined(
-            self._begin,
-            lambda rows: self._begun(rows[0], claim),
-            scope=claim.scope,
-            key=claim.key,
-            key_lock=key_lock,
-            request_lock=request_lock,
-        )
+        values = {
+            "scope": claim.scope,
+            "key": claim.key,
+            "request_lock": request_lock,
+            "key_lock": key_lock,
+            "tests_owner": self._builder.owner() is not None,
+        }
+        return Joined(self._begin, values, partial(self._begun, claim))
 
     def probe(self, command: Begin) -> Sequence[Joined[None]]:
         """Fail where a record was committed after the transaction's only snapshot."""
@@ -179,12 +179,12 @@ class JoinedStatements:
         self._finishes[terms] = made
         return made
 
-    def _begun(self, row: Sequence[Any], claim: Claim) -> Begun:
-        holder, is_read_only, powerless_role, keeps_snapshot, *record = row
+    def _begun(self, claim: Claim, rows: Sequence[Sequence[Any]]) -> Begun:
+        holder, is_read_only, powerless_role, keeps_snapshot, *record = rows[0]
         found = None if record[0] is None else read.found(record)
         if found is not None and not found.may_be_taken:
             # What it says holds whichever transaction has the lock.
-            return Begun(found, keeps_snapshot=keeps_snapshot)
+            return Begun(found, is_final=True)
         if is_read_only:
             raise read_only(self._where)
         if powerless_role is not None:
