@@ -123,12 +123,12 @@ class AsyncpgConnections(AsyncPostgresConnections):
                 pool.give_back(None)
                 connection = await pool.take(WAIT_SECONDS)
         except AllInUse:
-            raise all_in_use(self._address, pool.size, MORE) from None
+            raise all_in_use(self.address, pool.size, MORE) from None
         except _FAULTS as error:
-            raise unreachable(error, self._address) from error
+            raise unreachable(error, self.address) from error
         except ValueError:
             # The driver's own words may quote the password, so they go no further.
-            message = f"{self._address} can't be read as the address of a PostgreSQL server."
+            message = f"{self.address} can't be read as the address of a PostgreSQL server."
             raise ConfigurationError(message) from None
         return _Executor(PoolConnectionProxy(_HOLDER, connection), pool, connection.session)
 
@@ -159,7 +159,7 @@ class AsyncpgConnections(AsyncPostgresConnections):
             self._own.idle.close()
             self._own = None
         if self._own is None:
-            self._own = AsyncPool(self._address.pool, partial(_Connection.opened, self._address.url), _close)
+            self._own = AsyncPool(self.address.pool, partial(_Connection.opened, self.address.url), _close)
         return self._own
 
     async def _acquired(self, pool: asyncpg.Pool[Any]) -> Any:
@@ -169,10 +169,10 @@ class AsyncpgConnections(AsyncPostgresConnections):
             return await pool.acquire(timeout=limit)
         except TimeoutError as error:
             if pool.get_idle_size() == 0 and pool.get_size() >= pool.get_max_size():
-                raise all_in_use(self._address, pool.get_max_size(), MORE_OF_THEIRS) from error
-            raise unreachable(error, self._address) from error
+                raise all_in_use(self.address, pool.get_max_size(), MORE_OF_THEIRS) from error
+            raise unreachable(error, self.address) from error
         except _FAULTS as error:
-            raise unreachable(error, self._address) from error
+            raise unreachable(error, self.address) from error
 
 
 #: What asyncpg's wrapper asks of the pool that it belongs to: ours has nothing to clear for all of its connections.

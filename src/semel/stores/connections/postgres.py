@@ -187,7 +187,9 @@ class Kernel:
         notices = Notices() if session is None else session.notices
         notices.is_not_replicated = False
         try:
-            sql = self._ending(last)
+            sql = "COMMIT" if session is None else session.commit_sql
+            if last is not None:
+                sql = f"{self._text((last,))}; {sql}"
         except BaseException:
             await self.rollback()
             raise
@@ -208,11 +210,6 @@ class Kernel:
             raise executor.failed_inside()
         if notices.is_not_replicated:
             notices.check(self._address)
-
-    def _ending(self, last: Joined[Any] | None) -> str:
-        session = self.executor.session
-        commit = "COMMIT" if session is None else session.commit_sql
-        return commit if last is None else f"{self._text((last,))}; {commit}"
 
     async def _heard(self, sql: str, notices: Notices) -> str | None:
         executor = self.executor
@@ -291,10 +288,16 @@ class AsyncPostgresUnit(Kernel, AsyncUnit):
     """One open transaction, on an event loop."""
 
 
-async def begun(connections: Any, address: Address, opening: Sequence[Joined[Any]] | None) -> AsyncPostgresUnit:
-    """Begin a transaction: ``take`` gives an executor, ``renew`` replaces what is idle and may be useless."""
+async def begun(
+    connections: Any,
+    command: Begin | Open,  # noqa: ARG001 - what it is begun for is the same to all
+    opening: Sequence[Joined[Any]] | None = None,
+) -> AsyncPostgresUnit:
+    """Begin a transaction, *opening* with it. Of *connections*, ``take`` gives an executor, and ``renew`` replaces what
+    is idle and may be useless.
+    """
     for is_last in (False, True):
-        unit = AsyncPostgresUnit(await connections.take(), address)
+        unit = AsyncPostgresUnit(await connections.take(), connections.address)
         try:
             await unit.begin(opening)
         except StoreError:
@@ -348,12 +351,12 @@ class PostgresConnections(Connections):
 
     def __init__(self, address: Address) -> None:
         """Name *address* in messages."""
-        self._address = address
+        self.address = address
         self.opener = address.opener
 
-    def begin(self, command: Begin | Open, opening: Any = None) -> Unit:  # noqa: ARG002 - the same for both
+    def begin(self, command: Begin | Open, opening: Any = None) -> Unit:
         """Begin a transaction, *opening* with it."""
-        return PostgresUnit(at_once(begun(self, self._address, opening)))
+        return PostgresUnit(at_once(begun(self, command, opening)))
 
 
 class AsyncPostgresConnections(AsyncConnections):
@@ -361,9 +364,7 @@ class AsyncPostgresConnections(AsyncConnections):
 
     def __init__(self, address: Address) -> None:
         """Name *address* in messages."""
-        self._address = address
+        self.address = address
         self.opener = address.opener
 
-    def begin(self, command: Begin | Open, opening: Any = None) -> Coroutine[Any, Any, AsyncUnit]:  # noqa: ARG002 - as above
-        """Begin a transaction, *opening* with it."""
-        return begun(self, self._address, opening)
+    begin = begun

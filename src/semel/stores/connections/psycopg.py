@@ -100,16 +100,16 @@ class PsycopgConnections(PostgresConnections):
             try:
                 return _Executor(connection := pool.take(WAIT_SECONDS), pool, connection.session)
             except AllInUse:
-                raise all_in_use(self._address, pool.size, MORE) from None
+                raise all_in_use(self.address, pool.size, MORE) from None
             except psycopg.Error as error:
-                raise unreachable(error, self._address) from error
+                raise unreachable(error, self.address) from error
         try:
             return _Executor(self._given.getconn(timeout=WAIT_SECONDS), self._given)
         except PoolTimeout as error:
             self._probe()  # a pool that can't connect has nothing to give either, and says the same
-            raise all_in_use(self._address, self._given.max_size, MORE_OF_THEIRS) from error
+            raise all_in_use(self.address, self._given.max_size, MORE_OF_THEIRS) from error
         except psycopg.Error as error:  # the pool is closed, or has a limit on those who wait
-            raise unreachable(error, self._address) from error
+            raise unreachable(error, self.address) from error
 
     async def renew(self) -> None:
         """Replace what is idle in the pool."""
@@ -121,18 +121,18 @@ class PsycopgConnections(PostgresConnections):
     def _opened(self) -> Pool[_Connection]:
         with self._lock:
             if self._own is None:
-                connect = partial(_Connection.opened, self._address.url)
-                self._own = Pool(self._address.pool, connect, _Connection.close)
+                connect = partial(_Connection.opened, self.address.url)
+                self._own = Pool(self.address.pool, connect, _Connection.close)
             return self._own
 
     def _probe(self) -> None:
         try:
-            if self._address.opener is None:
-                psycopg.connect(self._address.url, **_SESSION).close()
+            if self.address.opener is None:
+                psycopg.connect(self.address.url, **_SESSION).close()
             else:
-                as_given(self._address, {}).close()
+                as_given(self.address, {}).close()
         except psycopg.Error as error:
-            raise unreachable(error, self._address) from error
+            raise unreachable(error, self.address) from error
 
 
 class AsyncPsycopgConnections(AsyncPostgresConnections):
@@ -162,21 +162,21 @@ class AsyncPsycopgConnections(AsyncPostgresConnections):
             return _AsyncExecutor(await self._pool.getconn(timeout=WAIT_SECONDS), self._pool)
         except PoolTimeout as error:
             await self._probe()  # a pool that can't connect has nothing to give either, and says the same
-            raise all_in_use(self._address, self._pool.max_size, MORE_OF_THEIRS) from error
+            raise all_in_use(self.address, self._pool.max_size, MORE_OF_THEIRS) from error
         except psycopg.Error as error:
-            raise unreachable(error, self._address) from error
+            raise unreachable(error, self.address) from error
 
     async def renew(self) -> None:
         """Replace what is idle in the pool."""
         await self._pool.check()
 
     async def _probe(self) -> None:
-        connect: Any = partial(psycopg.AsyncConnection.connect, self._address.url, **_SESSION)
+        connect: Any = partial(psycopg.AsyncConnection.connect, self.address.url, **_SESSION)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                await (await (self._address.opener or connect)()).close()
+                await (await (self.address.opener or connect)()).close()
         except (psycopg.Error, OSError) as error:
-            raise unreachable(error, self._address) from error
+            raise unreachable(error, self.address) from error
 
 
 class _Connection(psycopg.Connection[Any]):

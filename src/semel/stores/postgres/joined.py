@@ -207,7 +207,7 @@ def locks(table: bytes, scope: str, key: str, fingerprint: bytes) -> tuple[str, 
     """Return the numbers of two advisory locks: the one that only the same request under this key asks for, and the
     key's. The table counts: two of them in one database share the numbers.
     """
-    of_key = pack((table, _bytes(scope), _bytes(key)))
+    of_key = pack((table, scope.encode("utf-8", "surrogatepass"), key.encode("utf-8", "surrogatepass")))
     return _number(of_key + pack((fingerprint,))), _number(of_key)
 
 
