@@ -143,7 +143,7 @@ class AsyncSteps:
 
     def take(self, call: Call, flow: StepFlow, /, *args: Any) -> Any:
         """Return what is to be awaited; in a thread, wait for it here."""
-        taking = self._take(AsyncStepPorts(self._store, call), flow, args)
+        taking = self._take(AsyncStepPorts(self._store, call), flow, *args)
         try:
             if asyncio.get_running_loop() is self._loop:
                 return taking
@@ -164,7 +164,7 @@ class AsyncSteps:
         if others:
             await asyncio.wait(others)
 
-    async def _take(self, ports: AsyncStepPorts, flow: StepFlow, args: tuple[Any, ...]) -> Any:
+    async def _take(self, ports: AsyncStepPorts, flow: StepFlow, *args: Any) -> Any:
         task = asyncio.current_task()
         if task is None:  # pragma: no cover - a coroutine on a loop runs in a task
             raise AssertionError
