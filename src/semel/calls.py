@@ -121,13 +121,17 @@ _possible: set[tuple[Hashable, ...]] = set()
 _MAX_POSSIBLE = 4096
 
 
-def check(what: str, function: object, arguments: Sequence[Any], named: Mapping[str, Any], wanted: str) -> None:
-    """Refuse a function that can't be called with these: an error here, and not in the middle of a step."""
+def check(
+    what: str, step: str, function: object, arguments: Sequence[Any], named: Mapping[str, Any], *, wanted: str
+) -> None:
+    """Refuse a function that can't be called with these: an error here, and not in the middle of a step. *what* it is
+    in the *step* of that name is said with ``%``.
+    """
     shape = _shape(function, arguments, named)
     if shape in _possible:
         return
     if not callable(function):
-        raise ConfigurationError(f"{what}: {function!r} can't be called.")
+        raise ConfigurationError(f"{what % (step,)}: {function!r} can't be called.")
     try:
         # As it stands: a wrapper may take what the function inside does not.
         signature = inspect.signature(function, follow_wrapped=False)
@@ -137,7 +141,8 @@ def check(what: str, function: object, arguments: Sequence[Any], named: Mapping[
         signature.bind(*arguments, **named)
     except TypeError as error:
         name = getattr(function, "__qualname__", None) or type(function).__name__
-        raise ConfigurationError(f"{what}: {name}{signature} can't be called {wanted}: {error}.") from None
+        message = f"{what % (step,)}: {name}{signature} can't be called {wanted}: {error}."
+        raise ConfigurationError(message) from None
     if shape is not None:
         if len(_possible) >= _MAX_POSSIBLE:
             _possible.clear()

@@ -116,9 +116,13 @@ class Operation:
         this is to be awaited; a *function* that is not ``async`` runs in a thread there, and ``semel.in_thread`` tells
         a type checker so.
         """
-        steps = self._here("phase", name)
-        # The connection is not there yet, and any will do to see whether one is taken.
-        self._check(f"phase {name!r}", function, (None, *args), kwargs, "with a connection first, then with these")
+        steps = self._steps or self._here("phase", name)
+        try:
+            # The connection is not there yet, and any will do to see whether one is taken.
+            check("phase %r", name, function, (None, *args), kwargs, wanted="with a connection first, then with these")
+        except ConfigurationError:
+            self.story.is_used = True  # As in ``effect``.
+            raise
         self.story.promised.append(name)
         return steps.take(Call(name, function, args, kwargs), phase, self.story, name)  # type: ignore[no-any-return]  # what it returns, or what is awaited for it
 
@@ -226,11 +230,16 @@ class Operation:
             raise ConfigurationError(
                 f'effect {name!r}: on_unknown is "retry", "park", or "verify" with a function verify=, not {choice!r}.'
             )
-        steps = self._here("effect", name)
+        steps = self._steps or self._here("effect", name)
         named = {**kwargs, "idempotency_key": ""}
-        self._check(f"effect {name!r}", function, args, named, "with these and idempotency_key=")
-        if verify is not None:
-            self._check(f"effect {name!r}, verify", verify, args, named, "as the effect is")
+        try:
+            check("effect %r", name, function, args, named, wanted="with these and idempotency_key=")
+            if verify is not None:
+                check("effect %r, verify", name, verify, args, named, wanted="as the effect is")
+        except ConfigurationError:
+            # Its steps tell what it did, and this one was not taken: once it is corrected, a retry may go on.
+            self.story.is_used = True
+            raise
         self.story.promised.append(name)
         return steps.take(Call(name, function, args, kwargs, verify), effect, self.story, name, choice)
 
@@ -273,14 +282,6 @@ class Operation:
         """Stop the steps that the handler did not wait for: its key must not be freed beside them. Internal."""
         if self._steps is not None:
             await self._steps.stop()
-
-    def _check(self, what: str, function: object, args: tuple[Any, ...], named: dict[str, Any], wanted: str) -> None:
-        try:
-            check(what, function, args, named, wanted)
-        except ConfigurationError:
-            # Its steps tell what it did, and this one was not taken: once it is corrected, a retry may go on.
-            self.story.is_used = True
-            raise
 
     def _made(self) -> Steps | None:
         if self._steps is None and self._take_steps is not None:

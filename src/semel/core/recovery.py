@@ -60,7 +60,10 @@ class Progress:
     @property
     def recovery_point(self) -> str | None:
         """The last step that is done: a retry goes on after it."""
-        return next((step.name for step in reversed(self.steps) if isinstance(step, Done)), None)
+        for step in reversed(self.steps):
+            if isinstance(step, Done):
+                return step.name
+        return None
 
     @property
     def unknown(self) -> Begun | None:
@@ -75,7 +78,8 @@ class Progress:
 
     def plus(self, step: Step) -> Progress:
         """Return this progress with *step* added; a result replaces the effect that was begun."""
-        return Progress((*self.without_unknown().steps, step))
+        steps = self.steps
+        return Progress((*(steps[:-1] if steps and isinstance(steps[-1], Begun) else steps), step))
 
     def without_unknown(self) -> Progress:
         """Return this progress without the effect in doubt."""
@@ -86,7 +90,12 @@ def written(progress: Progress) -> str | None:
     """Return *progress* as it is stored."""
     if not progress.steps:
         return None
-    return _write([_written(step) for step in progress.steps])
+    return _write(
+        [
+            {step.kind: step.name, "result": step.result} if isinstance(step, Done) else {step.kind: step.name}
+            for step in progress.steps
+        ]
+    )
 
 
 def read_back(text: str | None) -> Progress:
@@ -110,7 +119,9 @@ def next_step(progress: Progress, taken: tuple[str, ...], kind: Kind, name: str)
     The code must take the steps of the record, in their order. Otherwise a stored step that the code no longer takes
     would be silently forgotten, or silently done again.
     """
-    _check_name(name)
+    # A handler is not always checked for its types.
+    if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):  # type: ignore[redundant-expr]  # see above
+        raise StepNameInvalid(name)
     if name in taken:
         raise StepRepeated(name)
     if len(taken) == len(progress.steps):
@@ -135,14 +146,9 @@ def as_json(name: str, result: object) -> Any:
         back = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise ResultNotJSON(name, result) from error
-    if _depth(back) > MAX_DEPTH:
+    if isinstance(back, (dict, list)) and _depth(back) > MAX_DEPTH:
         raise ResultNotJSON(name, result)
     return back
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
-        raise StepNameInvalid(name)
 
 
 def _depth(value: Any) -> int:
@@ -152,10 +158,6 @@ def _depth(value: Any) -> int:
         nested = [each for each in level if isinstance(each, (dict, list))]
         level = [inner for each in nested for inner in (each.values() if isinstance(each, dict) else each)]
     return depth
-
-
-def _written(step: Step) -> dict[str, Any]:
-    return {step.kind: step.name} | ({"result": step.result} if isinstance(step, Done) else {})
 
 
 def _read(step: dict[str, Any]) -> Step:

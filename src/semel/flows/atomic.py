@@ -44,11 +44,11 @@ async def run_atomically(
     key, policy = asked.key, asked.policy
     try:
         seen, got = await _begin(ports, asked, claim, wishes)
-        before = _hold_of(seen, claim)
         if isinstance(got, Answer):
-            if notes_replays and before is not None:
-                await note(ports, before, "replayed")
+            if notes_replays and (replayed_hold := _hold_of(seen, claim)) is not None:
+                await note(ports, replayed_hold, "replayed")
             return Send(got)
+        before = None if seen is got else _hold_of(seen, claim)
         if policy.late == "refuse":
             await _refuse_late(ports, key, policy)
         if got.attempt > 1:

@@ -75,7 +75,8 @@ class Story:
         """Begin a step; return what is stored of it."""
         if name in self.promised:
             self.promised.remove(name)
-        self.check()
+        if self.is_lost or self.is_parked or self.is_over:
+            self.check()
         if self.running is not None:
             raise StepInsideStep(name, self.running)
         self.is_used = True
@@ -149,7 +150,9 @@ async def _commit(ports: StepPorts, story: Story, done: Done) -> None:
     progress = story.progress.plus(done)
     story.in_doubt = done.name
     try:
-        _check_fence(story, (await ports.commit(Commit(story.hold, progress, story.progress))))
+        verdict = await ports.commit(Commit(story.hold, progress, story.progress))
+        if verdict is Verdict.FENCED:
+            _check_fence(story, verdict)
     except CommitUnknown as unknown:
         if (await _settled(ports, story)) != progress:
             story.in_doubt = None

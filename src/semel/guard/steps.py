@@ -13,14 +13,15 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
+from types import FunctionType
 from typing import Any, TypeVar
 
 from semel.calls import Call, InThread
 from semel.core.commands import Command, Commit, Open, Undo, Verdict
 from semel.core.events import Happening
 from semel.core.handler import Applied, Doubt
-from semel.errors import ConfigurationError
-from semel.guard.running import Theirs, arun, interrupted_by_death, interruptible, pause, run
+from semel.errors import ConfigurationError, Interrupted
+from semel.guard.running import Running, Theirs, interrupted_by_death, interruptible, pause, run, seen_by_flow
 from semel.stores import AsyncStore, Store
 from semel.stores.transaction import AsyncTransaction, Transaction
 from semel.stores.unrecorded import Unrecorded, UnrecordedTransaction
@@ -31,6 +32,7 @@ Function = Callable[..., Any]
 StepFlow = Callable[..., Coroutine[Any, Any, Any]]
 
 _NO_CALL = Call("", lambda: None)
+_OPEN = Open()
 
 #: Whether this code is a phase's function, or called by one.
 _in_phase: ContextVar[bool] = ContextVar("semel.in_phase", default=False)
@@ -96,7 +98,7 @@ class ThreadStepPorts:
         """Open the transaction of the phase."""
         with interrupted_by_death():
             self._transaction = self._store.transaction()
-            self._transaction.perform(Open())
+            self._transaction.perform(_OPEN)
 
     async def commit(self, command: Commit) -> Verdict:
         """Commit the phase."""
@@ -142,8 +144,11 @@ class AsyncSteps:
     def take(self, call: Call, flow: StepFlow, /, *args: Any) -> Any:
         """Return what is to be awaited; in a thread, wait for it here."""
         taking = self._take(AsyncStepPorts(self._store, call), flow, *args)
-        if _is_in(self._loop):
-            return taking
+        try:
+            if asyncio.get_running_loop() is self._loop:
+                return taking
+        except RuntimeError:
+            pass  # There is none in this thread.
         return asyncio.run_coroutine_threadsafe(taking, self._loop).result()
 
     def note(self, flow: StepFlow, /, *args: Any) -> Any:
@@ -165,7 +170,7 @@ class AsyncSteps:
             raise AssertionError
         self._tasks.add(task)
         try:
-            return await arun(flow, ports, *args)
+            return await Running(flow(seen_by_flow(ports), *args), ports)
         finally:
             self._tasks.discard(task)
 
@@ -193,13 +198,23 @@ class AsyncStepPorts:
     async def open(self) -> None:
         """Open the transaction of the phase."""
         self._transaction = self._store.transaction()
-        await interruptible(self._transaction.perform(Open()))
+        try:
+            await self._transaction.perform(_OPEN)
+        except (Exception, GeneratorExit):
+            raise
+        except BaseException as death:
+            raise Interrupted from death
 
     async def commit(self, command: Commit) -> Verdict:
         """Commit the phase."""
         if self._transaction is None:
             raise AssertionError("A phase commits what it has opened.")
-        return await interruptible(self._transaction.perform(command))
+        try:
+            return await self._transaction.perform(command)
+        except (Exception, GeneratorExit):
+            raise
+        except BaseException as death:
+            raise Interrupted from death
 
     async def undo(self) -> None:
         """Roll back, where there is a transaction."""
@@ -209,10 +224,19 @@ class AsyncStepPorts:
     async def call_inside(self) -> Any:
         """Call the function of the phase."""
         connection = self._transaction and self._transaction.connection
-        call = _in_a_thread(self.call.inside(connection))
+        call = self.call.inside(connection)
+        if isinstance(self.call.function, InThread):
+            call = _in_a_thread(call)
         if _is_async(call):
-            with _inside():
-                return await interruptible(Theirs(call()))
+            token = _in_phase.set(True)
+            try:
+                return await Theirs(call())
+            except (Exception, GeneratorExit):
+                raise
+            except BaseException as death:
+                raise Interrupted from death
+            finally:
+                _in_phase.reset(token)
         if inspect.iscoroutinefunction(getattr(connection, "execute", None)):
             raise ConfigurationError(
                 f"{_name(call)} must be `async def`: in this app a phase's connection is "
@@ -284,14 +308,9 @@ def _in_a_thread(call: partial[Any]) -> partial[Any]:
 
 def _is_async(call: Function) -> bool:
     function = call.func if isinstance(call, partial) else call
+    if isinstance(function, FunctionType) and function.__code__.co_flags & inspect.CO_COROUTINE:
+        return True  # As it most often is, and far quicker.
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - it is asked what it is, not whether it is
-
-
-def _is_in(loop: asyncio.AbstractEventLoop) -> bool:
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
 
 
 def _name(call: Function) -> str:

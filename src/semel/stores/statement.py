@@ -29,6 +29,7 @@ _BLOCK = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 # Not the second colon of a cast (::text).
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)\b")
 _PART = re.compile(r"^--\[(\w+)\n(.*?)^--\]\n?", re.MULTILINE | re.DOTALL)
+_WORDS = re.compile(r"[a-z0-9_. -]*")
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 
 
@@ -99,6 +100,13 @@ class Query:
         """Return the variant that has these parts, and no others."""
         return Query(_PART.sub(lambda match: match[2] if match[1] in names else "", self.text))
 
+    def with_words(self, **words: str) -> Query:
+        """Return the variant in which these parameters are words of the text, as strings of SQL."""
+        for name, word in words.items():
+            if not _WORDS.fullmatch(word):
+                raise ValueError(f"{name}: {word!r} can't be written into a statement")
+        return Query(_PARAMETER.sub(lambda match: f"'{words[match[1]]}'" if match[1] in words else match[0], self.text))
+
 
 @value
 class Statement(Generic[T]):
@@ -123,6 +131,8 @@ class Joined(Generic[T]):
     #: Run right after this one, if this one returned a row: SQLite can't change one table and write a line about it to
     #: another in a single statement. It returns a row as well, which is ignored.
     also: Joined[Any] | None = None
+    #: Takes the place of ``query`` in a transaction that was begun DEFERRABLE, as a mark: it fails in any other.
+    marked: Query | None = None
 
     @property
     def in_order(self) -> list[Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from semel.core.commands import Begin, Command, Commit, CommitAlone, Finish, Open, Undo, Verdict
 from semel.core.record import Found, Hold
@@ -32,6 +32,8 @@ class Begun:
     seen: Hold | Found
     #: Whether all statements of the transaction see what its first one saw, and a second look can see nothing new.
     keeps_snapshot: bool = False
+    #: Whether it is known that the handler will not be run, whatever another look would see.
+    is_final: bool = False
 
     @property
     def lets_run(self) -> bool:
@@ -168,130 +170,145 @@ class AsyncConnections(ABC):
 
 
 class _Kernel:
-    """One transaction, in either colour: *call* calls a method of a unit, and awaits what it returns where needed."""
+    """One transaction, in either colour: where a unit *waits*, what its methods return is awaited."""
 
-    def __init__(
-        self, call: Callable[..., Awaitable[Any]], connections: Any, statements: JoinedStatements, durability: Any
-    ) -> None:
-        self._call = call
+    _waits: bool
+
+    def __init__(self, connections: Any, statements: JoinedStatements, durability: Durability | None = None) -> None:
+        """Nothing is begun yet."""
         self._connections = connections
         self._statements = statements
-        self._durability: Durability | None = durability
+        self._durability = durability
         self._unit: Any = None
 
     @property
     def connection(self) -> Any:
         """The open connection."""
-        return self._open_unit().connection
+        if self._unit is None:
+            raise NoConnection
+        return self._unit.connection
 
-    async def _perform(self, command: Command[Any]) -> Any:
-        match command:
-            case Begin() | Open():
-                return await self._begin(command)
-            case Finish():
-                return await self._end(self._statements.finish(command))
-            case Commit():
-                return await self._end(self._statements.commit(command))
-            case CommitAlone():
-                return await self._call(self._take_unit().commit)
-            case Undo():
-                return await self._undo()
-            case _:
-                raise AssertionError(command)
-
-    async def _begin(self, command: Begin | Open) -> Hold | Found | None:
-        opening = self._statements.opening(command) if isinstance(command, Begin) else None
+    async def _begin(self, command: Begin) -> Hold | Found:
+        opening = self._statements.opening(command)
         for is_last in (*(False,) * (TRIES - 1), True):
-            begun = await self._call(self._connections.begin, command, opening)
-            if isinstance(begun, Found):
-                return begun
-            self._unit = begun
-            if self._durability and (question := self._durability.question()):
-                await self._call(begun.run, question)
-            if isinstance(command, Open):
-                return None
+            unit = self._connections.begin(command, opening)
+            if self._waits:
+                unit = await unit
+            if isinstance(unit, Found):
+                return unit
+            self._unit = unit
+            if self._durability is not None:
+                await self._ask_durability(unit)
+            if unit.is_clear:
+                claim = command.claim
+                return Hold(claim.scope, claim.key, 1, claim.token)
             try:
-                return await self._look(begun, command)
+                return await self._look(unit, command)
             except Overtaken:
                 if is_last:
                     raise
                 await self._undo()
         raise AssertionError  # pragma: no cover - the last round returned or raised
 
+    async def _open(self, command: Open) -> None:
+        unit = self._connections.begin(command)
+        self._unit = (await unit) if self._waits else unit
+        if self._durability is not None:
+            await self._ask_durability(self._unit)
+
+    async def _ask_durability(self, unit: Any) -> None:
+        if self._durability is not None and (question := self._durability.question()):
+            await self._run(unit, question)
+
     async def _look(self, unit: Any, command: Begin) -> Hold | Found:
         """Read what is there, with a snapshot that is younger than the lock if the handler is to run."""
-        if unit.is_clear:
-            claim = command.claim
-            return Hold(claim.scope, claim.key, 1, claim.token)
         look = self._statements.begin(command)
-        begun: Begun = await self._call(unit.run, look)
-        if begun.lets_run and begun.keeps_snapshot:
+        ran = unit.run(look)
+        begun: Begun = (await ran) if self._waits else ran
+        if begun.is_final or not begun.lets_run:
+            return begun.seen
+        if begun.keeps_snapshot:
             for statement in self._statements.probe(command):
-                await self._call(unit.run, statement)
-        elif begun.lets_run and not unit.has_lock:
-            begun = await self._call(unit.run, look)
+                await self._run(unit, statement)
+        elif not unit.has_lock:
+            begun = await self._run(unit, look)
         return begun.seen
 
+    def _finish(self, command: Finish) -> Coroutine[Any, Any, Verdict]:
+        return self._end(self._statements.finish(command))
+
+    def _commit(self, command: Commit) -> Coroutine[Any, Any, Verdict]:
+        return self._end(self._statements.commit(command))
+
     async def _end(self, last: Joined[Verdict]) -> Verdict:
-        unit = self._open_unit()
+        unit = self._unit
+        if unit is None:
+            raise NoConnection
         try:
             if unit.pipelines:
                 self._unit = None
-                await self._call(unit.commit_with, last)
+                ending = unit.commit_with(last)
+                if self._waits:
+                    await ending
                 return Verdict.DONE
-            verdict: Verdict = await self._call(unit.run, last)
+            verdict: Verdict = await self._run(unit, last)
         except Fenced:
             verdict = Verdict.FENCED
-        self._unit = None
-        if verdict is Verdict.DONE:
-            await self._call(unit.commit)
-        elif not unit.pipelines:
-            await self._call(unit.rollback)
+        if not unit.pipelines:
+            self._unit = None
+            ending = unit.commit() if verdict is Verdict.DONE else unit.rollback()
+            if self._waits:
+                await ending
         return verdict
 
-    async def _undo(self) -> None:
+    async def _commit_alone(self, _: CommitAlone) -> None:
+        unit, self._unit = self._unit, None
+        if unit is None:
+            raise NoConnection
+        ending = unit.commit()
+        if self._waits:
+            await ending
+
+    async def _undo(self, _: Undo | None = None) -> None:
         unit, self._unit = self._unit, None
         if unit is not None:
-            await self._call(unit.rollback)
+            ending = unit.rollback()
+            if self._waits:
+                await ending
 
-    def _take_unit(self) -> Any:
-        unit, self._unit = self._open_unit(), None
-        return unit
+    async def _run(self, unit: Any, joined: Joined[Any]) -> Any:
+        ran = unit.run(joined)
+        return (await ran) if self._waits else ran
 
-    def _open_unit(self) -> Any:
-        if self._unit is None:
-            raise NoConnection
-        return self._unit
+    _HOW: ClassVar[dict[type[Command[Any]], Callable[..., Coroutine[Any, Any, Any]]]] = {
+        Begin: _begin,
+        Open: _open,
+        Finish: _finish,
+        Commit: _commit,
+        CommitAlone: _commit_alone,
+        Undo: _undo,
+    }
 
 
 class Transaction(_Kernel):
     """One transaction, from ``Begin`` or ``Open`` to its end."""
 
-    def __init__(
-        self, connections: Connections, statements: JoinedStatements, durability: Durability | None = None
-    ) -> None:
-        """Nothing is begun yet."""
-        super().__init__(_called, connections, statements, durability)
+    _waits = False
 
     def perform(self, command: Command[T]) -> T:
         """Carry out one command."""
-        answer: T = at_once(self._perform(command))
+        answer: T = at_once(self._HOW[type(command)](self, command))
         return answer
 
 
 class AsyncTransaction(_Kernel):
     """One transaction on an event loop, from ``Begin`` or ``Open`` to its end."""
 
-    def __init__(
-        self, connections: AsyncConnections, statements: JoinedStatements, durability: Durability | None = None
-    ) -> None:
-        """Nothing is begun yet."""
-        super().__init__(_awaited, connections, statements, durability)
+    _waits = True
 
-    async def perform(self, command: Command[T]) -> T:
+    def perform(self, command: Command[T]) -> Coroutine[Any, Any, T]:
         """Carry out one command."""
-        answer: T = await self._perform(command)
-        return answer
+        return self._HOW[type(command)](self, command)
 
 
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -303,11 +320,3 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
         return answer
     coroutine.close()
     raise RuntimeError(f"{coroutine!r} waits for an event loop, and there is none in this thread.")
-
-
-async def _called(call: Callable[..., Any], *arguments: Any) -> Any:
-    return call(*arguments)
-
-
-async def _awaited(call: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-    return await call(*arguments)

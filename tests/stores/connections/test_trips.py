@@ -19,7 +19,7 @@ from semel.core.message import Answer
 from semel.core.record import Found, Hold
 from semel.core.recovery import Done, Progress
 from semel.core.state import Event, State
-from semel.errors import CommitUnknown
+from semel.errors import CommitUnknown, ConfigurationError
 from semel.stores import async_store, store
 from semel.stores.base import Store
 from semel.stores.connections.pool import AllInUse, AsyncPool, Pool
@@ -119,6 +119,9 @@ KINDS: dict[str, Callable[[str], AbstractAsyncContextManager[Shop]]] = {
     "psycopg async pool": async_psycopg_pool_given,
     "asyncpg pool": asyncpg_pool_given,
 }
+
+#: How a handler begins another transaction. psycopg prepares what is sent on our own connections, one statement a time.
+ANOTHER = {kind: ("ROLLBACK", "BEGIN") if kind == "psycopg" else ("ROLLBACK; BEGIN",) for kind in KINDS}
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -244,6 +247,49 @@ class TestTogether:
                 assert verdict is (Verdict.FENCED if is_fenced else Verdict.DONE)
             assert await written(url) == ([1], ["k"])
             assert await rows(url, "SELECT event FROM semel_audit WHERE event = 'taken over'") == ["taken over"]
+
+    @every_kind
+    @pytest.mark.parametrize("body", [b"{}", b"x" * MAX_SCRIPT_BYTES], ids=["short", "long"])
+    async def test_another_transaction(self, kind: str, body: bytes, url: str) -> None:
+        """A handler that ends the transaction and begins another in the same breath is found out: the record is not
+        committed without what was written before.
+        """
+        async with KINDS[kind](url) as shop:
+            claim = claim_of()
+            transaction, hold = await shop.begun(claim)
+            await shop.ride(transaction)
+            for sql in ANOTHER[kind]:
+                await shop.do(transaction.connection.execute, sql)
+            with pytest.raises(ConfigurationError, match="ended inside the handler"):
+                await shop.finished(transaction, claim, hold, Answer(201, (), body))
+            assert await written(url) == ([], [])
+            await shop.paid("next", 2)
+
+    @every_kind
+    async def test_another_transaction_in_a_phase(self, kind: str, url: str) -> None:
+        """The same in a phase."""
+        async with KINDS[kind](url) as shop:
+            hold = await shop.perform(claim_of())
+            transaction = shop.store.transaction()
+            await shop.do(transaction.perform, Open())
+            await shop.ride(transaction)
+            for sql in ANOTHER[kind]:
+                await shop.do(transaction.connection.execute, sql)
+            with pytest.raises(ConfigurationError, match="ended inside the handler"):
+                await shop.do(transaction.perform, Commit(hold, PROGRESS))
+            record = await shop.perform(Look("alice", "k"))
+            assert record.steps is None
+
+    @every_kind
+    async def test_reset_inside(self, kind: str, url: str) -> None:
+        """A handler may reset what is set in its session."""
+        async with KINDS[kind](url) as shop:
+            claim = claim_of()
+            transaction, hold = await shop.begun(claim)
+            await shop.ride(transaction)
+            await shop.do(transaction.connection.execute, "RESET ALL")
+            assert await shop.finished(transaction, claim, hold) is Verdict.DONE
+            assert await written(url) == ([1], ["k"])
 
     @every_kind
     async def test_deferred_constraint(self, kind: str, url: str) -> None:

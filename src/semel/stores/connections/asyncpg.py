@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
@@ -52,6 +52,11 @@ class _Connection(asyncpg.Connection):
     """One of our own."""
 
     session: Session
+    #: What each transaction looks like to the driver: a block of the handler's, made by ``transaction()``, has to find
+    #: this one around it. Its own BEGIN would take a round trip.
+    block: Any
+    #: Who hears what the server says beside, unless a handler wants to hear it too.
+    listeners: frozenset[Any]
 
     @classmethod
     async def opened(cls, url: str) -> Self:
@@ -67,16 +72,12 @@ class _Connection(asyncpg.Connection):
             await made.close(timeout=CONNECT_SECONDS)
             made = await asyncpg.connect(url, **named, statement_cache_size=0)
         made.session = Session(is_direct=is_direct, is_off=await is_off_async(made))
+        made.block = asyncpg.transaction.Transaction(made, "read_committed", readonly=False, deferrable=True)
+        made.block._state = TransactionState.STARTED  # noqa: SLF001 - as start() does
+        made.add_log_listener(made.session.notices.from_asyncpg)
+        made.listeners = frozenset(made._log_listeners)  # noqa: SLF001 - it takes some time to add one
         opened: Self = made
         return opened
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether the next transaction can be on it, as far as is known here."""
-        if self.is_closed() or self.is_in_transaction():
-            return False
-        protocol: Any = self._protocol  # type: ignore[attr-defined]  # asyncpg's own pool asks it the same
-        return not protocol._is_cancelling()  # noqa: SLF001 - as above
 
 
 class AsyncpgConnections(AsyncPostgresConnections):
@@ -113,19 +114,21 @@ class AsyncpgConnections(AsyncPostgresConnections):
         """Return a connection of the pool's."""
         if self._given is not None:
             return _Executor(await self._acquired(self._given), self._given)
-        pool = self._opened()
+        pool = self._own
+        if pool is None or pool.loop is not asyncio.get_running_loop():
+            pool = self._opened()
         try:
             connection = await pool.take(WAIT_SECONDS)
             while connection.is_closed():  # known of some; of the others, BEGIN tells
                 pool.give_back(None)
                 connection = await pool.take(WAIT_SECONDS)
         except AllInUse:
-            raise all_in_use(self._address, pool.size, MORE) from None
+            raise all_in_use(self.address, pool.size, MORE) from None
         except _FAULTS as error:
-            raise unreachable(error, self._address) from error
+            raise unreachable(error, self.address) from error
         except ValueError:
             # The driver's own words may quote the password, so they go no further.
-            message = f"{self._address} can't be read as the address of a PostgreSQL server."
+            message = f"{self.address} can't be read as the address of a PostgreSQL server."
             raise ConfigurationError(message) from None
         return _Executor(PoolConnectionProxy(_HOLDER, connection), pool, connection.session)
 
@@ -156,7 +159,7 @@ class AsyncpgConnections(AsyncPostgresConnections):
             self._own.idle.close()
             self._own = None
         if self._own is None:
-            self._own = AsyncPool(self._address.pool, partial(_Connection.opened, self._address.url), _close)
+            self._own = AsyncPool(self.address.pool, partial(_Connection.opened, self.address.url), _close)
         return self._own
 
     async def _acquired(self, pool: asyncpg.Pool[Any]) -> Any:
@@ -166,10 +169,10 @@ class AsyncpgConnections(AsyncPostgresConnections):
             return await pool.acquire(timeout=limit)
         except TimeoutError as error:
             if pool.get_idle_size() == 0 and pool.get_size() >= pool.get_max_size():
-                raise all_in_use(self._address, pool.get_max_size(), MORE_OF_THEIRS) from error
-            raise unreachable(error, self._address) from error
+                raise all_in_use(self.address, pool.get_max_size(), MORE_OF_THEIRS) from error
+            raise unreachable(error, self.address) from error
         except _FAULTS as error:
-            raise unreachable(error, self._address) from error
+            raise unreachable(error, self.address) from error
 
 
 #: What asyncpg's wrapper asks of the pool that it belongs to: ours has nothing to clear for all of its connections.
@@ -199,25 +202,29 @@ class _Executor:
         return Status.OPEN if self._inner.is_in_transaction() else Status.IDLE
 
     def begin_sql(self) -> str:
-        return "BEGIN ISOLATION LEVEL READ COMMITTED" if self.session else "BEGIN"
+        return "BEGIN DEFERRABLE"
 
-    async def begun(self) -> None:
-        # What start() does, whose BEGIN takes a round trip of its own: a block of the handler's, made by
-        # connection.transaction(), has to find this one around it.
-        transaction = self.connection.transaction(isolation="read_committed" if self.session else None)
-        transaction._state = TransactionState.STARTED  # noqa: SLF001 - as start() does
-        self._inner._top_xact = transaction  # noqa: SLF001 - as start() does
+    def begin(self, sql: str) -> Awaitable[str]:
+        inner = self._inner
+        if self.session is None:
+            # What start() does, whose BEGIN takes a round trip of its own.
+            block = self.connection.transaction()
+            block._state = TransactionState.STARTED  # noqa: SLF001 - as start() does
+        else:
+            block = inner.block
+        inner._top_xact = block  # noqa: SLF001 - as start() does
+        sent: Awaitable[str] = inner.execute(sql)
+        return sent
 
-    async def over(self) -> None:
-        self._inner._top_xact = None  # noqa: SLF001 - as commit() and rollback() do before they send
+    def end(self, sql: str, limit: float) -> Awaitable[str]:
+        inner = self._inner
+        inner._top_xact = None  # noqa: SLF001 - as commit() and rollback() do before they send
+        sent: Awaitable[str] = inner.execute(sql, timeout=limit)
+        return sent
 
-    async def script(self, sql: str, limit: float | None = None) -> str:
-        tag: str = await self._inner.execute(sql, timeout=limit)
-        return tag
-
-    async def fetch(self, sql: str, parameters: Sequence[Any]) -> Sequence[Sequence[Any]]:
-        rows: Sequence[Sequence[Any]] = await self._inner.fetch(sql, *parameters)
-        return rows
+    def fetch(self, sql: str, parameters: Sequence[Any]) -> Awaitable[Sequence[Sequence[Any]]]:
+        fetched: Awaitable[Sequence[Sequence[Any]]] = self._inner.fetch(sql, *parameters)
+        return fetched
 
     def hear(self, notices: Notices, *, listens: bool) -> None:
         change = self._inner.add_log_listener if listens else self._inner.remove_log_listener
@@ -230,23 +237,31 @@ class _Executor:
         with suppress(*_FAULTS):
             self._inner.terminate()
 
-    async def let_go(self) -> None:
-        if self.session is None:
-            # It is given back whether or not we are cancelled meanwhile: asyncpg sees to that. What goes wrong with a
-            # reset of the application's own closes the connection, and is none of the transaction's.
-            with suppress(*_FAULTS):
-                await self._pool.release(self.connection)
-            return
+    def let_go(self) -> Awaitable[None] | None:
         connection = self._inner
+        if self.session is None:
+            return self._released()
         self.connection._detach()  # noqa: SLF001 - as asyncpg's own pool does
-        if connection.is_usable:
+        connection._top_xact = None  # noqa: SLF001 - as above, where the handler has ended the transaction by itself
+        if not (
+            connection.is_closed() or connection.is_in_transaction() or connection._protocol._is_cancelling()  # noqa: SLF001 - asyncpg's own pool asks it the same
+        ):
+            connection._log_listeners -= connection.listeners  # noqa: SLF001 - what is left is told as a handler's
             connection._on_release()  # noqa: SLF001 - as above: what the handler has kept of it is of no use any more
             connection._listeners.clear()  # noqa: SLF001 - as above
-            connection._log_listeners.clear()  # noqa: SLF001 - as above
+            connection._log_listeners = set(connection.listeners)  # noqa: SLF001 - as above
             self._pool.give_back(connection)
         else:
             _close(connection)
             self._pool.give_back(None)
+        return None
+
+    async def _released(self) -> None:
+        # It is given back whether or not we are cancelled meanwhile: asyncpg sees to that. What goes wrong with a
+        # reset of the application's own closes the connection, and is none of the transaction's.
+        with suppress(*_FAULTS):
+            self._inner._top_xact = None  # noqa: SLF001 - as above
+            await self._pool.release(self.connection)
 
 
 def _close(connection: asyncpg.Connection[Any]) -> None:

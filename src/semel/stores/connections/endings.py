@@ -8,7 +8,7 @@ from semel.errors import AnswerNotStored, CommitUnknown, ConfigurationError, Ove
 from semel.stores.postgres.address import Address
 from semel.stores.postgres.durability import FOR_TRANSACTION
 from semel.stores.postgres.errors import TRANSIENT, translated
-from semel.stores.postgres.joined import FENCED
+from semel.stores.postgres.joined import ENDED, FENCED
 from semel.stores.statement import Names
 
 #: How long to wait for a connection while all are in use. A client that waits longer has given up by itself.
@@ -32,7 +32,7 @@ RESET = "RESET ROLE; RESET ALL"
 _BEFORE_COMMIT = f"SET CONSTRAINTS ALL IMMEDIATE; {RESET}"
 
 #: What the server says of an opening that was sent with BEGIN: nothing is in the way of the handler.
-_CLEAR = "SELECT 0"
+CLEAR = "SELECT 0"
 
 #: A key that is there already, and a text that is no number.
 _DUPLICATE = "23505"
@@ -56,7 +56,7 @@ def commit_sql(*, is_direct: bool, is_off: bool) -> str:
 
 def tells_clear(tag: str | None) -> bool:
     """Read the command tag of an opening."""
-    return tag == _CLEAR
+    return tag == CLEAR
 
 
 def is_fence(error: BaseException, sqlstate: str | None, names: Names) -> bool:
@@ -66,6 +66,11 @@ def is_fence(error: BaseException, sqlstate: str | None, names: Names) -> bool:
     if sqlstate == _DUPLICATE:
         return _table_of(error) == names.table or _table_of(error.__cause__) == names.table
     return sqlstate == _NO_NUMBER and FENCED in str(error)
+
+
+def is_end(error: BaseException, sqlstate: str | None) -> bool:
+    """Tell whether a statement has failed because it runs in another transaction than the one that was begun for it."""
+    return sqlstate == _NO_NUMBER and ENDED in str(error)
 
 
 def _table_of(error: BaseException | None) -> str | None:
@@ -118,7 +123,7 @@ class Notices:
 
     def __init__(self) -> None:
         """Nothing yet."""
-        self._is_not_replicated = False
+        self.is_not_replicated = False
 
     def from_psycopg(self, said: Any) -> None:
         """Hear a ``psycopg.errors.Diagnostic``."""
@@ -130,9 +135,9 @@ class Notices:
 
     def check(self, address: Address) -> None:
         """Raise ``AnswerNotStored`` where the commit may not outlive this server."""
-        if self._is_not_replicated:
+        if self.is_not_replicated:
             raise AnswerNotStored(f"{address} has committed, but the commit may not have reached the replica.")
 
     def _hear(self, sqlstate: str | None, function: str | None) -> None:
         if sqlstate == _WARNING and function != _TRIGGERS_OWN:
-            self._is_not_replicated = True
+            self.is_not_replicated = True

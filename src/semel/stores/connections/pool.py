@@ -29,21 +29,22 @@ class _Idle(Generic[C]):
 
     def __init__(self, close: Callable[[C], None]) -> None:
         self._close = close
-        self._idle: deque[tuple[float, C]] = deque()
+        #: Each with the time at which it was last used.
+        self.connections: deque[tuple[float, C]] = deque()
         self._is_closed = False
 
     def pop(self) -> C | None:
         try:
-            return self._idle.pop()[1]
+            return self.connections.pop()[1]
         except IndexError:
             return None
 
     def push(self, connection: C) -> None:
         now = time.monotonic()
-        self._idle.append((now, connection))
+        self.connections.append((now, connection))
         if self._is_closed:
             self.drop()
-        elif self._idle[0][0] < now - MAX_IDLE_SECONDS:
+        elif self.connections[0][0] < now - MAX_IDLE_SECONDS:
             self._drop_oldest()
 
     def drop(self) -> None:
@@ -58,7 +59,7 @@ class _Idle(Generic[C]):
 
     def _drop_oldest(self) -> None:
         try:
-            self._close(self._idle.popleft()[1])
+            self._close(self.connections.popleft()[1])
         except IndexError:
             return  # another thread was faster
 
@@ -111,8 +112,9 @@ class AsyncPool(Generic[C]):
                 raise AllInUse from None
         else:
             await self._places.acquire()  # it does not wait
+        idle = self.idle.connections
         try:
-            return self.idle.pop() or await self._connect()
+            return idle.pop()[1] if idle else await self._connect()
         except BaseException:
             self._places.release()
             raise

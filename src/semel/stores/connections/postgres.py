@@ -6,25 +6,25 @@ It is written once, as coroutines over an ``Executor``; see ``stores/transaction
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from enum import Enum, auto
 from typing import Any, Protocol, TypeVar
 
 from semel.core.commands import Begin, Open
 from semel.errors import StoreError, StoreReadOnly, StoreUnavailable
 from semel.stores.connections.endings import (
+    CLEAR,
     COMMIT_SECONDS,
     RESET,
     ROLLBACK_SECONDS,
     Notices,
     commit_sql,
     ended_inside,
+    is_end,
     is_fence,
     lost,
     of_commit,
     of_statement,
-    tells_clear,
 )
 from semel.stores.connections.script import Prepared, is_short, plain
 from semel.stores.postgres.address import Address
@@ -36,6 +36,10 @@ T = TypeVar("T")
 
 #: There is no prepared statement of that name.
 _NOT_PREPARED = "26000"
+
+#: How a transaction of our own begins. DEFERRABLE changes nothing here: it is the mark by which the last statement
+#: knows that this is the transaction which was begun, and not one that a handler has begun after ending it.
+_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED, DEFERRABLE"
 
 
 class Status(Enum):
@@ -56,12 +60,17 @@ class Session:
     def __init__(self, *, is_direct: bool, is_off: bool) -> None:
         """*is_direct*: it is to the server itself, and not to a pooler. *is_off*: its COMMIT is answered too early."""
         self.is_direct = is_direct
-        self.is_off = is_off
+        self.begin_sql = "; ".join(filter(None, (RESET, _BEGIN, FOR_TRANSACTION if is_off else None)))
+        self.commit_sql = commit_sql(is_direct=is_direct, is_off=is_off)
         self.prepared = Prepared()
+        #: How statements become one text: on a connection of our own they stay prepared, unless a pooler is there.
+        self.text = self.prepared.script if is_direct else _text
+        #: What the server says beside its replies. The driver tells it, for as long as the session lasts.
+        self.notices = Notices()
 
 
 class Executor(Protocol):
-    """One connection of a driver's, for one transaction."""
+    """One connection of a driver's, for one transaction. What it returns to be awaited, a thread has at once."""
 
     #: What is lent, in the driver's own type.
     connection: Any
@@ -75,26 +84,24 @@ class Executor(Protocol):
         """What it is in. FAILED may be told as OPEN by a driver that does not know."""
 
     def begin_sql(self) -> str:
-        """Return how to begin: in the isolation that the application has asked for, and read-only if it has asked for
-        that. Never READ WRITE: that would force a server which was made read-only on purpose.
+        """Return how to begin on a connection of the application's: in the isolation that it has asked for, and
+        read-only if it has asked for that. Never READ WRITE: that would force a server which was made read-only on
+        purpose. DEFERRABLE, as ours, unless it is read-only, where that may wait.
         """
 
-    async def script(self, sql: str, limit: float | None = None) -> str | None:
-        """Send statements without parameters in one round trip; return the last one's command tag. *limit* is in
-        seconds, where there is anything to limit it with.
+    def begin(self, sql: str) -> Awaitable[str | None]:
+        """Have the driver take the transaction for one of its own, and send what begins it; as ``end``."""
+
+    def end(self, sql: str, limit: float) -> Awaitable[str | None]:
+        """Have the driver forget the transaction, and send what ends it: statements without parameters, in one round
+        trip. Return the last one's command tag. *limit* is in seconds, where there is anything to limit it with.
         """
 
-    async def fetch(self, sql: str, parameters: Sequence[Any]) -> Sequence[Sequence[Any]]:
+    def fetch(self, sql: str, parameters: Sequence[Any]) -> Awaitable[Sequence[Sequence[Any]]]:
         """Run one statement."""
 
-    async def begun(self) -> None:
-        """Have the driver take the transaction for one of its own, before it is begun."""
-
-    async def over(self) -> None:
-        """Have the driver forget it, before it ends."""
-
     def hear(self, notices: Notices, *, listens: bool) -> None:
-        """Begin or stop to tell *notices* what the server says beside."""
+        """Begin or stop to tell *notices* what the server says beside, on a connection of the application's."""
 
     def failed_inside(self) -> Exception:
         """Return what the driver raises in a transaction that has failed."""
@@ -102,8 +109,8 @@ class Executor(Protocol):
     def drop(self) -> None:
         """Close the connection at once."""
 
-    async def let_go(self) -> None:
-        """Give it back as it was, or close it, if it is in a transaction still. Never raises."""
+    def let_go(self) -> Awaitable[None] | None:
+        """Give it back as it was, or close it, if it is in a transaction still. Never raises. None: that is done."""
 
 
 class Kernel:
@@ -112,30 +119,37 @@ class Kernel:
     def __init__(self, executor: Executor, address: Address) -> None:
         """Nothing is begun yet."""
         self.executor = executor
+        self.connection = executor.connection
         self._address = address
-        self.is_clear = False
+        self.has_lock = self.is_clear = False
         session = executor.session
         # Through a pooler, what is deferred is run before COMMIT: an error of that and one of ours look the same.
         self.pipelines = session is None or session.is_direct
+        self._text = _text if session is None else session.text
 
     async def begin(self, opening: Sequence[Joined[Any]] | None) -> None:
         """Begin, and look whether the handler can be run, in one round trip."""
         executor, session = self.executor, self.executor.session
-        statements = [executor.begin_sql()]
-        if session is not None:
-            statements.insert(0, RESET)
-            if session.is_off:
-                statements.append(FOR_TRANSACTION)
-        await executor.begun()
-        tag = await self._sent(statements, opening or ())
-        self.is_clear = opening is not None and tells_clear(tag)
+        sql = executor.begin_sql() if session is None else session.begin_sql
+        try:
+            if opening is not None:
+                sql = f"{sql}; {self._text(opening)}"
+            tag = await executor.begin(sql)
+        except executor.faults as error:
+            self._raise_known(error)
+            raise
+        if session is not None and session.prepared.is_unsure:
+            session.prepared.note_sent()
+        self.has_lock = self.is_clear = opening is not None and tag == CLEAR
 
     async def run(self, joined: Joined[T]) -> T:
         """Run one statement in the transaction."""
         executor = self.executor
-        self._check_open()
+        if executor.status is Status.IDLE:
+            raise ended_inside()
         try:
-            rows = await executor.fetch(joined.query.numbered, joined.in_order)
+            query = joined.marked or joined.query
+            rows = await executor.fetch(query.numbered, list(map(joined.parameters.__getitem__, query.parameters)))
         except executor.faults as error:
             self._raise_known(error)
             raise
@@ -151,100 +165,92 @@ class Kernel:
                 executor.drop()
             raise
 
-    async def commit_with(self, last: Joined[Any]) -> None:
+    def commit_with(self, last: Joined[Any]) -> Coroutine[Any, Any, None]:
         """Run *last* and commit, in one round trip; or else roll back."""
+        return self.commit(last) if is_short(last) else self._run_and_commit(last)
+
+    async def _run_and_commit(self, last: Joined[Any]) -> None:
         try:
-            if is_short(last):
-                self._check_open()
-                sent = self._text([last])
-            else:
-                await self.run(last)
-                sent = None
+            await self.run(last)
         except BaseException:
             await self.rollback()
             raise
-        await self.commit(sent)
+        await self.commit()
 
-    async def commit(self, last: str | None = None) -> None:
-        """Commit, with the text of a statement before that."""
-        executor, session, notices = self.executor, self.executor.session, Notices()
+    async def commit(self, last: Joined[Any] | None = None) -> None:
+        """Commit, with a statement before that."""
+        executor, session = self.executor, self.executor.session
+        status = executor.status
+        if status not in _IN_TRANSACTION:
+            await self._end()
+            raise ended_inside() if status is Status.IDLE else lost(self._address)
+        notices = Notices() if session is None else session.notices
+        notices.is_not_replicated = False
         try:
-            self._check_before_commit()
-            commit = commit_sql(is_direct=session.is_direct, is_off=session.is_off) if session else "COMMIT"
-            await executor.over()
-            executor.hear(notices, listens=True)
-            try:
-                tag = await executor.script(f"{last}; {commit}" if last else commit, COMMIT_SECONDS)
-            finally:
-                executor.hear(notices, listens=False)
-            self._note_sent()
+            sql = "COMMIT" if session is None else session.commit_sql
+            if last is not None:
+                sql = f"{self._text((last,))}; {sql}"
+        except BaseException:
+            await self.rollback()
+            raise
+        try:
+            tag = await (self._heard(sql, notices) if session is None else executor.end(sql, COMMIT_SECONDS))
         except executor.faults as error:
-            if last is not None and executor.status in _IN_TRANSACTION:
-                # COMMIT ends the transaction even where it is refused. This one goes on, so it was the statement.
-                await self._rolled_back()
-                self._raise_known(error)
-            else:
-                self._raise_of_commit(error)
+            await self._raise_of_ending(error, is_of_commit=last is None)
             raise
         except BaseException:
             executor.drop()
             raise
+        else:
+            if session is not None and session.prepared.is_unsure:
+                session.prepared.note_sent()
         finally:
             await self._end()
         if tag != "COMMIT":
             raise executor.failed_inside()
-        notices.check(self._address)
+        if notices.is_not_replicated:
+            notices.check(self._address)
+
+    async def _heard(self, sql: str, notices: Notices) -> str | None:
+        executor = self.executor
+        executor.hear(notices, listens=True)
+        try:
+            return await executor.end(sql, COMMIT_SECONDS)
+        finally:
+            executor.hear(notices, listens=False)
 
     async def rollback(self) -> None:
-        """Roll back, and let go of the connection."""
-        try:
-            await self.executor.over()
-            if self.executor.status in _IN_TRANSACTION:
-                await self._rolled_back()
-        finally:
-            await self._end()
-
-    async def _rolled_back(self) -> None:
+        """Roll back, and let go of the connection. Cancelled in the middle, it is closed."""
         executor = self.executor
         try:
-            await executor.script("ROLLBACK", ROLLBACK_SECONDS)
+            if executor.status in _IN_TRANSACTION:
+                await executor.end("ROLLBACK", ROLLBACK_SECONDS)
         except executor.faults:
             executor.drop()
         except BaseException:
             executor.drop()
             raise
-
-    async def _sent(self, statements: list[str], opening: Sequence[Joined[Any]]) -> str | None:
-        executor = self.executor
-        try:
-            if opening:
-                statements.append(self._text(opening))
-            tag = await executor.script("; ".join(statements))
-        except executor.faults as error:
-            self._raise_known(error)
-            raise
-        self._note_sent()
-        return tag
-
-    def _text(self, statements: Sequence[Joined[Any]]) -> str:
-        """Return *statements* as one text: on a connection of our own they stay prepared, unless a pooler is there."""
-        session = self.executor.session
-        if session is not None and session.is_direct:
-            return session.prepared.script(statements)
-        return "; ".join(map(plain, statements))
-
-    def _note_sent(self) -> None:
-        if self.executor.session is not None:
-            self.executor.session.prepared.note_sent()
+        finally:
+            await self._end()
 
     async def _end(self) -> None:
-        session = self.executor.session
-        if session is not None and session.prepared.is_unsure:
-            self.executor.drop()
-        await self.executor.let_go()
-
-    def _raise_of_commit(self, error: Exception) -> None:
         executor = self.executor
+        if executor.session is not None and executor.session.prepared.is_unsure:
+            executor.drop()
+        gone = executor.let_go()
+        if gone is not None:
+            await gone
+
+    async def _raise_of_ending(self, error: Exception, *, is_of_commit: bool) -> None:
+        executor = self.executor
+        if not is_of_commit and executor.status in _IN_TRANSACTION:
+            # COMMIT ends the transaction even where it is refused. This one goes on, so it was the statement before.
+            try:
+                await executor.end("ROLLBACK", ROLLBACK_SECONDS)
+            except executor.faults:
+                executor.drop()
+            self._raise_known(error)
+            return
         known = of_commit(error, _sqlstate(error), self._address, is_lost=executor.status is Status.LOST)
         if known is not None:
             executor.drop()
@@ -252,17 +258,10 @@ class Kernel:
         if executor.status in _IN_TRANSACTION:  # what was deferred has failed before COMMIT
             executor.drop()
 
-    def _check_open(self) -> None:
-        if self.executor.status is Status.IDLE:
-            raise ended_inside()
-
-    def _check_before_commit(self) -> None:
-        self._check_open()
-        if self.executor.status is Status.LOST:
-            raise lost(self._address)
-
     def _raise_known(self, error: Exception) -> None:
         sqlstate = _sqlstate(error)
+        if is_end(error, sqlstate):
+            raise ended_inside() from error
         if is_fence(error, sqlstate, self._address.names):
             raise Fenced from error
         if sqlstate == _NOT_PREPARED and self.executor.session is not None:
@@ -277,32 +276,46 @@ class Kernel:
 _IN_TRANSACTION = frozenset({Status.OPEN, Status.FAILED})
 
 
+def _text(statements: Sequence[Joined[Any]]) -> str:
+    return "; ".join(plain(each, is_marked=True) for each in statements)
+
+
 def _sqlstate(error: BaseException) -> str | None:
     return getattr(error, "sqlstate", None)
 
 
-async def begun(connections: Any, address: Address, opening: Sequence[Joined[Any]] | None) -> Kernel:
-    """Begin a transaction: ``take`` gives an executor, ``renew`` replaces what is idle and may be useless."""
+class AsyncPostgresUnit(Kernel, AsyncUnit):
+    """One open transaction, on an event loop."""
+
+
+async def begun(
+    connections: Any,
+    command: Begin | Open,  # noqa: ARG001 - what it is begun for is the same to all
+    opening: Sequence[Joined[Any]] | None = None,
+) -> AsyncPostgresUnit:
+    """Begin a transaction, *opening* with it. Of *connections*, ``take`` gives an executor, and ``renew`` replaces what
+    is idle and may be useless.
+    """
     for is_last in (False, True):
-        kernel = Kernel(await connections.take(), address)
+        unit = AsyncPostgresUnit(await connections.take(), connections.address)
         try:
-            await kernel.begin(opening)
+            await unit.begin(opening)
         except StoreError:
             # The server was restarted, or another is the primary now: what else is idle is as useless.
-            was_broken = kernel.executor.status is Status.LOST
-            await kernel.rollback()
+            was_broken = unit.executor.status is Status.LOST
+            await unit.rollback()
             if is_last or not was_broken:
                 raise
             await connections.renew()
         except Exception:
-            await kernel.rollback()
+            await unit.rollback()
             raise
         except BaseException:
-            kernel.executor.drop()
-            await kernel.rollback()
+            unit.executor.drop()
+            await unit.rollback()
             raise
         else:
-            return kernel
+            return unit
     raise AssertionError  # pragma: no cover - the last round returned or raised
 
 
@@ -312,7 +325,7 @@ class PostgresUnit(Unit):
     def __init__(self, kernel: Kernel) -> None:
         """It is begun."""
         self._kernel = kernel
-        self.connection = kernel.executor.connection
+        self.connection = kernel.connection
         self.has_lock = self.is_clear = kernel.is_clear
         self.pipelines = kernel.pipelines
 
@@ -333,44 +346,17 @@ class PostgresUnit(Unit):
         at_once(self._kernel.rollback())
 
 
-class AsyncPostgresUnit(AsyncUnit):
-    """One open transaction, on an event loop."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        """It is begun."""
-        self._kernel = kernel
-        self.connection = kernel.executor.connection
-        self.has_lock = self.is_clear = kernel.is_clear
-        self.pipelines = kernel.pipelines
-
-    async def run(self, joined: Joined[T]) -> T:
-        """Run one statement in the transaction."""
-        return await self._kernel.run(joined)
-
-    async def commit_with(self, last: Joined[Any]) -> None:
-        """Run the last statement and commit."""
-        await self._kernel.commit_with(last)
-
-    async def commit(self) -> None:
-        """Commit."""
-        await self._kernel.commit()
-
-    async def rollback(self) -> None:
-        """Roll back, whether or not we are cancelled meanwhile."""
-        await asyncio.shield(self._kernel.rollback())
-
-
 class PostgresConnections(Connections):
     """Transactions for threads."""
 
     def __init__(self, address: Address) -> None:
         """Name *address* in messages."""
-        self._address = address
+        self.address = address
         self.opener = address.opener
 
-    def begin(self, command: Begin | Open, opening: Any = None) -> Unit:  # noqa: ARG002 - the same for both
+    def begin(self, command: Begin | Open, opening: Any = None) -> Unit:
         """Begin a transaction, *opening* with it."""
-        return PostgresUnit(at_once(begun(self, self._address, opening)))
+        return PostgresUnit(at_once(begun(self, command, opening)))
 
 
 class AsyncPostgresConnections(AsyncConnections):
@@ -378,9 +364,7 @@ class AsyncPostgresConnections(AsyncConnections):
 
     def __init__(self, address: Address) -> None:
         """Name *address* in messages."""
-        self._address = address
+        self.address = address
         self.opener = address.opener
 
-    async def begin(self, command: Begin | Open, opening: Any = None) -> AsyncUnit:  # noqa: ARG002 - the same for both
-        """Begin a transaction, *opening* with it."""
-        return AsyncPostgresUnit(await begun(self, self._address, opening))
+    begin = begun

@@ -100,16 +100,16 @@ class PsycopgConnections(PostgresConnections):
             try:
                 return _Executor(connection := pool.take(WAIT_SECONDS), pool, connection.session)
             except AllInUse:
-                raise all_in_use(self._address, pool.size, MORE) from None
+                raise all_in_use(self.address, pool.size, MORE) from None
             except psycopg.Error as error:
-                raise unreachable(error, self._address) from error
+                raise unreachable(error, self.address) from error
         try:
             return _Executor(self._given.getconn(timeout=WAIT_SECONDS), self._given)
         except PoolTimeout as error:
             self._probe()  # a pool that can't connect has nothing to give either, and says the same
-            raise all_in_use(self._address, self._given.max_size, MORE_OF_THEIRS) from error
+            raise all_in_use(self.address, self._given.max_size, MORE_OF_THEIRS) from error
         except psycopg.Error as error:  # the pool is closed, or has a limit on those who wait
-            raise unreachable(error, self._address) from error
+            raise unreachable(error, self.address) from error
 
     async def renew(self) -> None:
         """Replace what is idle in the pool."""
@@ -121,18 +121,18 @@ class PsycopgConnections(PostgresConnections):
     def _opened(self) -> Pool[_Connection]:
         with self._lock:
             if self._own is None:
-                connect = partial(_Connection.opened, self._address.url)
-                self._own = Pool(self._address.pool, connect, _Connection.close)
+                connect = partial(_Connection.opened, self.address.url)
+                self._own = Pool(self.address.pool, connect, _Connection.close)
             return self._own
 
     def _probe(self) -> None:
         try:
-            if self._address.opener is None:
-                psycopg.connect(self._address.url, **_SESSION).close()
+            if self.address.opener is None:
+                psycopg.connect(self.address.url, **_SESSION).close()
             else:
-                as_given(self._address, {}).close()
+                as_given(self.address, {}).close()
         except psycopg.Error as error:
-            raise unreachable(error, self._address) from error
+            raise unreachable(error, self.address) from error
 
 
 class AsyncPsycopgConnections(AsyncPostgresConnections):
@@ -162,21 +162,21 @@ class AsyncPsycopgConnections(AsyncPostgresConnections):
             return _AsyncExecutor(await self._pool.getconn(timeout=WAIT_SECONDS), self._pool)
         except PoolTimeout as error:
             await self._probe()  # a pool that can't connect has nothing to give either, and says the same
-            raise all_in_use(self._address, self._pool.max_size, MORE_OF_THEIRS) from error
+            raise all_in_use(self.address, self._pool.max_size, MORE_OF_THEIRS) from error
         except psycopg.Error as error:
-            raise unreachable(error, self._address) from error
+            raise unreachable(error, self.address) from error
 
     async def renew(self) -> None:
         """Replace what is idle in the pool."""
         await self._pool.check()
 
     async def _probe(self) -> None:
-        connect: Any = partial(psycopg.AsyncConnection.connect, self._address.url, **_SESSION)
+        connect: Any = partial(psycopg.AsyncConnection.connect, self.address.url, **_SESSION)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                await (await (self._address.opener or connect)()).close()
+                await (await (self.address.opener or connect)()).close()
         except (psycopg.Error, OSError) as error:
-            raise unreachable(error, self._address) from error
+            raise unreachable(error, self.address) from error
 
 
 class _Connection(psycopg.Connection[Any]):
@@ -196,6 +196,7 @@ class _Connection(psycopg.Connection[Any]):
         """Connect, and find out what it is."""
         made = cls.connect(url, **_SESSION)
         made.session = Session(is_direct=is_direct(made), is_off=is_off(made))
+        made.add_notice_handler(made.session.notices.from_psycopg)
         if not made.session.is_direct:
             made.prepare_threshold = None
         return made
@@ -219,15 +220,10 @@ class _AnyExecutor:
 
     def begin_sql(self) -> str:
         connection = self.connection
-        ours = psycopg.IsolationLevel.READ_COMMITTED if self.session else None
-        level = connection.isolation_level or ours
+        level = connection.isolation_level
         modes = [f"ISOLATION LEVEL {level.name.replace('_', ' ')}"] if level else []
-        if connection.read_only:
-            modes.append("READ ONLY")
-        return " ".join(("BEGIN", ", ".join(modes))).strip()
-
-    async def over(self) -> None:
-        """Nothing: it is the server's word that psycopg goes by."""
+        modes.append("READ ONLY" if connection.read_only else "DEFERRABLE")
+        return f"BEGIN {', '.join(modes)}"
 
     def hear(self, notices: Notices, *, listens: bool) -> None:
         change = self.connection.add_notice_handler if listens else self.connection.remove_notice_handler
@@ -242,11 +238,13 @@ class _AnyExecutor:
 
 
 class _Executor(_AnyExecutor):
-    async def begun(self) -> None:
+    async def begin(self, sql: str) -> str | None:
         # Else psycopg would send a BEGIN of its own, and whether it has can't be seen.
-        self.connection.autocommit = True
+        if not self.connection.autocommit:
+            self.connection.autocommit = True
+        return await self.end(sql)
 
-    async def script(self, sql: str, limit: float | None = None) -> str | None:  # noqa: ARG002 - see below
+    async def end(self, sql: str, limit: float | None = None) -> str | None:  # noqa: ARG002 - see below
         # How long it may take, nothing here limits: TCP ends it when the server is gone (for our own connections
         # after STATEMENT_SECONDS, by tcp_user_timeout), and the server ends it when its operator says so.
         # Not the connection's own cursor: which kind that is, the application has said.
@@ -260,10 +258,11 @@ class _Executor(_AnyExecutor):
         cursor.execute(sql.encode(), parameters, binary=True)
         return cursor.fetchall() if cursor.description else []
 
-    async def let_go(self) -> None:
+    def let_go(self) -> None:
         connection, is_idle = self.connection, self.status is Status.IDLE
         if is_idle:
-            connection.autocommit = self._was_autocommit
+            if connection.autocommit != self._was_autocommit:
+                connection.autocommit = self._was_autocommit
             connection.row_factory, connection.cursor_factory = self._factories
         else:
             self.drop()
@@ -275,10 +274,12 @@ class _Executor(_AnyExecutor):
 
 
 class _AsyncExecutor(_AnyExecutor):
-    async def begun(self) -> None:
-        await self.connection.set_autocommit(True)
+    async def begin(self, sql: str) -> str | None:
+        if not self.connection.autocommit:
+            await self.connection.set_autocommit(True)
+        return await self.end(sql)
 
-    async def script(self, sql: str, limit: float | None = None) -> str | None:
+    async def end(self, sql: str, limit: float | None = None) -> str | None:
         async with asyncio.timeout(limit):
             cursor = await psycopg.AsyncCursor(self.connection).execute(sql.encode(), prepare=False)
         while cursor.nextset():

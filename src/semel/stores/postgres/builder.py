@@ -64,6 +64,12 @@ class Queries:
 _VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
     "claim": {"claim": ("plain",), "claim_kept": ("kept",)},
     "complete": {"complete": (), "complete_told": ("hints",)},
+    "finish": {
+        "finish": ("plain",),
+        "finish_told": ("plain", "told"),
+        "finish_dated": ("dated",),
+        "finish_dated_told": ("dated", "told"),
+    },
     "browse": {"browse": ("plain",), "browse_unfinished": ("unfinished",)},
 }
 
@@ -101,10 +107,11 @@ class Builder:
         is claimed bears it; and only while there is one is it tested whether the owners of others still live.
         """
         self.names = names
-        self._audit = audit != "off"
+        #: Whether there is an audit trail, and who it is to name; and which lock this process holds now.
+        self.has_trail = audit != "off"
+        self.actor = actor
         self._tells_all = audit in FULL
-        self._actor = actor
-        self._owner = owner
+        self.owner = self._owner = owner
         self._channel = channel_of(names)
         self._queries = queries_of(names, audit)
         self._sql = {name: query.numbered for name, query in self._queries.items()}
@@ -118,7 +125,7 @@ class Builder:
     def batch(self, name: str, read: Any, values: dict[str, Any]) -> Statement[Any]:
         """Build a statement of the store's own of which many are sent: *values* has all that it takes."""
         if self._tells_all:
-            values["actor"] = self._actor()
+            values["actor"] = self.actor()
         return Statement(self._sql[name], list(map(values.__getitem__, self._order[name])), read)
 
     @property
@@ -136,11 +143,11 @@ class Builder:
         return Joined(query, {each: values[each] for each in query.parameters}, read)
 
     def _with_usual(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        owner = self._owner()
+        owner = self.owner()
         return parameters | {
-            "audit": self._audit,
+            "audit": self.has_trail,
             "everything": self._tells_all,
-            "actor": self._actor(),
+            "actor": self.actor(),
             "nobodys_token": NOBODYS_TOKEN,
             "channel": self._channel,
             "owner": owner,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import lru_cache
+from datetime import timedelta
+from functools import lru_cache, partial
 from typing import Any
 
 from semel.core.canonical import pack
 from semel.core.commands import Begin, Claim, Commit, Finish, Save, Verdict
 from semel.core.fingerprint import RECIPE_BYTES, VERSION
-from semel.core.record import NOBODYS_TOKEN, Found, Hold
+from semel.core.record import NOBODYS_TOKEN, AfterRetention, Found, Hold, OnCrash
 from semel.core.recovery import change, written
-from semel.core.state import State, after
+from semel.core.state import Event, State, after
+from semel.stores.headers import written as written_headers
 from semel.stores.postgres import rows as read
 from semel.stores.postgres.builder import Builder, hint, of_answer, of_hold
 from semel.stores.postgres.errors import lacking, read_only
@@ -28,6 +30,19 @@ _RECIPE = len(VERSION) + RECIPE_BYTES
 FENCED = "semel: fenced"
 _WAS_WRITTEN = "\nSELECT 1"
 _OR_FAIL = f"\nSELECT CAST(CASE WHEN count(*) = 1 THEN '1' ELSE '{FENCED}' END AS integer)"
+
+#: What it fails by where the transaction does not bear the mark: a handler has ended the one that was begun, and begun
+#: another. COMMIT AND CHAIN and ROLLBACK AND CHAIN keep the mark.
+ENDED = "semel: ended"
+_IS_MARKED = "current_setting('transaction_deferrable') = 'on'"
+_OR_FAIL_UNMARKED = _OR_FAIL.replace("CASE", f"CASE WHEN NOT {_IS_MARKED} THEN '{ENDED}'")
+_ATTEMPT = "CAST(:attempt AS integer)"
+_ATTEMPT_IF_MARKED = f"{_ATTEMPT} * CAST(CASE WHEN {_IS_MARKED} THEN '1' ELSE '{ENDED}' END AS integer)"
+
+#: How many ways to finish are kept as statements: as many as there are policies, and states.
+_MAX_FINISHES = 64
+#: How it ended, what its policy says, whether its key tells when it was made, and whether others are given a hint.
+_Terms = tuple[Event, timedelta, OnCrash, AfterRetention, bool, bool]
 
 #: What a role needs for a request in atomic mode and for all others.
 _NEEDED = (
@@ -46,33 +61,35 @@ class JoinedStatements:
         """Build with *builder*; *where* is the server's name, for people."""
         self._builder = builder
         self._where = where
+        self._table = _table(builder.names)
         query = builder.query
         self._lock, self._peek, self._begin, self._probe = map(query, ("lock", "peek", "begin", "probe"))
-        noted = f"{query('note_finish').text}\n" if builder.tells_all else ""
-        self._finish = Query(noted + query("finish").text)
+        self._noted = f"{query('note_finish').text}\n" if builder.tells_all else ""
+        self._finishes: dict[_Terms, tuple[Query, Query]] = {}
         self._replace, self._save = _failing(query("replace")), _failing(query("save"))
 
     def opening(self, command: Begin) -> Sequence[Joined[None]]:
         """Take the locks, and look whether the handler can be run: no row comes back if it can."""
-        claim, names = command.claim, self._builder.names
-        locks = {
-            "request_lock": request_lock(names, claim),
-            "key_lock": key_lock(names, claim.scope, claim.key),
-        }
-        place = {"scope": claim.scope, "key": claim.key}
-        return Joined(self._lock, locks, _nothing), Joined(self._peek, place, _nothing)
+        claim = command.claim
+        scope, key = claim.scope, claim.key
+        request_lock, key_lock = locks(self._table, scope, key, claim.fingerprint)
+        return (
+            Joined(self._lock, {"request_lock": request_lock, "key_lock": key_lock}, _nothing),
+            Joined(self._peek, {"scope": scope, "key": key}, _nothing),
+        )
 
     def begin(self, command: Begin) -> Joined[Begun]:
         """Take the key's lock, and read what is there."""
-        claim, names = command.claim, self._builder.names
-        return self._builder.joined(
-            self._begin,
-            lambda rows: self._begun(rows[0], claim),
-            scope=claim.scope,
-            key=claim.key,
-            key_lock=key_lock(names, claim.scope, claim.key),
-            request_lock=request_lock(names, claim),
-        )
+        claim = command.claim
+        request_lock, key_lock = locks(self._table, claim.scope, claim.key, claim.fingerprint)
+        values = {
+            "scope": claim.scope,
+            "key": claim.key,
+            "request_lock": request_lock,
+            "key_lock": key_lock,
+            "tests_owner": self._builder.owner() is not None,
+        }
+        return Joined(self._begin, values, partial(self._begun, claim))
 
     def probe(self, command: Begin) -> Sequence[Joined[None]]:
         """Fail where a record was committed after the transaction's only snapshot."""
@@ -92,9 +109,43 @@ class JoinedStatements:
 
     def finish(self, command: Finish) -> Joined[Verdict]:
         """Write the finished record, if it is still what was seen."""
-        claim, seen = command.claim, command.seen
-        return self._builder.joined(
-            self._finish if seen is None else self._replace,
+        if command.seen is not None:
+            return self._replaced(command, command.seen)
+        claim, hold, answer, wakes = command.claim, command.hold, command.answer, command.wakes
+        is_dated = claim.made_at is not None
+        terms = command.event, claim.retention, claim.on_crash, claim.after_retention, is_dated, wakes
+        values = {
+            "scope": hold.scope,
+            "key": hold.key,
+            "attempt": hold.attempt,
+            "token": hold.token,
+            "fingerprint": claim.fingerprint,
+            "status": answer.status,
+            "headers": written_headers(answer.headers),
+            "body": answer.body,
+            "request_line": line_of(claim),
+        }
+        query, marked = self._finishes.get(terms) or self._finish(terms)
+        if is_dated or wakes or self._noted:
+            made_at = claim.made_at and claim.made_at.timestamp()
+            usual = self._builder.joined(query, _done, **values, made_at=made_at, hint=hint(hold, wakes=wakes))
+            values = dict(usual.parameters)
+        return Joined(query, values, _done, marked=marked)
+
+    def commit(self, command: Commit) -> Joined[Verdict]:
+        """Write how far the operation has come, if its hold is live."""
+        query, marked = self._save
+        values = _of_progress(command)
+        values["audit"] = self._builder.has_trail
+        values["actor"] = self._builder.actor() if self._builder.has_trail else None
+        return Joined(query, values, _done, marked=marked)
+
+    def _replaced(self, command: Finish, seen: Hold) -> Joined[Verdict]:
+        """Write the finished record in the place of the one that was seen."""
+        claim = command.claim
+        query, marked = self._replace
+        joined = self._builder.joined(
+            query,
             _done,
             **of_hold(command.hold),
             **of_answer(command.answer),
@@ -105,21 +156,35 @@ class JoinedStatements:
             after_retention=claim.after_retention,
             request_line=line_of(claim),
             made_at=claim.made_at and claim.made_at.timestamp(),
-            seen_attempt=seen and seen.attempt,
-            seen_token=seen and seen.token,
+            seen_attempt=seen.attempt,
+            seen_token=seen.token,
             hint=hint(command.hold, wakes=command.wakes),
         )
+        return Joined(query, joined.parameters, _done, marked=marked)
 
-    def commit(self, command: Commit) -> Joined[Verdict]:
-        """Write how far the operation has come, if its hold is live."""
-        return self._builder.joined(self._save, _done, **_of_progress(command))
+    def _finish(self, terms: _Terms) -> tuple[Query, Query]:
+        """Make the statement that finishes under these terms, without and with a look at the mark."""
+        event, retention, on_crash, after_retention, is_dated, wakes = terms
+        name = f"finish{'_dated' if is_dated else ''}{'_told' if wakes else ''}"
+        query = Query(self._noted + self._builder.query(name).text)
+        query = query.with_words(
+            state=str(after(None, event)),
+            retention=f"{retention.total_seconds():f} seconds",
+            on_crash=on_crash,
+            after_retention=after_retention,
+        )
+        made = query, Query(query.text.replace(_ATTEMPT, _ATTEMPT_IF_MARKED))
+        if len(self._finishes) >= _MAX_FINISHES:
+            self._finishes.clear()
+        self._finishes[terms] = made
+        return made
 
-    def _begun(self, row: Sequence[Any], claim: Claim) -> Begun:
-        holder, is_read_only, powerless_role, keeps_snapshot, *record = row
+    def _begun(self, claim: Claim, rows: Sequence[Sequence[Any]]) -> Begun:
+        holder, is_read_only, powerless_role, keeps_snapshot, *record = rows[0]
         found = None if record[0] is None else read.found(record)
         if found is not None and not found.may_be_taken:
             # What it says holds whichever transaction has the lock.
-            return Begun(found, keeps_snapshot=keeps_snapshot)
+            return Begun(found, is_final=True)
         if is_read_only:
             raise read_only(self._where)
         if powerless_role is not None:
@@ -137,14 +202,18 @@ def save(builder: Builder, command: Save) -> Statement[Verdict]:
     return builder.statement("save", read.verdict, **_of_progress(command))
 
 
+@lru_cache(maxsize=512)  # A look that brings something is followed by another.
+def locks(table: bytes, scope: str, key: str, fingerprint: bytes) -> tuple[str, str]:
+    """Return the numbers of two advisory locks: the one that only the same request under this key asks for, and the
+    key's. The table counts: two of them in one database share the numbers.
+    """
+    of_key = pack((table, scope.encode("utf-8", "surrogatepass"), key.encode("utf-8", "surrogatepass")))
+    return _number(of_key + pack((fingerprint,))), _number(of_key)
+
+
 def key_lock(names: Names, scope: str, key: str) -> str:
-    """Return the number of a key's advisory lock. The table counts: two of them in one database share the numbers."""
-    return _number(_table(names), _bytes(scope), _bytes(key))
-
-
-def request_lock(names: Names, claim: Claim) -> str:
-    """Return the number of the advisory lock that only the same request under this key asks for."""
-    return _number(_table(names), _bytes(claim.scope), _bytes(claim.key), claim.fingerprint)
+    """Return the number of a key's advisory lock."""
+    return _number(pack((_table(names), _bytes(scope), _bytes(key))))
 
 
 def _in_progress(found: Found | None, claim: Claim, *, is_same: bool) -> Found:
@@ -166,10 +235,12 @@ def _done(_rows: Sequence[Sequence[Any]]) -> Verdict:
     return Verdict.DONE
 
 
-def _failing(query: Query) -> Query:
-    """Return *query*, which ends with a row if it has written, as one that fails if it has not."""
+def _failing(query: Query) -> tuple[Query, Query]:
+    """Return *query*, which ends with a row if it has written, as one that fails if it has not; and as one that fails
+    as well where the transaction does not bear the mark.
+    """
     before, _, rest = query.text.rpartition(_WAS_WRITTEN)
-    return Query(before + _OR_FAIL + rest)
+    return Query(before + _OR_FAIL + rest), Query(before + _OR_FAIL_UNMARKED + rest)
 
 
 _SAVEPOINT = Joined(Query("SAVEPOINT semel_probe"), {}, _nothing)
@@ -182,8 +253,12 @@ def _unlike(fingerprint: bytes) -> bytes:
 
 
 def _of_progress(command: Save | Commit) -> dict[str, object]:
-    progress = command.progress
-    return of_hold(command.hold) | {
+    hold, progress = command.hold, command.progress
+    return {
+        "scope": hold.scope,
+        "key": hold.key,
+        "attempt": hold.attempt,
+        "token": hold.token,
         "steps": written(progress),
         "before": written(command.before),
         "recovery_point": progress.recovery_point,
@@ -191,8 +266,8 @@ def _of_progress(command: Save | Commit) -> dict[str, object]:
     }
 
 
-def _number(*parts: bytes) -> str:
-    digest = hashlib.sha256(pack(parts)).digest()
+def _number(packed: bytes) -> str:
+    digest = hashlib.sha256(packed).digest()
     return str(int.from_bytes(digest[:_LOCK_BYTES], "big", signed=True))
 
 

@@ -436,19 +436,27 @@ SELECT CAST(:scope AS text), CAST(:key AS text), 'processing', 1, CAST(:token AS
 -- name: finish
 -- Write the finished record into the transaction that did its work, where there was none. Another that came up meanwhile
 -- violates the primary key, and then the transaction can't be committed: not even by a COMMIT that is sent with this.
+-- What a policy says, and how it ended, is written into the text: each parameter costs the server some microseconds.
+-- statement_timestamp() is the time at which this was received, and the same in every column.
+-- The part "dated" is for a key that tells when it was made, "told" where others are given a hint.
 INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, status, headers, body,
                         created_at, completed_at, expires_at, on_crash, after_retention, request_line)
-SELECT CAST(:scope AS text), CAST(:key AS text), CAST(:state AS text), CAST(:attempt AS integer),
-       CAST(:token AS bytea), CAST(:fingerprint AS bytea),
+SELECT CAST(:scope AS text), CAST(:key AS text), CAST(:state AS text),
+       CAST(:attempt AS integer), CAST(:token AS bytea), CAST(:fingerprint AS bytea),
        CAST(:status AS smallint), CAST(:headers AS text), CAST(:body AS bytea),
-       clock.now, clock.now, clock.now + CAST(:retention AS float8) * interval '1 second',
+       statement_timestamp(), statement_timestamp(), statement_timestamp() + CAST(:retention AS interval),
        CAST(:on_crash AS text),
-       CASE WHEN CAST(:after_retention AS text) = 'strip' AND to_timestamp(CAST(:made_at AS float8)) <= clock.now
+--[plain
+       CAST(:after_retention AS text),
+--]
+--[dated
+       CASE WHEN CAST(:after_retention AS text) = 'strip' AND to_timestamp(CAST(:made_at AS float8)) <= statement_timestamp()
             THEN 'delete' ELSE CAST(:after_retention AS text) END,
+--]
        CAST(:request_line AS text)
-  FROM (SELECT clock_timestamp() AS now) AS clock
- WHERE CASE WHEN CAST(:hint AS text) IS NULL THEN true
-            ELSE pg_notify(CAST(:channel AS text), CAST(:hint AS text)) IS NOT NULL END
+--[told
+ WHERE pg_notify(CAST(:channel AS text), CAST(:hint AS text)) IS NOT NULL
+--]
 
 
 -- name: note_finish

@@ -23,9 +23,7 @@ ALTER TABLE semel_keys
     DROP CONSTRAINT semel_keys_accepted,
     DROP CONSTRAINT semel_keys_milestone,
     ADD CONSTRAINT semel_keys_shape CHECK (
-        CASE WHEN state = 'processing' THEN lease_expires_at IS NOT NULL AND status IS NULL
-             WHEN state IN ('complete', 'failed') THEN status IS NOT NULL AND completed_at IS NOT NULL
-             ELSE state IN ('pending', 'unknown') AND status IS NULL END),
+        (state < 'p') = (status IS NOT NULL) AND (state <> 'processing' OR lease_expires_at IS NOT NULL)),
     SET (fillfactor = 40);
 
 -- What is in progress now is followed; found by the index that goes.
