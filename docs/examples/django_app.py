@@ -30,13 +30,13 @@ class Payment(models.Model):  # type: ignore[misc]  # noqa: DJ008 - Django has n
         app_label = "shop"
 
 
-def whose_request(request: HttpRequest) -> str | None:
+def user_of(request: HttpRequest) -> str | None:
     """With Django's own login, leave the scope out: it is `request.user` then."""
     account: str | None = request.headers.get("X-Account")
     return account
 
 
-@idempotent(scope=whose_request)
+@idempotent(scope=user_of)
 def pay(request: HttpRequest) -> JsonResponse:
     amount = json.loads(request.body)["amount"]
     payment = Payment.objects.create(amount=amount, account=request.headers["X-Account"])

@@ -19,7 +19,7 @@ def account_of(headers: Mapping[str, str]) -> str | None:
     return ACCOUNTS.get(headers.get("authorization", ""))
 
 
-def whose_request(request: RequestView) -> str | None:
+def user_of(request: RequestView) -> str | None:
     return account_of(request.headers)  # asked at the status URL, too
 
 
@@ -44,6 +44,6 @@ async def write_part(month: str, number: int, **_: str) -> str:  # A provider wo
 app.add_middleware(
     IdempotencyMiddleware,
     store="sqlite:///semel.db",
-    scope=whose_request,
+    scope=user_of,
     policy=Policy.ietf(required=True, in_progress="accept"),
 )

@@ -30,14 +30,14 @@ def idempotency() -> dict[str, dict[str, int]]:
     return {route: {**counts} for route, counts in app.tally.snapshot().routes.items()}
 
 
-def whose_request(request: RequestView) -> str | None:
+def user_of(request: RequestView) -> str | None:
     return request.headers.get("x-account")
 
 
 app = IdempotencyMiddleware(
     api,
     store="sqlite:///semel.db",
-    scope=whose_request,
+    scope=user_of,
     paths={
         "/payments": Policy.ietf(required=True),
         "/orders": Policy.ietf(required=True, enforcement="report"),

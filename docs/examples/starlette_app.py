@@ -20,7 +20,7 @@ class ByHeader(AuthenticationBackend):
         return (AuthCredentials(["authenticated"]), SimpleUser(name)) if name else None
 
 
-def whose_request(request: RequestView) -> str | None:
+def user_of(request: RequestView) -> str | None:
     user = request.raw["user"]
     return user.display_name if user.is_authenticated else None
 
@@ -37,7 +37,7 @@ app = Starlette(
         Middleware(
             IdempotencyMiddleware,
             store="sqlite:///semel.db",
-            scope=whose_request,
+            scope=user_of,
             policy=Policy.ietf(required=True),
         ),
     ],

@@ -17,7 +17,7 @@ def account_of(headers: Mapping[str, str]) -> str | None:
     return ACCOUNTS.get(headers.get("authorization", ""))
 
 
-def whose_request(request: RequestView) -> str | None:
+def user_of(request: RequestView) -> str | None:
     return account_of(request.headers)
 
 
@@ -34,7 +34,7 @@ async def order(wanted: dict[str, str], request: Request) -> dict[str, int]:
 app.add_middleware(
     IdempotencyMiddleware,
     store="sqlite:///semel.db",
-    scope=whose_request,
+    scope=user_of,
     policy=Policy.ietf(store_request=True),
     work=True,  # this process sweeps, reaps and finishes, beside serving
 )

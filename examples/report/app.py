@@ -80,7 +80,7 @@ def _connect() -> sqlite3.Connection:
     return sqlite3.connect(STORE.removeprefix("sqlite:///"), isolation_level=None, timeout=30)
 
 
-def whose_request(request: RequestView) -> str | None:
+def user_of(request: RequestView) -> str | None:
     """Return the owner of the report. A real API asks its authentication."""
     return request.headers.get("x-user")
 
@@ -96,6 +96,6 @@ _routes = [Route("/reports", make_report, methods=["POST"]), Route("/sections", 
 app = IdempotencyMiddleware(
     Starlette(routes=_routes, lifespan=_lifespan),
     store=STORE,
-    scope=whose_request,
+    scope=user_of,
     policy=semel.Policy.ietf(required=True, in_progress="accept", lease=LEASE),
 )

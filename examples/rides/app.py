@@ -60,7 +60,7 @@ async def _wanted(request: Request) -> dict[str, str]:
         raise HTTPException(400, 'Send {"from": ..., "to": ..., "card": ...}.') from None
 
 
-def whose_request(request: RequestView) -> str | None:
+def user_of(request: RequestView) -> str | None:
     """Return the rider. A real API asks its authentication."""
     return request.headers.get("x-rider")
 
@@ -78,4 +78,4 @@ def make_app(store: str = STORE, provider: str = PROVIDER) -> IdempotencyMiddlew
     routes = [Route("/rides", book, methods=["POST"]), Route("/rides", list_rides)]
     app = Starlette(routes=routes, exception_handlers={httpx.HTTPError: try_again}, lifespan=lifespan)
     policy = semel.Policy.ietf(required=True, store_request=True, lease=LEASE)
-    return IdempotencyMiddleware(app, store=store, scope=whose_request, policy=policy, work=True)
+    return IdempotencyMiddleware(app, store=store, scope=user_of, policy=policy, work=True)

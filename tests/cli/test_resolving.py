@@ -18,7 +18,7 @@ from semel.cli.resolving import operator
 from semel.core.commands import Claim, Complete, FindStuck, Look, Park, ReadRequest, ReadTrail, Save, Verdict
 from semel.core.derive import derive
 from semel.core.message import Answer, Head, Request
-from semel.core.record import NOBODYS_TOKEN, Found, Hold, Record
+from semel.core.record import NO_TOKEN, Found, Hold, Record
 from semel.core.recovery import Begun, Done, Progress, read_back
 from semel.core.state import Event, State
 from semel.stores import Store, store
@@ -182,7 +182,7 @@ def test_effect_applied(semel: Semel, url: str, keys: Store) -> None:
     assert "charge_created is done, with the result below. A retry will go on after it." in ended.stdout
     found = keys.perform(Claim("acme", "key", os.urandom(16), hold.token, LONG, DAY))
     assert isinstance(found, Found)
-    assert (found.state, found.token, found.lease_is_over) == (State.PROCESSING, NOBODYS_TOKEN, True)
+    assert (found.state, found.token, found.lease_is_over) == (State.PROCESSING, NO_TOKEN, True)
     assert read_back(found.steps) == Progress((CREATED, Done("effect", "charge_created", {"id": "ch_1"})))
     assert trail(keys) == [("resolved", None), ("applied", "charge_created")]
 
@@ -226,8 +226,8 @@ def test_accepted_operation_not_applied(semel: Semel, url: str, keys: Store) -> 
     assert keys.perform(Park(hold)) is Verdict.DONE
     ended = semel("keys", "resolve", "key", "--not-applied", "--store", url, "--yes")
     assert "A worker will run the operation again from its beginning." in ended.stdout
-    (stuck,) = keys.perform(FindStuck(9, with_request=True, with_nobodys=True))
-    assert (stuck.hold, stuck.is_accepted) == (Hold("acme", "key", 2, NOBODYS_TOKEN), True)
+    (stuck,) = keys.perform(FindStuck(9, with_request=True, with_no_token=True))
+    assert (stuck.hold, stuck.is_accepted) == (Hold("acme", "key", 2, NO_TOKEN), True)
     assert keys.perform(ReadRequest(stuck.hold)) == REQUEST
     assert trail(keys) == [("resolved", None), ("not applied", None)]
 

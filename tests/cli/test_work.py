@@ -14,7 +14,7 @@ import pytest
 
 from semel.core.commands import Browse, Claim, Complete, Note, ReadTrail
 from semel.core.message import Answer
-from semel.core.record import NOBODYS_TOKEN, Hold
+from semel.core.record import NO_TOKEN, Hold
 from semel.core.state import Event, State
 from semel.errors import ConfigurationError
 from semel.stores import Store, store
@@ -56,7 +56,7 @@ def test_sweep(semel: Semel, url: str, keys: Store) -> None:
     assert ended.returncode == 0
     assert ended.stdout == "swept: 1 freed, 1 parked, 0 left to the completer\n"
     assert states(keys)["opaque"] is State.UNKNOWN
-    assert next(each for each in keys.perform(Browse(limit=9)) if each.key == "stuck").token == NOBODYS_TOKEN
+    assert next(each for each in keys.perform(Browse(limit=9)) if each.key == "stuck").token == NO_TOKEN
     again = json.loads(semel("sweep", "--store", url, "--json").stdout)
     assert again == {"freed": 0, "parked": 0, "left": 0, "error": None}
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from semel.core.message import Answer
-from semel.core.record import NOBODYS_TOKEN, Found, Hold, Milestone, Record, Stuck
+from semel.core.record import NO_TOKEN, Found, Hold, Milestone, Record, Stuck
 from semel.core.state import State
 from semel.errors import ConfigurationError
 
@@ -88,11 +88,11 @@ def test_parked_record_has_no_lease() -> None:
         replace(parked, answer=Answer(200))
 
 
-@pytest.mark.parametrize("token, is_nobodys", [(b"t" * 16, False), (NOBODYS_TOKEN, True)])
-def test_freed_records_are_nobodys(token: bytes, is_nobodys: bool) -> None:
+@pytest.mark.parametrize("token, is_unheld", [(b"t" * 16, False), (NO_TOKEN, True)])
+def test_freed_records_are_nobodys(token: bytes, is_unheld: bool) -> None:
     """Of a stuck record it is told whether its key was freed already."""
     stuck = Stuck(Hold("alice", "key", 1, token), "rerun", None, has_request=False, silent_for=HOUR)
-    assert stuck.is_nobodys is is_nobodys
+    assert stuck.is_unheld is is_unheld
 
 
 @pytest.mark.parametrize("left, is_over", [(HOUR, False), (timedelta(0), True), (-HOUR, True)])

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from semel.core.message import Answer
-from semel.core.record import NOBODYS_TOKEN, Entry, Record
+from semel.core.record import NO_TOKEN, Entry, Record
 from semel.core.state import State
 from semel.core.trail import reaped, story
 
@@ -101,7 +101,7 @@ def test_in_atomic_mode() -> None:
 @pytest.mark.parametrize("event, state", [("resolved", State.COMPLETE), ("abandoned", State.FAILED)])
 def test_ended_by_others(event: str, state: State) -> None:
     """What an operator or the reaper has ended, the trail tells; what went on after an operator's word, the record."""
-    by_others = ended(state=state, token=NOBODYS_TOKEN)
+    by_others = ended(state=state, token=NO_TOKEN)
     assert told(by_others, line(HOUR, event)) == [(1, "claimed", ""), (1, event, "host:7")]
     assert told(ended(2), line(HOUR, "resolved", 2))[1:] == [(2, "resolved", "host:7"), (2, "completed", "")]
 

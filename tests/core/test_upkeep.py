@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from semel.core.record import NOBODYS_TOKEN, Hold, OnCrash, Stuck
+from semel.core.record import NO_TOKEN, Hold, OnCrash, Stuck
 from semel.core.upkeep import (
     FIRST_PAUSE,
     MAX_ATTEMPTS,
@@ -81,7 +81,7 @@ def test_finishing_waits_for_its_time(tries: int) -> None:
     pause = pause_after(tries)
     assert not is_due(stuck(tries=tries, silent_for=pause - MOMENT))
     assert is_due(stuck(tries=tries, silent_for=pause))
-    assert is_due(stuck(tries=tries, silent_for=pause, token=NOBODYS_TOKEN))
+    assert is_due(stuck(tries=tries, silent_for=pause, token=NO_TOKEN))
     assert finishing(stuck(tries=tries, silent_for=pause)) == Run()
 
 
@@ -154,7 +154,7 @@ def accepted(each: Stuck) -> Stuck:
 
 def test_what_was_accepted_is_begun_at_once() -> None:
     """Nobody else will run it, so it waits for nobody; what a dead worker was at is taken over at once, too."""
-    resolved = stuck(token=NOBODYS_TOKEN)  # by an operator
+    resolved = stuck(token=NO_TOKEN)  # by an operator
     for each in (stuck(), stuck(tries=1, attempt=1), resolved):
         assert is_due(accepted(each))
         assert finishing(accepted(each)) == Run()
@@ -163,11 +163,11 @@ def test_what_was_accepted_is_begun_at_once() -> None:
 def test_what_was_accepted_and_ended_in_vain_waits() -> None:
     """After a try that ended in vain comes a pause, twice as long each time, and after the last an operator."""
     for tries in range(1, MAX_ATTEMPTS):
-        each = accepted(stuck(tries=tries, token=NOBODYS_TOKEN))
+        each = accepted(stuck(tries=tries, token=NO_TOKEN))
         assert not is_due(replace(each, silent_for=pause_after(tries - 1) - MOMENT))
         assert is_due(replace(each, silent_for=pause_after(tries - 1)))
         assert finishing(each) == Run()
-    tired = accepted(stuck(tries=MAX_ATTEMPTS, token=NOBODYS_TOKEN, silent_for=timedelta(days=1)))
+    tired = accepted(stuck(tries=MAX_ATTEMPTS, token=NO_TOKEN, silent_for=timedelta(days=1)))
     assert finishing(tired) == ParkIt()
 
 
@@ -176,5 +176,5 @@ def test_what_was_accepted_and_may_not_run_again() -> None:
     assert finishing(accepted(stuck("refuse"))) == Run()
     assert finishing(accepted(stuck("refuse", tries=1))) == ParkIt()
     assert finishing(accepted(stuck("refuse", tries=1, steps=STEPS))) == Run()
-    given_up = accepted(stuck("refuse", tries=1, token=NOBODYS_TOKEN, silent_for=FIRST_PAUSE))
+    given_up = accepted(stuck("refuse", tries=1, token=NO_TOKEN, silent_for=FIRST_PAUSE))
     assert finishing(given_up) == Run()

@@ -114,10 +114,10 @@ def test_a_scope_of_ones_own(sqlite: str, under: str, colour: str) -> None:
 def test_an_async_scope(sqlite: str) -> None:
     """An async view's scope may be async; a plain view's may not."""
 
-    async def whose(_request: Any) -> str:
+    async def principal(_request: Any) -> str:
         return "somebody"
 
-    with serving(idempotent(scope=whose)(apay), idempotent(scope=whose)(pay)):
+    with serving(idempotent(scope=principal)(apay), idempotent(scope=principal)(pay)):
         assert_kept(Visitor().post(), Visitor().post())
         assert Visitor().post("/pay2", key="key-2").status_code == 500
     assert amounts() == [5]

@@ -113,16 +113,16 @@ class TestReading:
 class TestScope:
     def test_user(self) -> None:
         """By default a key belongs to the user who is logged in; a request of nobody's to nobody."""
-        whose = conf.Settings().whose
-        assert whose(somebody()) == "user:7"
-        assert whose(somebody(is_authenticated=False)) is None
-        assert whose(SimpleNamespace()) is None
+        principal = conf.Settings().principal
+        assert principal(somebody()) == "user:7"
+        assert principal(somebody(is_authenticated=False)) is None
+        assert principal(SimpleNamespace()) is None
 
     def test_anonymous(self) -> None:
         """Where the project allows it, requests of nobody's share one scope."""
-        whose = conf.Settings(allow_anonymous=True).whose
-        assert whose(somebody()) == "user:7"
-        assert whose(somebody(is_authenticated=False)) == "anonymous"
+        principal = conf.Settings(allow_anonymous=True).principal
+        assert principal(somebody()) == "user:7"
+        assert principal(somebody(is_authenticated=False)) == "anonymous"
 
     def test_async(self) -> None:
         """In an async view the user is asked for without holding up the loop, in old versions of Django and new."""
@@ -131,7 +131,7 @@ class TestScope:
             return somebody(8).user
 
         for request, expected in ((somebody(), "user:7"), (SimpleNamespace(auser=auser), "user:8")):
-            assert async_to_sync(conf.Settings().awhose)(request) == expected
+            assert async_to_sync(conf.Settings().aprincipal)(request) == expected
 
     def test_a_user_whom_a_middleware_has_set(self) -> None:
         """Whoever logs in by a token sets request.user: that is who counts in an async view, too, not the session's."""
@@ -142,9 +142,9 @@ class TestScope:
         async def another() -> Any:
             return somebody(8).user
 
-        whose = async_to_sync(conf.Settings(allow_anonymous=True).awhose)
+        principal = async_to_sync(conf.Settings(allow_anonymous=True).aprincipal)
         for auser in (nobody, another):
-            assert whose(SimpleNamespace(user=somebody().user, auser=auser)) == "user:7"
+            assert principal(SimpleNamespace(user=somebody().user, auser=auser)) == "user:7"
 
     @pytest.mark.parametrize("allow_anonymous", [False, True])
     def test_users_who_were_never_saved(self, allow_anonymous: bool) -> None:
@@ -152,27 +152,27 @@ class TestScope:
         said = conf.Settings(allow_anonymous=allow_anonymous)
         request = SimpleNamespace(user=User(username="jane"))
         with pytest.raises(ConfigurationError, match=r'SEMEL\["SCOPE"\]'):
-            said.whose(request)
+            said.principal(request)
         with pytest.raises(ConfigurationError, match="primary key"):
-            async_to_sync(said.awhose)(request)
+            async_to_sync(said.aprincipal)(request)
 
     def test_those_who_log_in_from_other_tables(self) -> None:
         """Where others than users can log in, the same number in two tables is two principals."""
         group = Group(pk=7)
         group.is_authenticated = True
-        whose = conf.Settings().whose
-        assert whose(SimpleNamespace(user=group)) == "auth.group:7"
-        assert whose(SimpleNamespace(user=SimpleLazyObject(lambda: User(pk=7)))) == "user:7"
+        principal = conf.Settings().principal
+        assert principal(SimpleNamespace(user=group)) == "auth.group:7"
+        assert principal(SimpleNamespace(user=SimpleLazyObject(lambda: User(pk=7)))) == "user:7"
 
     def test_of_the_projects_own(self) -> None:
         """A scope of the project's own may be a plain function, for both colours, or an async one, for one."""
         request = SimpleNamespace(headers={"x-account": "acme"})
         plain, later = conf.Settings(scope=by_header), conf.Settings(scope=by_header_later)
-        assert plain.whose(request) == "acme"
-        assert async_to_sync(plain.awhose)(request) == "acme"
-        assert async_to_sync(later.awhose)(request) == "acme"
+        assert plain.principal(request) == "acme"
+        assert async_to_sync(plain.aprincipal)(request) == "acme"
+        assert async_to_sync(later.aprincipal)(request) == "acme"
         with pytest.raises(ConfigurationError, match="async def"):
-            later.whose(request)
+            later.principal(request)
 
 
 class TestChecks:

@@ -619,10 +619,10 @@ def test_an_async_view(install: Install) -> None:
 def test_an_async_scope(install: Install) -> None:
     """The scope may be async, as a view may."""
 
-    async def whose(request: flask.Request) -> str:
+    async def principal(request: flask.Request) -> str:
         return request.headers["X-Account"]
 
-    shop = Shop(install, scope=whose)
+    shop = Shop(install, scope=principal)
     answers = [shop.post(headers={"X-Account": name}) for name in ("alice", "bob", "alice")]
     assert [is_replay(each) for each in answers] == [False, False, True]
 

@@ -15,7 +15,7 @@ from semel.core.handler import Answered, Lost, NotStarted, Raised, RunHandler, S
 from semel.core.key import Key
 from semel.core.message import Answer, Head
 from semel.core.policy import Policy
-from semel.core.record import NOBODYS_TOKEN, Found, Hold, Record
+from semel.core.record import NO_TOKEN, Found, Hold, Record
 from semel.core.replay import MARKER
 from semel.core.state import TERMINAL, Event, State
 from semel.errors import (
@@ -83,7 +83,7 @@ def found(
 
 
 #: What a transaction is told while another holds the key's lock.
-LOCKED = found(token=NOBODYS_TOKEN, lease_is_over=False)
+LOCKED = found(token=NO_TOKEN, lease_is_over=False)
 
 
 def record(state: State, token: bytes = TOKEN) -> Record:
@@ -217,7 +217,7 @@ def test_error_in_the_place_of_a_dead_workers_record() -> None:
         (HOLD, found(State.COMPLETE)),
         (found(), HOLD),
         (found(), found(State.COMPLETE, token=TOKEN)),
-        (found(token=NOBODYS_TOKEN), LOCKED),
+        (found(token=NO_TOKEN), LOCKED),
     ],
     ids=["locked", "ended", "gone", "another's", "locked, as if it were nobody's"],
 )

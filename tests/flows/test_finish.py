@@ -49,7 +49,7 @@ def test_finished() -> None:
         finish_abandoned(PORTS), [found(stuck(), stuck(2)), (FinishOne, 201), (Tell, None), (FinishOne, None)]
     )
     assert played.commands[0] == FindStuck(
-        MAX_OPERATIONS, with_request=True, with_nobodys=True, with_pending=True, only_due=True
+        MAX_OPERATIONS, with_request=True, with_no_token=True, with_pending=True, only_due=True
     )
     tell = played.commands[2]
     assert isinstance(tell, Tell)

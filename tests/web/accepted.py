@@ -48,15 +48,15 @@ class Office:
         app: Any
         if isinstance(world, AsgiWorld):
             app = semel.asgi.IdempotencyMiddleware(
-                starlette(self.shop), store=world.store, scope=self.whose, policy=policy, paths=paths, **settings
+                starlette(self.shop), store=world.store, scope=self.principal, policy=policy, paths=paths, **settings
             )
         else:
             app = semel.wsgi.IdempotencyMiddleware(
-                plain(self.shop), store=world.store, scope=self.whose, policy=policy, paths=paths, **settings
+                plain(self.shop), store=world.store, scope=self.principal, policy=policy, paths=paths, **settings
             )
         self.app = app
 
-    def whose(self, request: RequestView) -> str | None:
+    def principal(self, request: RequestView) -> str | None:
         account = request.headers.get("x-account", "alice")
         return f"{self.tenant}/{account}" if account else None
 

@@ -144,13 +144,13 @@ class Api:
         self.world = world
         self.shop: Shop = like.shop if like else Shop()
         self.tenant: str = like.tenant if like else uuid4().hex
-        self._send = world.guard(self.shop, self.whose, policy or Policy.ietf(), paths)
+        self._send = world.guard(self.shop, self.principal, policy or Policy.ietf(), paths)
 
     def under(self, policy: Policy) -> "Api":
         """The same shop and the same keys, behind another middleware: another node, or a later deployment."""
         return Api(self.world, policy, like=self)
 
-    def whose(self, request: RequestView) -> Any:
+    def principal(self, request: RequestView) -> Any:
         names = request.headers.get("x-names")
         if names is not None:
             return (self.tenant, *names.split(","))

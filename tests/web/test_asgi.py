@@ -417,11 +417,11 @@ class TestRouter:
         """The path is the whole one, whether or not the server puts root_path in front of it."""
         paths: list[str] = []
 
-        def whose(request: Any) -> str:
+        def principal(request: Any) -> str:
             paths.append(request.path)
             return "alice"
 
-        entry = IdempotencyMiddleware(Counted().app(), store=AsyncMemoryStore(), scope=whose)
+        entry = IdempotencyMiddleware(Counted().app(), store=AsyncMemoryStore(), scope=principal)
         scope = {**asgi_scope(KEYED), "root_path": "/v1", "path": path, "raw_path": None}
         client = AsgiClient(KEYED)
         await entry(scope, client.receive, client.send)

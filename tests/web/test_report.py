@@ -63,14 +63,14 @@ class Reported:
         self.world = world
         self.shop = Shop(handler)
         self.tenant = uuid4().hex
-        settings: dict[str, Any] = {"scope": self.whose, "policy": policy}
+        settings: dict[str, Any] = {"scope": self.principal, "policy": policy}
         self.middleware: Any
         if isinstance(world, AsgiWorld):
             self.middleware = semel.asgi.IdempotencyMiddleware(starlette(self.shop), store=world.store, **settings)
         else:
             self.middleware = semel.wsgi.IdempotencyMiddleware(plain(self.shop), store=world.store, **settings)
 
-    def whose(self, request: RequestView) -> str | None:
+    def principal(self, request: RequestView) -> str | None:
         account = request.headers.get("x-account", "alice")
         if account == "broken":
             raise ZeroDivisionError
@@ -320,7 +320,7 @@ def test_store_is_down(stormy: World, weather: Weather, fails: str, caplog: pyte
     for _, request in REQUESTS:
         assert seen(reported.send(request)) == seen(send_bare(request))
     assert reported.shop.runs == shop.runs
-    told = [record for record in caplog.records if record.__dict__.get("semel_whose") == "store"]
+    told = [record for record in caplog.records if record.__dict__.get("semel_fault") == "store"]
     assert [record.__dict__["semel_reason"] for record in told] == ["a storm"]
     assert weather.asked == (1 if fails == "Claim" else 2)
 

@@ -25,7 +25,7 @@ ACCOUNTS = {"Bearer sk_test_alice": "acct_alice", "Bearer sk_test_bob": "acct_bo
 MAX_RESPONSE_BODY = 1000
 
 
-def whose_request(request: RequestView) -> str | None:
+def user_of(request: RequestView) -> str | None:
     return ACCOUNTS.get(request.headers.get("authorization", ""))
 
 
@@ -40,7 +40,7 @@ class Api:
         routes = [Route("/v1/payment_intents", self.pay, methods=["POST"])]
         self._app = Starlette(routes=routes)
         policy = Policy.stripe(max_response_body=MAX_RESPONSE_BODY)
-        self._guarded = IdempotencyMiddleware(self.work, store=store, scope=whose_request, policy=policy)
+        self._guarded = IdempotencyMiddleware(self.work, store=store, scope=user_of, policy=policy)
 
     async def work(self, scope: Any, receive: Any, send: Any) -> None:
         if scope.get("path") == "/v1/refunds":

@@ -6,7 +6,7 @@ from uuid import uuid4
 import pytest
 
 from semel.core.commands import Claim, Complete, Park, ReadTrail, Renew, TakeOver, Verdict
-from semel.core.record import NOBODYS_TOKEN, Hold
+from semel.core.record import NO_TOKEN, Hold
 from semel.core.recovery import Begun, Done
 from semel.core.state import Event, State
 from semel.flows.upkeep import SweepReport
@@ -27,7 +27,7 @@ def test_dead_workers_key_is_freed(world: World, store: Store, caplog: pytest.Lo
     with caplog.at_level(logging.WARNING, "semel"):
         assert Sweeper(store).run_once() == SweepReport(freed=1)
     record = world.records(store)["dead"]
-    assert (record.state, record.attempt, record.token) == (State.PROCESSING, 1, NOBODYS_TOKEN)
+    assert (record.state, record.attempt, record.token) == (State.PROCESSING, 1, NO_TOKEN)
     assert [line.event for line in store.perform(ReadTrail(world.scope, "dead"))] == ["swept"]
     assert "The worker of this key died" in caplog.text
     assert "dead" not in caplog.text
@@ -89,7 +89,7 @@ def test_two_sweepers_at_once(world: World, store: Store) -> None:
     assert sum(report.parked for report in reports) == EACH
     records = world.records(store)
     for number in range(EACH):
-        assert records[f"dead-{number}"].token == NOBODYS_TOKEN
+        assert records[f"dead-{number}"].token == NO_TOKEN
         assert records[f"opaque-{number}"].state is State.UNKNOWN
     assert [store.perform(Complete(hold, Event.COMPLETE, CREATED)) for hold in alive] == [Verdict.DONE] * EACH
 
@@ -106,5 +106,5 @@ def test_sweeper_against_take_overs(world: World, store: Store) -> None:
     freed, taken = race(world, lambda rival: swept(rival).freed, take)
     assert freed + taken == EACH
     records = world.records(store)
-    assert freed == sum(records[hold.key].token == NOBODYS_TOKEN for hold in dead)
+    assert freed == sum(records[hold.key].token == NO_TOKEN for hold in dead)
     assert taken == sum(records[hold.key].attempt == 2 for hold in dead)

@@ -40,7 +40,7 @@ from semel.work import AsyncBacklog, AsyncWorkers, Plan
 from semel.work.backlog import CONCURRENCY, looks_every
 from semel.work.completer import Finished
 
-WhoseRequest = Callable[[RequestView], str | Awaitable[str | None] | None]
+NamesUser = Callable[[RequestView], str | Awaitable[str | None] | None]
 
 
 class IdempotencyMiddleware:
@@ -51,7 +51,7 @@ class IdempotencyMiddleware:
         app: ASGIApp,
         *,
         store: str | AsyncStore | Any = "sqlite:///semel.db",
-        scope: WhoseRequest,
+        scope: NamesUser,
         policy: Policy | None = None,
         paths: Paths = None,
         work: bool = False,

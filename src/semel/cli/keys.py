@@ -115,7 +115,7 @@ def _listed(keys: Store, state: Shown | None, scope: str | None, limit: int) -> 
         return newest + tuple(record for record in parked if (record.scope, record.key) not in listed)
     if state is not Shown.STUCK:
         return keys.perform(Browse(limit=limit, scope=scope, state=State(state.value)))
-    found = keys.perform(FindStuck(limit if scope is None else max(limit, MAX_BATCH), with_nobodys=True))
+    found = keys.perform(FindStuck(limit if scope is None else max(limit, MAX_BATCH), with_no_token=True))
     holds = [each.hold for each in found if scope in {None, each.hold.scope}]
     looked = (keys.perform(Look(hold.scope, hold.key)) for hold in holds[:limit])
     return tuple(record for record in looked if record is not None and record.is_stuck)

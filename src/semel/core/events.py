@@ -134,7 +134,7 @@ class ReportFailed:
 
     key: str | None
     #: What failed: the store, or a function of the application (its scope function).
-    whose: Literal["store", "application"]
+    fault: Literal["store", "application"]
     reason: str
 
 

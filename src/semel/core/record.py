@@ -34,7 +34,7 @@ class Hold:
 
 
 #: The token of a record without a holder: no attempt makes this one.
-NOBODYS_TOKEN = bytes(16)
+NO_TOKEN = bytes(16)
 
 
 @value
@@ -153,14 +153,14 @@ class Stuck:
     is_accepted: bool = False
 
     @property
-    def is_nobodys(self) -> bool:
+    def is_unheld(self) -> bool:
         """Whether its key was freed already."""
-        return self.hold.token == NOBODYS_TOKEN
+        return self.hold.token == NO_TOKEN
 
     @property
     def is_pending(self) -> bool:
         """Whether it was not begun yet: its next attempt is the first."""
-        return self.is_accepted and self.tries == 0 and not self.is_nobodys
+        return self.is_accepted and self.tries == 0 and not self.is_unheld
 
 
 @value

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Literal, Protocol, get_args
 
-from semel.core.record import NOBODYS_TOKEN, Entry
+from semel.core.record import NO_TOKEN, Entry
 from semel.core.state import State
 
 #: How much is written: what the record does not contain; everything; everything and every replay; nothing.
@@ -114,5 +114,5 @@ def _tells_the_beginning(record: Telling, trail: Sequence[Entry]) -> bool:
 def _tells_the_ending(record: Telling, trail: Sequence[Entry]) -> bool:
     if record.completed_at is None:
         return False
-    told = _ENDINGS | _ENDINGS_BY_OTHERS if record.token == NOBODYS_TOKEN else _ENDINGS
+    told = _ENDINGS | _ENDINGS_BY_OTHERS if record.token == NO_TOKEN else _ENDINGS
     return any(line.event in told for line in trail if line.at > record.completed_at - _APART)

@@ -78,7 +78,7 @@ def pause_of(stuck: Stuck) -> timedelta:
         return pause_after(stuck.tries)
     # Only the completer runs it, so it is begun at once, and taken over at once from a worker that died. Only after a
     # try that ended without success there is a pause.
-    return pause_after(stuck.tries - 1) if stuck.tries and stuck.is_nobodys else timedelta(0)
+    return pause_after(stuck.tries - 1) if stuck.tries and stuck.is_unheld else timedelta(0)
 
 
 def pause_after(tries: int) -> timedelta:
@@ -116,5 +116,5 @@ def next_batch(size: int, outcome: StoreError | None, largest: int = MAX_BATCH) 
 
 def _may_not_run_again(stuck: Stuck) -> bool:
     # With steps it is known what was done, so the rest can be run, whatever the policy says about crashes.
-    is_known = stuck.is_accepted and (stuck.tries == 0 or stuck.is_nobodys)  # It was not begun, or ended cleanly.
+    is_known = stuck.is_accepted and (stuck.tries == 0 or stuck.is_unheld)  # It was not begun, or ended cleanly.
     return stuck.on_crash == "refuse" and not stuck.steps and not is_known

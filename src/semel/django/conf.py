@@ -65,7 +65,7 @@ class Settings:
     #: The alias of Django's database that keeps the records.
     database: str = "default"
     policy: Policy = field(default_factory=Policy.ietf)
-    #: As it was given; ``whose`` and ``awhose`` call it.
+    #: As it was given; ``whose`` and ``aprincipal`` call it.
     scope: Scope = user_scope
     allow_anonymous: bool = False
     #: What the middleware guards, and by which policy.
@@ -85,13 +85,13 @@ class Settings:
         more = self.paths.values() if isinstance(self.paths, Mapping) else ()
         return (self.policy, *more)
 
-    def whose(self, request: Any) -> str | None:
+    def principal(self, request: Any) -> str | None:
         """Return the user of *request*, for a view that runs in a thread; None is refused."""
         if inspect.iscoroutinefunction(self.scope):
             raise ConfigurationError(f'{NAME}["SCOPE"] is `async def`, and this view is not: it can\'t be awaited.')
         return self._or_anonymous(self.scope(request))
 
-    async def awhose(self, request: Any) -> str | None:
+    async def aprincipal(self, request: Any) -> str | None:
         """Return the user of *request*, for a view that runs on an event loop; None is refused."""
         if self.scope is user_scope:
             return self._or_anonymous(await async_user_scope(request))

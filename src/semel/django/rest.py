@@ -98,7 +98,7 @@ class IdempotentMixin:
     def get_idempotency_scope(self, request: Request) -> Any:
         """Return the user of *request*: a string, or a primary key."""
         scope = type(self).idempotency_scope
-        return Choice(None, scope).whose(request)
+        return Choice(None, scope).principal(request)
 
     def dispatch(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         """Serve *request*."""

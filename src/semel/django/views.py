@@ -80,13 +80,13 @@ class Choice:
         policy = conf.settings().policy if self.policy is None else self.policy
         return guards.checked(switched(policy)) if method in policy.methods else None
 
-    def whose(self, request: Request) -> object:
+    def principal(self, request: Request) -> object:
         """Return the user of *request*, for a view in a thread."""
-        return self._settings().whose(request)
+        return self._settings().principal(request)
 
-    async def awhose(self, request: Request) -> object:
+    async def aprincipal(self, request: Request) -> object:
         """Return the same for a view on an event loop."""
-        return await self._settings().awhose(request)
+        return await self._settings().aprincipal(request)
 
     def _settings(self) -> conf.Settings:
         said = conf.settings()
@@ -102,9 +102,9 @@ class DjangoView(DjangoRequest, View[Response]):
         self._call = call
         self._choice = choice
 
-    def whose(self) -> object:
+    def principal(self) -> object:
         """Ask the application."""
-        return self._choice.whose(self.request)
+        return self._choice.principal(self.request)
 
     def read_body(self, limit: int) -> Buffer | None:
         """Read the body, and keep it for the view."""
@@ -136,9 +136,9 @@ class AsyncDjangoView(DjangoRequest, AsyncView[Response]):
         self._call = call
         self._choice = choice
 
-    async def whose(self) -> object:
+    async def principal(self) -> object:
         """Ask the application."""
-        return await self._choice.awhose(self.request)
+        return await self._choice.aprincipal(self.request)
 
     async def read_body(self, limit: int) -> Buffer | None:
         """Read the body, which Django has received already, and keep it for the view."""

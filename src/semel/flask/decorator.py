@@ -32,7 +32,7 @@ _RUNNING = "semel.running"
 
 V = TypeVar("V", bound=Callable[..., Any])
 Scope = Callable[..., Any]
-WhoseRequest = Callable[[Request], object]
+NamesUser = Callable[[Request], object]
 #: A policy, the name of a preset, or what differs from ``Policy.ietf()``.
 GivenPolicy = Policy | str | Mapping[str, Any]
 
@@ -49,7 +49,7 @@ class Guarding:
 
     name: str
     policy: Policy | None
-    scope: WhoseRequest | None
+    scope: NamesUser | None
 
 
 @overload
@@ -70,7 +70,7 @@ def idempotent(
     return _guarded(view, policy=None, scope=None)
 
 
-def _guarded(view: Callable[..., Any], *, policy: Policy | None, scope: WhoseRequest | None) -> Callable[..., Any]:
+def _guarded(view: Callable[..., Any], *, policy: Policy | None, scope: NamesUser | None) -> Callable[..., Any]:
     if not callable(view):
         raise ConfigurationError(f"@idempotent guards a view, not {view!r}. Settings are named: policy=…, scope=….")
     guarding = Guarding(getattr(view, "__qualname__", repr(view)), policy, scope)
@@ -132,7 +132,7 @@ def policy_of(given: GivenPolicy | None) -> Policy:
     return policy
 
 
-def asked(scope: Scope | None) -> WhoseRequest | None:
+def asked(scope: Scope | None) -> NamesUser | None:
     """Return *scope* as a function of the request, also if it takes no argument."""
     if scope is None:
         return None
@@ -143,11 +143,11 @@ def asked(scope: Scope | None) -> WhoseRequest | None:
             f"This is not: {scope!r}."
         )
 
-    def whose(request: Request) -> object:
+    def principal(request: Request) -> object:
         ask = current_app.ensure_sync(scope)
         return ask(request) if wants_request else ask()
 
-    return whose
+    return principal
 
 
 def _can_be_called(function: object, *args: object) -> bool:
@@ -162,7 +162,7 @@ def _can_be_called(function: object, *args: object) -> bool:
     return True
 
 
-def check_routes(app: Flask, policy: Policy, scope: WhoseRequest | None) -> None:
+def check_routes(app: Flask, policy: Policy, scope: NamesUser | None) -> None:
     """Raise ``ConfigurationError`` for a misplaced guard. *policy* and *scope* are the app's."""
     views = app.view_functions
     guards = {each for view in views.values() if (each := getattr(view, _GUARD, None))}

@@ -42,7 +42,7 @@ class FlaskView(View[Response]):
         self._scope = scope
         self._undo = undo
 
-    def whose(self) -> object:
+    def principal(self) -> object:
         """Ask the application for the user: its login has run by now."""
         return self._scope(request)
 

@@ -58,7 +58,7 @@ async def finish_abandoned(
     oldest first, and scopes in turn.
     """
     finished = failed = parked = 0
-    wanted = FindStuck(limit, with_request=True, with_nobodys=True, with_pending=True, only_due=True)
+    wanted = FindStuck(limit, with_request=True, with_no_token=True, with_pending=True, only_due=True)
     try:
         for stuck in await ports.find_stuck(wanted):
             match finishing(stuck, max_attempts):

@@ -150,7 +150,7 @@ class View(Translation[R]):
     """One request to a view, and the view."""
 
     @abstractmethod
-    def whose(self) -> object:
+    def principal(self) -> object:
         """Name the user of the request, as the application's own authentication has it."""
 
     @abstractmethod
@@ -210,7 +210,7 @@ class ViewPorts(ThreadPorts, Generic[R]):
         """Ask the application for the user of this request."""
         self.guard.gate.check()
         try:
-            return self._view.whose()
+            return self._view.principal()
         except Exception:
             raise
         except BaseException as death:
@@ -254,8 +254,8 @@ class AsyncView(Translation[R]):
     """One request to an async view, and the view."""
 
     @abstractmethod
-    async def whose(self) -> object:
-        """As ``View.whose``."""
+    async def principal(self) -> object:
+        """As ``View.principal``."""
 
     @abstractmethod
     async def read_body(self, limit: int) -> Buffer | None:
@@ -313,7 +313,7 @@ class AsyncViewPorts(AsyncCallPorts, Generic[R]):
     async def principal(self) -> object:
         """Ask the application for the user of this request."""
         self.guard.gate.check()
-        return await interruptible(self._view.whose())
+        return await interruptible(self._view.principal())
 
     async def read_body(self, limit: int) -> Buffer | None:
         """Read the whole body, while it is within the limit."""

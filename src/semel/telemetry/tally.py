@@ -93,9 +93,9 @@ class Tally:
     def _is_news(self, happening: ReportFailed) -> bool:
         now = self._clock()
         with self._lock:
-            if happening.whose == "store" and now >= self._rests_until:
+            if happening.fault == "store" and now >= self._rests_until:
                 self._rests_until = now + REST_SECONDS
-            if now < self._silent_until.get(happening.whose, now):
+            if now < self._silent_until.get(happening.fault, now):
                 return False
-            self._silent_until[happening.whose] = now + TELL_AGAIN_SECONDS
+            self._silent_until[happening.fault] = now + TELL_AGAIN_SECONDS
             return True

@@ -29,7 +29,7 @@ from semel.wsgi.ports import AppGuard, RequestPorts
 from semel.wsgi.status import StatusPorts
 from semel.wsgi.stored import environ_of, nowhere
 
-WhoseRequest = Callable[[RequestView], str | None]
+NamesUser = Callable[[RequestView], str | None]
 
 
 class IdempotencyMiddleware:
@@ -40,7 +40,7 @@ class IdempotencyMiddleware:
         app: WSGIApplication,
         *,
         store: str | Store | Any = "sqlite:///semel.db",
-        scope: WhoseRequest,
+        scope: NamesUser,
         policy: Policy | None = None,
         paths: Paths = None,
         work: bool = False,

@@ -214,7 +214,7 @@ class TestSchema:
         """
         with closing(PostgresStore(postgres_url)) as store:
             store.migrate()
-        wanted = FindStuck(1000, with_request=True, with_nobodys=True, with_pending=True, only_due=True)
+        wanted = FindStuck(1000, with_request=True, with_no_token=True, with_pending=True, only_due=True)
         statement = Statements(Names()).of(wanted)
         with psycopg.connect(postgres_url, autocommit=True, cursor_factory=psycopg.RawCursor) as connection:
             for setting, value in SESSION.items():
@@ -244,7 +244,7 @@ class TestTurns:
             connection.execute(
                 "UPDATE semel_keys SET created_at = created_at - (60 - key::int) * interval '1 s' WHERE scope = 'alice'"
             )
-        wanted = FindStuck(3, with_request=True, with_nobodys=True, with_pending=True, only_due=True)
+        wanted = FindStuck(3, with_request=True, with_no_token=True, with_pending=True, only_due=True)
         looks = [[each.hold.scope for each in postgres.perform(wanted)] for _ in range(100)]
         assert all(len(look) == 3 for look in looks)
         assert sum(look[:2] == ["alice", "bob"] for look in looks) > 0

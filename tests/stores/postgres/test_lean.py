@@ -91,7 +91,7 @@ def record(postgres: Store, key: str) -> Record:
 
 
 def stuck(postgres: Store) -> set[str]:
-    return {each.hold.key for each in postgres.perform(FindStuck(1000, with_pending=True, with_nobodys=True))}
+    return {each.hold.key for each in postgres.perform(FindStuck(1000, with_pending=True, with_no_token=True))}
 
 
 def age(operator: psycopg.Connection[Any], by: timedelta) -> None:

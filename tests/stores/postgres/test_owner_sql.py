@@ -28,7 +28,7 @@ from semel.core.commands import (
     Verdict,
 )
 from semel.core.message import Answer, Head, Request
-from semel.core.record import NOBODYS_TOKEN, Found, Hold
+from semel.core.record import NO_TOKEN, Found, Hold
 from semel.core.recovery import Progress
 from semel.core.state import Event
 from semel.stores import store
@@ -216,7 +216,7 @@ def test_upkeep_sees_the_dead(first: Process, other: Process) -> None:
     assert owners(other) == [None]
     found = other.claim(claim())
     assert isinstance(found, Found)
-    assert (found.lease_is_over, found.token) == (True, NOBODYS_TOKEN)
+    assert (found.lease_is_over, found.token) == (True, NO_TOKEN)
 
 
 def test_the_dead_are_parked(first: Process, other: Process) -> None:

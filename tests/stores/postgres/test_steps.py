@@ -44,7 +44,7 @@ from semel.core.commands import (
 )
 from semel.core.fingerprint import Fingerprinter, Subject
 from semel.core.message import Answer, Head, Request
-from semel.core.record import NOBODYS_TOKEN, Found, Hold, Record
+from semel.core.record import NO_TOKEN, Found, Hold, Record
 from semel.core.recovery import Begun, Done, Progress, written
 from semel.core.state import Event, State
 from semel.errors import ConfigurationError, StoreUnavailable
@@ -171,8 +171,8 @@ class TestSteps:
         assert semel.perform(Release(hold)) is Verdict.DONE
 
         left = record(semel)
-        assert (left.token, left.steps, left.is_stuck) == (NOBODYS_TOKEN, written(PROGRESS), True)
-        assert isinstance(semel.perform(TakeOver(claim(), Hold("alice", "k", 1, NOBODYS_TOKEN))), Hold)
+        assert (left.token, left.steps, left.is_stuck) == (NO_TOKEN, written(PROGRESS), True)
+        assert isinstance(semel.perform(TakeOver(claim(), Hold("alice", "k", 1, NO_TOKEN))), Hold)
 
     def test_take_over_keeps_steps_policy_and_request(self, semel: Handle, operator: Any) -> None:
         """After a take-over the record's steps, its policy and its request are those of the first claim."""
@@ -253,7 +253,7 @@ class TestParking:
         assert semel.perform(Unpark(hold, PROGRESS)) is Verdict.DONE
 
         left = record(semel)
-        assert (left.token, left.steps, left.is_stuck) == (NOBODYS_TOKEN, written(PROGRESS), True)
+        assert (left.token, left.steps, left.is_stuck) == (NO_TOKEN, written(PROGRESS), True)
         assert trail(semel)[-1] == (2, "resolved", None)
 
     def test_resolved_answer_is_not_the_late_workers(self, semel: Handle, operator: Any) -> None:
@@ -311,8 +311,8 @@ class TestStuck:
         assert timedelta(minutes=6) <= first.silent_for < timedelta(minutes=7)
         assert [each.hold for each in semel.perform(FindStuck(1))] == [older]
         assert [each.hold for each in semel.perform(FindStuck(10, with_request=True))] == [old]
-        everyone = semel.perform(FindStuck(10, with_nobodys=True))
-        assert [each.hold.key for each in everyone if each.is_nobodys] == ["freed"]
+        everyone = semel.perform(FindStuck(10, with_no_token=True))
+        assert [each.hold.key for each in everyone if each.is_unheld] == ["freed"]
 
     def test_sweeping_frees_a_dead_workers_key_and_no_other(self, semel: Handle, operator: Any) -> None:
         """A sweep takes the key from a silent worker, keeps the record, and is fenced off from a living one."""
@@ -321,7 +321,7 @@ class TestStuck:
         age(operator, LEASE)
         assert semel.perform(Sweep(hold)) is Verdict.DONE
 
-        assert record(semel).token == NOBODYS_TOKEN
+        assert record(semel).token == NO_TOKEN
         assert semel.perform(Sweep(hold)) is Verdict.FENCED
         assert semel.perform(Complete(hold, Event.COMPLETE, ANSWER)) is Verdict.FENCED
         assert trail(semel)[-1] == (1, "swept", None)
@@ -433,7 +433,7 @@ class TestTrail:
         hold = held(semel, claim())
         semel.perform(Save(hold, PROGRESS))
         semel.perform(Release(hold))
-        heir = semel.perform(TakeOver(claim(), Hold("alice", "k", 1, NOBODYS_TOKEN)))
+        heir = semel.perform(TakeOver(claim(), Hold("alice", "k", 1, NO_TOKEN)))
         assert isinstance(heir, Hold)
         semel.perform(Complete(heir, Event.FAIL, ANSWER))
         semel.perform(claim())

@@ -371,7 +371,7 @@ class TestList:
                     scope, f"{number}", os.urandom(16), b"", LEASE, RETENTION, request=request, is_accepted=True
                 )
                 assert isinstance(store.perform(asked), Hold)
-        wanted = FindStuck(3, with_request=True, with_nobodys=True, with_pending=True, only_due=True)
+        wanted = FindStuck(3, with_request=True, with_no_token=True, with_pending=True, only_due=True)
         looks = [[each.hold.scope for each in store.perform(wanted)] for _ in range(20)]
         assert all(len(look) == 3 for look in looks)
         assert sum("other" in look for look in looks) > 0

@@ -215,7 +215,7 @@ class TestSchema:
             names = [name for name, *_ in old.execute("SELECT * FROM semel_keys").description]
             old.commit()
         with SQLiteStore(sqlite_url) as store:
-            (stuck,) = store.perform(FindStuck(9, with_nobodys=True, with_pending=True))
+            (stuck,) = store.perform(FindStuck(9, with_no_token=True, with_pending=True))
             assert (stuck.tries, stuck.is_accepted, stuck.has_request, stuck.steps) == (3, False, True, "[]")
         with closing(sqlite3.connect(path)) as connection:
             assert connection.execute(f"SELECT {', '.join(names)} FROM semel_keys").fetchall() == before
@@ -237,7 +237,7 @@ class TestSchema:
             old.commit()
         with SQLiteStore(sqlite_url) as store:
             assert store.migrate() == []
-            stuck = store.perform(FindStuck(9, with_nobodys=True, with_pending=True))
+            stuck = store.perform(FindStuck(9, with_no_token=True, with_pending=True))
             assert {each.hold.key for each in stuck} == {"pending", "stuck", "nobody's"}
             found = store.perform(a_claim("complete"))
             assert isinstance(found, Found)

@@ -23,7 +23,7 @@ class FindStuck(Command[tuple[Stuck, ...]]):
     #: Whether to read only records with a stored request.
     with_request: bool = False
     #: Whether to read records with a freed key, too: no worker holds them, and the completer may finish them.
-    with_nobodys: bool = False
+    with_no_token: bool = False
     #: Whether to read accepted, pending records, too, sorted among the others by how long they wait.
     with_pending: bool = False
     #: Whether to read only records that are due (``upkeep.is_due``). However many others there are, they must

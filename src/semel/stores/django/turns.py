@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 
 from semel.core.commands import Begin, Open
-from semel.core.record import NOBODYS_TOKEN, Found
+from semel.core.record import NO_TOKEN, Found
 from semel.core.state import State
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.sqlite.file import BUSY_TIMEOUT, Place
@@ -44,7 +44,7 @@ class Turns:
         first = self._running.setdefault((claim.scope, claim.key), mine)
         if first is mine:
             return None
-        return Found(State.PROCESSING, 1, NOBODYS_TOKEN, first[0], None, lease_is_over=False, is_expired=False)
+        return Found(State.PROCESSING, 1, NO_TOKEN, first[0], None, lease_is_over=False, is_expired=False)
 
     def stop(self, command: Begin | Open) -> None:
         """Note that it has ended."""

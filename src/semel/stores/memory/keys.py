@@ -23,7 +23,7 @@ from semel.core.commands import (
     Verdict,
 )
 from semel.core.key import digest_of
-from semel.core.record import NOBODYS_TOKEN, Found, Hold, Record
+from semel.core.record import NO_TOKEN, Found, Hold, Record
 from semel.core.recovery import change, written
 from semel.core.state import TERMINAL, Event, State, after
 from semel.stores.memory.table import Moment, Table, must, new_row
@@ -98,7 +98,7 @@ class Keys(Table):
         hold = replace(hold, attempt=row.attempt)
         if row.state is State.PROCESSING and (row.attempt > 1 or row.steps is not None or row.is_accepted):
             state = after(row.state, Event.GIVE_UP)
-            self._update(hold, state=state, token=NOBODYS_TOKEN, lease_expires_at=moment.now)
+            self._update(hold, state=state, token=NO_TOKEN, lease_expires_at=moment.now)
             self._write_down(hold, "given up", moment, command.reason)
         elif after(row.state, Event.RELEASE) is None:
             del self._rows[hold.scope, hold.key]

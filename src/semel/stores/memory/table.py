@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from semel.core.commands import Claim
 from semel.core.message import Answer, Request
-from semel.core.record import NOBODYS_TOKEN, AfterRetention, Entry, Found, Hold, Milestone, OnCrash, Record
+from semel.core.record import NO_TOKEN, AfterRetention, Entry, Found, Hold, Milestone, OnCrash, Record
 from semel.core.state import State
 from semel.core.trail import FULL, NO_KEY, ORDINARY, Audit, reaped
 from semel.core.value import value
@@ -137,7 +137,7 @@ class Table:
         """Write one line for a batch of the reaper, if not every record has its own."""
         summary = reaped(deleted, stripped)
         if self._audit == "on" and summary is not None:
-            self._append(Hold(NO_KEY, NO_KEY, 0, NOBODYS_TOKEN), "reaped", moment, summary)
+            self._append(Hold(NO_KEY, NO_KEY, 0, NO_TOKEN), "reaped", moment, summary)
 
     def _append(self, hold: Hold, event: str, moment: Moment, detail: str | None) -> None:
         self._trail.append(Entry(moment.now, hold.scope, hold.key, hold.attempt, event, moment.actor, detail))

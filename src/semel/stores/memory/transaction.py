@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from semel.core.commands import Begin, Command, Commit, CommitAlone, Finish, Open, Undo, Verdict
-from semel.core.record import NOBODYS_TOKEN, Found, Hold
+from semel.core.record import NO_TOKEN, Found, Hold
 from semel.core.state import State
 from semel.errors import NoConnection, NoDatabase
 from semel.stores.transaction import AsyncTransaction, Transaction
@@ -72,7 +72,7 @@ class MemoryTransaction(Transaction):
             found = self._memory.act(command, self._actor)
             if isinstance(found, Found) and not found.may_be_taken:
                 return found  # It has the fingerprint of the request that has the lock.
-            return Found(State.PROCESSING, 1, NOBODYS_TOKEN, rivals, None, lease_is_over=False, is_expired=False)
+            return Found(State.PROCESSING, 1, NO_TOKEN, rivals, None, lease_is_over=False, is_expired=False)
         self._is_open, self._locked = True, (claim.scope, claim.key)
         return self._memory.act(command, self._actor)
 

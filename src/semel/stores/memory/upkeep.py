@@ -20,7 +20,7 @@ from semel.core.commands import (
     Verdict,
 )
 from semel.core.message import Answer, Request
-from semel.core.record import NOBODYS_TOKEN, Entry, Hold, Stuck
+from semel.core.record import NO_TOKEN, Entry, Hold, Stuck
 from semel.core.recovery import written
 from semel.core.state import TERMINAL, Event, State, after
 from semel.core.upkeep import in_turn, is_due
@@ -46,7 +46,7 @@ class Upkeep(Table):
             and row.lease_is_over(moment.now)
             and not row.is_expired(moment.now)
             and (row.request is not None or not command.with_request)
-            and (row.token != NOBODYS_TOKEN or command.with_nobodys)
+            and (row.token != NO_TOKEN or command.with_no_token)
         ]
         if command.only_due:
             stuck = [each for each in stuck if is_due(each)]
@@ -60,7 +60,7 @@ class Upkeep(Table):
         row = self._mine(command.hold, State.PROCESSING)
         if row is None or not row.lease_is_over(moment.now):
             return Verdict.FENCED
-        self._update(command.hold, state=after(row.state, Event.SWEEP), token=NOBODYS_TOKEN)
+        self._update(command.hold, state=after(row.state, Event.SWEEP), token=NO_TOKEN)
         self._write_down(command.hold, "swept", moment)
         return Verdict.DONE
 
@@ -93,7 +93,7 @@ class Upkeep(Table):
         self._update(
             hold,
             state=state,
-            token=NOBODYS_TOKEN,
+            token=NO_TOKEN,
             answer=answer,
             completed_at=moment.now,
             lease_expires_at=None,
@@ -118,7 +118,7 @@ class Upkeep(Table):
             hold,
             state=after(row.state, Event.RESOLVE),
             attempt=row.attempt + 1,
-            token=NOBODYS_TOKEN,
+            token=NO_TOKEN,
             lease_expires_at=moment.now,
             expires_at=_anew(row, moment.now),
             tries=0,
@@ -136,7 +136,7 @@ class Upkeep(Table):
         self._update(
             command.hold,
             state=state,
-            token=NOBODYS_TOKEN,
+            token=NO_TOKEN,
             answer=command.answer,
             completed_at=moment.now,
             expires_at=_anew(row, moment.now),

@@ -8,7 +8,7 @@ from typing import Any
 
 from semel.core.hint import hint_of
 from semel.core.message import Answer
-from semel.core.record import NOBODYS_TOKEN, Hold
+from semel.core.record import NO_TOKEN, Hold
 from semel.core.trail import FULL, Audit
 from semel.stores.base import this_process
 from semel.stores.headers import written
@@ -148,7 +148,7 @@ class Builder:
             "audit": self.has_trail,
             "everything": self._tells_all,
             "actor": self.actor(),
-            "nobodys_token": NOBODYS_TOKEN,
+            "no_token": NO_TOKEN,
             "channel": self._channel,
             "owner": owner,
             "tests_owner": owner is not None,

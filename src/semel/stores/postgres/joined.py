@@ -11,7 +11,7 @@ from typing import Any
 from semel.core.canonical import pack
 from semel.core.commands import Begin, Claim, Commit, Finish, Save, Verdict
 from semel.core.fingerprint import RECIPE_BYTES, VERSION
-from semel.core.record import NOBODYS_TOKEN, AfterRetention, Found, Hold, OnCrash
+from semel.core.record import NO_TOKEN, AfterRetention, Found, Hold, OnCrash
 from semel.core.recovery import change, written
 from semel.core.state import Event, State, after
 from semel.stores.headers import written as written_headers
@@ -223,7 +223,7 @@ def _in_progress(found: Found | None, claim: Claim, *, is_same: bool) -> Found:
         fingerprint = found.fingerprint
     else:
         fingerprint = claim.fingerprint if is_same else _unlike(claim.fingerprint)
-    return Found(State.PROCESSING, 1, NOBODYS_TOKEN, fingerprint, None, lease_is_over=False, is_expired=False)
+    return Found(State.PROCESSING, 1, NO_TOKEN, fingerprint, None, lease_is_over=False, is_expired=False)
 
 
 def _nothing(_rows: Sequence[Sequence[Any]]) -> None:

@@ -280,7 +280,7 @@ WITH freed AS (
  RETURNING scope, key, attempt, 'released' AS event
 ), given_up AS (
     UPDATE semel_keys
-       SET token = :nobodys_token, lease_expires_at = clock_timestamp(), owner = NULL
+       SET token = :no_token, lease_expires_at = clock_timestamp(), owner = NULL
      WHERE scope = :scope AND key = :key AND token = :token AND :attempt::int IN (0, attempt)
        AND state = 'processing' AND (attempt > 1 OR steps IS NOT NULL OR accepted)
  RETURNING scope, key, attempt, 'given up' AS event
@@ -707,13 +707,13 @@ WITH clock AS MATERIALIZED (
     SELECT place, scope, least(coalesce(lease_expires_at, created_at), clock.now) AS silent_since
       FROM unfinished, clock
      WHERE (state = 'processing' OR (state = 'pending' AND :with_pending::boolean)) AND expires_at > clock.now
-       AND (:with_nobodys::boolean OR token <> :nobodys_token)
+       AND (:with_no_token::boolean OR token <> :no_token)
        AND (NOT :with_request::boolean OR has_request)
        AND CASE WHEN lease_expires_at IS NULL OR lease_expires_at <= clock.now THEN true
                 WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
                 ELSE false END
        AND (NOT :only_due::boolean
-            OR (accepted AND (tries = 0 OR token <> :nobodys_token))
+            OR (accepted AND (tries = 0 OR token <> :no_token))
             OR clock.now - least(coalesce(lease_expires_at, created_at), clock.now)
                >= make_interval(secs => :first_pause::float8)
                   * (1 << least(tries - accepted::integer, :most_doublings::integer)))
@@ -747,7 +747,7 @@ SELECT request, request_body
 -- over: no worker holds it any more, so its lease is over now, if it was not.
 WITH swept AS (
     UPDATE semel_keys
-       SET token = :nobodys_token, lease_expires_at = least(lease_expires_at, clock_timestamp()), owner = NULL
+       SET token = :no_token, lease_expires_at = least(lease_expires_at, clock_timestamp()), owner = NULL
      WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'processing'
        AND CASE WHEN lease_expires_at <= clock_timestamp() THEN true
                 WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
@@ -794,7 +794,7 @@ WITH due AS (
 ), failed AS (
     UPDATE semel_keys
        SET state = 'failed', status = :status, headers = :headers, body = :body, completed_at = clock_timestamp(),
-           token = :nobodys_token, lease_expires_at = NULL, owner = NULL, request = NULL, request_body = NULL,
+           token = :no_token, lease_expires_at = NULL, owner = NULL, request = NULL, request_body = NULL,
            upkeep = NULL
      WHERE ctid = ANY (ARRAY(SELECT place FROM due WHERE fate = 'fail'))
  RETURNING scope, key, attempt, 'abandoned' AS event
@@ -858,7 +858,7 @@ SELECT 1 FROM discarded
 -- So does its retention, which may be long over.
 WITH resolved AS (
     UPDATE semel_keys
-       SET state = 'processing', attempt = attempt + 1, token = :nobodys_token, lease_expires_at = clock_timestamp(),
+       SET state = 'processing', attempt = attempt + 1, token = :no_token, lease_expires_at = clock_timestamp(),
            expires_at = clock_timestamp() + (expires_at - created_at), upkeep = 'open',
            tries = 0, steps = :steps, recovery_point = :recovery_point
      WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
@@ -879,7 +879,7 @@ WITH resolved AS (
     UPDATE semel_keys
        SET state = 'complete', status = :status, headers = :headers, body = :body, completed_at = clock_timestamp(),
            expires_at = clock_timestamp() + (expires_at - created_at),
-           token = :nobodys_token, request = NULL, request_body = NULL, upkeep = NULL
+           token = :no_token, request = NULL, request_body = NULL, upkeep = NULL
      WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND state = 'unknown'
  RETURNING scope, key, attempt
 ), noted AS (

@@ -40,7 +40,7 @@ from semel.core.commands import (
     Verdict,
 )
 from semel.core.hint import hint_of
-from semel.core.record import NOBODYS_TOKEN, Hold
+from semel.core.record import NO_TOKEN, Hold
 from semel.core.recovery import Progress, change, written
 from semel.core.state import Event, State, after
 from semel.errors import StoreError
@@ -339,7 +339,7 @@ class Keys:
             return Verdict.DONE
 
         hint = (self.channel, _hint(command)) if command.wakes else (b"", b"")
-        return script("release").on(name, *_of_hold(hold), _NOBODYS, *hint), reader
+        return script("release").on(name, *_of_hold(hold), _NO_TOKEN, *hint), reader
 
     def _save(self, command: Save) -> tuple[Call, Read]:
         words = (_steps(command.before), *_of_progress(command.progress))
@@ -377,7 +377,7 @@ class Keys:
         return call, lambda reply, _: None if reply is None else read_back(read(reply[0]), reply[1])
 
     def _sweep(self, command: Sweep) -> tuple[Call, Read]:
-        return self._fenced("sweep", command.hold, (_NOBODYS,), "swept")
+        return self._fenced("sweep", command.hold, (_NO_TOKEN,), "swept")
 
     def _discard(self, command: Discard) -> tuple[Call, Read]:
         return self._fenced("discard", command.hold, (), "discarded")
@@ -392,7 +392,7 @@ class Keys:
                 afterwards.unattended.append((name, 0))
             return _verdict(attempt)
 
-        words = (*_of_hold(hold), _NOBODYS, *_of_progress(command.progress))
+        words = (*_of_hold(hold), _NO_TOKEN, *_of_progress(command.progress))
         return script("unpark").on(name, *words), reader
 
     def _resolve(self, command: Resolution) -> tuple[Call, Read]:
@@ -406,7 +406,7 @@ class Keys:
                 afterwards.unattended.append((name, reply - _KEPT))
             return _verdict(reply)
 
-        words: list[Word] = [*_of_hold(hold), _NOBODYS, int(answer.status), written_headers(answer.headers)]
+        words: list[Word] = [*_of_hold(hold), _NO_TOKEN, int(answer.status), written_headers(answer.headers)]
         if answer.body is not None:
             words.append(bytes(answer.body))
         return script("resolve").on(name, *words), reader
@@ -439,7 +439,7 @@ OTHERS: tuple[type[Command[Any]], ...] = (
     *(ReadTrail, Release, Save, Settle, Sweep, TakeOver, Unpark),
 )
 
-_NOBODYS = NOBODYS_TOKEN.hex()
+_NO_TOKEN = NO_TOKEN.hex()
 
 #: The answer of the scripts ``complete`` and ``resolve``: it has ended by this call; from 3 on, also how long it is
 #: kept.

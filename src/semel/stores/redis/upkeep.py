@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from semel.core.commands import Browse, Command, FindStuck, Reap, Reaped, ReapTrail
 from semel.core.key import digest_of
-from semel.core.record import NOBODYS_TOKEN, Hold, OnCrash, Record, Stuck
+from semel.core.record import NO_TOKEN, Hold, OnCrash, Record, Stuck
 from semel.core.upkeep import in_turn, is_due
 from semel.core.value import value
 from semel.errors import StoreError
@@ -103,7 +103,7 @@ class Judged:
             (self.state == b"processing" or (self.state == b"pending" and command.with_pending))
             and not self.is_expired
             and (self.has_request or not command.with_request)
-            and (self.hold.token != NOBODYS_TOKEN or command.with_nobodys)
+            and (self.hold.token != NO_TOKEN or command.with_no_token)
             and (not command.only_due or is_due(self.stuck))
         )
 
@@ -170,7 +170,7 @@ class Upkeep:
         due = sorted(due, key=lambda each: each[0].expires_at)[: command.limit]
         answer = command.abandoned
         words: tuple[Word, ...] = (
-            NOBODYS_TOKEN.hex(),
+            NO_TOKEN.hex(),
             int(answer.status),
             written_headers(answer.headers),
             answer.body or b"",

@@ -266,7 +266,7 @@ class Commands(Keys):
 
     def find_stuck(self, command: FindStuck) -> tuple[Stuck, ...]:
         """Read the records in progress under an expired lease."""
-        wanted = (command.with_pending, command.with_request, command.with_nobodys)
+        wanted = (command.with_pending, command.with_request, command.with_no_token)
         pauses = (command.only_due, FIRST_PAUSE // timedelta(milliseconds=1), MAX_DOUBLINGS)
         rows = self._session.run(self._statements.find_stuck, (*wanted, *pauses, command.limit))
         return tuple(map(by.read_stuck, rows))

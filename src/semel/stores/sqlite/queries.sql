@@ -286,7 +286,7 @@ WHERE
     AND CASE state WHEN 'processing' THEN lease_expires_at <= now WHEN 'pending' THEN :with_pending ELSE false END
     AND expires_at > now
     AND (request IS NOT NULL OR NOT :with_request)
-    AND (token <> zeroblob(16) OR :with_nobodys)
+    AND (token <> zeroblob(16) OR :with_no_token)
     AND (
         NOT :only_due
         OR (accepted AND (tries = 0 OR token <> zeroblob(16)))

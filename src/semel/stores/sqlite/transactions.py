@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 from semel.core.commands import Begin, Open
 from semel.core.key import Key
-from semel.core.record import NOBODYS_TOKEN, Found
+from semel.core.record import NO_TOKEN, Found
 from semel.core.state import State
 from semel.errors import CommitUnknown, ConfigurationError, StoreUnavailable
 from semel.stores.forks import start_afresh_in_children
@@ -91,7 +91,7 @@ class Lender:
         first = self._running.setdefault((claim.scope, claim.key), mine)
         if first is mine:
             return None
-        return Found(State.PROCESSING, 1, NOBODYS_TOKEN, first[0], None, lease_is_over=False, is_expired=False)
+        return Found(State.PROCESSING, 1, NO_TOKEN, first[0], None, lease_is_over=False, is_expired=False)
 
     def stop(self, command: object) -> None:
         """Note that it has ended, in any way."""

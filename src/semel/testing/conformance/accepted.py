@@ -19,7 +19,7 @@ from semel.core.commands import (
     TakeOver,
     Verdict,
 )
-from semel.core.record import NOBODYS_TOKEN, Found, Hold, Stuck
+from semel.core.record import NO_TOKEN, Found, Hold, Stuck
 from semel.core.state import Event, State
 from semel.testing.conformance.base import (
     CREATED,
@@ -49,7 +49,7 @@ MOMENT = timedelta(minutes=1)
 
 def waiting(store: Handle, scope: str, *, with_pending: bool = True) -> list[Stuck]:
     """Return what a worker finds to do in *scope*, the longest silent first."""
-    stuck = store.perform(FindStuck(ALL, with_request=True, with_nobodys=True, with_pending=with_pending))
+    stuck = store.perform(FindStuck(ALL, with_request=True, with_no_token=True, with_pending=with_pending))
     found = [each for each in stuck if each.hold.scope == scope]
     assert found == sorted(found, key=lambda each: each.silent_for, reverse=True)
     return found
@@ -183,12 +183,12 @@ class Accepted(Suite):
         assert (after.state, after.attempt, after.token, after.is_accepted) == (
             State.PROCESSING,
             1,
-            NOBODYS_TOKEN,
+            NO_TOKEN,
             True,
         )
         assert after.is_stuck
-        assert store.perform(ReadRequest(replace(begun, token=NOBODYS_TOKEN))) == REQUEST
-        assert worker_of(store, replace(begun, token=NOBODYS_TOKEN)).attempt == 2
+        assert store.perform(ReadRequest(replace(begun, token=NO_TOKEN))) == REQUEST
+        assert worker_of(store, replace(begun, token=NO_TOKEN)).attempt == 2
 
     def test_accepted_record_has_ended(self, store: Handle, scope: str) -> None:
         """When it has ended its request is gone, and its answer is kept like any other."""

@@ -190,10 +190,10 @@ class Twins(RuleBasedStateMachine):
         one, other = (each.perform(Settle(sight[1])) for each in (self._store, self._reference))
         assert _timeless(one) == _timeless(other)
 
-    @rule(with_request=st.booleans(), with_nobodys=st.booleans(), with_pending=st.booleans())
-    def find_stuck(self, *, with_request: bool, with_nobodys: bool, with_pending: bool) -> None:
+    @rule(with_request=st.booleans(), with_no_token=st.booleans(), with_pending=st.booleans())
+    def find_stuck(self, *, with_request: bool, with_no_token: bool, with_pending: bool) -> None:
         """Find the same stuck records."""
-        command = FindStuck(ALL, with_request=with_request, with_nobodys=with_nobodys, with_pending=with_pending)
+        command = FindStuck(ALL, with_request=with_request, with_no_token=with_no_token, with_pending=with_pending)
         one, other = (
             {
                 (each.hold, each.on_crash, each.steps, each.has_request, each.tries, each.is_accepted)

@@ -28,7 +28,7 @@ from semel.core.commands import (
     Unpark,
     Verdict,
 )
-from semel.core.record import NOBODYS_TOKEN, Hold, Milestone
+from semel.core.record import NO_TOKEN, Hold, Milestone
 from semel.core.recovery import Progress
 from semel.core.state import Event, State
 from semel.core.upkeep import FIRST_PAUSE, MAX_DOUBLINGS, is_due, pause_after
@@ -62,7 +62,7 @@ HALF = Milestone(0.5, "half")
 
 def due(store: Handle, scope: str) -> list[str]:
     """Return the keys of what a worker may begin now."""
-    stuck = store.perform(FindStuck(ALL, with_request=True, with_nobodys=True, with_pending=True, only_due=True))
+    stuck = store.perform(FindStuck(ALL, with_request=True, with_no_token=True, with_pending=True, only_due=True))
     return [each.hold.key for each in stuck if each.hold.scope == scope]
 
 
@@ -112,7 +112,7 @@ class Pending(Suite):
         for key in ("first", "second"):
             held(store, accepted_on(other, key))
             age(MOMENT)
-        wanted = FindStuck(ALL, with_request=True, with_nobodys=True, with_pending=True, only_due=True)
+        wanted = FindStuck(ALL, with_request=True, with_no_token=True, with_pending=True, only_due=True)
         found = [each.hold for each in store.perform(wanted)]
         ours = [each for each in found if each.scope in {many, other}]
         assert [each.scope for each in ours] == [many, other, many, other] + [many] * 18
@@ -132,7 +132,7 @@ class Pending(Suite):
         store.perform(Release(worker_of(store, held(store, accepted_on(scope, "given up")))))
         held(store, accepted_on(scope, "pending"))
         assert sorted(due(store, scope)) == ["dead", "pending"]
-        (first,) = store.perform(FindStuck(1, with_request=True, with_nobodys=True, with_pending=True, only_due=True))
+        (first,) = store.perform(FindStuck(1, with_request=True, with_no_token=True, with_pending=True, only_due=True))
         assert is_due(first)
         age(FIRST_PAUSE)
         assert sorted(due(store, scope)) == ["dead", "given up", "ordinary", "pending"]
@@ -161,8 +161,8 @@ class Pending(Suite):
         assert store.perform(ReadRequest(hold)) == REQUEST
         assert store.perform(Unpark(hold, Progress())) is Verdict.DONE
         after = record(store, scope)
-        assert (after.state, after.attempt, after.token, after.steps) == (State.PROCESSING, 2, NOBODYS_TOKEN, None)
-        assert worker_of(store, Hold(scope, "key", 2, NOBODYS_TOKEN)).attempt == 3
+        assert (after.state, after.attempt, after.token, after.steps) == (State.PROCESSING, 2, NO_TOKEN, None)
+        assert worker_of(store, Hold(scope, "key", 2, NO_TOKEN)).attempt == 3
 
     def test_discarded_while_pending(self, store: Handle, scope: str) -> None:
         """An operator can discard it, and the key is new."""
@@ -193,7 +193,7 @@ class Pending(Suite):
         age(MOMENT)
         assert store.perform(Reap(10, ABANDONED)) == Reaped(failed=1)
         after = record(store, scope)
-        assert (after.state, after.answer, after.token) == (State.FAILED, ABANDONED, NOBODYS_TOKEN)
+        assert (after.state, after.answer, after.token) == (State.FAILED, ABANDONED, NO_TOKEN)
         assert store.perform(ReadRequest(hold)) is None
         self._is_fenced(store, scope, Release(hold))
         assert store.perform(Reap(10, ABANDONED)) == Reaped(deleted=1)
@@ -207,7 +207,7 @@ class Pending(Suite):
         age(LEASE)
         successor = worker_of(store, begun)
         store.perform(Release(successor))
-        last = worker_of(store, replace(successor, token=NOBODYS_TOKEN))
+        last = worker_of(store, replace(successor, token=NO_TOKEN))
         store.perform(Complete(last, Event.FAIL, CREATED))
         assert [(line.attempt, line.event) for line in store.perform(ReadTrail(scope, "key"))] == [
             (2, "taken over"),

@@ -25,7 +25,7 @@ from semel.core.commands import (
     Unpark,
     Verdict,
 )
-from semel.core.record import NOBODYS_TOKEN, Found, Hold
+from semel.core.record import NO_TOKEN, Found, Hold
 from semel.core.recovery import Done, Progress, written
 from semel.core.state import Event, State
 from semel.testing.conformance.base import (
@@ -108,7 +108,7 @@ class Steps(Suite):
             hold = _taken(store.perform(TakeOver(claim_on(scope), hold, is_abandoned=True)))
         store.perform(Park(hold))
         store.perform(Unpark(hold, RIDE))
-        (stuck,) = (each for each in store.perform(FindStuck(1000, with_nobodys=True)) if each.hold.scope == scope)
+        (stuck,) = (each for each in store.perform(FindStuck(1000, with_no_token=True)) if each.hold.scope == scope)
         assert stuck.tries == 0
         age(RETENTION)
         assert store.perform(TakeOver(claim_on(scope), stuck.hold, is_abandoned=True)) is Again.AGAIN
@@ -170,7 +170,7 @@ class Steps(Suite):
         hold = saved(store, held(store, claim_on(scope)))
         assert store.perform(Release(hold)) is Verdict.DONE
         seen = found(rival, scope)
-        assert (seen.token, seen.lease_is_over, seen.steps) == (NOBODYS_TOKEN, True, written(RIDE))
+        assert (seen.token, seen.lease_is_over, seen.steps) == (NO_TOKEN, True, written(RIDE))
         self._is_fenced(store, scope, Save(hold, IN_DOUBT, RIDE))
         assert store.perform(Renew(((hold, LEASE),))) == {hold}
         assert taken_over(rival, claim_on(scope), replace(hold, token=seen.token)).attempt == 2

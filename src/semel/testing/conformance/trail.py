@@ -38,7 +38,7 @@ from semel.core.commands import (
     Unpark,
     Verdict,
 )
-from semel.core.record import NOBODYS_TOKEN, Entry, Hold
+from semel.core.record import NO_TOKEN, Entry, Hold
 from semel.core.recovery import Done, Progress
 from semel.core.state import Event
 from semel.core.trail import NO_KEY
@@ -133,7 +133,7 @@ class Trail(Suite):
         hold = saved(store, held(store, claim_on(scope)))
         age(LEASE)
         rival.perform(Sweep(hold))
-        hold = taken_over(rival, claim_on(scope), replace(hold, token=NOBODYS_TOKEN))
+        hold = taken_over(rival, claim_on(scope), replace(hold, token=NO_TOKEN))
         saved(rival, hold, IN_DOUBT)
         rival.perform(Complete(hold, Event.COMPLETE, CREATED))
         lines = store.perform(ReadTrail(scope, "key"))
@@ -332,7 +332,7 @@ class FullTrail(Suite):
         hold = saved(store, held(store, claim_on(scope)))
         age(LEASE)
         rival.perform(Sweep(hold))
-        hold = taken_over(rival, claim_on(scope), replace(hold, token=NOBODYS_TOKEN))
+        hold = taken_over(rival, claim_on(scope), replace(hold, token=NO_TOKEN))
         rival.perform(Complete(hold, Event.COMPLETE, CREATED))
         lines = store.perform(ReadTrail(scope, "key"))
         assert [(line.attempt, line.event, line.detail) for line in lines] == [

@@ -31,7 +31,7 @@ from semel.core.commands import (
     Verdict,
 )
 from semel.core.message import Answer
-from semel.core.record import NOBODYS_TOKEN, AfterRetention, Found, Hold
+from semel.core.record import NO_TOKEN, AfterRetention, Found, Hold
 from semel.core.recovery import Progress, written
 from semel.core.state import Event, State
 from semel.errors import NoConnection
@@ -158,7 +158,7 @@ class Transactions(Suite):
             hold = begun(tx, first)
             seen = other.perform(Begin(claim_on(scope)))
             assert timeless(seen) == Found(
-                State.PROCESSING, 1, NOBODYS_TOKEN, FINGERPRINT, None, lease_is_over=False, is_expired=False
+                State.PROCESSING, 1, NO_TOKEN, FINGERPRINT, None, lease_is_over=False, is_expired=False
             )
             other.perform(Undo())
             assert tx.perform(finished(first, hold)) is Verdict.DONE

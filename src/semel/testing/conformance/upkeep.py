@@ -26,7 +26,7 @@ from semel.core.commands import (
     Verdict,
 )
 from semel.core.message import Answer
-from semel.core.record import NOBODYS_TOKEN, AfterRetention, Stuck
+from semel.core.record import NO_TOKEN, AfterRetention, Stuck
 from semel.core.recovery import Done, written
 from semel.core.state import Event, State
 from semel.testing.conformance.base import (
@@ -85,15 +85,15 @@ class Upkeep(Suite):
         age(LEASE)
         assert {each.hold.key for each in self._stuck(store, scope)} == {"plain", "kept"}
         assert [each.hold for each in self._stuck(store, scope, with_request=True)] == [kept]
-        everything = self._stuck(store, scope, with_nobodys=True)
-        assert {each.hold.key: each.is_nobodys for each in everything} == {"plain": False, "kept": False, "freed": True}
-        assert {each.hold.key for each in self._stuck(store, scope, with_request=True, with_nobodys=True)} == {
+        everything = self._stuck(store, scope, with_no_token=True)
+        assert {each.hold.key: each.is_unheld for each in everything} == {"plain": False, "kept": False, "freed": True}
+        assert {each.hold.key for each in self._stuck(store, scope, with_request=True, with_no_token=True)} == {
             "kept",
             "freed",
         }
         assert len(store.perform(FindStuck(1))) == 1
         age(RETENTION)
-        assert self._stuck(store, scope, with_nobodys=True) == []  # by now they are the reaper's
+        assert self._stuck(store, scope, with_no_token=True) == []  # by now they are the reaper's
 
     def test_kept_request(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
         """A stored request comes back byte for byte, after take-overs, to its holder alone."""
@@ -137,10 +137,10 @@ class Upkeep(Suite):
         age(LEASE)
         before = record(store, scope)
         assert rival.perform(Sweep(hold)) is Verdict.DONE
-        assert same_but_for_the_clock(replace(before, token=NOBODYS_TOKEN), record(store, scope))
+        assert same_but_for_the_clock(replace(before, token=NO_TOKEN), record(store, scope))
         self._is_fenced(store, scope, Complete(hold, Event.COMPLETE, CREATED))
         assert store.perform(Renew(((hold, LEASE),))) == {hold}
-        assert taken_over(store, claim_on(scope), replace(hold, token=NOBODYS_TOKEN)).attempt == 2
+        assert taken_over(store, claim_on(scope), replace(hold, token=NO_TOKEN)).attempt == 2
 
     def test_living_are_not_swept(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
         """The key of a worker that has renewed is not swept, nor that of the next worker, nor an ended one."""
@@ -295,10 +295,10 @@ class Upkeep(Suite):
         settled = IN_DOUBT.plus(Done("effect", "charge_created", {"id": "ch_1"}))
         assert rival.perform(Unpark(hold, settled)) is Verdict.DONE
         after = record(store, scope)
-        assert (after.state, after.token, after.is_stuck) == (State.PROCESSING, NOBODYS_TOKEN, True)
+        assert (after.state, after.token, after.is_stuck) == (State.PROCESSING, NO_TOKEN, True)
         assert (after.steps, after.recovery_point) == (written(settled), "charge_created")
         # It was an attempt, the operator's.
-        successor = taken_over(store, claim_on(scope), replace(hold, attempt=2, token=NOBODYS_TOKEN))
+        successor = taken_over(store, claim_on(scope), replace(hold, attempt=2, token=NO_TOKEN))
         assert (successor.attempt, store.perform(ReadRequest(successor))) == (3, REQUEST)
 
     def test_resolved_answer(self, store: Handle, rival: Handle, scope: str) -> None:
@@ -333,7 +333,7 @@ class Upkeep(Suite):
         age(RETENTION - LEASE)
         assert store.perform(Reap(10, ABANDONED)) == Reaped()
         assert found(store, scope, "resolved").answer == CREATED
-        assert [each.hold.key for each in self._stuck(store, scope, with_nobodys=True)] == ["resumed"]
+        assert [each.hold.key for each in self._stuck(store, scope, with_no_token=True)] == ["resumed"]
         age(LEASE)
         assert store.perform(Reap(10, ABANDONED)) == Reaped(deleted=1, stripped=1, failed=1)
 
@@ -350,8 +350,8 @@ class Upkeep(Suite):
         self._is_fenced(store, scope, Resolution(hold, Answer(500)))
 
     @staticmethod
-    def _stuck(store: Handle, scope: str, *, with_request: bool = False, with_nobodys: bool = False) -> list[Stuck]:
-        stuck = store.perform(FindStuck(ALL, with_request=with_request, with_nobodys=with_nobodys))
+    def _stuck(store: Handle, scope: str, *, with_request: bool = False, with_no_token: bool = False) -> list[Stuck]:
+        stuck = store.perform(FindStuck(ALL, with_request=with_request, with_no_token=with_no_token))
         found = [each for each in stuck if each.hold.scope == scope]
         assert found == sorted(found, key=lambda each: each.silent_for, reverse=True)
         return found
