@@ -139,7 +139,7 @@ class TestOneRequest:
         async def serve() -> None:
             first, claim = store.transaction(), claim_on()
             hold = await begun(first, claim)
-            with pytest.raises(ConfigurationError, match="a thread of its own"):
+            with pytest.raises(ConfigurationError, match="in its own thread"):
                 await store.transaction().perform(Begin(claim_on("other")))
             assert await first.perform(finish(claim, hold)) is Verdict.DONE
 

@@ -100,7 +100,7 @@ def test_the_application(urls: dict[str, str]) -> None:
         assert keys.perform(Release(taken)) is Verdict.DONE
         for key, ending in (("freed", Release), ("thrown away", Discard)):
             assert keys.perform(ending(held(keys, key))) is Verdict.DONE
-        for key in ("resolved", "resolved"):
+        for key in ("resolved", "unparked"):
             parked = held(keys, key)
             keys.perform(Park(parked))
             assert (

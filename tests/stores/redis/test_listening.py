@@ -176,7 +176,7 @@ def test_closing_is_enough(redis_url: str, colour: str) -> None:
     with Listening(redis_url, colour, heard) as listener:
         _until_heard(redis_url, heard)
         loop = listener.loop
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # A thread of an earlier test may have ended meanwhile.
     assert not asyncio.all_tasks(loop)
 
 
