@@ -89,7 +89,7 @@ class Operation:
 
     @property
     def scope(self) -> str:
-        """Whose key it is."""
+        """The owner of the key."""
         return self.hold.scope
 
     @property
@@ -219,7 +219,7 @@ class Operation:
     ) -> Any:
         """Call ``function(*args, idempotency_key=derived, **kwargs)``: the outside world, outside any transaction.
 
-        That it is about to be called is stored before, and its result after. When a crash in between leaves nobody who
+        That it is about to be called is stored before, and its result after. When a crash in between leaves no one who
         knows, *on_unknown* decides: "retry" calls it again with the same key; "verify" (the default where *verify* is
         given) asks ``verify(*args, idempotency_key=derived, **kwargs)``, which returns ``Applied(result)``,
         ``NOT_APPLIED`` or ``CANT_TELL``; "park" waits for an operator. In an async handler this is to be awaited, as
@@ -244,7 +244,7 @@ class Operation:
         return steps.take(Call(name, function, args, kwargs, verify), effect, self.story, name, choice)
 
     def progress(self, fraction: float, note: str | None = None) -> Any:
-        """Say how far it is, between 0 and 1, and perhaps in words: whoever asks for its state is told.
+        """Say how far it is, between 0 and 1, and perhaps in words: a request for its state is told.
 
         It is one small write, and nothing depends on it: where the store can't be reached it is left out. In an async
         handler this is to be awaited.
@@ -253,7 +253,7 @@ class Operation:
         steps = self._made()
         if steps is None:
             raise ConfigurationError(
-                'progress: in mode="atomic" nothing of an operation is stored before its one commit, so nobody could '
+                'progress: in mode="atomic" nothing of an operation is stored before its one commit, so none could '
                 'see it. Use mode="guard".'
             )
         return steps.note(mark, self.story, milestone)

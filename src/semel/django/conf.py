@@ -65,7 +65,7 @@ class Settings:
     #: The alias of Django's database that keeps the records.
     database: str = "default"
     policy: Policy = field(default_factory=Policy.ietf)
-    #: As it was given; ``whose`` and ``aprincipal`` call it.
+    #: As it was given; ``principal`` and ``aprincipal`` call it.
     scope: Scope = user_scope
     allow_anonymous: bool = False
     #: What the middleware guards, and by which policy.

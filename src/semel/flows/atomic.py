@@ -1,4 +1,4 @@
-"""A handler whose writes and whose record are one commit. Here a transaction is held open while the handler runs.
+"""A handler's writes and its record in one commit. Here a transaction is held open while the handler runs.
 
 There is no lease and no sweeper: the database ends the transaction of a process that dies, and nothing has happened.
 That is why this flow, unlike the others, may hold a transaction across a yield; whatever ends it early undoes it.
@@ -117,7 +117,7 @@ def _judge(ports: GuardPorts, found: Found, asked: Asked, claim: Claim, *, is_ne
 
 
 def _hold_of(seen: Hold | Found, claim: Claim) -> Hold | None:
-    """Return whose record was there before, where there was one."""
+    """Return the hold of the record that was there before, where there was one."""
     return Hold(claim.scope, claim.key, seen.attempt, seen.token) if isinstance(seen, Found) else None
 
 
@@ -183,7 +183,7 @@ async def _finish(ports: GuardPorts, key: Key, command: Finish) -> None:
 
 
 async def _settled(ports: GuardPorts, key: Key, hold: Hold, unknown: CommitUnknown) -> Verdict:
-    """Find out what became of a COMMIT whose reply was lost: the record bears this attempt's token, or it does not."""
+    """Find out what became of a COMMIT without a reply: the record bears this attempt's token, or it does not."""
     for pause in (*COMPLETE_PAUSES, None):
         try:
             record = await ports.ask(Settle(hold))

@@ -33,7 +33,7 @@ from semel.errors import (
 from semel.flows.handle import COMPLETE_PAUSES
 from semel.flows.ports import Ports, StepPorts
 
-#: What to do about an effect that was begun, and whose outcome nobody knows.
+#: What to do about an effect that was begun and has an unknown outcome.
 OnUnknown = Literal["retry", "verify", "park"]
 
 
@@ -47,11 +47,11 @@ class Story:
         self.taken: tuple[str, ...] = ()
         #: The step that is being taken.
         self.running: str | None = None
-        #: The steps that were asked for, and that nobody has begun: an ``await`` may be missing.
+        #: The steps that were asked for and not begun: an ``await`` may be missing.
         self.promised: list[str] = []
         #: Whether the handler has ended.
         self.is_over = False
-        #: A step that failed in this very run, and nobody knows what it did: an effect, or a phase's COMMIT.
+        #: A step that failed in this very run with an unknown outcome: an effect, or a phase's COMMIT.
         self.in_doubt: str | None = None
         #: Whether this handler works in steps at all.
         self.is_used = bool(progress.steps)
@@ -158,7 +158,7 @@ async def _commit(ports: StepPorts, story: Story, done: Done) -> None:
             story.in_doubt = None
             raise StoreUnavailable(f"The phase was rolled back: {unknown}") from unknown
     except (AnswerNotStored, Interrupted):
-        # Committed here, and perhaps not where it has to be to survive this server; or nobody has waited for it.
+        # Committed here, and perhaps not where it has to be to survive this server; or it was not waited for.
         raise
     except Exception:
         story.in_doubt = None

@@ -51,7 +51,7 @@ def _check_no_phase() -> None:
     if _in_phase.get():
         # SQLite has one writer, which would be waiting for itself.
         raise ConfigurationError(
-            "progress can't be said inside a phase, whose transaction is open. Say it before the phase, or after."
+            "progress can't be said inside a phase: its transaction is open. Say it before the phase, or after."
         )
 
 

@@ -21,7 +21,7 @@ from semel.stores.statement import Joined
 
 T = TypeVar("T")
 
-#: How often a transaction is begun whose only snapshot is older than what another has committed meanwhile.
+#: How often a transaction is begun again because its only snapshot is older than what another has committed meanwhile.
 TRIES = 3
 
 
@@ -112,7 +112,7 @@ class Unit(_AnyUnit, ABC):
 
     @abstractmethod
     def rollback(self) -> None:
-        """Roll back, and let go of the connection; never raises. One that is broken, or whose state is not known, is
+        """Roll back, and let go of the connection; never raises. One that is broken, or in an unknown state, is
         closed rather than used again.
         """
 

@@ -1,4 +1,4 @@
-"""The completer: runs stored requests. Those that were accepted, and those of operations whose client never came back.
+"""The completer: runs stored requests. Those that were accepted, and those that were abandoned by their client.
 
 It needs the application, since only that can run them: each middleware has a ``finish``. Several of them may share a
 backlog, and then that many operations are run at once.
@@ -25,7 +25,7 @@ from semel.work.wakeup import AsyncWakeup, Wakeup
 
 _logger = logging.getLogger("semel")
 
-#: The status that an operation ended with; None: it did not end; ``AGAIN``: somebody else has it, or nobody may begin.
+#: The status that an operation ended with; None: it did not end; ``AGAIN``: another worker has it, or none may begin.
 Finished = int | Again | None
 #: Runs one operation. With a store for an event loop, it may be a coroutine function.
 Finish = Callable[[Stuck], Finished | Awaitable[Finished]]
@@ -64,7 +64,7 @@ class Completer(StoreService[S_co, FinishReport]):
         return self._backlog.wakeup
 
     async def flow(self, ports: CompleterPorts) -> FinishReport:
-        """Finish all whose time has come, and that no other has taken; but when the next look is due, leave the rest to
+        """Finish all that are due and that no other has taken; but when the next look is due, leave the rest to
         the next run, which then comes at once: an operation that was accepted meanwhile must not wait for a backlog.
         """
         self._count = 0

@@ -1,7 +1,7 @@
 """The sweeper: frees the keys of workers that died, and parks the operations that may not run again.
 
-A retry takes a dead worker's key over without it. It is here for the keys that nobody retries: so that people are told,
-and so that an operation whose outcome is unknown waits for an operator before a client asks.
+A retry takes a dead worker's key over without it. It is here for the keys that are never retried: people are told, and
+an operation with an unknown outcome waits for an operator before a client asks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Sweeper(StoreService[S_co, SweepReport]):
     name = "sweeper"
 
     def __init__(self, store: S_co, *, interval: timedelta = SWEEP_INTERVAL, has_completer: bool = False) -> None:
-        """Sweep *store*. With *has_completer*, operations whose request was kept are left to the completer."""
+        """Sweep *store*. With *has_completer*, operations with a stored request are left to the completer."""
         super().__init__(store, interval)
         self._has_completer = has_completer
 

@@ -24,7 +24,7 @@ class Wakeup:
         start_afresh_in_children(self)
 
     def start_afresh(self) -> None:
-        """Have nobody wait."""
+        """Start with no waiters."""
         self._condition = threading.Condition()
 
     def wake(self) -> None:

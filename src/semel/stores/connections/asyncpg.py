@@ -207,7 +207,7 @@ class _Executor:
     def begin(self, sql: str) -> Awaitable[str]:
         inner = self._inner
         if self.session is None:
-            # What start() does, whose BEGIN takes a round trip of its own.
+            # As start() does, but its BEGIN takes a round trip of its own.
             block = self.connection.transaction()
             block._state = TransactionState.STARTED  # noqa: SLF001 - as start() does
         else:

@@ -139,7 +139,7 @@ class SQLite:
         return self._lender.start(command) if isinstance(command, Begin) else None
 
     def peek(self, command: Begin | Open) -> Found | None:
-        """Read an answer, or somebody who is at work, without waiting for somebody else's handler."""
+        """Read an answer, or that another worker has the key, without waiting for its handler."""
         return self._lender.peek(command)
 
     def stop(self, command: Begin | Open) -> None:
@@ -210,7 +210,7 @@ def url_of_engine(engine: Engine) -> str:
 
 def made_by(engine: Engine) -> Any:
     """Make a connection of the driver's as *engine* does, with its ``connect_args``, ``creator`` and events, and keep
-    it out of its pool: a pool like it, which nobody else has, makes the connection and lets go of it.
+    it out of its pool: a pool like it, of our own, makes the connection and lets go of it.
     """
     made = engine.pool.recreate().connect()
     try:

@@ -140,7 +140,7 @@ class _Unit(Unit):
         try:
             self._check_open()
             if self._session is not None and self._session.in_transaction():
-                # Ends its savepoint. A session whose last flush has failed says so here.
+                # Ends its savepoint. If the session's last flush has failed, it says so here.
                 self._session.commit()
             said = self._dialect.commit(self._connection, self._transaction.commit)
         except DBAPIError as error:

@@ -216,7 +216,7 @@ class AsyncPostgresStore(PostgresBase, AsyncStore):
         return await link.run(self._statements.of(command))
 
     async def _advance(self, link: _Link) -> None:
-        with suppress(StoreNotPermitted, StoreReadOnly):  # Whoever may only look sees what is followed already.
+        with suppress(StoreNotPermitted, StoreReadOnly):  # A role that may only read sees what is followed already.
             for _ in range(MAX_WALKS):
                 if not await link.run(advance(self._statements)):
                     return
@@ -288,7 +288,7 @@ class _Link:
             self.drop()
             raise known from error
         except asyncio.CancelledError:
-            # What comes back on this connection next would be somebody else's answer.
+            # What comes back on this connection next would be the answer to another request.
             self.drop()
             raise
 
@@ -352,8 +352,8 @@ class _Link:
         return None
 
     async def _opened_through_a_pooler(self) -> asyncpg.Connection[Any]:
-        """Connect without what a session would have: no prepared statements, no settings. Nobody but us limits how long
-        a statement takes; and with each statement planned anew, a plan can't grow old.
+        """Connect without what a session would have: no prepared statements, no settings. How long a statement may
+        take, only this client limits; and with each statement planned anew, a plan can't grow old.
         """
         self.is_direct = False
         connection = await asyncpg.connect(self._address.url, timeout=CONNECT_SECONDS, statement_cache_size=0)

@@ -165,7 +165,7 @@ class PostgresStore(PostgresBase, Store):
         return self._caught(run)
 
     def _advance(self, link: _Link) -> None:
-        with suppress(StoreNotPermitted, StoreReadOnly):  # Whoever may only look sees what is followed already.
+        with suppress(StoreNotPermitted, StoreReadOnly):  # A role that may only read sees what is followed already.
             for _ in range(MAX_WALKS):
                 if not link.run(advance(self._statements)):
                     return
@@ -238,7 +238,7 @@ class _Link:
             self.close()
             raise known from error
         except BaseException:
-            # Interrupted in the middle: what comes back on this connection next would be somebody else's answer.
+            # Interrupted in the middle: what comes back on this connection next would be the answer to another request.
             self.close()
             raise
 
