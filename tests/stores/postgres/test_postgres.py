@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from importlib.resources import files
 from typing import Any
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from semel.core.commands import Again, Browse, Claim, Complete, FindStuck, Look, Release, Renew, Verdict
+from semel.core.commands import Again, Browse, Claim, Complete, FindStuck, Look, Park, Release, Renew, Verdict
 from semel.core.message import Answer
 from semel.core.record import Found, Hold
 from semel.core.state import Event, State
@@ -106,6 +107,47 @@ class TestCost:
 
             assert "Seq Scan" not in plan
             assert "semel_keys_pkey" in plan
+
+
+class TestAlone:
+    """What goes out by itself is another statement than what goes out together, and they say the same."""
+
+    async def test_claims(self, postgres_url: str) -> None:
+        """A key that is there is found to be the same by a claim that comes alone and by one in company."""
+        store(postgres_url).migrate()
+        soon = timedelta(microseconds=1)
+        async with AsyncPostgresStore(postgres_url) as postgres:
+            for key in ("live", "lapsed", "expired", "done", "failed", "stripped", "parked"):
+                terms = replace(claim(key), lease=soon if key in {"lapsed", "expired"} else LEASE)
+                hold = await postgres.perform(replace(terms, retention=soon) if key == "expired" else terms)
+                assert isinstance(hold, Hold)
+                if key in {"done", "failed", "stripped"}:
+                    event = Event.FAIL if key == "failed" else Event.COMPLETE
+                    answer = Answer(204, (), None) if key == "stripped" else ANSWER
+                    assert await postgres.perform(Complete(hold, event, answer)) is Verdict.DONE
+                elif key == "parked":
+                    await postgres.perform(Park(hold))
+                alone = await postgres.perform(claim(key))
+                together, _ = await asyncio.gather(*[postgres.perform(claim(each)) for each in (key, f"beside {key}")])
+                assert isinstance(alone, Found)
+                assert isinstance(together, Found)
+                assert replace(alone, retention_left=None) == replace(together, retention_left=None)
+
+    async def test_answers(self, postgres_url: str) -> None:
+        """An answer is stored once by its own worker, and by no other, whether it comes alone or in company."""
+        store(postgres_url).migrate()
+        async with AsyncPostgresStore(postgres_url) as postgres:
+            for keys in (["lone"], ["one", "two"]):
+                holds = [hold for key in keys if isinstance(hold := await postgres.perform(claim(key)), Hold)]
+                strangers = [replace(hold, token=os.urandom(16)) for hold in holds]
+                for workers, verdict in (
+                    (strangers, Verdict.FENCED),
+                    (holds, Verdict.DONE),
+                    (holds, Verdict.DONE),  # The reply to the first was lost, as far as the worker knows.
+                    (strangers, Verdict.FENCED),
+                ):
+                    sent = [postgres.perform(Complete(each, Event.COMPLETE, ANSWER)) for each in workers]
+                    assert set(await asyncio.gather(*sent)) == {verdict}
 
 
 class TestRivals:
