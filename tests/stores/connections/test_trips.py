@@ -19,7 +19,7 @@ from semel.core.message import Answer
 from semel.core.record import Found, Hold
 from semel.core.recovery import Done, Progress
 from semel.core.state import Event, State
-from semel.errors import CommitUnknown, ConfigurationError
+from semel.errors import CommitUnknown, ConfigurationError, StoreReadOnly
 from semel.stores import async_store, store
 from semel.stores.base import Store
 from semel.stores.connections.pool import AllInUse, AsyncPool, Pool
@@ -563,3 +563,22 @@ async def test_complete_is_not_in_the_way(url: str) -> None:
         transaction, seen = await shop.begun(claim_of())
         await shop.do(transaction.perform, Undo())
         assert seen.answer == ANSWER
+
+
+@every_kind
+async def test_read_only_and_serializable_by_default(url: str, kind: str) -> None:
+    """A database that takes no writes by its own setting says so at once, though its transactions are serializable and
+    another one is open: a deferrable one would wait for that.
+    """
+    with psycopg.connect(url, autocommit=True) as operator:
+        name = operator.info.dbname
+        for setting in ("default_transaction_isolation = serializable", "default_transaction_read_only = on"):
+            operator.execute(f'ALTER DATABASE "{name}" SET {setting}'.encode())
+        with psycopg.connect(url) as other:
+            other.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE, READ WRITE")
+            other.execute("SELECT * FROM semel_keys")
+            async with KINDS[kind](url) as shop:
+                transaction = shop.store.transaction()
+                with pytest.raises(StoreReadOnly):
+                    await shop.do(transaction.perform, Begin(claim_of()))
+                await shop.do(transaction.perform, Undo())

@@ -202,7 +202,9 @@ class _Executor:
         return Status.OPEN if self._inner.is_in_transaction() else Status.IDLE
 
     def begin_sql(self) -> str:
-        return "BEGIN DEFERRABLE"
+        # Servers before 14 don't say it.
+        is_read_only = getattr(self._inner.get_settings(), "default_transaction_read_only", "off") == "on"
+        return "BEGIN" if is_read_only else "BEGIN DEFERRABLE"
 
     def begin(self, sql: str) -> Awaitable[str]:
         inner = self._inner

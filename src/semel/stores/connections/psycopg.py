@@ -222,8 +222,11 @@ class _AnyExecutor:
         connection = self.connection
         level = connection.isolation_level
         modes = [f"ISOLATION LEVEL {level.name.replace('_', ' ')}"] if level else []
-        modes.append("READ ONLY" if connection.read_only else "DEFERRABLE")
-        return f"BEGIN {', '.join(modes)}"
+        if connection.read_only:
+            modes.append("READ ONLY")
+        elif connection.info.parameter_status("default_transaction_read_only") != "on":
+            modes.append("DEFERRABLE")
+        return f"BEGIN {', '.join(modes)}".rstrip()
 
     def hear(self, notices: Notices, *, listens: bool) -> None:
         change = self.connection.add_notice_handler if listens else self.connection.remove_notice_handler
