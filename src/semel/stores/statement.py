@@ -23,6 +23,9 @@ T = TypeVar("T")
 DEFAULT_TABLE = "semel_keys"
 DEFAULT_AUDIT = "semel_audit"
 DEFAULT_WATERMARK = "semel_keys_watermark"
+DEFAULT_OUTBOX = "semel_outbox"
+DEFAULT_INBOX = "semel_inbox"
+DEFAULT_WEBHOOKS = "semel_webhooks"
 MIGRATIONS = "migrations"
 
 _BLOCK = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
@@ -51,7 +54,22 @@ class Names:
     @property
     def audit(self) -> str:
         """The name of the audit trail's table: ``semel_audit`` for ``semel_keys``."""
-        return DEFAULT_AUDIT if self.table == DEFAULT_TABLE else f"{self.table}_audit"
+        return self._beside(DEFAULT_AUDIT)
+
+    @property
+    def outbox(self) -> str:
+        """The table of messages to be sent."""
+        return self._beside(DEFAULT_OUTBOX)
+
+    @property
+    def inbox(self) -> str:
+        """The table of messages that consumers have handled."""
+        return self._beside(DEFAULT_INBOX)
+
+    @property
+    def webhooks(self) -> str:
+        """The table of endpoints."""
+        return self._beside(DEFAULT_WEBHOOKS)
 
     @property
     def watermark(self) -> str:
@@ -61,16 +79,24 @@ class Names:
     @property
     def tables(self) -> frozenset[str]:
         """All of Semel's tables."""
-        return frozenset({self.table, self.audit, self.watermark, f"{self.table}_migrations"})
+        messages = (self.outbox, self.inbox, self.webhooks)
+        return frozenset({self.table, self.audit, self.watermark, f"{self.table}_migrations", *messages})
 
     def put_into(self, sql: str) -> str:
         """Return *sql* with these names in place of the usual ones."""
         prefix = f"{self.schema}." if self.schema else ""
         sql = sql.replace(DEFAULT_WATERMARK, prefix + self.watermark)
-        for usual, name in ((DEFAULT_TABLE, self.table), (DEFAULT_AUDIT, self.audit)):
+        for usual in (DEFAULT_TABLE, DEFAULT_AUDIT, DEFAULT_OUTBOX, DEFAULT_INBOX, DEFAULT_WEBHOOKS):
+            name = self._beside(usual)
             sql = re.sub(rf"\b{usual}(?=_)", name, sql)
             sql = re.sub(rf"\b{usual}\b", prefix + name, sql)
         return sql
+
+    def _beside(self, usual: str) -> str:
+        """Return what a table is called that is *usual* beside ``semel_keys``."""
+        if self.table == DEFAULT_TABLE:
+            return usual
+        return self.table if usual == DEFAULT_TABLE else self.table + usual.removeprefix("semel")
 
 
 @dataclass(frozen=True)
@@ -140,9 +166,9 @@ class Joined(Generic[T]):
         return [self.parameters[name] for name in self.query.parameters]
 
 
-def load_queries(package: str, names: Names) -> dict[str, Query]:
+def load_queries(package: str, names: Names, file: str = "queries.sql") -> dict[str, Query]:
     """Read the queries of a store's package."""
-    parts = _BLOCK.split((files(package) / "queries.sql").read_text("utf-8"))
+    parts = _BLOCK.split((files(package) / file).read_text("utf-8"))
     pairs = zip(parts[1::2], parts[2::2], strict=True)
     return {name: Query(names.put_into(_without_comments(text))) for name, text in pairs}
 

@@ -184,9 +184,13 @@ class _Kernel:
     @property
     def connection(self) -> Any:
         """The open connection."""
+        return self._opened.connection
+
+    @property
+    def _opened(self) -> Any:
         if self._unit is None:
             raise NoConnection
-        return self._unit.connection
+        return self._unit
 
     async def _begin(self, command: Begin) -> Hold | Found:
         opening = self._statements.opening(command)
@@ -295,6 +299,11 @@ class Transaction(_Kernel):
 
     _waits = False
 
+    def run(self, joined: Joined[T]) -> T:
+        """Run one more statement in it, while it is open."""
+        answer: T = self._opened.run(joined)
+        return answer
+
     def perform(self, command: Command[T]) -> T:
         """Carry out one command."""
         answer: T = at_once(self._HOW[type(command)](self, command))
@@ -305,6 +314,11 @@ class AsyncTransaction(_Kernel):
     """One transaction on an event loop, from ``Begin`` or ``Open`` to its end."""
 
     _waits = True
+
+    def run(self, joined: Joined[T]) -> Coroutine[Any, Any, T]:
+        """Run one more statement in it, while it is open."""
+        running: Coroutine[Any, Any, T] = self._opened.run(joined)
+        return running
 
     def perform(self, command: Command[T]) -> Coroutine[Any, Any, T]:
         """Carry out one command."""

@@ -58,5 +58,6 @@ def _drop(store: Any) -> None:
     names = store.address.names
     psycopg: Any = import_module("psycopg")
     with psycopg.connect(store.address.url, autocommit=True) as connection:
-        for table in ("semel_keys", "semel_audit", "semel_keys_watermark", "semel_keys_migrations"):
-            connection.execute(names.put_into(f"DROP TABLE IF EXISTS {table} CASCADE"))
+        prefix = f"{names.schema}." if names.schema else ""
+        for table in sorted(names.tables):
+            connection.execute(f"DROP TABLE IF EXISTS {prefix}{table} CASCADE")

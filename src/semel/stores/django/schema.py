@@ -9,7 +9,7 @@ from typing import Any
 
 from semel.stores.django.wrapper import Wrapper
 from semel.stores.sqlite import file
-from semel.stores.statement import DEFAULT_AUDIT, DEFAULT_TABLE, DEFAULT_WATERMARK, Names, load_migrations
+from semel.stores.statement import DEFAULT_TABLE, DEFAULT_WATERMARK, Names, load_migrations
 
 #: Where the files of each database are.
 PACKAGES = {"postgresql": "semel.stores.postgres", "sqlite": "semel.stores.sqlite"}
@@ -57,7 +57,7 @@ def revert(editor: Any, name: str) -> None:
     vendor = editor.connection.vendor
     if vendor == "sqlite":
         editor.execute(f"DROP VIEW IF EXISTS {DEFAULT_TABLE}_clock", params=None)
-    for table in (DEFAULT_AUDIT, DEFAULT_TABLE, DEFAULT_WATERMARK, BOOK):
+    for table in sorted(Names().tables):
         editor.execute(f"DROP TABLE IF EXISTS {table}", params=None)
     if not editor.collect_sql:
         for earlier, _ in _scripts(vendor):
@@ -69,7 +69,7 @@ def clear(wrapper: Wrapper) -> None:
     """Delete every record and the whole audit trail, if there are any. For tests."""
     if wrapper.vendor in PACKAGES and len(applied(wrapper)) == len(_scripts(wrapper.vendor)):
         with wrapper.cursor() as cursor:
-            for table in (DEFAULT_TABLE, DEFAULT_AUDIT):
+            for table in sorted(Names().tables - {BOOK, DEFAULT_WATERMARK}):
                 cursor.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
 
 

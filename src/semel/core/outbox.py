@@ -1,0 +1,175 @@
+"""Messages of the outbox: what is sent, how a try can end, and when the next one comes. Nothing here sends or stores.
+
+A message is written in the transaction of the business change that it tells of, and sent later, at least once. Its id
+is the same on every try and in the field that each broker has for it, so that a consumer can drop what came twice.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from datetime import timedelta
+from uuid import UUID
+
+from semel.core.canonical import pack
+from semel.core.value import value
+from semel.errors import ConfigurationError
+
+#: Names of destinations, types and ordering keys are headers and routing keys at the brokers.
+MAX_NAME = 255
+#: Brokers take 1 MiB by default (NATS, Kafka); a message that is larger belongs in a file, with its address sent.
+MAX_PAYLOAD = 1024 * 1024
+MAX_HEADERS = 16 * 1024
+
+
+@value
+class Message:
+    """One message, as a publisher gets it."""
+
+    #: A UUID, the same on every try. Consumers tell duplicates by it.
+    id: str
+    #: What happened: ``order.paid``.
+    type: str
+    #: The destination's name.
+    to: str
+    payload: bytes
+    content_type: str = "application/json"
+    #: Messages of one destination with the same key are sent in the order in which they were added. None: in any order.
+    key: str | None = None
+    #: The application's own headers, and those of CloudEvents where they were asked for.
+    headers: tuple[tuple[str, str], ...] = ()
+    #: The trace (W3C) that the message belongs to.
+    traceparent: str | None = None
+    #: When it was added, in seconds since 1970 by the store's clock.
+    created_at: float = 0.0
+    #: How many tries have failed so far.
+    attempts: int = 0
+
+
+@value
+class Delivered:
+    """The destination has confirmed that it has the message."""
+
+
+@value
+class Rejected:
+    """The destination will never take this message: it becomes a dead letter at once."""
+
+    reason: str
+
+
+@value
+class Failed:
+    """The try failed, and another may not: it counts, and the message waits for its next try."""
+
+    reason: str
+    #: What the destination asked for (``Retry-After``), if it did.
+    retry_after: timedelta | None = None
+
+
+@value
+class Unreachable:
+    """The destination could not be asked. It costs the message nothing, and the destination gets a pause."""
+
+    reason: str
+
+
+Verdict = Delivered | Rejected | Failed | Unreachable
+
+
+@value
+class Schedule:
+    """The pauses between the tries of one message. After the last one it becomes a dead letter."""
+
+    pauses: tuple[timedelta, ...]
+    #: Each pause is longer or shorter by up to this share.
+    jitter: float = 0.2
+
+    def pause(self, failures: int, chance: float) -> timedelta | None:
+        """Return how long to wait after so many *failures*; None: it was the last try. *chance* is between 0 and 1."""
+        if failures > len(self.pauses):
+            return None
+        return self.pauses[failures - 1] * (1 + self.jitter * (2 * chance - 1))
+
+
+def _seconds(*numbers: float) -> tuple[timedelta, ...]:
+    return tuple(timedelta(seconds=number) for number in numbers)
+
+
+#: For brokers: what they refuse for now they take within minutes, or a person has to look. About three hours in all.
+BROKER_SCHEDULE = Schedule(_seconds(1, 5, 15, 60, 300, 900, 1800, 3600, 3600))
+#: The example schedule of Standard Webhooks: 75 hours.
+WEBHOOK_SCHEDULE = Schedule(
+    _seconds(5, 300, 1800, *(hours * 3600 for hours in (2, 5, 10, 14, 20, 24))),
+)
+
+#: How long a destination that can't be reached is left alone: a hiccup is over soon, and an outage is asked about every
+#: 30 s, by one message.
+BREAKER_PAUSES = _seconds(1, 5, 30)
+
+
+def breaker_pause(failures: int) -> timedelta:
+    """Return how long to leave a destination alone after so many probes in a row have failed, 1 or more."""
+    return BREAKER_PAUSES[min(failures, len(BREAKER_PAUSES)) - 1]
+
+
+def message_id(scope: str, key: str, *, step: str, type_: str, to: str, number: int) -> str:
+    """Return the id of a message that an operation publishes: the same whenever its handler runs again.
+
+    *step* is the phase that it is published in, or empty; *number* counts the messages of this type and destination
+    that the same step has published before.
+    """
+    parts = (scope, key, step, type_, to, str(number))
+    packed = pack(tuple(part.encode("utf-8", "surrogatepass") for part in parts))
+    # Version 8: a UUID of one's own making. The key is among the parts, too: HMAC pads it with zeros.
+    return str(_uuid8(hmac.digest(key.encode("utf-8", "surrogatepass"), packed, "sha256")[:16]))
+
+
+def time_ordered_id(milliseconds: int, random: bytes) -> str:
+    """Return a UUID of version 7 from the time and ten random bytes: new ones come last in every index."""
+    number = int.from_bytes(milliseconds.to_bytes(6, "big") + random, "big")
+    return str(UUID(int=_marked(number, 7)))
+
+
+def _uuid8(data: bytes) -> UUID:
+    return UUID(int=_marked(int.from_bytes(data, "big"), 8))
+
+
+def _marked(number: int, version: int) -> int:
+    number = number & ~(0xF << 76) | version << 76
+    return number & ~(0x3 << 62) | 0x2 << 62
+
+
+def waves(messages: Sequence[Message]) -> list[list[Message]]:
+    """Split a batch into waves, to be sent one after the other: of each key, one message in each wave, in order.
+
+    A message may be sent only when all before it with the same key were confirmed: sent together, the second could
+    arrive where the first did not.
+    """
+    split: list[list[Message]] = []
+    counts: dict[str, int] = {}
+    for message in messages:
+        wave = 0
+        if message.key is not None:
+            wave = counts.get(message.key, 0)
+            counts[message.key] = wave + 1
+        if wave == len(split):
+            split.append([])
+        split[wave].append(message)
+    return split
+
+
+def check_name(what: str, name: object) -> str:
+    """Return *name*, if it can be that of a destination, a type or a key."""
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable():
+        raise ConfigurationError(f"{what} is a text of 1 to {MAX_NAME} printable characters, not {_shown(name)}.")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"{what} {_shown(name)} can't be written as UTF-8.") from None
+    return name
+
+
+def _shown(name: object) -> str:
+    shown = ascii(name)
+    return shown if len(shown) <= 80 else f"{shown[:80]}…"  # noqa: PLR2004 - a line
