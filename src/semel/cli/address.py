@@ -29,28 +29,33 @@ _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 def named(url: str | None) -> str | None:
     """Return the URL that was typed, or else the one in the environment."""
-    found = url or os.environ.get(VARIABLE)
-    return checked(found) if found else None
+    given = url or os.environ.get(VARIABLE)
+    return checked(given) if given else None
 
 
 def required(url: str | None) -> str:
     """Return the URL that was typed or set; it is an error if there is none."""
-    if found := named(url):
-        return found
+    if given := named(url):
+        return given
     raise ConfigurationError(f"Which store? Give its URL, or set {VARIABLE}.")
+
+
+def found(url: str | None) -> str:
+    """Return the URL of the store that was typed or set, else of the usual file; it is an error if that is missing."""
+    which = named(url)
+    if which is None:
+        if not USUAL_FILE.exists():
+            raise ConfigurationError(f"Which store? Give --store URL or set {VARIABLE}: there is no {USUAL_FILE} here.")
+        which = f"sqlite:///{USUAL_FILE}"
+    if urlsplit(which).scheme == "sqlite":
+        _look_at_file(locate(which))
+    return which
 
 
 @contextmanager
 def opened(url: str | None) -> Iterator[Store]:
     """Open the store for reading: the one that was typed or set, else the usual file. A missing file is not created."""
-    found = named(url)
-    if found is None:
-        if not USUAL_FILE.exists():
-            raise ConfigurationError(f"Which store? Give --store URL or set {VARIABLE}: there is no {USUAL_FILE} here.")
-        found = f"sqlite:///{USUAL_FILE}"
-    if urlsplit(found).scheme == "sqlite":
-        _look_at_file(locate(found))
-    keys = store(found)
+    keys = store(found(url))
     try:
         yield keys
     finally:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from semel import __version__
-from semel.cli import keys, schema, work
+from semel.cli import keys, outbox, relay, schema, work
 from semel.cli.demo import command as demo
 
 VERSION = "Print the version of Semel."
@@ -24,7 +24,9 @@ app.command("migrate")(schema.migrate)
 app.command("sweep")(work.sweep)
 app.command("reap")(work.reap)
 app.command("work")(work.work)
+app.command("relay")(relay.relay)
 app.add_typer(keys.app, name="keys")
+app.add_typer(outbox.app, name="outbox")
 
 
 @app.command()

@@ -17,6 +17,7 @@ import semel.wsgi
 from semel.cli.address import StoreOption, opened
 from semel.cli.application import load, started
 from semel.cli.output import JsonOption
+from semel.cli.relay import Destinations, KeepOption, LeaseOption, ToOption
 from semel.core.upkeep import MAX_ATTEMPTS, MAX_BATCH
 from semel.errors import ConfigurationError
 from semel.flows.upkeep import ReapReport, SweepReport
@@ -75,8 +76,11 @@ def work(
     ] = MAX_ATTEMPTS,
     audit_retention: AuditOption = "90d",
     batch: BatchOption = MAX_BATCH,
+    to: ToOption = None,
+    lease: LeaseOption = "30s",
+    keep: KeepOption = None,
 ) -> None:
-    """Sweep and reap until SIGTERM or SIGINT; with --app, also run accepted and abandoned operations.
+    """Sweep and reap until SIGTERM or SIGINT. With --app, also run accepted and abandoned operations; with --to, relay.
 
     Any number of these may run at once. When one is told to stop, it begins nothing new and finishes its current runs.
     """
@@ -89,12 +93,15 @@ def work(
         max_attempts=max_attempts,
     )
     every = duration(complete_every) if complete_every else None
+    destinations = Destinations(to or (), duration(lease), duration(keep) if keep else None)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     said = f"Sweeping every {sweep_every}, reaping every {reap_every}"
+    if to:
+        said += f", relaying to {', '.join(each.partition('=')[0] for each in to)}"
     if app is None:
         with opened(store) as keys:
             keys.open()
-            _until_stopped(Workers(plan.services(keys)), f"{said}. Ctrl-C ends it.")
+            _until_stopped(Workers([*plan.services(keys), *destinations.relays(keys)]), f"{said}. Ctrl-C ends it.")
         return
     if store is not None:
         raise ConfigurationError("Give --app or --store, not both: the app names its store.")
@@ -106,12 +113,18 @@ def work(
     said = f"{said}, finishing every {looks}, {concurrency} at once. Ctrl-C ends it."
     if isinstance(middleware, semel.asgi.IdempotencyMiddleware):
         waiting = AsyncBacklog(every, middleware.store.listen if is_accepting else None)
-        services_on_loop = plan.services(middleware.store, middleware.finish, waiting)
+        services_on_loop = [
+            *plan.services(middleware.store, middleware.finish, waiting),
+            *destinations.relays(middleware.store),
+        ]
         asyncio.run(_work_async(loaded, middleware, AsyncWorkers(services_on_loop), said))
     else:
         middleware.store.open()
         backlog = Backlog(every, middleware.store.listen if is_accepting else None)
-        services = plan.services(middleware.store, middleware.finish, backlog)
+        services = [
+            *plan.services(middleware.store, middleware.finish, backlog),
+            *destinations.relays(middleware.store),
+        ]
         _until_stopped(Workers(services), said, middleware.drain)
         middleware.store.close()
 

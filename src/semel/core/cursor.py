@@ -3,8 +3,8 @@
 Index entries of messages that were sent stay behind until the next vacuum, and a transaction that is left open keeps
 them for as long as it lives. So a relay does not begin each walk at the beginning. But it must not go past a message
 that is not visible yet: numbers are drawn before COMMIT, and a lower one may be committed later. A place is *safe* when
-every transaction has ended that was running when nothing was left below it: a message's number is drawn after its
-transaction has its own (``add`` sees to that), so none can appear there any more.
+nothing is left below it after every transaction has ended that was running when nothing was left there before: a
+message's number is drawn after its transaction has its own (``add`` sees to that), so none can appear there any more.
 
 While one transaction is left open that has written something, nothing becomes safe. Then walks begin where the last
 one found nothing left (*reached*), and look back to the safe place every few seconds, for what was committed late.
@@ -69,12 +69,15 @@ class Cursor:
         """Take note of a walk that began after *start*, at *began*, and is over *now*."""
         self._highest = max(self._highest, walk.last or 0)
         left_off = self._highest if walk.first is None else walk.first - 1
-        if self._pending is not None and walk.xmin >= self._pending[1]:
-            self.safe = max(self.safe, self._pending[0])
-            self._pending = None
+        has_ended = self._pending is not None and walk.xmin >= self._pending[1]
         if start <= self.safe:
-            # A walk from beyond it may have missed what was committed late.
+            # This walk has seen what those transactions have committed; one from beyond the safe place may not have.
+            if self._pending is not None and has_ended:
+                self.safe = max(self.safe, min(self._pending[0], left_off))
+                self._pending = None
             if self._pending is None and left_off > self.safe:
                 self._pending = (left_off, walk.xmax, now)
             self._look_back_at = now + max(LOOK_BACK_EVERY, (now - began) / LOOK_BACK_SHARE)
+        elif has_ended:
+            self._look_back_at = now
         self._reached = max(left_off, self.safe)

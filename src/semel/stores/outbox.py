@@ -30,7 +30,7 @@ T = TypeVar("T")
 Rows = Sequence[Sequence[Any]]
 Statements = Generator[Joined[Any], Any, T]
 
-#: How many messages of a key are freed when the one before them has ended.
+#: How many messages of a key are taken together with one that was freed.
 MAX_RUN = 100
 #: How many dead letters are requeued or dropped in one statement.
 MAX_CHANGED = 1000
@@ -111,14 +111,21 @@ class OutboxStatements:
             if how["aside"]:
                 aside = len((yield self._joined("set_aside", to=to, limit=limit)))
             rows = yield self._joined(
-                "claim", to=to, token=token, lease=_milliseconds(lease), limit=limit, due=due, bytes=how["bytes"]
+                "claim",
+                to=to,
+                token=token,
+                lease=_milliseconds(lease),
+                limit=limit,
+                due=due,
+                run=MAX_RUN,
+                bytes=how["bytes"],
             )
             walked = len(rows)
             if walked < limit:
                 walked = (yield self._joined("walked", to=to, limit=limit))[0][0]
             return Claimed(_messages(to, sorted(rows)), None, walked, aside)
         first, *rest = yield self._joined(
-            "claim", to=to, token=token, lease=lease.total_seconds(), limit=limit, due=due, **how
+            "claim", to=to, token=token, lease=lease.total_seconds(), limit=limit, due=due, run=MAX_RUN, **how
         )
         messages = _messages(to, [(row[1], row[5], *row[6:]) for row in rest])
         return Claimed(messages, Walk(first[0], first[1], first[3], first[4]), first[2], first[5])
@@ -138,10 +145,9 @@ class OutboxStatements:
                 to=to,
                 token=token,
                 keep=keep,
-                run=MAX_RUN,
                 ids=[each.id for each in endings],
                 ends=[each.ending for each in endings],
-                pauses=[each.pause.total_seconds() if each.pause else None for each in endings],
+                pauses=[None if each.pause is None else each.pause.total_seconds() for each in endings],
                 errors=[each.error for each in endings],
                 **self._author(),
             )
@@ -155,7 +161,7 @@ class OutboxStatements:
             yield self._joined("note", ids=json.dumps(dead), actor=this_process())
         keys = {row[-1] for row in (*gone, *kept)} - {None}
         if keys:
-            yield self._joined("free_keys", to=to, keys=json.dumps(sorted(keys)), run=MAX_RUN)
+            yield self._joined("free_keys", to=to, keys=json.dumps(sorted(keys)))
         return len(kept) + len(gone)
 
     def free(self, to: str, after_key: str, limit: int) -> Statements[tuple[str | None, int]]:
@@ -167,7 +173,7 @@ class OutboxStatements:
         if not found:
             return None, 0
         keys = [key for (key,) in found]
-        freed = yield self._joined("free_keys", to=to, keys=json.dumps(keys), run=MAX_RUN)
+        freed = yield self._joined("free_keys", to=to, keys=json.dumps(keys))
         return keys[-1], len(freed)
 
     def browse(self, state: str, to: str | None, limit: int) -> Statements[tuple[Stored, ...]]:
@@ -211,10 +217,10 @@ class OutboxStatements:
         which: dict[str, Any] = {"id": id, "to": to, "limit": MAX_CHANGED}
         author = self._author(actor)
         if self._is_postgres:
-            seconds = since.total_seconds() if since else None
+            seconds = None if since is None else since.total_seconds()
             rows = yield self._joined(name, **which, since=seconds, **author)
             return int(rows[0][0])
-        which["since"] = _milliseconds(since) if since else None
+        which["since"] = None if since is None else _milliseconds(since)
         yield self._joined("note_change", **which, event=event, **author)
         return len((yield self._joined(name, **which)))
 
@@ -306,7 +312,7 @@ def _stored(row: Sequence[Any]) -> Stored:
 
 
 def _as_asked(ending: Ending) -> dict[str, Any]:
-    pause = ending.pause.total_seconds() if ending.pause else None
+    pause = None if ending.pause is None else ending.pause.total_seconds()
     return {"id": ending.id, "ending": ending.ending, "pause": pause, "error": ending.error}
 
 

@@ -5,6 +5,7 @@ from semel.work.completer import AsyncCompleter, Completer
 from semel.work.loop import AsyncWorkers, Workers
 from semel.work.plan import Plan
 from semel.work.reaper import AsyncReaper, Reaper
+from semel.work.relay import AsyncRelay, Relay
 from semel.work.service import AsyncService, Report, Service, StoreService
 from semel.work.sweeper import AsyncSweeper, Sweeper
 
@@ -12,6 +13,7 @@ __all__ = [
     "AsyncBacklog",
     "AsyncCompleter",
     "AsyncReaper",
+    "AsyncRelay",
     "AsyncService",
     "AsyncSweeper",
     "AsyncWorkers",
@@ -19,6 +21,7 @@ __all__ = [
     "Completer",
     "Plan",
     "Reaper",
+    "Relay",
     "Report",
     "Service",
     "StoreService",

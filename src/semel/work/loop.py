@@ -100,6 +100,8 @@ class _Loop:
 
     def stop(self) -> None:
         self._is_stopping = True
+        if (stop := getattr(self._service, "stop", None)) is not None:
+            stop()
         self._wakeup.wake()
 
     async def repeat(self) -> None:
@@ -111,6 +113,11 @@ class _Loop:
                 _logger.exception("The %s failed; the next run tries again.", self._service.name)
             if not self._is_stopping:
                 await outcome(self._wakeup.wait(heard, _jittered(self._service.interval)))
+        if (close := getattr(self._service, "close", None)) is not None:
+            try:
+                await outcome(close())
+            except Exception:  # it ends in any case
+                _logger.exception("The %s could not be closed.", self._service.name)
 
 
 def _tell(name: str, report: Report) -> None:

@@ -15,11 +15,15 @@ from semel.stores.forks import start_afresh_in_children
 
 T = TypeVar("T")
 
+#: How long to wait for what still runs on it.
+CLOSE_SECONDS = 5
+
 
 class LoopThread:
     """A loop that is started on first use. The thread does not keep the process alive."""
 
     _loop: asyncio.AbstractEventLoop | None = None
+    _thread: threading.Thread
 
     def __init__(self) -> None:
         """Start nothing yet."""
@@ -31,7 +35,8 @@ class LoopThread:
         with self._mutex:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="semel-loop", daemon=True).start()
+                self._thread = threading.Thread(target=_live, args=[self._loop], name="semel-loop", daemon=True)
+                self._thread.start()
             return asyncio.run_coroutine_threadsafe(running, self._loop)
 
     def is_done(self, running: Future[Any], seconds: float) -> bool:
@@ -48,8 +53,25 @@ class LoopThread:
             loop, self._loop = self._loop, None
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)
+            self._thread.join(CLOSE_SECONDS)
 
     def start_afresh(self) -> None:
         """Have no loop: in a forked child, its thread does not exist."""
         self._mutex = threading.Lock()
         self._loop = None
+
+
+def _live(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.run_until_complete(_end())
+    loop.close()
+
+
+async def _end() -> None:
+    loop = asyncio.get_running_loop()
+    left = asyncio.all_tasks(loop) - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    await loop.shutdown_asyncgens()
+    await loop.shutdown_default_executor()

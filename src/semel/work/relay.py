@@ -51,6 +51,8 @@ POLLS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 FREE_EVERY = 5.0
 #: How many keys are looked at then.
 MAX_FREED_KEYS = 100
+#: How many messages that were kept are deleted in one statement.
+MAX_REAPED = 1000
 #: A reason is a line in a table.
 MAX_REASON = 500
 
@@ -70,11 +72,11 @@ class Relay(StoreService[S_co, RelayReport]):
         *,
         lease: timedelta = LEASE,
         batch: int = MAX_BATCH,
-        keep: bool = False,
+        keep: timedelta | None = None,
         publish_limit: timedelta = PUBLISH_LIMIT,
     ) -> None:
         """Send the messages of *store* that are *to* this destination, by *publisher*. With *keep*, what was sent stays
-        in the table until it is reaped.
+        in the table for so long.
         """
         super().__init__(store, timedelta(seconds=POLLS[-1]))
         if lease <= timedelta():
@@ -128,7 +130,7 @@ class Relay(StoreService[S_co, RelayReport]):
                 return again
         return report
 
-    async def close(self) -> None:
+    async def let_go(self) -> None:
         """Disconnect from the destination."""
         await self._waker.close()
         if self._is_open:
@@ -189,16 +191,19 @@ class Relay(StoreService[S_co, RelayReport]):
 
     async def settle(self, endings: Sequence[Ending]) -> int:
         """Write back what became of the messages of the last claim."""
-        return await self._ask(self._statements.settle(self.to, self._token, endings, keep=self._keep))
+        return await self._ask(self._statements.settle(self.to, self._token, endings, keep=self._keep is not None))
 
     async def free(self) -> None:
-        """Free messages that are behind nothing any more, every few seconds."""
+        """Free messages that are behind nothing any more, and delete those that were kept for long, now and then."""
         now = time.monotonic()
         if now - self._freed_at < FREE_EVERY:
             return
         self._freed_at = now
         last, _ = await self._ask(self._statements.free(self.to, self._freed_key, MAX_FREED_KEYS))
         self._freed_key = last or ""
+        if self._keep is not None:
+            while await self._ask(self._statements.reap(self._keep, MAX_REAPED)) == MAX_REAPED:
+                pass
 
     async def pause(self, duration: timedelta) -> None:
         """Wait."""

@@ -18,6 +18,7 @@ from semel.core.events import Happening
 from semel.errors import SemelError
 from semel.guard.running import arun, run
 from semel.stores import AsyncStore, Store
+from semel.stores.transaction import at_once
 from semel.telemetry.logs import log
 
 T = TypeVar("T")
@@ -106,6 +107,16 @@ class StoreService(ServicePorts, ABC, Generic[S_co, R_co]):
     def interval(self) -> timedelta:
         """How long after one run the next begins."""
         return self._interval
+
+    def stop(self) -> None:
+        """Begin nothing new in the run that is under way. Called once, before the last run ends."""
+
+    def close(self) -> Any:
+        """Let go of what it holds, after its last run; with a store for an event loop, this is to be awaited."""
+        return self.let_go() if isinstance(self._store, AsyncStore) else at_once(self.let_go())
+
+    async def let_go(self) -> None:
+        """Let go of what it holds: nothing, most of the time. In a thread, nothing in here waits for a loop."""
 
     @abstractmethod
     async def flow(self, ports: Any) -> R_co:

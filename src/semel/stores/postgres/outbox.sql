@@ -8,7 +8,7 @@
 --
 -- Order of a key: a ready message is taken only if no other of its key is set aside (waiting for another try, behind
 -- one that is, or dead), and none that is ready and older is left out. Messages of a key that has trouble are set aside
--- as they are met, so that a walk does not meet them again; they are freed, some at a time, as those before them end.
+-- as they are met, so that a walk does not meet them again; they are freed, one by one, as those before them end.
 
 
 -- name: add
@@ -40,7 +40,8 @@ SELECT aggregatetype = CAST(:to AS text) AND aggregateid IS NOT DISTINCT FROM CA
 
 
 -- name: claim
--- Take messages of one destination: those that are due again first, then those that are ready, oldest first.
+-- Take messages of one destination: those that are due again first, then those that are ready, oldest first. Behind one
+-- that was freed and has not failed, the "run" of its key is taken, too.
 -- "walked" are the next ready ones, whoever has them; "mine" those that are free, up to a number of bytes, and locked.
 -- The first row of the answer tells where the walk began and ended, and which transactions run; the others are messages.
 -- A run of messages of one key is taken together, up to the first that is not "mine". Whether there is an older one is
@@ -49,12 +50,29 @@ SELECT aggregatetype = CAST(:to AS text) AND aggregateid IS NOT DISTINCT FROM CA
 WITH clock AS (
     SELECT clock_timestamp() AS now
 ), due AS MATERIALIZED (
-    SELECT id, seq, aggregateid, octet_length(payload) AS size
+    SELECT id, seq, aggregateid, attempts, octet_length(payload) AS size
       FROM semel_outbox
      WHERE aggregatetype = CAST(:to AS text) AND state = 'waiting' AND due_at <= (SELECT now FROM clock)
        AND (lease_until IS NULL OR lease_until <= (SELECT now FROM clock))
      ORDER BY due_at
      LIMIT CAST(:due AS bigint)
+       FOR UPDATE SKIP LOCKED
+), run AS MATERIALIZED (
+    SELECT run.id, run.seq, run.aggregateid, octet_length(run.payload) AS size
+      FROM semel_outbox AS run
+     WHERE run.id = ANY (ARRAY(
+            SELECT next.id
+              FROM due
+             CROSS JOIN LATERAL (
+                SELECT id
+                  FROM semel_outbox AS aside
+                 WHERE aside.aggregatetype = CAST(:to AS text) AND aside.aggregateid = due.aggregateid
+                   AND aside.state IN ('waiting', 'behind', 'dead') AND aside.state = 'behind' AND aside.seq > due.seq
+                 ORDER BY seq
+                 LIMIT CAST(:run AS bigint)
+             ) AS next
+             WHERE due.attempts = 0))
+       AND run.state = 'behind' AND (run.lease_until IS NULL OR run.lease_until <= (SELECT now FROM clock))
        FOR UPDATE SKIP LOCKED
 ), walked AS MATERIALIZED (
     SELECT id, seq, aggregateid, lease_until, octet_length(payload) AS size
@@ -73,6 +91,8 @@ WITH clock AS (
     SELECT id, seq, aggregateid, is_due, sum(size) OVER (ORDER BY NOT is_due, seq) - size AS before
       FROM (SELECT id, seq, aggregateid, size, true AS is_due FROM due
              UNION ALL
+            SELECT id, seq, aggregateid, size, true FROM run
+             UNION ALL
             SELECT id, seq, aggregateid, size, false FROM free) AS mine
 ), heads AS MATERIALIZED (
     SELECT aggregateid,
@@ -88,19 +108,20 @@ WITH clock AS (
               FROM semel_outbox AS other
              WHERE other.aggregatetype = CAST(:to AS text) AND other.aggregateid = asked.aggregateid
                AND other.state IN ('waiting', 'behind', 'dead')
-               AND other.id <> ALL (ARRAY(SELECT id FROM due WHERE due.aggregateid = asked.aggregateid))
+               AND other.id <> ALL (ARRAY(SELECT id FROM mine WHERE is_due AND mine.aggregateid = asked.aggregateid))
              ORDER BY other.seq
              LIMIT 1) AS aside,
-           EXISTS (SELECT FROM due WHERE due.aggregateid = asked.aggregateid) AS is_due
+           (SELECT min(due.seq) FROM due WHERE due.aggregateid = asked.aggregateid) AS due
       FROM (SELECT DISTINCT aggregateid FROM mine WHERE aggregateid IS NOT NULL) AS asked
 ), judged AS MATERIALIZED (
     SELECT mine.id, mine.seq, mine.is_due,
            before < CAST(:bytes AS bigint)
            AND (mine.aggregateid IS NULL
-                OR CASE WHEN mine.is_due THEN aside IS NULL OR mine.seq < aside
-                        ELSE aside IS NULL AND NOT heads.is_due AND (ready IS NULL OR mine.seq < ready) END) AS is_taken,
+                OR ((aside IS NULL OR mine.seq < aside)
+                    AND (mine.is_due OR ((due IS NULL OR mine.seq < due) AND (ready IS NULL OR mine.seq < ready))))
+               ) AS is_taken,
            mine.aggregateid IS NOT NULL AND NOT mine.is_due
-           AND (aside IS NOT NULL OR heads.is_due OR ready < mine.seq) AS is_behind
+           AND (aside < mine.seq OR due < mine.seq OR ready < mine.seq) IS TRUE AS is_behind
       FROM mine
       LEFT JOIN heads ON heads.aggregateid = mine.aggregateid
 ), set_aside AS (
@@ -142,7 +163,7 @@ SELECT count(*) FROM renewed
 
 -- name: settle
 -- Write back what became of a batch: only what this relay still has, by its token. Of each key that has made progress,
--- the next ones that are behind become due, in their order.
+-- the first that is behind becomes due.
 -- What was handed back stays as it was, and is free for any relay. The answer is how many messages were still held, and
 -- which of them are dead.
 WITH asked AS MATERIALIZED (
@@ -180,29 +201,25 @@ WITH asked AS MATERIALIZED (
       FROM (SELECT aggregateid FROM gone UNION ALL SELECT aggregateid FROM kept WHERE state = 'sent') AS progressed
      WHERE aggregateid IS NOT NULL
        AND aggregateid <> ALL (ARRAY(SELECT aggregateid FROM kept WHERE aggregateid IS NOT NULL AND state <> 'sent'))
-), next AS MATERIALIZED (
-    SELECT next.id, next.state, next.seq, progressed.aggregateid
-      FROM progressed
-     CROSS JOIN LATERAL (
-        SELECT id, state, seq
-          FROM semel_outbox AS aside
-         WHERE aside.aggregatetype = CAST(:to AS text) AND aside.aggregateid = progressed.aggregateid
-           AND aside.state IN ('waiting', 'behind', 'dead')
-           AND aside.id <> ALL (ARRAY(SELECT id FROM asked WHERE ending = 'delivered'))
-         ORDER BY seq
-         LIMIT CAST(:run AS bigint)
-     ) AS next
 ), freed AS (
     UPDATE semel_outbox
        SET state = 'waiting', due_at = clock_timestamp()
      WHERE id = ANY (ARRAY(
-            SELECT id
-              FROM next
-             WHERE state = 'behind'
-               AND NOT EXISTS (SELECT FROM next AS first
-                                WHERE first.aggregateid = next.aggregateid AND first.state <> 'behind')
+            SELECT next.id
+              FROM progressed
+             CROSS JOIN LATERAL (
+                SELECT id, state, seq
+                  FROM semel_outbox AS aside
+                 WHERE aside.aggregatetype = CAST(:to AS text) AND aside.aggregateid = progressed.aggregateid
+                   AND aside.state IN ('waiting', 'behind', 'dead')
+                   AND aside.id <> ALL (ARRAY(SELECT id FROM asked WHERE ending = 'delivered'))
+                 ORDER BY seq
+                 LIMIT 1
+             ) AS next
+             WHERE next.state = 'behind'
                AND NOT EXISTS (SELECT FROM semel_outbox AS older
-                                WHERE older.aggregatetype = CAST(:to AS text) AND older.aggregateid = next.aggregateid
+                                WHERE older.aggregatetype = CAST(:to AS text)
+                                  AND older.aggregateid = progressed.aggregateid
                                   AND older.state = 'ready' AND older.seq < next.seq
                                   AND older.id <> ALL (ARRAY(SELECT id FROM asked WHERE ending = 'delivered')))))
        AND state = 'behind'

@@ -84,8 +84,10 @@ class Sleeper(DirectConnection):
 
     def lost(self) -> None:
         """Take note that the lock is free; the relay polls."""
-        self._connection = None
-        self._has_lock = self.is_asleep = False
+        # It is closed next, and must not be while another thread uses it.
+        with self._using:
+            self._connection = None
+            self._has_lock = self.is_asleep = False
 
     def failed(self, error: Exception) -> None:
         """Log it."""

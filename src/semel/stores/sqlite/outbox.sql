@@ -30,6 +30,7 @@ UPDATE semel_outbox
    AND (lease_until IS NULL OR lease_until <= (SELECT now FROM semel_keys_clock))
    AND (EXISTS (SELECT 1 FROM semel_outbox AS other
                  WHERE other.aggregatetype = :to AND other.aggregateid = semel_outbox.aggregateid
+                   AND other.seq < semel_outbox.seq
                    AND (other.state = 'waiting' OR other.state = 'behind' OR other.state = 'dead'))
         OR EXISTS (SELECT 1 FROM semel_outbox AS other
                     WHERE other.aggregatetype = :to AND other.aggregateid = semel_outbox.aggregateid
@@ -40,46 +41,64 @@ RETURNING 1
 
 -- name: claim
 -- Take messages of one destination: those that are due again first, then those that are ready, oldest first.
+WITH clock AS (
+    SELECT now FROM semel_keys_clock
+), due AS MATERIALIZED (
+    SELECT seq, aggregateid, payload, attempts
+      FROM semel_outbox
+     WHERE aggregatetype = :to AND state = 'waiting' AND due_at <= (SELECT now FROM clock)
+       AND (lease_until IS NULL OR lease_until <= (SELECT now FROM clock))
+     ORDER BY due_at
+     LIMIT :due
+), aside AS MATERIALIZED (
+    SELECT seq, aggregateid, payload FROM due
+     UNION ALL
+    SELECT *
+      FROM (SELECT seq, aggregateid, payload
+              FROM semel_outbox
+             WHERE aggregatetype = :to AND state = 'behind'
+               AND (state = 'waiting' OR state = 'behind' OR state = 'dead') AND aggregateid IS NOT NULL
+               AND aggregateid IN (SELECT aggregateid FROM due WHERE attempts = 0 AND aggregateid IS NOT NULL)
+               AND (lease_until IS NULL OR lease_until <= (SELECT now FROM clock))
+             ORDER BY seq
+             LIMIT :run)
+), ready AS MATERIALIZED (
+    SELECT seq, aggregateid, payload
+      FROM semel_outbox
+     WHERE aggregatetype = :to AND state = 'ready'
+       AND (lease_until IS NULL OR lease_until <= (SELECT now FROM clock))
+     ORDER BY seq
+     LIMIT :limit
+), mine AS (
+    SELECT seq, payload, 1 AS is_due
+      FROM aside
+     WHERE aggregateid IS NULL
+        OR NOT EXISTS (SELECT 1 FROM semel_outbox AS other
+                        WHERE other.aggregatetype = :to AND other.aggregateid = aside.aggregateid
+                          AND other.seq < aside.seq
+                          AND (other.state = 'waiting' OR other.state = 'behind' OR other.state = 'dead')
+                          AND other.seq NOT IN (SELECT seq FROM aside))
+     UNION ALL
+    SELECT seq, payload, 0
+      FROM ready
+     WHERE aggregateid IS NULL
+        OR (NOT EXISTS (SELECT 1 FROM semel_outbox AS other
+                         WHERE other.aggregatetype = :to AND other.aggregateid = ready.aggregateid
+                           AND other.seq < ready.seq
+                           AND (other.state = 'waiting' OR other.state = 'behind' OR other.state = 'dead'))
+            AND NOT EXISTS (SELECT 1 FROM semel_outbox AS other
+                             WHERE other.aggregatetype = :to AND other.aggregateid = ready.aggregateid
+                               AND other.seq < ready.seq AND other.state = 'ready'
+                               AND other.lease_until > (SELECT now FROM clock)))
+)
 UPDATE semel_outbox
    SET token = :token, lease_until = (SELECT now FROM semel_keys_clock) + :lease
- WHERE seq IN (
-    SELECT seq
-      FROM (SELECT seq, aggregateid, sum(length(payload)) OVER (ORDER BY is_due DESC, seq) - length(payload) AS before
-              FROM (SELECT seq, aggregateid, payload, is_due
-                      FROM (SELECT seq, aggregateid, payload, 1 AS is_due
-                              FROM semel_outbox
-                             WHERE aggregatetype = :to AND state = 'waiting'
-                               AND due_at <= (SELECT now FROM semel_keys_clock)
-                               AND (lease_until IS NULL OR lease_until <= (SELECT now FROM semel_keys_clock))
-                             ORDER BY due_at
-                             LIMIT :due) AS due
-                     WHERE due.aggregateid IS NULL
-                        OR NOT EXISTS (SELECT 1 FROM semel_outbox AS other
-                                        WHERE other.aggregatetype = :to AND other.aggregateid = due.aggregateid
-                                          AND (other.state = 'waiting' OR other.state = 'behind' OR other.state = 'dead')
-                                          AND other.seq < due.seq
-                                          AND (other.state <> 'waiting'
-                                               OR other.due_at > (SELECT now FROM semel_keys_clock)
-                                               OR other.lease_until > (SELECT now FROM semel_keys_clock)))
-                     UNION ALL
-                    SELECT seq, aggregateid, payload, 0
-                      FROM (SELECT seq, aggregateid, payload
-                              FROM semel_outbox
-                             WHERE aggregatetype = :to AND state = 'ready'
-                               AND (lease_until IS NULL OR lease_until <= (SELECT now FROM semel_keys_clock))
-                             ORDER BY seq
-                             LIMIT :limit) AS ready
-                     WHERE ready.aggregateid IS NULL
-                        OR NOT EXISTS (SELECT 1 FROM semel_outbox AS other
-                                        WHERE other.aggregatetype = :to AND other.aggregateid = ready.aggregateid
-                                          AND (other.state = 'waiting' OR other.state = 'behind' OR other.state = 'dead'))
-                       AND NOT EXISTS (SELECT 1 FROM semel_outbox AS other
-                                        WHERE other.aggregatetype = :to AND other.aggregateid = ready.aggregateid
-                                          AND other.state = 'ready' AND other.seq < ready.seq
-                                          AND other.lease_until > (SELECT now FROM semel_keys_clock))))
-     WHERE before < :bytes
-     ORDER BY before
-     LIMIT :limit)
+ WHERE seq IN (SELECT seq
+                 FROM (SELECT seq, is_due, sum(length(payload)) OVER (ORDER BY is_due DESC, seq) - length(payload) AS before
+                         FROM mine)
+                WHERE before < :bytes
+                ORDER BY is_due DESC, seq
+                LIMIT :limit)
 RETURNING seq, attempts, id, type, payload, json_array(content_type, aggregateid, headers, traceparent),
           created_at / 1000.0
 
@@ -133,22 +152,17 @@ RETURNING 1
 
 
 -- name: free_keys
--- Of some keys, make due the messages that are behind nothing any more.
+-- Of some keys, make due the first message that is behind nothing any more.
 UPDATE semel_outbox
    SET state = 'waiting', due_at = (SELECT now FROM semel_keys_clock)
- WHERE state = 'behind' AND aggregatetype = :to
-   AND aggregateid IN (SELECT value FROM json_each(:keys))
-   AND NOT EXISTS (SELECT 1 FROM semel_outbox AS other
-                    WHERE other.aggregatetype = :to AND other.aggregateid = semel_outbox.aggregateid
-                      AND (other.state = 'waiting' OR other.state = 'dead'))
+ WHERE state = 'behind'
+   AND seq IN (SELECT (SELECT min(other.seq) FROM semel_outbox AS other
+                        WHERE other.aggregatetype = :to AND other.aggregateid = asked.value
+                          AND (other.state = 'waiting' OR other.state = 'behind' OR other.state = 'dead'))
+                 FROM json_each(:keys) AS asked)
    AND NOT EXISTS (SELECT 1 FROM semel_outbox AS other
                     WHERE other.aggregatetype = :to AND other.aggregateid = semel_outbox.aggregateid
                       AND other.state = 'ready' AND other.seq < semel_outbox.seq)
-   AND seq IN (SELECT other.seq FROM semel_outbox AS other
-                WHERE other.aggregatetype = :to AND other.aggregateid = semel_outbox.aggregateid
-                  AND (other.state = 'waiting' OR other.state = 'behind' OR other.state = 'dead')
-                ORDER BY other.seq
-                LIMIT :run)
 RETURNING 1
 
 

@@ -1,0 +1,126 @@
+"""``semel relay``: sends the messages of an outbox until it is stopped. What it sends with is in ``publishers/``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, TypeVar
+
+import typer
+
+from semel.cli.address import StoreOption, found
+from semel.cli.output import JsonOption
+from semel.core.outbox import check_name
+from semel.errors import ConfigurationError
+from semel.flows.relay import MAX_BATCH, RelayReport
+from semel.publishers import Publisher, publisher
+from semel.stores import AsyncStore, Store, async_store
+from semel.work import AsyncWorkers
+from semel.work.plan import duration
+from semel.work.relay import Relay
+from semel.work.service import as_json as spelled
+
+S = TypeVar("S", bound=Store | AsyncStore)
+
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+ToOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--to", metavar="NAME=URL", help="A destination of messages, and where it is: events=amqp://host/. Repeatable."
+    ),
+]
+LeaseOption = Annotated[
+    str, typer.Option(metavar="TIME", help="How long a relay that is silent keeps what it has taken.")
+]
+KeepOption = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Keep messages so long after they were sent. Without: not at all.")
+]
+RelayBatchOption = Annotated[int, typer.Option("--batch", min=1, help="How many messages are taken at once at most.")]
+
+
+@dataclass(frozen=True)
+class Destinations:
+    """What was typed about where to send."""
+
+    to: Sequence[str]
+    lease: timedelta
+    keep: timedelta | None
+    batch: int = MAX_BATCH
+
+    def relays(self, store: S) -> list[Relay[S]]:
+        """Return a relay for each."""
+        given = dict(_split(each) for each in self.to)
+        if len(given) < len(self.to):
+            raise ConfigurationError("A destination was given twice. Give each --to NAME once.")
+        made: dict[str, Publisher] = {name: publisher(name, url) for name, url in given.items()}
+        return [
+            Relay(store, name, each, lease=self.lease, batch=self.batch, keep=self.keep) for name, each in made.items()
+        ]
+
+
+def relay(
+    *,
+    to: ToOption = None,
+    store: StoreOption = None,
+    lease: LeaseOption = "30s",
+    keep: KeepOption = None,
+    batch: RelayBatchOption = MAX_BATCH,
+    once: Annotated[bool, typer.Option("--once", help="Send what is there now, and end.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Send the messages of the outbox until SIGTERM or SIGINT.
+
+    Any number of these may run at once. When one is told to stop, it hands back what it has not begun to send.
+    """
+    if not to:
+        raise ConfigurationError("Where to? Give --to NAME=URL, as in --to events=amqp://localhost/.")
+    destinations = Destinations(to, duration(lease), duration(keep) if keep else None, batch)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    reports = asyncio.run(_relay(found(store), destinations, once=once))
+    for report in reports:
+        print(spelled(report) if as_json else report)
+    failed = next((report for report in reports if report.error or report.unreachable), None)
+    if failed is not None:
+        raise failed.error or ConfigurationError(f"{failed.to} can't be reached: {failed.unreachable}")
+
+
+async def _relay(url: str, destinations: Destinations, *, once: bool) -> list[RelayReport]:
+    store = async_store(url)
+    relays = destinations.relays(store)
+    try:
+        await store.open()
+        if once:
+            reports = [await each.run_once() for each in relays]
+            for each in relays:
+                await each.close()
+            return reports
+        await _until_stopped(AsyncWorkers(relays), ", ".join(each.to for each in relays))
+    finally:
+        await store.close()
+    return []
+
+
+async def _until_stopped(workers: AsyncWorkers, names: str) -> None:
+    loop, stopped = asyncio.get_running_loop(), asyncio.Queue[str]()
+    for each in STOPPING:
+        loop.add_signal_handler(each, stopped.put_nowait, each.name)
+    workers.start()
+    print(f"Relaying to {names}. Ctrl-C ends it.", flush=True)
+    name = await stopped.get()
+    for each in STOPPING:  # A second signal ends the process at once.
+        loop.remove_signal_handler(each)
+    print(f"{name}: handing back what was not begun.", flush=True)
+    await workers.stop()
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, equals, url = text.partition("=")
+    if not equals or not name or not url:
+        raise ConfigurationError("--to is NAME=URL, as in --to events=amqp://localhost/.")
+    return check_name("A destination", name), url
