@@ -16,7 +16,13 @@
     │   │   ├── OperationExpired   410
     │   │   ├── BodyTooLarge       413
     │   │   ├── KeyReused          422
-    │   │   └── RowDiffers         422   raised to the application, for a natural key
+    │   │   ├── RowDiffers         422   raised to the application, for a natural key
+    │   │   └── WebhookRefused     answered to the sender of a webhook
+    │   │       ├── WebhookMalformed 400
+    │   │       ├── WebhookTooOld  400
+    │   │       ├── SignatureInvalid 401
+    │   │       ├── WebhookBusy    503
+    │   │       └── WebhookParked  503
     │   ├── HandlerEnded           caused by the handler
     │   │   ├── OperationFailed    500
     │   │   ├── OperationUnfinished 503  raised in the middle of its steps: a retry goes on
@@ -36,6 +42,7 @@
     │   ├── UnknownField
     │   ├── NoConnection
     │   ├── NoDatabase
+    │   ├── EndpointUnknown
     │   └── StepError              a phase or an effect that is used wrongly
     │       ├── StepNameInvalid
     │       ├── StepRepeated
@@ -225,6 +232,54 @@ class RowDiffers(RequestRefused):
         return "This was sent before with other content, and that is what is stored. Nothing was changed."
 
 
+class WebhookRefused(RequestRefused):
+    """This webhook is not accepted."""
+
+
+class WebhookMalformed(WebhookRefused):
+    """The headers that show where this webhook comes from are missing, or can't be read. Nothing was done."""
+
+    slug = "webhook-malformed"
+    title = "Webhook can't be read"
+
+
+class WebhookTooOld(WebhookRefused):
+    """This webhook was sent too long ago, or in the future: see whether both clocks are right. Send it again, signed
+    with the present time.
+    """
+
+    slug = "webhook-too-old"
+    title = "Webhook too old"
+
+
+class SignatureInvalid(WebhookRefused):
+    """None of the secrets of this endpoint has signed this webhook. Check the secret, and that no proxy changes the
+    body.
+    """
+
+    slug = "webhook-signature-invalid"
+    title = "Signature invalid"
+    status = 401
+
+
+class WebhookBusy(WebhookRefused):
+    """This webhook is being handled at this moment, after another delivery of it. Send it again later."""
+
+    slug = "webhook-busy"
+    title = "Webhook being handled"
+    status = 503
+    retryable = True
+
+
+class WebhookParked(WebhookRefused):
+    """This webhook has failed too often here, and waits for an operator. Keep it, and send it again later."""
+
+    slug = "webhook-parked"
+    title = "Webhook parked"
+    status = 503
+    retryable = True
+
+
 class HandlerEnded(Refusal):
     """The handler ended without an answer."""
 
@@ -355,6 +410,10 @@ class NoDatabase(ConfigurationError, AttributeError):
     """There is no database behind memory://, so there is no connection. Test what writes to one with sqlite:/// or
     with the store that you run.
     """
+
+
+class EndpointUnknown(ConfigurationError, LookupError):
+    """There is no endpoint of webhooks with this name. To see all: semel webhooks list."""
 
 
 class StepError(ConfigurationError):

@@ -138,6 +138,22 @@ class ReportFailed:
     reason: str
 
 
+@value
+class LargeWebhook:
+    """A webhook was sent that is larger than Standard Webhooks advises. Logged once for each endpoint."""
+
+    destination: str
+    payload_bytes: int
+
+
+@value
+class EndpointTurnedOff:
+    """An endpoint gets no more webhooks; those for it wait. To go on: semel webhooks enable."""
+
+    destination: str
+    reason: str
+
+
 Happening = (
     PersonalKey
     | TookOver
@@ -154,4 +170,6 @@ Happening = (
     | GaveUpAbandoned
     | Reported
     | ReportFailed
+    | LargeWebhook
+    | EndpointTurnedOff
 )

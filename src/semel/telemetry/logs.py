@@ -6,11 +6,13 @@ import dataclasses
 import logging
 
 from semel.core.events import (
+    EndpointTurnedOff,
     Fenced,
     FinishedAbandoned,
     FinishedAccepted,
     GaveUpAbandoned,
     Happening,
+    LargeWebhook,
     LostLease,
     NotKept,
     NotStored,
@@ -44,6 +46,8 @@ _LEVELS: dict[type[Happening], int] = {
     GaveUpAbandoned: logging.ERROR,
     Reported: logging.INFO,
     ReportFailed: logging.ERROR,
+    LargeWebhook: logging.WARNING,
+    EndpointTurnedOff: logging.ERROR,
 }
 
 
