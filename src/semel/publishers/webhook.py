@@ -127,9 +127,9 @@ class Webhook:
                     return addresses
                 return await self._send(client, message, secrets, addresses, progress)
         except TimeoutError:
-            return _ended(progress, f"no answer within {self._timeout:g} s")
+            return progress.answered or _ended(progress, f"no answer within {self._timeout:g} s")
         except (OSError, UnicodeError, httpx2.HTTPError) as error:
-            return _ended(progress, _said(error))
+            return progress.answered or _ended(progress, _said(error))
 
     async def _send(
         self,
@@ -170,15 +170,18 @@ class Webhook:
             extensions={"sni_hostname": self._url.raw_host.decode("ascii"), "trace": progress.note},
         )
         response = await client.send(request, stream=True, follow_redirects=False)
+        status, now = response.status_code, time.time()
+        said = {name.lower(): value for name, value in response.headers.items()}
+        # The status decides, whether or not the rest arrives.
+        progress.answered = answered(status, said, b"", now=now)
         try:
+            # An answer that is read to its end leaves the connection for the next try.
             beginning = b""
-            if not response.is_success:
-                async for part in response.aiter_raw():
-                    beginning += part[: READ_BYTES - len(beginning)]
-                    if len(beginning) >= READ_BYTES:
-                        break
-            said = {name.lower(): value for name, value in response.headers.items()}
-            return answered(response.status_code, said, beginning, now=time.time())
+            async for part in response.aiter_raw():
+                beginning += part[: READ_BYTES - len(beginning)]
+                if len(beginning) >= READ_BYTES:
+                    break
+            return answered(status, said, beginning, now=now)
         finally:
             await response.aclose()
 
@@ -225,9 +228,10 @@ class Webhook:
 
 
 class _Progress:
-    """Whether a request has begun to go out."""
+    """How far a try has come: whether the request has begun to go out, and what the answer's status means."""
 
     is_sent = False
+    answered: Answered | None = None
 
     async def note(self, step: str, _details: Any) -> None:
         """Hear of each step of the client's."""

@@ -56,10 +56,14 @@ class EndpointStatements:
         return Joined(self._queries[query], values, _endpoint)
 
 
-def _place_of(store: Any) -> tuple[str, Names]:
-    # A cache in front holds finished answers, and nothing else.
+def durable_of(store: Any) -> Any:
+    """Return the store behind a cache, which holds finished answers and nothing else."""
     while (behind := getattr(store, "durable", None)) is not None:
         store = behind
+    return store
+
+
+def _place_of(store: Any) -> tuple[str, Names]:
     if (address := getattr(store, "address", None)) is not None and hasattr(address, "names"):
         return "postgresql", address.names
     if (place := getattr(store, "place", None)) is not None:

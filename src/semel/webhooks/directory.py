@@ -56,30 +56,42 @@ class WebhookDirectory:
         self._read_at: float | None = None
         self._endpoints: dict[str, Endpoint] = {}
         self._publishers: dict[str, EndpointPublisher] = {}
+        self._retired: list[EndpointPublisher] = []
 
     async def endpoints(self, now: float) -> dict[str, Endpoint]:
         """Return the endpoints that are on, by name, as they were at most ten seconds before *now*."""
         if self._read_at is None or not 0 <= now - self._read_at < FRESH_SECONDS:
             self._endpoints = {each.name: each for each in await self.table.list() if each.is_on}
             self._read_at = now
-            for name, publisher in self._publishers.items():
+            for name, publisher in [*self._publishers.items()]:
                 publisher.refresh(self._endpoints.get(name))
+                if name not in self._endpoints:
+                    self._retired.append(self._publishers.pop(name))
+            await self._close_retired()
         return dict(self._endpoints)
 
     def publisher(self, endpoint: Endpoint) -> EndpointPublisher:
-        """Return the publisher of *endpoint*. One whose URL or secrets have changed is replaced, and closes itself."""
+        """Return the publisher of *endpoint*: another one if its URL or its secrets have changed."""
         found = self._publishers.get(endpoint.name)
         if found is None or not found.serves(endpoint):
             if found is not None:
-                found.retire()
+                self._retired.append(found)
             webhook = Webhook(endpoint.name, endpoint.url, secrets=endpoint.secrets, **self._settings)
             found = self._publishers[endpoint.name] = EndpointPublisher(self, endpoint, webhook)
         return found
 
     async def close(self) -> None:
         """Disconnect from all endpoints. The store is not closed."""
-        publishers, self._publishers = self._publishers, {}
-        for publisher in publishers.values():
+        publishers, self._publishers = [*self._publishers.values(), *self._retired], {}
+        self._retired = []
+        for publisher in publishers:
+            await publisher.close()
+
+    async def _close_retired(self) -> None:
+        """Disconnect those that another has taken the place of, when their last try has ended."""
+        idle = [each for each in self._retired if not each.is_busy]
+        self._retired = [each for each in self._retired if each.is_busy]
+        for publisher in idle:
             await publisher.close()
 
 
@@ -96,7 +108,12 @@ class EndpointPublisher:
         self._is_failing = endpoint.failing_since is not None
         self._noted_at: float | None = None
         self._why_off: str | None = None
-        self._is_retired = False
+        self._calls = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a try is under way."""
+        return self._calls > 0
 
     def serves(self, endpoint: Endpoint) -> bool:
         """Whether this is the publisher for the *endpoint* as it is now."""
@@ -111,10 +128,6 @@ class EndpointPublisher:
             self._why_off = None
             self._is_failing = endpoint.failing_since is not None
 
-    def retire(self) -> None:
-        """Disconnect after the tries that are under way: another has taken this one's place."""
-        self._is_retired = True
-
     async def open(self) -> None:
         """Check the secrets."""
         await self._webhook.open()
@@ -123,14 +136,15 @@ class EndpointPublisher:
         """Send *messages*, unless the endpoint is off by now, and note how it went."""
         if self._why_off is not None:
             return [Unreachable(f"The endpoint gets no webhooks: {self._why_off}.")] * len(messages)
-        tries = await self._webhook.deliver(messages)
+        self._calls += 1
         try:
+            tries = await self._webhook.deliver(messages)
             await self._note(tries)
         except StoreError:
             # The relay is about to write to the same store, and reports what is wrong with it. The next try is noted.
             self._noted_at = None
-        if self._is_retired:
-            await self.close()
+        finally:
+            self._calls -= 1
         return [each.verdict for each in tries]
 
     async def close(self) -> None:

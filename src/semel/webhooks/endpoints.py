@@ -21,7 +21,7 @@ from semel.publishers.secrets import check_reference
 from semel.stores import AsyncStore, Store, async_store, store
 from semel.stores.statement import Joined
 from semel.stores.transaction import at_once
-from semel.stores.webhooks import EndpointStatements
+from semel.stores.webhooks import EndpointStatements, durable_of
 
 T = TypeVar("T")
 
@@ -36,15 +36,15 @@ class _Endpoints:
     _store: Any
 
     def __init__(self, store: Store | AsyncStore) -> None:
-        self._store = store
-        self._statements = EndpointStatements(store)
+        self._store = durable_of(store)
+        self._statements = EndpointStatements(self._store)
 
     async def _add(self, name: str, url: str, secrets: Sequence[str], *, replace: bool) -> Endpoint:
         name, references = _checked(name, url, secrets)
         added = await self._run(self._statements.add(name, url, references, replace=replace))
         if added is None:
             raise ConfigurationError(
-                f"There is an endpoint {name!r} already. To give it another URL or other secrets: replace=True (--replace)."
+                f"There is an endpoint {name!r} already. To give it another URL or secrets: replace=True (--replace)."
             )
         return added
 
