@@ -42,7 +42,6 @@
     │   ├── UnknownField
     │   ├── NoConnection
     │   ├── NoDatabase
-    │   ├── EndpointUnknown
     │   └── StepError              a phase or an effect that is used wrongly
     │       ├── StepNameInvalid
     │       ├── StepRepeated
@@ -52,6 +51,7 @@
     │       ├── ResultNotJSON
     │       └── RecoveryPointLost
     ├── RowNotSeen                 the database neither inserts a row nor shows the existing one
+    ├── EndpointUnknown            there is no endpoint of webhooks with this name
     ├── FailedBefore               the function raised, and that is its outcome
     ├── LeaseLost                  another worker has the operation now
     └── Interrupted                the caller of a flow was cancelled
@@ -412,10 +412,6 @@ class NoDatabase(ConfigurationError, AttributeError):
     """
 
 
-class EndpointUnknown(ConfigurationError, LookupError):
-    """There is no endpoint of webhooks with this name. To see all: semel webhooks list."""
-
-
 class StepError(ConfigurationError):
     """This phase or effect is used wrongly."""
 
@@ -481,6 +477,10 @@ class RecoveryPointLost(StepError):
 
 class RowNotSeen(SemelError):
     """The database neither inserts this row nor shows the row that it conflicts with."""
+
+
+class EndpointUnknown(SemelError, LookupError):
+    """There is no endpoint of webhooks with this name. To see all: semel webhooks list."""
 
 
 class FailedBefore(SemelError):
