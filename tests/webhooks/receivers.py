@@ -55,8 +55,10 @@ class ForThreads:
     def __init__(self) -> None:
         self.seen: set[str] = set()
         self.verdict: Any = None
+        self.payloads: list[object] = []
 
-    def receive(self, message_id: str, handler: Callable[..., Any], /, *args: Any) -> Any:
+    def receive(self, message_id: str, handler: Callable[..., Any], /, *args: Any, payload: object = None) -> Any:
+        self.payloads.append(payload)
         if self.verdict is not None:
             return self.verdict
         if message_id in self.seen:
@@ -69,7 +71,8 @@ class ForThreads:
 class ForLoops(ForThreads):
     """An inbox whose methods are awaited."""
 
-    async def receive(self, message_id: str, handler: Callable[..., Any], /, *args: Any) -> Any:
+    async def receive(self, message_id: str, handler: Callable[..., Any], /, *args: Any, payload: object = None) -> Any:
+        self.payloads.append(payload)
         if self.verdict is not None:
             return self.verdict
         if message_id in self.seen:

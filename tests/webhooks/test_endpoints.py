@@ -9,11 +9,13 @@ from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy.ext.asyncio
 
 from semel.core.outbox import Delivered, Failed, Message, Rejected, Unreachable
 from semel.core.webhook import new_secret
 from semel.errors import ConfigurationError, EndpointUnknown, StoreError, StoreNotReady
 from semel.publishers import Publisher
+from semel.publishers.webhook import Webhook
 from semel.stores import AsyncStore, Store, async_store, store
 from semel.stores.tiered import Tiered
 from semel.webhooks import AsyncEndpoints, Endpoints
@@ -71,6 +73,40 @@ def test_endpoints(kept: Store) -> None:
     assert (on.is_on, on.reason) == (True, None)
     assert endpoints.remove("acme").url == HOOK
     assert [each.name for each in endpoints.list()] == ["Zeta"]
+
+
+def test_what_the_application_has(url: str) -> None:
+    """An engine of the application's is taken, too; its driver reads the same statements."""
+    with store(url):
+        pass
+    engine = sqlalchemy.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    kept = store(engine)
+    try:
+        endpoints = Endpoints(kept)
+        made = endpoints.add("acme", HOOK, secrets=["env:A"])
+        assert [each.url for each in endpoints.list()] == [made.url] == [HOOK]
+        assert not endpoints.disable("acme", "on holiday").is_on
+    finally:
+        kept.close()
+        engine.dispose()
+
+
+async def test_what_the_application_has_on_a_loop(url: str) -> None:
+    """The same with an engine of an event loop."""
+    async with async_store(url):
+        pass
+    schemes = {"postgresql:": "postgresql+asyncpg:", "sqlite:": "sqlite+aiosqlite:"}
+    old, new = next(each for each in schemes.items() if url.startswith(each[0]))
+    engine = sqlalchemy.ext.asyncio.create_async_engine(url.replace(old, new, 1))
+    kept = async_store(engine)
+    try:
+        endpoints = AsyncEndpoints(kept)
+        made = await endpoints.add("acme", HOOK, secrets=["env:A"])
+        assert await endpoints.note_failure(made, "away") is not None
+        assert (await endpoints.list())[0].failing_since is not None
+    finally:
+        await kept.close()
+        await engine.dispose()
 
 
 async def test_endpoints_on_a_loop(loop_store: AsyncStore) -> None:
@@ -234,6 +270,7 @@ async def test_a_new_secret(loop_store: AsyncStore, monkeypatch: pytest.MonkeyPa
         assert second is not first
         await second.publish(MESSAGES[:1])
         await made.endpoints(40.0)
+        assert isinstance(first._webhook, Webhook)
         assert first._webhook._client is None
         await made.close()
     assert [each.headers["webhook-signature"].count("v1,") for each in server.requests] == [1, 2]
@@ -288,6 +325,26 @@ async def test_days_of_failure(
     assert (endpoint.reason or "").startswith("It has taken no webhook for 5 days. The last try: The endpoint can't be")
     assert len(caplog.records) == 1
     await made.close()
+
+
+@pytest.mark.parametrize(
+    "where, reference, words",
+    [
+        (HOOK, "env:NO_SUCH_VARIABLE", "no secret at env:NO_SUCH_VARIABLE"),
+        ("https://\N{SNOWMAN}.example/", "env:ACME_SECRET", "can't be read"),
+    ],
+    ids=["secret", "name"],
+)
+async def test_set_up_wrongly(loop_store: AsyncStore, where: str, reference: str, words: str) -> None:
+    """An endpoint that can't be sent to as it is set up costs its messages nothing, and raises nothing in the relay."""
+    made = WebhookDirectory(loop_store)
+    await made.table.add("acme", where, secrets=[reference])
+    publisher = made.publisher((await made.endpoints(0.0))["acme"])
+    await publisher.open()
+    (verdict, _) = await publisher.publish(MESSAGES)
+    await made.close()
+    assert isinstance(verdict, Unreachable)
+    assert words in verdict.reason
 
 
 async def test_another_relay_saw_it_fail(loop_store: AsyncStore) -> None:

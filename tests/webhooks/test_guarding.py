@@ -126,7 +126,7 @@ async def test_redirects_lead_nowhere() -> None:
 
 
 async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy would resolve the name by itself, so none is used that nobody asked for here."""
+    """A proxy would resolve the name by itself, so those of the environment are passed over."""
     async with serving() as proxy, serving() as server:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy.url())

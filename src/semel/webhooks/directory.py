@@ -24,7 +24,7 @@ from typing import Any
 from semel.core.delivery import Answered, Endpoint
 from semel.core.events import EndpointTurnedOff
 from semel.core.outbox import Delivered, Failed, Message, Rejected, Schedule, Unreachable, Verdict
-from semel.errors import StoreError
+from semel.errors import ConfigurationError, StoreError
 from semel.publishers.webhook import TIMEOUT, Webhook
 from semel.telemetry.logs import log
 from semel.webhooks.endpoints import PATIENCE, AsyncEndpoints
@@ -76,9 +76,14 @@ class WebhookDirectory:
         if found is None or not found.serves(endpoint):
             if found is not None:
                 self._retired.append(found)
-            webhook = Webhook(endpoint.name, endpoint.url, secrets=endpoint.secrets, **self._settings)
-            found = self._publishers[endpoint.name] = EndpointPublisher(self, endpoint, webhook)
+            found = self._publishers[endpoint.name] = EndpointPublisher(self, endpoint, self._webhook(endpoint))
         return found
+
+    def _webhook(self, endpoint: Endpoint) -> Webhook | str:
+        try:
+            return Webhook(endpoint.name, endpoint.url, secrets=endpoint.secrets, **self._settings)
+        except ConfigurationError as error:
+            return str(error)
 
     async def close(self) -> None:
         """Disconnect from all endpoints. The store is not closed."""
@@ -100,8 +105,8 @@ class EndpointPublisher:
 
     schedule: Schedule = Webhook.schedule
 
-    def __init__(self, directory: WebhookDirectory, endpoint: Endpoint, webhook: Webhook) -> None:
-        """Send by *webhook*."""
+    def __init__(self, directory: WebhookDirectory, endpoint: Endpoint, webhook: Webhook | str) -> None:
+        """Send by *webhook*; a text says why there is none."""
         self._directory = directory
         self._endpoint = endpoint
         self._webhook = webhook
@@ -129,8 +134,7 @@ class EndpointPublisher:
             self._is_failing = endpoint.failing_since is not None
 
     async def open(self) -> None:
-        """Check the secrets."""
-        await self._webhook.open()
+        """Do nothing: an endpoint that is set up wrongly says so in its tries, and must not stop the relay."""
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send *messages*, unless the endpoint is off by now, and note how it went."""
@@ -138,7 +142,10 @@ class EndpointPublisher:
             return [Unreachable(f"The endpoint gets no webhooks: {self._why_off}.")] * len(messages)
         self._calls += 1
         try:
-            tries = await self._webhook.deliver(messages)
+            if isinstance(self._webhook, str):
+                tries: Sequence[Answered] = [Answered(Unreachable(self._webhook))] * len(messages)
+            else:
+                tries = await self._webhook.deliver(messages)
             await self._note(tries)
         except StoreError:
             # The relay is about to write to the same store, and reports what is wrong with it. The next try is noted.
@@ -149,7 +156,8 @@ class EndpointPublisher:
 
     async def close(self) -> None:
         """Disconnect."""
-        await self._webhook.close()
+        if isinstance(self._webhook, Webhook):
+            await self._webhook.close()
 
     async def _note(self, tries: Sequence[Answered]) -> None:
         table, endpoint = self._directory.table, self._endpoint

@@ -53,8 +53,10 @@ InThread = Callable[..., Awaitable[Any]]
 class AnyInbox(Protocol):
     """An inbox, of either colour."""
 
-    def receive(self, message_id: str, handler: Handler, /, *args: Any) -> Any:
-        """Call ``handler(connection, *args)`` once for each id; return a verdict, or what is to be awaited for it."""
+    def receive(self, message_id: str, handler: Handler, /, *args: Any, payload: object = None) -> Any:
+        """Call ``handler(connection, *args)`` once for each id; return a verdict, or what is to be awaited for it.
+        Another *payload* under the same id is refused.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ class Receiver:
         """Give it to the inbox, or to the handler itself where there is none; return what comes of it."""
         if self.inbox is None:
             return handler(event)
-        return self.inbox.receive(event.id, handler, event)
+        payload = event.payload if self.preset.repeats_payload else None
+        return self.inbox.receive(event.id, handler, event, payload=payload)
 
     async def hand_on_async(self, handler: Handler, event: WebhookEvent, in_thread: InThread) -> Any:
         """Do the same on an event loop. What is not async is called *in_thread*."""
