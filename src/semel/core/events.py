@@ -19,6 +19,22 @@ class PersonalKey:
 
 
 @value
+class LargeWebhook:
+    """A webhook was sent that is larger than Standard Webhooks advises. Logged once for each endpoint."""
+
+    destination: str
+    payload_bytes: int
+
+
+@value
+class EndpointTurnedOff:
+    """An endpoint gets no more webhooks; those for it wait. To go on: semel webhooks enable."""
+
+    destination: str
+    reason: str
+
+
+@value
 class TookOver:
     """An earlier attempt died, lost its database or gave up. The next runs again, or on from the recovery point."""
 
@@ -138,24 +154,10 @@ class ReportFailed:
     reason: str
 
 
-@value
-class LargeWebhook:
-    """A webhook was sent that is larger than Standard Webhooks advises. Logged once for each endpoint."""
-
-    destination: str
-    payload_bytes: int
-
-
-@value
-class EndpointTurnedOff:
-    """An endpoint gets no more webhooks; those for it wait. To go on: semel webhooks enable."""
-
-    destination: str
-    reason: str
-
-
 Happening = (
     PersonalKey
+    | LargeWebhook
+    | EndpointTurnedOff
     | TookOver
     | Fenced
     | NotStored
@@ -170,6 +172,4 @@ Happening = (
     | GaveUpAbandoned
     | Reported
     | ReportFailed
-    | LargeWebhook
-    | EndpointTurnedOff
 )

@@ -17,7 +17,9 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import cache, partial
 from typing import Any
 
 from semel.core.addresses import forbidden
@@ -41,6 +43,8 @@ TIMEOUT = timedelta(seconds=15)
 MAX_CONNECT = timedelta(seconds=5)
 #: Tries at one endpoint at the same time: what an endpoint of a small shop can serve.
 MAX_CONNECTIONS = 8
+#: Names that are resolved at the same time, of all endpoints.
+MAX_RESOLVING = 32
 #: What is read of an answer; more than is shown, and less than can hurt.
 READ_BYTES = 4096
 
@@ -216,7 +220,7 @@ class Webhook:
             limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
             connect = min(self._timeout, MAX_CONNECT.total_seconds())
             self._client = httpx2.AsyncClient(
-                verify=self._tls or ssl.create_default_context(),
+                verify=self._tls or _system_tls(),
                 # A proxy of the environment would connect to an address of its own choice.
                 trust_env=False,
                 follow_redirects=False,
@@ -239,8 +243,22 @@ class _Progress:
             self.is_sent = True
 
 
+@cache
+def _system_tls() -> ssl.SSLContext:
+    # One for all endpoints: each takes milliseconds to read, and a megabyte to keep.
+    return ssl.create_default_context()
+
+
+@cache
+def _resolvers() -> ThreadPoolExecutor:
+    # Threads of their own: an endpoint's name server may take its time on purpose, and the loop's few threads are
+    # needed elsewhere.
+    return ThreadPoolExecutor(MAX_RESOLVING, "semel-resolve")
+
+
 async def _resolve(host: str, port: int) -> Iterable[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().run_in_executor(_resolvers(), ask)
     return [str(address[0]) for *_, address in found]
 
 

@@ -32,6 +32,8 @@ logger = logging.getLogger("semel")
 
 _LEVELS: dict[type[Happening], int] = {
     PersonalKey: logging.WARNING,
+    LargeWebhook: logging.WARNING,
+    EndpointTurnedOff: logging.ERROR,
     TookOver: logging.WARNING,
     Fenced: logging.WARNING,
     NotStored: logging.ERROR,
@@ -46,8 +48,6 @@ _LEVELS: dict[type[Happening], int] = {
     GaveUpAbandoned: logging.ERROR,
     Reported: logging.INFO,
     ReportFailed: logging.ERROR,
-    LargeWebhook: logging.WARNING,
-    EndpointTurnedOff: logging.ERROR,
 }
 
 
