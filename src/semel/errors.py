@@ -16,13 +16,13 @@
     │   │   ├── OperationExpired   410
     │   │   ├── BodyTooLarge       413
     │   │   ├── KeyReused          422
-    │   │   ├── RowDiffers         422   raised to the application, for a natural key
-    │   │   └── WebhookRefused     answered to the sender of a webhook
-    │   │       ├── WebhookMalformed 400
-    │   │       ├── WebhookTooOld  400
-    │   │       ├── SignatureInvalid 401
-    │   │       ├── WebhookBusy    503
-    │   │       └── WebhookParked  503
+    │   │   └── RowDiffers         422   raised to the application, for a natural key
+    │   ├── WebhookRefused         answered to the sender of a webhook
+    │   │   ├── WebhookMalformed   400
+    │   │   ├── WebhookTooOld      400
+    │   │   ├── SignatureInvalid   401
+    │   │   ├── WebhookBusy        503   another delivery of it is being handled
+    │   │   └── WebhookParked      503   it waits for an operator
     │   ├── HandlerEnded           caused by the handler
     │   │   ├── OperationFailed    500
     │   │   ├── OperationUnfinished 503  raised in the middle of its steps: a retry goes on
@@ -232,7 +232,7 @@ class RowDiffers(RequestRefused):
         return "This was sent before with other content, and that is what is stored. Nothing was changed."
 
 
-class WebhookRefused(RequestRefused):
+class WebhookRefused(Refusal):
     """This webhook is not accepted."""
 
 

@@ -22,7 +22,8 @@ class PersonalKey:
 class LargeWebhook:
     """A webhook was sent that is larger than Standard Webhooks advises. Logged once for each endpoint."""
 
-    destination: str
+    #: The endpoint's name.
+    key: str
     payload_bytes: int
 
 
@@ -30,7 +31,8 @@ class LargeWebhook:
 class EndpointTurnedOff:
     """An endpoint gets no more webhooks; those for it wait. To go on: semel webhooks enable."""
 
-    destination: str
+    #: The endpoint's name.
+    key: str
     reason: str
 
 
