@@ -50,6 +50,8 @@
     │       ├── HandlerIsOver
     │       ├── ResultNotJSON
     │       └── RecoveryPointLost
+    ├── MessageInvalid             a message that can't be sent, or not in this way
+    │   └── MessageReused          another message has this id
     ├── RowNotSeen                 the database neither inserts a row nor shows the existing one
     ├── EndpointUnknown            there is no endpoint of webhooks with this name
     ├── FailedBefore               the function raised, and that is its outcome
@@ -473,6 +475,14 @@ class RecoveryPointLost(StepError):
     def __init__(self, stored: tuple[str, ...], code: tuple[str, ...]) -> None:
         """Show both lists."""
         super().__init__(f"{_said(type(self))} Stored: {', '.join(stored)}. In the code: {', '.join(code) or 'none'}.")
+
+
+class MessageInvalid(SemelError, ValueError):
+    """This message can't be sent."""
+
+
+class MessageReused(MessageInvalid):
+    """Another message has this id: other content needs an id of its own."""
 
 
 class RowNotSeen(SemelError):

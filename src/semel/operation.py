@@ -14,6 +14,7 @@ from semel.core.recovery import Progress
 from semel.errors import ConfigurationError, NoConnection, NotGuarded
 from semel.flows.serve import Around
 from semel.flows.steps import OnUnknown, Story, effect, mark, phase
+from semel.outbox import Headers, Publishing, publishing
 from semel.stores.transaction import AsyncTransaction, Transaction
 
 P = ParamSpec("P")
@@ -45,6 +46,7 @@ class Operation:
 
     __slots__ = (
         "_is_recorded",
+        "_publishing",
         "_request",
         "_steps",
         "_take_steps",
@@ -79,6 +81,8 @@ class Operation:
         #: Made with the first step: most handlers take none.
         self._steps: Steps | None = None
         self._transaction = transaction
+        #: Made with the first message of atomic mode.
+        self._publishing: Publishing | None = None
         self._request = request
         self._is_recorded = is_recorded
 
@@ -242,6 +246,45 @@ class Operation:
             raise
         self.story.promised.append(name)
         return steps.take(Call(name, function, args, kwargs, verify), effect, self.story, name, choice)
+
+    def publish(
+        self,
+        type: str,  # noqa: A002 - as brokers and CloudEvents call it
+        payload: Any,
+        /,
+        *,
+        key: str | None = None,
+        to: str | None = None,
+        headers: Headers = None,
+        content_type: str | None = None,
+        source: str | None = None,
+        traceparent: str | None = None,
+    ) -> Any:
+        """Write one message to the outbox, in the transaction of atomic mode or of the phase that this is called in; a
+        relay sends it once that has committed. Return its id: it is derived from the operation, and the same whenever
+        the handler runs again. In an async handler this is to be awaited. The arguments are those of ``Outbox.add``.
+        """
+        self.story.check()
+        into = publishing.get()
+        if into is None and self._transaction is not None:
+            into = self._publishing = self._publishing or Publishing(self._transaction)
+        if into is None:
+            raise ConfigurationError(
+                f"publish {type!r}: no transaction is open here that it could commit with. Call it inside a phase, or "
+                'in mode="atomic"; elsewhere use Outbox(store).add(connection, …).'
+            )
+        return into.publish(
+            self.scope,
+            self.key,
+            type,
+            payload,
+            key=key,
+            to=to,
+            headers=headers,
+            content_type=content_type,
+            source=source,
+            traceparent=traceparent,
+        )
 
     def progress(self, fraction: float, note: str | None = None) -> Any:
         """Say how far it is, between 0 and 1, and perhaps in words: a request for its state is told.

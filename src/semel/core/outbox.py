@@ -12,6 +12,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from semel.core.canonical import pack
+from semel.core.cursor import Walk
 from semel.core.value import value
 from semel.errors import ConfigurationError
 
@@ -90,6 +91,29 @@ class Schedule:
         if failures > len(self.pauses):
             return None
         return self.pauses[failures - 1] * (1 + self.jitter * (2 * chance - 1))
+
+
+@value
+class Claimed:
+    """What one claim got."""
+
+    messages: tuple[Message, ...]
+    #: Where the walk was; None on a database whose index has no dead entries.
+    walk: Walk | None
+    #: How many messages were looked at, and how many of those were set aside.
+    walked: int
+    set_aside: int
+
+
+@value
+class Ending:
+    """What became of one message of a batch: ``delivered``, ``failed``, ``dead`` or ``released``."""
+
+    id: str
+    ending: str
+    #: When a failed one is tried next.
+    pause: timedelta | None = None
+    error: str | None = None
 
 
 def _seconds(*numbers: float) -> tuple[timedelta, ...]:

@@ -10,7 +10,6 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
 from types import FunctionType
@@ -22,6 +21,7 @@ from semel.core.events import Happening
 from semel.core.handler import Applied, Doubt
 from semel.errors import ConfigurationError, Interrupted
 from semel.guard.running import Running, Theirs, interrupted_by_death, interruptible, pause, run, seen_by_flow
+from semel.outbox import Publishing, publishing
 from semel.stores import AsyncStore, Store
 from semel.stores.transaction import AsyncTransaction, Transaction
 from semel.stores.unrecorded import Unrecorded, UnrecordedTransaction
@@ -34,21 +34,18 @@ StepFlow = Callable[..., Coroutine[Any, Any, Any]]
 _NO_CALL = Call("", lambda: None)
 _OPEN = Open()
 
-#: Whether this code is a phase's function, or called by one.
-_in_phase: ContextVar[bool] = ContextVar("semel.in_phase", default=False)
-
 
 @contextmanager
-def _inside() -> Iterator[None]:
-    token = _in_phase.set(True)
+def _inside(transaction: Any, name: str) -> Iterator[None]:
+    token = publishing.set(Publishing(transaction, name))
     try:
         yield
     finally:
-        _in_phase.reset(token)
+        publishing.reset(token)
 
 
 def _check_no_phase() -> None:
-    if _in_phase.get():
+    if publishing.get() is not None:
         # SQLite has one writer, which would be waiting for itself.
         raise ConfigurationError(
             "progress can't be said inside a phase: its transaction is open. Say it before the phase, or after."
@@ -114,7 +111,7 @@ class ThreadStepPorts:
 
     async def call_inside(self) -> Any:
         """Call the function of the phase."""
-        with interrupted_by_death(), _inside():
+        with interrupted_by_death(), _inside(self._transaction, self.call.name):
             return _here(self.call.inside(self._transaction and self._transaction.connection))
 
     async def call_outside(self, key: str) -> Any:
@@ -228,7 +225,7 @@ class AsyncStepPorts:
         if isinstance(self.call.function, InThread):
             call = _in_a_thread(call)
         if _is_async(call):
-            token = _in_phase.set(True)
+            token = publishing.set(Publishing(self._transaction, self.call.name))
             try:
                 return await Theirs(call())
             except (Exception, GeneratorExit):
@@ -236,13 +233,13 @@ class AsyncStepPorts:
             except BaseException as death:
                 raise Interrupted from death
             finally:
-                _in_phase.reset(token)
+                publishing.reset(token)
         if inspect.iscoroutinefunction(getattr(connection, "execute", None)):
             raise ConfigurationError(
                 f"{_name(call)} must be `async def`: in this app a phase's connection is "
                 f"{type(connection).__module__}.{type(connection).__name__}, which has to be awaited."
             )
-        with _inside():
+        with _inside(self._transaction, self.call.name):
             return await interruptible(self._in_a_thread(call))
 
     async def call_outside(self, key: str) -> Any:

@@ -16,7 +16,7 @@ from semel.errors import ConfigurationError
 from semel.stores.base import AsyncStore, Store
 from semel.stores.tiered.value import Tiered
 
-__all__ = ["AsyncStore", "Store", "async_store", "store"]
+__all__ = ["AsyncStore", "Store", "async_store", "either_store", "store"]
 
 _Table = dict[str, tuple[str, str]]
 _Kinds = dict[tuple[str, str], tuple[str, str]]
@@ -92,6 +92,15 @@ def async_store(given: Any, *, url: str | None = None) -> AsyncStore:
         )
     made: AsyncStore = _made(_ASYNC_STORES, _ASYNC_GIVEN, given, url)
     return made
+
+
+def either_store(given: Any) -> Store | AsyncStore:
+    """Return the store that was given, or the one on what was given, sync or async. A URL is for threads."""
+    if isinstance(given, Store | AsyncStore):
+        return given
+    if not isinstance(given, str) and _kind(_ASYNC_GIVEN, given):
+        return async_store(given)
+    return store(given)
 
 
 def _made(stores: _Table, kinds: _Kinds, given: Any, url: str | None) -> Any:

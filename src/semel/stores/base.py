@@ -39,6 +39,7 @@ from typing import Any, Self, TypeVar
 from semel.core.commands import Command, Renew
 from semel.core.record import Hold
 from semel.errors import ConfigurationError
+from semel.stores.dialect import Dialect
 from semel.stores.step import Step
 from semel.stores.transaction import AsyncTransaction, Transaction
 
@@ -66,6 +67,11 @@ class Store(ABC):
     notes_replays: bool = False
     #: Whether commands use the calling thread's own connection, which is the application's.
     is_callers: bool = False
+
+    @property
+    def dialect(self) -> Dialect | None:
+        """Which database it is, for statements that join the application's transaction; None: it shares none."""
+        return None
 
     def transaction(self) -> Transaction:
         """Return a transaction of the application's own, not begun yet, for atomic mode and for phases."""
@@ -123,6 +129,11 @@ class AsyncStore(ABC):
     actor: str | None = None
     #: Whether its audit trail has a line for every replay, too.
     notes_replays: bool = False
+
+    @property
+    def dialect(self) -> Dialect | None:
+        """Which database it is, for statements that join the application's transaction; None: it shares none."""
+        return None
 
     def transaction(self) -> AsyncTransaction:
         """Return a transaction of the application's own, not begun yet, for atomic mode and for phases."""

@@ -17,6 +17,7 @@ from semel.core.commands import Begin, Command, Commit, CommitAlone, Finish, Ope
 from semel.core.record import Found, Hold
 from semel.core.value import value
 from semel.errors import NoConnection, Overtaken
+from semel.stores.dialect import Dialect
 from semel.stores.statement import Joined
 
 T = TypeVar("T")
@@ -172,7 +173,8 @@ class AsyncConnections(ABC):
 class _Kernel:
     """One transaction, in either colour: where a unit *waits*, what its methods return is awaited."""
 
-    _waits: bool
+    #: Whether what it returns is to be awaited.
+    waits: bool
 
     def __init__(self, connections: Any, statements: JoinedStatements, durability: Durability | None = None) -> None:
         """Nothing is begun yet."""
@@ -187,6 +189,12 @@ class _Kernel:
         return self._opened.connection
 
     @property
+    def dialect(self) -> Dialect | None:
+        """Which database it is on, for further statements that join it; None: on none."""
+        dialect: Dialect | None = getattr(getattr(self, "_statements", None), "dialect", None)
+        return dialect
+
+    @property
     def _opened(self) -> Any:
         if self._unit is None:
             raise NoConnection
@@ -196,7 +204,7 @@ class _Kernel:
         opening = self._statements.opening(command)
         for is_last in (*(False,) * (TRIES - 1), True):
             unit = self._connections.begin(command, opening)
-            if self._waits:
+            if self.waits:
                 unit = await unit
             if isinstance(unit, Found):
                 return unit
@@ -216,7 +224,7 @@ class _Kernel:
 
     async def _open(self, command: Open) -> None:
         unit = self._connections.begin(command)
-        self._unit = (await unit) if self._waits else unit
+        self._unit = (await unit) if self.waits else unit
         if self._durability is not None:
             await self._ask_durability(self._unit)
 
@@ -228,7 +236,7 @@ class _Kernel:
         """Read what is there, with a snapshot that is younger than the lock if the handler is to run."""
         look = self._statements.begin(command)
         ran = unit.run(look)
-        begun: Begun = (await ran) if self._waits else ran
+        begun: Begun = (await ran) if self.waits else ran
         if begun.is_final or not begun.lets_run:
             return begun.seen
         if begun.keeps_snapshot:
@@ -252,7 +260,7 @@ class _Kernel:
             if unit.pipelines:
                 self._unit = None
                 ending = unit.commit_with(last)
-                if self._waits:
+                if self.waits:
                     await ending
                 return Verdict.DONE
             verdict: Verdict = await self._run(unit, last)
@@ -261,7 +269,7 @@ class _Kernel:
         if not unit.pipelines:
             self._unit = None
             ending = unit.commit() if verdict is Verdict.DONE else unit.rollback()
-            if self._waits:
+            if self.waits:
                 await ending
         return verdict
 
@@ -270,19 +278,19 @@ class _Kernel:
         if unit is None:
             raise NoConnection
         ending = unit.commit()
-        if self._waits:
+        if self.waits:
             await ending
 
     async def _undo(self, _: Undo | None = None) -> None:
         unit, self._unit = self._unit, None
         if unit is not None:
             ending = unit.rollback()
-            if self._waits:
+            if self.waits:
                 await ending
 
     async def _run(self, unit: Any, joined: Joined[Any]) -> Any:
         ran = unit.run(joined)
-        return (await ran) if self._waits else ran
+        return (await ran) if self.waits else ran
 
     _HOW: ClassVar[dict[type[Command[Any]], Callable[..., Coroutine[Any, Any, Any]]]] = {
         Begin: _begin,
@@ -297,7 +305,7 @@ class _Kernel:
 class Transaction(_Kernel):
     """One transaction, from ``Begin`` or ``Open`` to its end."""
 
-    _waits = False
+    waits = False
 
     def run(self, joined: Joined[T]) -> T:
         """Run one more statement in it, while it is open."""
@@ -313,7 +321,7 @@ class Transaction(_Kernel):
 class AsyncTransaction(_Kernel):
     """One transaction on an event loop, from ``Begin`` or ``Open`` to its end."""
 
-    _waits = True
+    waits = True
 
     def run(self, joined: Joined[T]) -> Coroutine[Any, Any, T]:
         """Run one more statement in it, while it is open."""

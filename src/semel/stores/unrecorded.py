@@ -46,6 +46,21 @@ class UnrecordedTransaction:
         """The open connection."""
         return self._transaction.connection
 
+    @property
+    def waits(self) -> bool:
+        """Whether what it returns is to be awaited."""
+        waits: bool = self._transaction.waits
+        return waits
+
+    @property
+    def dialect(self) -> Any:
+        """Which database it is on."""
+        return self._transaction.dialect
+
+    def run(self, joined: Any) -> Any:
+        """Run one more statement in it."""
+        return self._transaction.run(joined)
+
     def perform(self, command: Command[Any]) -> Any:
         """Carry out one command."""
         if not isinstance(command, Commit):

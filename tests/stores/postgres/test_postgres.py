@@ -370,8 +370,11 @@ class TestSchema:
         assert made == [
             ("billing.idem",),
             ("billing.idem_audit",),
+            ("billing.idem_inbox",),
             ("billing.idem_migrations",),
+            ("billing.idem_outbox",),
             ("billing.idem_watermark",),
+            ("billing.idem_webhooks",),
         ]
 
 

@@ -20,6 +20,7 @@ from semel.core.record import Found, Hold
 from semel.core.trail import Audit
 from semel.errors import StoreUnavailable
 from semel.stores.base import AsyncStore
+from semel.stores.dialect import Dialect
 from semel.stores.django.store import DjangoStore
 from semel.stores.django.units import DjangoUnit
 from semel.stores.forks import start_afresh_in_children
@@ -57,6 +58,11 @@ class AsyncDjangoStore(AsyncStore):
         """Renew leases, on Django's connection of the calling thread."""
         self._store.actor = self.actor
         return self._store.perform(command)
+
+    @property
+    def dialect(self) -> Dialect:
+        """The database, with the usual tables."""
+        return self._store.dialect
 
     def transaction(self) -> AsyncTransaction:
         """Return a transaction for the application; not begun yet. Its ``connection`` is that of the ORM's thread,

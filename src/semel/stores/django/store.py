@@ -16,9 +16,11 @@ from semel.core.trail import Audit
 from semel.errors import ConfigurationError, SemelError
 from semel.stores.base import Store, this_process
 from semel.stores.batching import refused
+from semel.stores.dialect import Dialect
 from semel.stores.django import schema
 from semel.stores.django.units import Database, DjangoConnections
 from semel.stores.django.wrapper import Opened, Standing, Wrapper, name_of, standing_of, wrapper_of
+from semel.stores.statement import Names
 from semel.stores.transaction import JoinedStatements, Transaction
 
 T = TypeVar("T")
@@ -59,6 +61,13 @@ class DjangoStore(Store):
             return self._carry_out(database, wrapper, command)
         finally:
             opened.tidy()
+
+    @property
+    def dialect(self) -> Dialect:
+        """The database, with the usual tables."""
+        vendor = str(wrapper_of(self.alias).vendor)
+        self._database(wrapper_of(self.alias))  # Says so where it is none that is known.
+        return Dialect(vendor, Names(), has_trail=self._audit != "off")
 
     def transaction(self) -> Transaction:
         """Return a transaction for the application, on ``django.db.connections[alias]``; not begun yet."""

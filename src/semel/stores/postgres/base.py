@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from semel.errors import StoreUnavailable
 from semel.stores.base import this_process
+from semel.stores.dialect import Dialect
 from semel.stores.postgres.address import Address
 from semel.stores.postgres.builder import no_owner
 from semel.stores.postgres.durability import Durability
@@ -82,6 +83,11 @@ class PostgresBase:
         self._durability = Durability(self.address) if given else None
         #: Whether the role was seen to have every privilege.
         self._may_write = False
+
+    @property
+    def dialect(self) -> Dialect:
+        """PostgreSQL, with these tables."""
+        return self._joined.dialect
 
     @property
     def is_direct(self) -> bool | None:

@@ -14,6 +14,7 @@ from semel.core.fingerprint import RECIPE_BYTES, VERSION
 from semel.core.record import NO_TOKEN, AfterRetention, Found, Hold, OnCrash
 from semel.core.recovery import change, written
 from semel.core.state import Event, State, after
+from semel.stores.dialect import POSTGRESQL, Dialect
 from semel.stores.headers import written as written_headers
 from semel.stores.postgres import rows as read
 from semel.stores.postgres.builder import Builder, hint, of_answer, of_hold
@@ -61,6 +62,7 @@ class JoinedStatements:
         """Build with *builder*; *where* is the server's name, for people."""
         self._builder = builder
         self._where = where
+        self.dialect = Dialect(POSTGRESQL, builder.names, has_trail=builder.has_trail)
         self._table = _table(builder.names)
         query = builder.query
         self._lock, self._peek, self._begin, self._probe = map(query, ("lock", "peek", "begin", "probe"))

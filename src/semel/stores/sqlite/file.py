@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 from semel.core.trail import AUDITS, FULL
 from semel.errors import ConfigurationError, StoreError, StoreNotReady, StoreReadOnly, StoreUnavailable
+from semel.stores.dialect import SQLITE, Dialect
 from semel.stores.sqlite.statements import PACKAGE, Statements
 from semel.stores.statement import Names, load_migrations
 
@@ -66,6 +67,11 @@ class Place:
     names: Names
     #: How much the audit trail has (``core/trail.py``).
     audit: str = "on"
+
+    @property
+    def dialect(self) -> Dialect:
+        """SQLite, with these tables."""
+        return Dialect(SQLITE, self.names, has_trail=self.audit != "off")
 
     @property
     def is_full(self) -> bool:

@@ -17,6 +17,7 @@ from semel.core.record import Entry, Found, Hold, Record, Stuck
 from semel.core.recovery import Progress
 from semel.core.state import TERMINAL, Event, State, after
 from semel.stores import milestones, requests
+from semel.stores.dialect import SQLITE, Dialect
 from semel.stores.headers import read_back, written
 from semel.stores.statement import Joined, Names, Query, load_queries
 from semel.stores.transaction import Begun
@@ -44,6 +45,7 @@ class Statements:
 
     def __init__(self, names: Names) -> None:
         """Read them from the file."""
+        self.names = names
         queries = load_queries(PACKAGE, names)
         self.find_all = Bulk(queries["find_all"])
         self.claim = Bulk(queries["claim"], TERMS)
@@ -292,6 +294,7 @@ class SQLiteJoins:
 
     def __init__(self, statements: Statements, actor: str | None, *, is_full: bool = False) -> None:
         """Without an *actor* there is no audit trail; with *is_full*, it has every change."""
+        self.dialect = Dialect(SQLITE, statements.names, has_trail=actor is not None)
         self._statements = statements
         self._actor = actor
         self._is_full = is_full

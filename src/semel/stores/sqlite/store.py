@@ -13,6 +13,7 @@ from semel.core.commands import Claim, Command, Renew
 from semel.core.record import Found, Hold
 from semel.stores.base import AsyncStore, Store
 from semel.stores.batching import Batcher
+from semel.stores.dialect import Dialect
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.sqlite.file import has_neighbours, locate
 from semel.stores.sqlite.transactions import AsyncSQLiteConnections, SQLiteConnections
@@ -44,6 +45,11 @@ class SQLiteStore(Store):
         if isinstance(command, Claim) and (found := self._find(command)) is not None:
             return found  # type: ignore[return-value]  # by the command's own type
         return self._batcher.submit(command)  # type: ignore[no-any-return]  # as above
+
+    @property
+    def dialect(self) -> Dialect:
+        """SQLite, with these tables."""
+        return self.place.dialect
 
     def transaction(self) -> Transaction:
         """Return a transaction for the application, on a ``sqlite3.Connection`` to the same file."""
@@ -107,6 +113,11 @@ class AsyncSQLiteStore(AsyncStore):
             raise outcome
         lost: frozenset[Hold] = outcome
         return lost
+
+    @property
+    def dialect(self) -> Dialect:
+        """SQLite, with these tables."""
+        return self.place.dialect
 
     def transaction(self) -> AsyncTransaction:
         """Return a transaction for the application, on a ``sqlite3.Connection`` to the same file."""

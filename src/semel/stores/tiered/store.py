@@ -14,6 +14,7 @@ from semel.core.commands import Begin, Claim, Command, Commit, Complete, Finish,
 from semel.core.record import Found, Hold
 from semel.errors import ConfigurationError, NoConnection
 from semel.stores.base import AsyncStore, Store
+from semel.stores.dialect import Dialect
 from semel.stores.step import Step
 from semel.stores.tiered.memory import Answers, Entry, deadline, now
 from semel.stores.tiered.value import Tiered
@@ -81,6 +82,12 @@ class _Front:
         """Whether the durable store's audit trail has a line for every replay, too."""
         notes: bool = self.durable.notes_replays
         return notes
+
+    @property
+    def dialect(self) -> Dialect | None:
+        """The durable store's database."""
+        dialect: Dialect | None = self.durable.dialect
+        return dialect
 
     def listen(self, on_end: Callable[[str], None]) -> None:
         """Let the durable store call *on_end*."""

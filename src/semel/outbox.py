@@ -1,0 +1,250 @@
+"""The outbox: messages that commit with the business change that they tell of. Sending them is the relay's affair.
+
+    outbox = Outbox("postgresql://…")
+    with connection.transaction():
+        connection.execute("INSERT INTO orders …")
+        outbox.add(connection, "order.paid", {"order": 17}, key="order-17")
+
+Inside a guarded handler, ``operation.publish("order.paid", …)`` does the same in the transaction of atomic mode, or of
+the phase that it is called in: the answer, the business row and the message commit together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from typing import Any
+from uuid import UUID
+
+from semel.core.outbox import (
+    MAX_HEADERS,
+    MAX_PAYLOAD,
+    Message,
+    check_name,
+    message_id,
+    time_ordered_id,
+)
+from semel.errors import ConfigurationError, MessageInvalid
+from semel.stores import either_store
+from semel.stores.dialect import Dialect, messages_of
+from semel.stores.joining import joining
+from semel.stores.outbox import OutboxStatements, run
+from semel.stores.transaction import at_once
+
+#: Where a message goes that does not say.
+DEFAULT_DESTINATION = "events"
+
+JSON = "application/json"
+BYTES = "application/octet-stream"
+TEXT = "text/plain; charset=utf-8"
+
+Headers = Mapping[str, str] | Iterable[tuple[str, str]] | None
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,255}")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+
+
+class Outbox:
+    """The outbox of one database, for sync and async connections alike."""
+
+    def __init__(self, store: Any, *, to: str = DEFAULT_DESTINATION, max_payload: int = MAX_PAYLOAD) -> None:
+        """Use the outbox of *store*: a URL, a store, an engine or a pool. Messages go *to* this destination, unless
+        they name another. Nothing is opened: messages are written through the connections that ``add`` is given.
+        """
+        self.dialect = messages_of(either_store(store), "outbox")
+        self._to = check_name("to", to)
+        self._max_payload = max_payload
+        self._statements = OutboxStatements(self.dialect)
+
+    def add(
+        self,
+        connection: Any,
+        type: str,  # noqa: A002 - as brokers and CloudEvents call it
+        payload: Any,
+        /,
+        *,
+        key: str | None = None,
+        to: str | None = None,
+        headers: Headers = None,
+        content_type: str | None = None,
+        id: str | UUID | None = None,  # noqa: A002 - the same
+        source: str | None = None,
+        traceparent: str | None = None,
+    ) -> Any:
+        """Write one message in the transaction that is open on *connection*, and return its id. Nothing is committed.
+
+        *connection* is one of psycopg, asyncpg, sqlite3, SQLAlchemy (or a session) or Django; with an async one, await
+        the call. *payload* is what JSON can hold, or bytes. Messages with the same *key* are sent in their order.
+        *source* adds the headers of CloudEvents. Without an *id*, it is a new UUID of version 7.
+        """
+        message = made(
+            _new_id() if id is None else _checked_id(id),
+            type,
+            payload,
+            key=key,
+            to=to or self._to,
+            headers=headers,
+            content_type=content_type,
+            source=source,
+            traceparent=traceparent,
+            max_payload=self._max_payload,
+        )
+        on = joining(connection)
+        if on.dialect != self.dialect.name:
+            raise ConfigurationError(
+                f"This outbox is in {self.dialect.name}, and the connection leads to {on.dialect}: a message has to "
+                "commit with what it tells of, so both have to be one database."
+            )
+        adding = self._added(on, message)
+        return adding if on.waits else at_once(adding)
+
+    async def _added(self, on: Any, message: Message) -> str:
+        await run(on.run, self._statements.add(message))
+        return message.id
+
+
+class Publishing:
+    """The transaction that messages of an operation are published in: that of atomic mode, or of one phase."""
+
+    def __init__(self, transaction: Any, step: str = "") -> None:
+        """Write in *transaction*; *step* is the phase, or empty."""
+        self._transaction = transaction
+        self._step = step
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def publish(self, scope: str, operation_key: str, type_: str, payload: Any, **how: Any) -> Any:
+        """Write one message, with an id that is the same whenever the handler runs again; return the id. On an event
+        loop, this is to be awaited.
+        """
+        dialect: Dialect | None = self._transaction.dialect
+        if dialect is None:
+            raise ConfigurationError(
+                f"publish {type_!r}: this store shares no transaction, so it has no outbox. Use PostgreSQL or SQLite."
+            )
+        to = check_name("to", how.pop("to", None) or DEFAULT_DESTINATION)
+        number = self._counts.get((type_, to), 0)
+        identity = message_id(scope, operation_key, step=self._step, type_=str(type_), to=to, number=number)
+        message = made(identity, type_, payload, to=to, **how)
+        self._counts[type_, to] = number + 1
+        adding = self._added(OutboxStatements(dialect), message)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return at_once(adding)
+        return adding if self._transaction.waits else at_once(adding)
+
+    async def _added(self, statements: OutboxStatements, message: Message) -> str:
+        await run(self._transaction.run, statements.add(message))
+        return message.id
+
+
+#: The phase that this code is part of, if it is part of one.
+publishing: ContextVar[Publishing | None] = ContextVar("semel.publishing", default=None)
+
+
+def made(
+    identity: str,
+    type_: str,
+    payload: Any,
+    *,
+    to: str,
+    key: str | None = None,
+    headers: Headers = None,
+    content_type: str | None = None,
+    source: str | None = None,
+    traceparent: str | None = None,
+    max_payload: int = MAX_PAYLOAD,
+) -> Message:
+    """Check what was given, and make a message of it."""
+    type_ = check_name("The type of a message", type_)
+    data, kind = _encoded(type_, payload, content_type)
+    if len(data) > max_payload:
+        raise MessageInvalid(
+            f"{type_!r}: its payload has {len(data):,} bytes, and {max_payload:,} are the limit. Store it elsewhere "
+            "and send where it is, or raise max_payload of Outbox if the broker takes it."
+        )
+    if key is not None:
+        check_name("The key of a message", key)
+    pairs = _checked_headers(type_, headers)
+    if source is not None:
+        check_name("source", source)
+        events = (("ce-specversion", "1.0"), ("ce-id", identity), ("ce-source", source), ("ce-type", type_))
+        pairs = (*pairs, *events)
+    trace = traceparent or _current_trace()
+    if trace is not None and not _TRACEPARENT.fullmatch(trace):
+        raise MessageInvalid(f"{type_!r}: {trace[:80]!a} is not a traceparent, such as 00-<32 hex>-<16 hex>-01.")
+    return Message(
+        id=identity,
+        type=type_,
+        to=check_name("to", to),
+        payload=data,
+        content_type=kind,
+        key=key,
+        headers=pairs,
+        traceparent=trace,
+    )
+
+
+def _encoded(type_: str, payload: Any, content_type: str | None) -> tuple[bytes, str]:
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload), _checked_content_type(type_, content_type or BYTES)
+    if isinstance(payload, str) and content_type is not None:
+        return payload.encode(), _checked_content_type(type_, content_type)
+    try:
+        text = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode(), _checked_content_type(type_, content_type or JSON)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MessageInvalid(
+            f"{type_!r}: its payload can't be written as JSON ({error}). Give what JSON can hold, or bytes with "
+            "content_type=."
+        ) from error
+
+
+def _checked_content_type(type_: str, content_type: str) -> str:
+    if not content_type.isprintable() or not content_type.isascii():
+        raise MessageInvalid(f"{type_!r}: {content_type!a} is not a content type, such as application/json.")
+    return content_type
+
+
+def _checked_headers(type_: str, headers: Headers) -> tuple[tuple[str, str], ...]:
+    if headers is None:
+        return ()
+    given: Any = headers.items() if isinstance(headers, Mapping) else headers
+    pairs = tuple((name, text) for name, text in given)
+    for name, text in pairs:
+        if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+            raise MessageInvalid(f"{type_!r}: {name!a} is not the name of a header: letters, digits and dashes.")
+        if not isinstance(text, str) or not text.isprintable():
+            raise MessageInvalid(f"{type_!r}: the value of header {name!r} is not one line of text: {text!a}.")
+    if sum(len(name) + len(text) for name, text in pairs) > MAX_HEADERS:
+        raise MessageInvalid(f"{type_!r}: its headers have more than {MAX_HEADERS:,} characters.")
+    return pairs
+
+
+def _checked_id(given: str | UUID) -> str:
+    try:
+        return str(UUID(str(given)))
+    except ValueError:
+        raise MessageInvalid(f"id {str(given)[:80]!a} is not a UUID, which every broker takes.") from None
+
+
+def _new_id() -> str:
+    # Only for the order of ids in an index: nothing is decided by this clock.
+    return time_ordered_id(time.time_ns() // 1_000_000, os.urandom(10))
+
+
+def _current_trace() -> str | None:
+    """Return the trace that this code is part of, where the application uses OpenTelemetry."""
+    trace: Any = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"

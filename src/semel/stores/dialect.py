@@ -1,0 +1,38 @@
+"""Which database a store is on, and what its tables are called there: for statements that join any transaction on it.
+Nothing is opened.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semel.core.value import value
+from semel.errors import ConfigurationError
+from semel.stores.statement import Names
+
+POSTGRESQL = "postgresql"
+SQLITE = "sqlite"
+#: Where the files of each are.
+PACKAGES = {POSTGRESQL: "semel.stores.postgres", SQLITE: "semel.stores.sqlite"}
+
+
+@value
+class Dialect:
+    """A database, and the names of Semel's tables in it."""
+
+    #: ``postgresql`` or ``sqlite``.
+    name: str
+    names: Names
+    #: Whether there is an audit trail.
+    has_trail: bool = True
+
+
+def messages_of(store: Any, what: str = "messages") -> Dialect:
+    """Return where the *messages* of *store*, sync or async, are; it is an error if it has no transaction to join."""
+    durable: Any = getattr(store, "durable", store)
+    if isinstance(dialect := durable.dialect, Dialect):
+        return dialect
+    raise ConfigurationError(
+        f"{type(durable).__name__} has no {what}: a message has to commit with what it tells of, in one transaction, "
+        "and this store shares none. Give the PostgreSQL or SQLite database that the application writes to."
+    )

@@ -1,0 +1,318 @@
+"""The outbox in a database: its statements, put together. In which transaction they run, others say.
+
+What takes several statements is a generator: it yields each, and gets what that has read. ``carry_out`` runs one in a
+transaction of the store's own, in either colour.
+
+Cost, on PostgreSQL: ``add`` is one statement in the application's transaction, which writes a row and three index
+entries (two without a key). A batch is claimed in one statement and settled in another, each with its COMMIT; of a
+message, that is one heap-only update and one deletion.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Awaitable, Generator, Sequence
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from semel.core.commands import CommitAlone, Open, Undo
+from semel.core.cursor import Walk
+from semel.core.outbox import Claimed, Ending, Message
+from semel.core.value import value
+from semel.errors import MessageReused
+from semel.stores.base import AsyncStore, Store, this_process
+from semel.stores.dialect import PACKAGES, POSTGRESQL, Dialect
+from semel.stores.statement import Joined, Names, Query, load_queries
+
+T = TypeVar("T")
+Rows = Sequence[Sequence[Any]]
+Statements = Generator[Joined[Any], Any, T]
+
+#: How many messages of a key are freed when the one before them has ended.
+MAX_RUN = 100
+#: How many dead letters are requeued or dropped in one statement.
+MAX_CHANGED = 1000
+STATES = ("ready", "waiting", "behind", "dead", "sent")
+
+_LOCK_BYTES = 8
+
+
+@value
+class Stored:
+    """A message, as people see it."""
+
+    id: str
+    to: str
+    key: str | None
+    type: str
+    state: str
+    attempts: int
+    created_at: float
+    due_at: float | None
+    ended_at: float | None
+    error: str | None
+    size: int
+    #: Whether a relay has it now.
+    is_taken: bool
+
+
+@value
+class Whole:
+    """A message with all that it consists of."""
+
+    stored: Stored
+    content_type: str
+    headers: tuple[tuple[str, str], ...]
+    traceparent: str | None
+    payload: bytes
+
+
+class OutboxStatements:
+    """Builds the statements for one outbox."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        """Load the queries of *dialect*."""
+        self.dialect = dialect
+        self._queries = _queries(dialect.name, dialect.names)
+        self._is_postgres = dialect.name == POSTGRESQL
+        self._channel = channel_of(dialect.names) if self._is_postgres else ""
+
+    def add(self, message: Message) -> Statements[None]:
+        """Write one message. One that is there already, with the same content, is left as it is."""
+        values: dict[str, Any] = {
+            "id": message.id,
+            "to": message.to,
+            "key": message.key,
+            "type": message.type,
+            "payload": message.payload,
+        }
+        more: dict[str, Any] = {
+            "content_type": message.content_type,
+            "headers": json.dumps(message.headers, ensure_ascii=False) if message.headers else None,
+            "traceparent": message.traceparent,
+        }
+        if self._is_postgres:
+            more |= {"asleep": sleep_lock(self.dialect.names, message.to), "channel": self._channel}
+        if (yield self._joined("add", **values, **more)):
+            return
+        if (same := (yield self._joined("same", **values))) and same[0][0]:
+            return
+        raise MessageReused(f"The outbox has another message with the id {message.id}: other content needs its own id.")
+
+    def claim(self, to: str, token: bytes, lease: timedelta, limit: int, **how: Any) -> Statements[Claimed]:
+        """Take up to *limit* messages, and as many *bytes*, for as long as *lease*; see ``core/cursor.py`` for *after*
+        and *floor*. With *aside*, those that can't be taken because of another of their key are set aside.
+        """
+        due = max(1, limit // 2)
+        if not self._is_postgres:
+            aside = 0
+            if how["aside"]:
+                aside = len((yield self._joined("set_aside", to=to, limit=limit)))
+            rows = yield self._joined(
+                "claim", to=to, token=token, lease=_milliseconds(lease), limit=limit, due=due, bytes=how["bytes"]
+            )
+            walked = len(rows)
+            if walked < limit:
+                walked = (yield self._joined("walked", to=to, limit=limit))[0][0]
+            return Claimed(_messages(to, sorted(rows)), None, walked, aside)
+        first, *rest = yield self._joined(
+            "claim", to=to, token=token, lease=lease.total_seconds(), limit=limit, due=due, **how
+        )
+        messages = _messages(to, [(row[1], row[5], *row[6:]) for row in rest])
+        return Claimed(messages, Walk(first[0], first[1], first[3], first[4]), first[2], first[5])
+
+    def renew(self, ids: Sequence[str], token: bytes, lease: timedelta) -> Statements[int]:
+        """Prolong the lease of messages; return how many are still held."""
+        if self._is_postgres:
+            rows = yield self._joined("renew", ids=list(ids), token=token, lease=lease.total_seconds())
+            return int(rows[0][0])
+        return len((yield self._joined("renew", ids=json.dumps(ids), token=token, lease=_milliseconds(lease))))
+
+    def settle(self, to: str, token: bytes, endings: Sequence[Ending], *, keep: bool) -> Statements[int]:
+        """Write back what became of a batch; return of how many this relay still had the lease."""
+        if self._is_postgres:
+            rows = yield self._joined(
+                "settle",
+                to=to,
+                token=token,
+                keep=keep,
+                run=MAX_RUN,
+                ids=[each.id for each in endings],
+                ends=[each.ending for each in endings],
+                pauses=[each.pause.total_seconds() if each.pause else None for each in endings],
+                errors=[each.error for each in endings],
+                **self._author(),
+            )
+            return int(rows[0][0])
+        asked = json.dumps([_as_asked(each) for each in endings])
+        kept = yield self._joined("settle", token=token, keep=keep, asked=asked)
+        gone: Rows = ()
+        if not keep:
+            gone = yield self._joined("gone", token=token, asked=asked)
+        if self.dialect.has_trail and (dead := [row[0] for row in kept if row[1] == "dead"]):
+            yield self._joined("note", ids=json.dumps(dead), actor=this_process())
+        keys = {row[-1] for row in (*gone, *kept)} - {None}
+        if keys:
+            yield self._joined("free_keys", to=to, keys=json.dumps(sorted(keys)), run=MAX_RUN)
+        return len(kept) + len(gone)
+
+    def free(self, to: str, after_key: str, limit: int) -> Statements[tuple[str | None, int]]:
+        """Free what is behind nothing any more, of some keys; return the last of them, and how many were freed."""
+        if self._is_postgres:
+            rows = yield self._joined("free", to=to, after_key=after_key, limit=limit)
+            return rows[0][0], int(rows[0][1])
+        found = yield self._joined("set_aside_keys", to=to, after_key=after_key, limit=limit)
+        if not found:
+            return None, 0
+        keys = [key for (key,) in found]
+        freed = yield self._joined("free_keys", to=to, keys=json.dumps(keys), run=MAX_RUN)
+        return keys[-1], len(freed)
+
+    def browse(self, state: str, to: str | None, limit: int) -> Statements[tuple[Stored, ...]]:
+        """Read messages in one state."""
+        rows = yield self._joined(f"browse_{state}", to=to, limit=limit)
+        return tuple(_stored(row) for row in rows)
+
+    def look(self, message_id: str) -> Statements[Whole | None]:
+        """Read one message."""
+        rows = yield self._joined("look", id=message_id)
+        if not rows:
+            return None
+        *stored, content_type, headers, traceparent, payload = rows[0]
+        return Whole(_stored(stored), content_type, _pairs(headers), traceparent, bytes(payload))
+
+    def requeue(self, **which: Any) -> Statements[int]:
+        """Give dead letters another series of tries, by ``id``, ``to`` or ``since``; return how many."""
+        return self._change("requeue", "requeued", **which)
+
+    def drop(self, **which: Any) -> Statements[int]:
+        """Delete dead letters, by ``id``, ``to`` or ``since``; return how many."""
+        return self._change("drop", "dropped", **which)
+
+    def reap(self, older_than: timedelta, limit: int) -> Statements[int]:
+        """Delete messages that were sent, kept, and are old; return how many."""
+        if self._is_postgres:
+            rows = yield self._joined("reap", older_than=older_than.total_seconds(), limit=limit)
+            return int(rows[0][0])
+        return len((yield self._joined("reap", older_than=_milliseconds(older_than), limit=limit)))
+
+    def _change(
+        self,
+        name: str,
+        event: str,
+        *,
+        id: str | None = None,  # noqa: A002 - as it is called everywhere
+        to: str | None = None,
+        since: timedelta | None = None,
+        actor: str | None = None,
+    ) -> Statements[int]:
+        which: dict[str, Any] = {"id": id, "to": to, "limit": MAX_CHANGED}
+        author = self._author(actor)
+        if self._is_postgres:
+            seconds = since.total_seconds() if since else None
+            rows = yield self._joined(name, **which, since=seconds, **author)
+            return int(rows[0][0])
+        which["since"] = _milliseconds(since) if since else None
+        yield self._joined("note_change", **which, event=event, **author)
+        return len((yield self._joined(name, **which)))
+
+    def _author(self, actor: str | None = None) -> dict[str, Any]:
+        return {"audit": self.dialect.has_trail, "actor": actor or this_process()}
+
+    def _joined(self, name: str, **parameters: Any) -> Joined[Rows]:
+        return Joined(self._queries[name], parameters, _as_they_are)
+
+
+async def carry_out(store: Store | AsyncStore, statements: Statements[T]) -> T:
+    """Run *statements* in a transaction of its own. With a store for threads, nothing in here waits for a loop."""
+    transaction: Any = store.transaction()
+    await _done(transaction.perform(Open()))
+    try:
+        answer = await run(transaction.run, statements)
+    except BaseException:
+        await _done(transaction.perform(Undo()))
+        raise
+    await _done(transaction.perform(CommitAlone()))
+    return answer
+
+
+async def run(run_one: Any, statements: Statements[T]) -> T:
+    """Run *statements* one after the other, each by *run_one*, in a transaction that is open."""
+    rows: Any = None
+    while True:
+        try:
+            joined = statements.send(rows)
+        except StopIteration as end:
+            answer: T = end.value
+            return answer
+        rows = await _done(run_one(joined))
+
+
+async def _done(result: Any) -> Any:
+    return await result if isinstance(result, Awaitable) else result
+
+
+def channel_of(names: Names) -> str:
+    """Return the channel of the hints of PostgreSQL: that of the keys."""
+    from semel.stores.postgres.signals import channel_of as channel  # noqa: PLC0415 - a store's own, where it is that one
+
+    return channel(names)
+
+
+@lru_cache
+def sleep_lock(names: Names, to: str) -> int:
+    """Return the lock that a relay holds while it sleeps at a destination: it tells others to wake it."""
+    text = f"semel outbox asleep {names.schema or ''}.{names.outbox} {to}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:_LOCK_BYTES], "big", signed=True)
+
+
+@lru_cache
+def _queries(dialect: str, names: Names) -> dict[str, Query]:
+    queries = load_queries(PACKAGES[dialect], names, "outbox.sql")
+    browse = queries.pop("browse")
+    return queries | {f"browse_{state}": browse.with_parts(state) for state in STATES}
+
+
+def _messages(to: str, rows: Rows) -> tuple[Message, ...]:
+    made = []
+    for _, attempts, message_id, kind, payload, more, created_at in rows:
+        content_type, key, headers, traceparent = json.loads(more)
+        made.append(
+            Message(
+                id=message_id,
+                type=kind,
+                to=to,
+                payload=bytes(payload),
+                content_type=content_type,
+                key=key,
+                headers=_pairs(headers),
+                traceparent=traceparent,
+                created_at=float(created_at),
+                attempts=attempts,
+            )
+        )
+    return tuple(made)
+
+
+def _pairs(headers: str | None) -> tuple[tuple[str, str], ...]:
+    return tuple((name, text) for name, text in json.loads(headers)) if headers else ()
+
+
+def _stored(row: Sequence[Any]) -> Stored:
+    values: list[Any] = [*row[:-1], bool(row[-1])]
+    return Stored(*values)
+
+
+def _as_asked(ending: Ending) -> dict[str, Any]:
+    pause = ending.pause.total_seconds() if ending.pause else None
+    return {"id": ending.id, "ending": ending.ending, "pause": pause, "error": ending.error}
+
+
+def _milliseconds(duration: timedelta) -> int:
+    return round(duration.total_seconds() * 1000)
+
+
+def _as_they_are(rows: Rows) -> Rows:
+    return rows

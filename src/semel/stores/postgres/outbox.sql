@@ -1,0 +1,353 @@
+-- The statements of the outbox on PostgreSQL. "add" joins the application's transaction, on any driver; the others have
+-- one of their own. So casts are spelled CAST, and nothing in them is a percent sign or a stray colon.
+--
+-- What a claim reads does not grow with the table. It walks the index semel_outbox_ready of one destination from where
+-- its relay was last (:after), since index entries of messages that were sent may be there until the next vacuum. A
+-- message leaves "ready" once and never comes back, so nothing appears behind that place but what is committed late:
+-- the relay moves on only when every transaction has ended that was running when it got there (core/cursor.py).
+--
+-- Order of a key: a ready message is taken only if no other of its key is set aside (waiting for another try, behind
+-- one that is, or dead), and none that is ready and older is left out. Messages of a key that has trouble are set aside
+-- as they are met, so that a walk does not meet them again; they are freed, some at a time, as those before them end.
+
+
+-- name: add
+-- Write one message. A relay that sleeps holds a lock exclusively; where it can't be had, shared, the relay is woken at
+-- COMMIT. While none sleeps, no transaction notifies: one that does waits for a lock of the whole database at COMMIT.
+-- The transaction has its number before the message has one: core/cursor.py relies on it.
+WITH me AS MATERIALIZED (
+    SELECT pg_current_xact_id() AS xid
+), added AS (
+    INSERT INTO semel_outbox (id, aggregatetype, aggregateid, type, content_type, headers, traceparent, payload)
+    SELECT CAST(CAST(:id AS text) AS uuid), CAST(:to AS text), CAST(:key AS text), CAST(:type AS text),
+           CAST(:content_type AS text), CAST(:headers AS text), CAST(:traceparent AS text), CAST(:payload AS bytea)
+      FROM me
+     WHERE xid IS NOT NULL
+        ON CONFLICT (id) DO NOTHING
+ RETURNING 1
+)
+SELECT CASE WHEN pg_try_advisory_xact_lock_shared(CAST(:asleep AS bigint)) THEN 0
+            ELSE length(CAST(pg_notify(CAST(:channel AS text), 'outbox') AS text)) END
+  FROM added
+
+
+-- name: same
+-- Whether the message that has this id is the one that was to be added.
+SELECT aggregatetype = CAST(:to AS text) AND aggregateid IS NOT DISTINCT FROM CAST(:key AS text)
+       AND type = CAST(:type AS text) AND payload = CAST(:payload AS bytea)
+  FROM semel_outbox
+ WHERE id = CAST(CAST(:id AS text) AS uuid)
+
+
+-- name: claim
+-- Take messages of one destination: those that are due again first, then those that are ready, oldest first.
+-- "walked" are the next ready ones, whoever has them; "mine" those that are free, up to a number of bytes, and locked.
+-- The first row of the answer tells where the walk began and ended, and which transactions run; the others are messages.
+-- A run of messages of one key is taken together, up to the first that is not "mine". Whether there is an older one is
+-- asked from :floor on, below which every message of the queue has ended.
+-- With :aside, ready messages that can't be taken because of another of their key leave the queue.
+WITH clock AS (
+    SELECT clock_timestamp() AS now
+), due AS MATERIALIZED (
+    SELECT id, seq, aggregateid, octet_length(payload) AS size
+      FROM semel_outbox
+     WHERE aggregatetype = CAST(:to AS text) AND state = 'waiting' AND due_at <= (SELECT now FROM clock)
+       AND (lease_until IS NULL OR lease_until <= (SELECT now FROM clock))
+     ORDER BY due_at
+     LIMIT CAST(:due AS bigint)
+       FOR UPDATE SKIP LOCKED
+), walked AS MATERIALIZED (
+    SELECT id, seq, aggregateid, lease_until, octet_length(payload) AS size
+      FROM semel_outbox
+     WHERE aggregatetype = CAST(:to AS text) AND state = 'ready' AND seq > CAST(:after AS bigint)
+     ORDER BY seq
+     LIMIT CAST(:limit AS bigint)
+), free AS MATERIALIZED (
+    SELECT free.id, free.seq, free.aggregateid, octet_length(free.payload) AS size
+      FROM semel_outbox AS free
+     WHERE free.id = ANY (ARRAY(SELECT id FROM walked
+                                 WHERE lease_until IS NULL OR lease_until <= (SELECT now FROM clock)))
+       AND free.state = 'ready' AND (free.lease_until IS NULL OR free.lease_until <= (SELECT now FROM clock))
+       FOR UPDATE SKIP LOCKED
+), mine AS MATERIALIZED (
+    SELECT id, seq, aggregateid, is_due, sum(size) OVER (ORDER BY NOT is_due, seq) - size AS before
+      FROM (SELECT id, seq, aggregateid, size, true AS is_due FROM due
+             UNION ALL
+            SELECT id, seq, aggregateid, size, false FROM free) AS mine
+), heads AS MATERIALIZED (
+    SELECT aggregateid,
+           (SELECT other.seq
+              FROM semel_outbox AS other
+             WHERE other.aggregatetype = CAST(:to AS text) AND other.aggregateid = asked.aggregateid
+               AND other.state = 'ready' AND other.seq > CAST(:floor AS bigint)
+               AND other.id <> ALL (ARRAY(SELECT id FROM mine WHERE before < CAST(:bytes AS bigint)
+                                             AND mine.aggregateid = asked.aggregateid))
+             ORDER BY other.seq
+             LIMIT 1) AS ready,
+           (SELECT other.seq
+              FROM semel_outbox AS other
+             WHERE other.aggregatetype = CAST(:to AS text) AND other.aggregateid = asked.aggregateid
+               AND other.state IN ('waiting', 'behind', 'dead')
+               AND other.id <> ALL (ARRAY(SELECT id FROM due WHERE due.aggregateid = asked.aggregateid))
+             ORDER BY other.seq
+             LIMIT 1) AS aside,
+           EXISTS (SELECT FROM due WHERE due.aggregateid = asked.aggregateid) AS is_due
+      FROM (SELECT DISTINCT aggregateid FROM mine WHERE aggregateid IS NOT NULL) AS asked
+), judged AS MATERIALIZED (
+    SELECT mine.id, mine.seq, mine.is_due,
+           before < CAST(:bytes AS bigint)
+           AND (mine.aggregateid IS NULL
+                OR CASE WHEN mine.is_due THEN aside IS NULL OR mine.seq < aside
+                        ELSE aside IS NULL AND NOT heads.is_due AND (ready IS NULL OR mine.seq < ready) END) AS is_taken,
+           mine.aggregateid IS NOT NULL AND NOT mine.is_due
+           AND (aside IS NOT NULL OR heads.is_due OR ready < mine.seq) AS is_behind
+      FROM mine
+      LEFT JOIN heads ON heads.aggregateid = mine.aggregateid
+), set_aside AS (
+    UPDATE semel_outbox
+       SET state = 'behind', token = NULL, lease_until = NULL
+      FROM judged
+     WHERE semel_outbox.id = judged.id AND is_behind AND CAST(:aside AS boolean)
+ RETURNING 1
+), taken AS (
+    UPDATE semel_outbox
+       SET token = CAST(:token AS bytea),
+           lease_until = clock_timestamp() + CAST(:lease AS double precision) * interval '1 second'
+      FROM judged
+     WHERE semel_outbox.id = judged.id AND is_taken
+ RETURNING semel_outbox.id, semel_outbox.seq, type, payload, content_type, aggregateid, headers, traceparent,
+           created_at, attempts
+)
+SELECT (SELECT min(seq) FROM walked), (SELECT max(seq) FROM walked), (SELECT count(*) FROM walked),
+       CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint),
+       CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint),
+       (SELECT count(*) FROM set_aside), NULL, NULL, NULL, NULL, NULL
+ UNION ALL
+(SELECT NULL, seq, NULL, NULL, NULL, attempts, CAST(id AS text), type, payload,
+        CAST(json_build_array(content_type, aggregateid, headers, traceparent) AS text), date_part('epoch', created_at)
+   FROM taken
+  ORDER BY seq)
+
+
+-- name: renew
+-- Prolong the lease of what a relay still has; how many that are.
+WITH renewed AS (
+    UPDATE semel_outbox
+       SET lease_until = clock_timestamp() + CAST(:lease AS double precision) * interval '1 second'
+     WHERE id = ANY (CAST(CAST(:ids AS text[]) AS uuid[])) AND token = CAST(:token AS bytea)
+ RETURNING 1
+)
+SELECT count(*) FROM renewed
+
+
+-- name: settle
+-- Write back what became of a batch: only what this relay still has, by its token. Of each key that has made progress,
+-- the next ones that are behind become due, in their order.
+-- What was handed back stays as it was, and is free for any relay. The answer is how many messages were still held, and
+-- which of them are dead.
+WITH asked AS MATERIALIZED (
+    SELECT *
+      FROM unnest(CAST(CAST(:ids AS text[]) AS uuid[]), CAST(:ends AS text[]), CAST(:pauses AS double precision[]),
+                  CAST(:errors AS text[])) AS asked (id, ending, pause, error)
+), gone AS (
+    DELETE FROM semel_outbox
+     USING asked
+     WHERE semel_outbox.id = asked.id AND token = CAST(:token AS bytea)
+       AND ending = 'delivered' AND NOT CAST(:keep AS boolean)
+ RETURNING aggregateid
+), kept AS (
+    UPDATE semel_outbox
+       SET state = CASE ending WHEN 'delivered' THEN 'sent' WHEN 'failed' THEN 'waiting' WHEN 'dead' THEN 'dead'
+                               ELSE state END,
+           attempts = attempts + CASE WHEN ending IN ('failed', 'dead') THEN 1 ELSE 0 END,
+           due_at = CASE ending WHEN 'failed' THEN clock_timestamp() + pause * interval '1 second' ELSE due_at END,
+           ended_at = CASE WHEN ending IN ('delivered', 'dead') THEN clock_timestamp() END,
+           error = CASE WHEN ending = 'delivered' THEN NULL ELSE coalesce(asked.error, semel_outbox.error) END,
+           token = NULL, lease_until = NULL
+      FROM asked
+     WHERE semel_outbox.id = asked.id AND token = CAST(:token AS bytea)
+       AND (ending <> 'delivered' OR CAST(:keep AS boolean))
+ RETURNING semel_outbox.id, aggregateid, aggregatetype, attempts, state
+), noted AS (
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor, detail)
+    SELECT clock_timestamp(), 'outbox:' || aggregatetype, CAST(kept.id AS text), attempts, 'dead', CAST(:actor AS text),
+           asked.error
+      FROM kept
+      JOIN asked ON asked.id = kept.id
+     WHERE kept.state = 'dead' AND CAST(:audit AS boolean)
+), progressed AS MATERIALIZED (
+    SELECT DISTINCT aggregateid
+      FROM (SELECT aggregateid FROM gone UNION ALL SELECT aggregateid FROM kept WHERE state = 'sent') AS progressed
+     WHERE aggregateid IS NOT NULL
+       AND aggregateid <> ALL (ARRAY(SELECT aggregateid FROM kept WHERE aggregateid IS NOT NULL AND state <> 'sent'))
+), next AS MATERIALIZED (
+    SELECT next.id, next.state, next.seq, progressed.aggregateid
+      FROM progressed
+     CROSS JOIN LATERAL (
+        SELECT id, state, seq
+          FROM semel_outbox AS aside
+         WHERE aside.aggregatetype = CAST(:to AS text) AND aside.aggregateid = progressed.aggregateid
+           AND aside.state IN ('waiting', 'behind', 'dead')
+           AND aside.id <> ALL (ARRAY(SELECT id FROM asked WHERE ending = 'delivered'))
+         ORDER BY seq
+         LIMIT CAST(:run AS bigint)
+     ) AS next
+), freed AS (
+    UPDATE semel_outbox
+       SET state = 'waiting', due_at = clock_timestamp()
+     WHERE id = ANY (ARRAY(
+            SELECT id
+              FROM next
+             WHERE state = 'behind'
+               AND NOT EXISTS (SELECT FROM next AS first
+                                WHERE first.aggregateid = next.aggregateid AND first.state <> 'behind')
+               AND NOT EXISTS (SELECT FROM semel_outbox AS older
+                                WHERE older.aggregatetype = CAST(:to AS text) AND older.aggregateid = next.aggregateid
+                                  AND older.state = 'ready' AND older.seq < next.seq
+                                  AND older.id <> ALL (ARRAY(SELECT id FROM asked WHERE ending = 'delivered')))))
+       AND state = 'behind'
+ RETURNING 1
+)
+SELECT (SELECT count(*) FROM gone) + (SELECT count(*) FROM kept), (SELECT count(*) FROM freed)
+
+
+-- name: free
+-- Make due the messages that are behind nothing any more: the one before them may have ended just as they were set aside.
+-- It looks at some keys at a time, from the one after :after_key on.
+WITH keys AS MATERIALIZED (
+    SELECT DISTINCT aggregateid
+      FROM (SELECT aggregateid
+              FROM semel_outbox
+             WHERE aggregatetype = CAST(:to AS text) AND aggregateid > CAST(:after_key AS text)
+               AND state IN ('waiting', 'behind', 'dead')
+             ORDER BY aggregateid, seq
+             LIMIT CAST(:limit AS bigint)) AS listed
+), heads AS MATERIALIZED (
+    SELECT keys.aggregateid, head.id, head.seq, head.state
+      FROM keys
+     CROSS JOIN LATERAL (
+        SELECT id, seq, state
+          FROM semel_outbox AS head
+         WHERE head.aggregatetype = CAST(:to AS text) AND head.aggregateid = keys.aggregateid
+           AND head.state IN ('waiting', 'behind', 'dead')
+         ORDER BY seq
+         LIMIT 1
+     ) AS head
+), freed AS (
+    UPDATE semel_outbox
+       SET state = 'waiting', due_at = clock_timestamp()
+     WHERE id = ANY (ARRAY(
+            SELECT heads.id
+              FROM heads
+             WHERE heads.state = 'behind'
+               AND NOT EXISTS (SELECT FROM semel_outbox AS older
+                                WHERE older.aggregatetype = CAST(:to AS text)
+                                  AND older.aggregateid = heads.aggregateid
+                                  AND older.state = 'ready' AND older.seq < heads.seq)))
+       AND state = 'behind'
+ RETURNING 1
+)
+SELECT (SELECT max(aggregateid) FROM keys), (SELECT count(*) FROM freed)
+
+
+-- name: browse
+-- The messages in one state, of one destination or of all, in the order of the index that has them.
+SELECT CAST(id AS text), aggregatetype, aggregateid, type, state, attempts, date_part('epoch', created_at),
+       date_part('epoch', due_at), date_part('epoch', ended_at), error, octet_length(payload),
+       CASE WHEN lease_until > clock_timestamp() THEN true ELSE false END
+  FROM semel_outbox
+ WHERE (CAST(:to AS text) IS NULL OR aggregatetype = CAST(:to AS text))
+--[ready
+   AND state = 'ready'
+ ORDER BY aggregatetype, seq
+--]
+--[waiting
+   AND state = 'waiting'
+ ORDER BY aggregatetype, due_at
+--]
+--[behind
+   AND state = 'behind' AND state IN ('waiting', 'behind', 'dead') AND aggregateid IS NOT NULL
+ ORDER BY aggregatetype, aggregateid, seq
+--]
+--[dead
+   AND state = 'dead' AND state IN ('dead', 'sent')
+ ORDER BY ended_at DESC
+--]
+--[sent
+   AND state = 'sent' AND state IN ('dead', 'sent')
+ ORDER BY ended_at DESC
+--]
+ LIMIT CAST(:limit AS bigint)
+
+
+-- name: look
+-- Everything about one message.
+SELECT CAST(id AS text), aggregatetype, aggregateid, type, state, attempts, date_part('epoch', created_at),
+       date_part('epoch', due_at), date_part('epoch', ended_at), error, octet_length(payload),
+       CASE WHEN lease_until > clock_timestamp() THEN true ELSE false END, content_type, headers, traceparent, payload
+  FROM semel_outbox
+ WHERE id = CAST(CAST(:id AS text) AS uuid)
+
+
+-- name: requeue
+-- Give dead letters another series of tries, by id, by destination or by when they died.
+WITH found AS (
+    SELECT id FROM semel_outbox
+     WHERE state = 'dead'
+       AND (CAST(:id AS text) IS NULL OR id = CAST(CAST(:id AS text) AS uuid))
+       AND (CAST(:to AS text) IS NULL OR aggregatetype = CAST(:to AS text))
+       AND (CAST(:since AS double precision) IS NULL
+            OR ended_at >= clock_timestamp() - CAST(:since AS double precision) * interval '1 second')
+     ORDER BY ended_at
+     LIMIT CAST(:limit AS bigint)
+       FOR UPDATE SKIP LOCKED
+), changed AS (
+    UPDATE semel_outbox
+       SET state = 'waiting', due_at = clock_timestamp(), attempts = 0, ended_at = NULL
+      FROM found
+     WHERE semel_outbox.id = found.id
+ RETURNING semel_outbox.id, aggregatetype, error
+), noted AS (
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor, detail)
+    SELECT clock_timestamp(), 'outbox:' || aggregatetype, CAST(id AS text), 0, 'requeued', CAST(:actor AS text), error
+      FROM changed
+     WHERE CAST(:audit AS boolean)
+)
+SELECT count(*) FROM changed
+
+
+-- name: drop
+-- Delete dead letters, by id, by destination or by when they died. What is behind them is freed by the next relay.
+WITH found AS (
+    SELECT id FROM semel_outbox
+     WHERE state = 'dead'
+       AND (CAST(:id AS text) IS NULL OR id = CAST(CAST(:id AS text) AS uuid))
+       AND (CAST(:to AS text) IS NULL OR aggregatetype = CAST(:to AS text))
+       AND (CAST(:since AS double precision) IS NULL
+            OR ended_at >= clock_timestamp() - CAST(:since AS double precision) * interval '1 second')
+     ORDER BY ended_at
+     LIMIT CAST(:limit AS bigint)
+       FOR UPDATE SKIP LOCKED
+), changed AS (
+    DELETE FROM semel_outbox USING found WHERE semel_outbox.id = found.id
+ RETURNING semel_outbox.id, aggregatetype, type, error
+), noted AS (
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor, detail)
+    SELECT clock_timestamp(), 'outbox:' || aggregatetype, CAST(id AS text), 0, 'dropped', CAST(:actor AS text), type
+      FROM changed
+     WHERE CAST(:audit AS boolean)
+)
+SELECT count(*) FROM changed
+
+
+-- name: reap
+-- Delete messages that were kept after they were sent, once they are old.
+WITH old AS (
+    SELECT id FROM semel_outbox
+     WHERE state = 'sent' AND ended_at < clock_timestamp() - CAST(:older_than AS double precision) * interval '1 second'
+     ORDER BY ended_at
+     LIMIT CAST(:limit AS bigint)
+), gone AS (
+    DELETE FROM semel_outbox USING old WHERE semel_outbox.id = old.id RETURNING 1
+)
+SELECT count(*) FROM gone

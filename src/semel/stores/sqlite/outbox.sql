@@ -1,0 +1,244 @@
+-- The statements of the outbox on SQLite. "add" joins the application's transaction; the others have one of their own,
+-- with the write lock, so that no two relays claim at once. What each is for, the ones for PostgreSQL say; here there are
+-- no dead index entries to walk past, and what is committed late can't have a lower number.
+
+
+-- name: add
+INSERT INTO semel_outbox (id, aggregatetype, aggregateid, type, content_type, headers, traceparent, payload, created_at)
+SELECT :id, :to, :key, :type, :content_type, :headers, :traceparent, :payload, now
+  FROM semel_keys_clock
+ WHERE true
+    ON CONFLICT (id) DO NOTHING
+RETURNING 1
+
+
+-- name: same
+SELECT aggregatetype = :to AND aggregateid IS :key AND type = :type AND payload = :payload
+  FROM semel_outbox
+ WHERE id = :id
+
+
+-- name: set_aside
+-- Set aside the ready messages that can't be taken because of another of their key.
+UPDATE semel_outbox
+   SET state = 'behind', token = NULL, lease_until = NULL
+ WHERE seq IN (SELECT seq FROM semel_outbox
+                WHERE aggregatetype = :to AND state = 'ready'
+                ORDER BY seq
+                LIMIT :limit)
+   AND aggregateid IS NOT NULL
+   AND (lease_until IS NULL OR lease_until <= (SELECT now FROM semel_keys_clock))
+   AND (EXISTS (SELECT 1 FROM semel_outbox AS other
+                 WHERE other.aggregatetype = :to AND other.aggregateid = semel_outbox.aggregateid
+                   AND (other.state = 'waiting' OR other.state = 'behind' OR other.state = 'dead'))
+        OR EXISTS (SELECT 1 FROM semel_outbox AS other
+                    WHERE other.aggregatetype = :to AND other.aggregateid = semel_outbox.aggregateid
+                      AND other.state = 'ready' AND other.seq < semel_outbox.seq
+                      AND other.lease_until > (SELECT now FROM semel_keys_clock)))
+RETURNING 1
+
+
+-- name: claim
+-- Take messages of one destination: those that are due again first, then those that are ready, oldest first.
+UPDATE semel_outbox
+   SET token = :token, lease_until = (SELECT now FROM semel_keys_clock) + :lease
+ WHERE seq IN (
+    SELECT seq
+      FROM (SELECT seq, aggregateid, sum(length(payload)) OVER (ORDER BY is_due DESC, seq) - length(payload) AS before
+              FROM (SELECT seq, aggregateid, payload, is_due
+                      FROM (SELECT seq, aggregateid, payload, 1 AS is_due
+                              FROM semel_outbox
+                             WHERE aggregatetype = :to AND state = 'waiting'
+                               AND due_at <= (SELECT now FROM semel_keys_clock)
+                               AND (lease_until IS NULL OR lease_until <= (SELECT now FROM semel_keys_clock))
+                             ORDER BY due_at
+                             LIMIT :due) AS due
+                     WHERE due.aggregateid IS NULL
+                        OR NOT EXISTS (SELECT 1 FROM semel_outbox AS other
+                                        WHERE other.aggregatetype = :to AND other.aggregateid = due.aggregateid
+                                          AND (other.state = 'waiting' OR other.state = 'behind' OR other.state = 'dead')
+                                          AND other.seq < due.seq
+                                          AND (other.state <> 'waiting'
+                                               OR other.due_at > (SELECT now FROM semel_keys_clock)
+                                               OR other.lease_until > (SELECT now FROM semel_keys_clock)))
+                     UNION ALL
+                    SELECT seq, aggregateid, payload, 0
+                      FROM (SELECT seq, aggregateid, payload
+                              FROM semel_outbox
+                             WHERE aggregatetype = :to AND state = 'ready'
+                               AND (lease_until IS NULL OR lease_until <= (SELECT now FROM semel_keys_clock))
+                             ORDER BY seq
+                             LIMIT :limit) AS ready
+                     WHERE ready.aggregateid IS NULL
+                        OR NOT EXISTS (SELECT 1 FROM semel_outbox AS other
+                                        WHERE other.aggregatetype = :to AND other.aggregateid = ready.aggregateid
+                                          AND (other.state = 'waiting' OR other.state = 'behind' OR other.state = 'dead'))
+                       AND NOT EXISTS (SELECT 1 FROM semel_outbox AS other
+                                        WHERE other.aggregatetype = :to AND other.aggregateid = ready.aggregateid
+                                          AND other.state = 'ready' AND other.seq < ready.seq
+                                          AND other.lease_until > (SELECT now FROM semel_keys_clock))))
+     WHERE before < :bytes
+     ORDER BY before
+     LIMIT :limit)
+RETURNING seq, attempts, id, type, payload, json_array(content_type, aggregateid, headers, traceparent),
+          created_at / 1000.0
+
+
+-- name: walked
+-- How many are ready, up to a limit.
+SELECT count(*) FROM (SELECT 1 FROM semel_outbox WHERE aggregatetype = :to AND state = 'ready' LIMIT :limit)
+
+
+-- name: renew
+UPDATE semel_outbox
+   SET lease_until = (SELECT now FROM semel_keys_clock) + :lease
+ WHERE id IN (SELECT value FROM json_each(:ids)) AND token = :token
+RETURNING 1
+
+
+-- name: settle
+-- Write back what became of a batch, but for what is deleted: only what this relay still has, by its token.
+UPDATE semel_outbox
+   SET state = CASE json_extract(asked.value, '$.ending') WHEN 'delivered' THEN 'sent' WHEN 'failed' THEN 'waiting'
+                                             WHEN 'dead' THEN 'dead' ELSE state END,
+       attempts = attempts + (json_extract(asked.value, '$.ending') = 'failed' OR json_extract(asked.value, '$.ending') = 'dead'),
+       due_at = CASE json_extract(asked.value, '$.ending') WHEN 'failed'
+                     THEN (SELECT now FROM semel_keys_clock) + CAST(round(1000 * (json_extract(asked.value, '$.pause'))) AS INTEGER)
+                     ELSE due_at END,
+       ended_at = CASE WHEN json_extract(asked.value, '$.ending') = 'delivered' OR json_extract(asked.value, '$.ending') = 'dead'
+                       THEN (SELECT now FROM semel_keys_clock) END,
+       error = CASE WHEN json_extract(asked.value, '$.ending') = 'delivered' THEN NULL
+                    ELSE coalesce(json_extract(asked.value, '$.error'), error) END,
+       token = NULL, lease_until = NULL
+  FROM json_each(:asked) AS asked
+ WHERE semel_outbox.id = json_extract(asked.value, '$.id') AND token = :token
+   AND (json_extract(asked.value, '$.ending') <> 'delivered' OR :keep)
+RETURNING id, state, aggregateid
+
+
+-- name: gone
+-- Delete what was delivered.
+DELETE FROM semel_outbox
+ WHERE id IN (SELECT json_extract(value, '$.id') FROM json_each(:asked) WHERE json_extract(value, '$.ending') = 'delivered') AND token = :token
+RETURNING aggregateid
+
+
+-- name: note
+-- Write a line of the audit trail for each of these messages, which are dead now.
+INSERT INTO semel_audit (at, scope, key, attempt, event, actor, detail)
+SELECT clock.now, 'outbox:' || aggregatetype, id, attempts, 'dead', :actor, error
+  FROM semel_outbox, semel_keys_clock AS clock
+ WHERE id IN (SELECT value FROM json_each(:ids))
+RETURNING 1
+
+
+-- name: free_keys
+-- Of some keys, make due the messages that are behind nothing any more.
+UPDATE semel_outbox
+   SET state = 'waiting', due_at = (SELECT now FROM semel_keys_clock)
+ WHERE state = 'behind' AND aggregatetype = :to
+   AND aggregateid IN (SELECT value FROM json_each(:keys))
+   AND NOT EXISTS (SELECT 1 FROM semel_outbox AS other
+                    WHERE other.aggregatetype = :to AND other.aggregateid = semel_outbox.aggregateid
+                      AND (other.state = 'waiting' OR other.state = 'dead'))
+   AND NOT EXISTS (SELECT 1 FROM semel_outbox AS other
+                    WHERE other.aggregatetype = :to AND other.aggregateid = semel_outbox.aggregateid
+                      AND other.state = 'ready' AND other.seq < semel_outbox.seq)
+   AND seq IN (SELECT other.seq FROM semel_outbox AS other
+                WHERE other.aggregatetype = :to AND other.aggregateid = semel_outbox.aggregateid
+                  AND (other.state = 'waiting' OR other.state = 'behind' OR other.state = 'dead')
+                ORDER BY other.seq
+                LIMIT :run)
+RETURNING 1
+
+
+-- name: set_aside_keys
+-- Some keys that have messages behind others, from the one after :after_key on.
+SELECT DISTINCT aggregateid
+  FROM semel_outbox
+ WHERE aggregatetype = :to AND aggregateid > :after_key
+   AND (state = 'waiting' OR state = 'behind' OR state = 'dead') AND aggregateid IS NOT NULL
+ ORDER BY aggregateid
+ LIMIT :limit
+
+
+-- name: browse
+SELECT id, aggregatetype, aggregateid, type, state, attempts, created_at / 1000.0, due_at / 1000.0, ended_at / 1000.0,
+       error, length(payload), coalesce(lease_until > (SELECT now FROM semel_keys_clock), 0)
+  FROM semel_outbox
+ WHERE (:to IS NULL OR aggregatetype = :to)
+--[ready
+   AND state = 'ready'
+ ORDER BY aggregatetype, seq
+--]
+--[waiting
+   AND state = 'waiting'
+ ORDER BY aggregatetype, due_at
+--]
+--[behind
+   AND state = 'behind' AND (state = 'waiting' OR state = 'behind' OR state = 'dead') AND aggregateid IS NOT NULL
+ ORDER BY aggregatetype, aggregateid, seq
+--]
+--[dead
+   AND state = 'dead' AND (state = 'dead' OR state = 'sent')
+ ORDER BY ended_at DESC
+--]
+--[sent
+   AND state = 'sent' AND (state = 'dead' OR state = 'sent')
+ ORDER BY ended_at DESC
+--]
+ LIMIT :limit
+
+
+-- name: look
+SELECT id, aggregatetype, aggregateid, type, state, attempts, created_at / 1000.0, due_at / 1000.0, ended_at / 1000.0,
+       error, length(payload), coalesce(lease_until > (SELECT now FROM semel_keys_clock), 0), content_type, headers,
+       traceparent, payload
+  FROM semel_outbox
+ WHERE id = :id
+
+
+-- name: note_change
+-- Write a line of the audit trail for each dead letter that an operator is about to requeue or to drop.
+INSERT INTO semel_audit (at, scope, key, attempt, event, actor, detail)
+SELECT clock.now, 'outbox:' || aggregatetype, id, attempts, :event, :actor, error
+  FROM semel_outbox, semel_keys_clock AS clock
+ WHERE state = 'dead' AND (state = 'dead' OR state = 'sent')
+   AND (:id IS NULL OR id = :id) AND (:to IS NULL OR aggregatetype = :to)
+   AND (:since IS NULL OR ended_at >= clock.now - :since) AND :audit
+ ORDER BY ended_at
+ LIMIT :limit
+RETURNING 1
+
+
+-- name: requeue
+UPDATE semel_outbox
+   SET state = 'waiting', due_at = (SELECT now FROM semel_keys_clock), attempts = 0, ended_at = NULL
+ WHERE seq IN (SELECT seq FROM semel_outbox
+                WHERE state = 'dead' AND (state = 'dead' OR state = 'sent')
+                  AND (:id IS NULL OR id = :id) AND (:to IS NULL OR aggregatetype = :to)
+                  AND (:since IS NULL OR ended_at >= (SELECT now FROM semel_keys_clock) - :since)
+                ORDER BY ended_at
+                LIMIT :limit)
+RETURNING 1
+
+
+-- name: drop
+DELETE FROM semel_outbox
+ WHERE seq IN (SELECT seq FROM semel_outbox
+                WHERE state = 'dead' AND (state = 'dead' OR state = 'sent')
+                  AND (:id IS NULL OR id = :id) AND (:to IS NULL OR aggregatetype = :to)
+                  AND (:since IS NULL OR ended_at >= (SELECT now FROM semel_keys_clock) - :since)
+                ORDER BY ended_at
+                LIMIT :limit)
+RETURNING 1
+
+
+-- name: reap
+DELETE FROM semel_outbox
+ WHERE seq IN (SELECT seq FROM semel_outbox
+                WHERE state = 'sent' AND (state = 'dead' OR state = 'sent')
+                  AND ended_at < (SELECT now FROM semel_keys_clock) - :older_than
+                ORDER BY ended_at
+                LIMIT :limit)
+RETURNING 1

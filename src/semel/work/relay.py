@@ -1,0 +1,295 @@
+"""The relay: sends the messages of the outbox to one destination. Which publisher does, ``publishers/`` says.
+
+Any number of relays may serve the same destination at once, in any number of processes. Polling is the truth: a relay
+looks every second, and soon again after it was busy; PostgreSQL and SQLite wake it earlier, where they can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections.abc import Coroutine, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from semel.core.cursor import Cursor
+from semel.core.message import one_line
+from semel.core.outbox import (
+    Claimed,
+    Ending,
+    Failed,
+    Message,
+    Schedule,
+    Unreachable,
+    Verdict,
+    breaker_pause,
+    check_name,
+)
+from semel.errors import ConfigurationError
+from semel.flows.relay import MAX_BATCH, MAX_BATCH_BYTES, RelayReport, relay
+from semel.publishers.base import Publisher
+from semel.stores import AsyncStore
+from semel.stores.dialect import messages_of
+from semel.stores.outbox import OutboxStatements, Statements, carry_out
+from semel.work.loops import LoopThread
+from semel.work.service import S_co, StoreService
+from semel.work.wakeup import AsyncWakeup, Wakeup
+from semel.work.waking import waker_of
+
+T = TypeVar("T")
+
+#: How long a relay has a batch before others may take it. It is renewed while the batch is being sent.
+LEASE = timedelta(seconds=30)
+#: How long a publisher may take for the messages of one call. After that the destination counts as unreachable.
+PUBLISH_LIMIT = timedelta(seconds=30)
+#: How soon to look again when there was nothing, in seconds: soon after work, and every second when idle.
+POLLS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+#: How often to look for messages that were set aside and are behind nothing any more.
+FREE_EVERY = 5.0
+#: How many keys are looked at then.
+MAX_FREED_KEYS = 100
+#: A reason is a line in a table.
+MAX_REASON = 500
+
+_logger = logging.getLogger("semel")
+
+
+class Relay(StoreService[S_co, RelayReport]):
+    """Relays to one destination."""
+
+    name = "relay"
+
+    def __init__(
+        self,
+        store: S_co,
+        to: str,
+        publisher: Publisher,
+        *,
+        lease: timedelta = LEASE,
+        batch: int = MAX_BATCH,
+        keep: bool = False,
+        publish_limit: timedelta = PUBLISH_LIMIT,
+    ) -> None:
+        """Send the messages of *store* that are *to* this destination, by *publisher*. With *keep*, what was sent stays
+        in the table until it is reaped.
+        """
+        super().__init__(store, timedelta(seconds=POLLS[-1]))
+        if lease <= timedelta():
+            raise ConfigurationError("lease is longer than nothing.")
+        self.to = check_name("A destination", to)
+        self.schedule: Schedule = publisher.schedule
+        self._statements = OutboxStatements(messages_of(store, "outbox"))
+        self._publisher = publisher
+        self._lease = lease
+        self._batch = batch
+        self._keep = keep
+        self._limit = publish_limit
+        self._cursor = Cursor()
+        self._is_open = False
+        self._token = b""
+        self._is_stopping = False
+        #: How often in a row the destination could not be reached, and until when it is left alone.
+        self._failures = 0
+        self._alone_until = 0.0
+        self._idle_runs = 0
+        self._freed_at = float("-inf")
+        self._freed_key = ""
+        self._loop = None if isinstance(store, AsyncStore) else LoopThread()
+        self.wakeup: Wakeup | AsyncWakeup = AsyncWakeup() if isinstance(store, AsyncStore) else Wakeup()
+        self._waker = waker_of(store, to, self.wakeup.wake)
+
+    @property
+    def interval(self) -> timedelta:
+        """How long until the next look."""
+        if (left := self._alone_until - time.monotonic()) > 0:
+            return timedelta(seconds=min(left, POLLS[-1]))
+        return timedelta(seconds=POLLS[min(self._idle_runs, len(POLLS) - 1)])
+
+    def stop(self) -> None:
+        """Begin nothing new: what was taken and not begun is handed back."""
+        self._is_stopping = True
+
+    async def flow(self, ports: Relay[Any]) -> RelayReport:
+        """Send what is there now."""
+        await self._waker.wake_up()
+        report = await relay(ports, self.to)
+        self._idle_runs = self._idle_runs + 1 if report.is_idle else 0
+        if report.error is not None:
+            # The server may be another one now.
+            self._cursor.reset(time.monotonic())
+        if report.is_idle and self._idle_runs >= len(POLLS) - 1 and await self._waker.fall_asleep():
+            # What was added just before is not told to others: one more look.
+            again = await relay(ports, self.to)
+            if not again.is_idle:
+                self._idle_runs = 0
+                return again
+        return report
+
+    async def close(self) -> None:
+        """Disconnect from the destination."""
+        await self._waker.close()
+        if self._is_open:
+            self._is_open = False
+            await self._on_loop(self._publisher.close(), self._limit.total_seconds())
+        if self._loop is not None:
+            self._loop.close()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether nothing new is to be begun."""
+        return self._is_stopping
+
+    @property
+    def batch(self) -> int:
+        """How many messages to claim now."""
+        if time.monotonic() < self._alone_until:
+            return 0
+        return 1 if self._failures else self._batch
+
+    async def claim(self, limit: int, *, aside: bool) -> Claimed:
+        """Take messages, under a new token."""
+        self._token = secrets.token_bytes(16)
+        began = time.monotonic()
+        start = self._cursor.start(began)
+        claimed = await self._ask(
+            self._statements.claim(
+                self.to,
+                self._token,
+                self._lease,
+                limit,
+                after=start,
+                floor=self._cursor.safe,
+                bytes=MAX_BATCH_BYTES,
+                aside=aside,
+            )
+        )
+        if claimed.walk is not None:
+            self._cursor.note(start, claimed.walk, began, time.monotonic())
+        return claimed
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """Send messages, and keep their lease meanwhile."""
+        try:
+            return await self._sent(messages)
+        except (OSError, TimeoutError) as error:
+            self._is_open = False
+            return [Unreachable(_reason(error))] * len(messages)
+        except ConfigurationError as error:
+            # It never will be, until a person has corrected it: no message is to pay for that.
+            self._is_open = False
+            return [Unreachable(_reason(error))] * len(messages)
+        except Exception as error:  # a publisher's own fault, or one message's
+            if len(messages) == 1:
+                _logger.exception("The publisher of %s failed.", self.to)
+                return [Failed(_reason(error))]
+        return [(await self.publish([message]))[0] for message in messages]
+
+    async def settle(self, endings: Sequence[Ending]) -> int:
+        """Write back what became of the messages of the last claim."""
+        return await self._ask(self._statements.settle(self.to, self._token, endings, keep=self._keep))
+
+    async def free(self) -> None:
+        """Free messages that are behind nothing any more, every few seconds."""
+        now = time.monotonic()
+        if now - self._freed_at < FREE_EVERY:
+            return
+        self._freed_at = now
+        last, _ = await self._ask(self._statements.free(self.to, self._freed_key, MAX_FREED_KEYS))
+        self._freed_key = last or ""
+
+    async def pause(self, duration: timedelta) -> None:
+        """Wait."""
+        if self._loop is None:
+            await asyncio.sleep(duration.total_seconds())
+        else:
+            time.sleep(duration.total_seconds())  # noqa: ASYNC251 - there is no loop in this thread
+
+    def chance(self) -> float:
+        """Return a random number."""
+        return random.random()  # noqa: S311 - no secret
+
+    def note_reached(self, reason: str | None) -> None:
+        """Take note that the destination could be reached; or else why it could not."""
+        if reason is None:
+            if self._failures:
+                _logger.info("%s can be reached again.", self.to)
+            self._failures = 0
+            return
+        self._failures += 1
+        pause = breaker_pause(self._failures)
+        self._alone_until = time.monotonic() + pause.total_seconds()
+        log = _logger.warning if self._failures == 1 else _logger.info
+        log("%s can't be reached, and is left alone for %g s: %s", self.to, pause.total_seconds(), reason)
+
+    async def _sent(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        verdicts = await self._keeping(messages, self._opened_and_sent(messages))
+        if len(verdicts) != len(messages):
+            raise TypeError(
+                f"{type(self._publisher).__name__}.publish returned {len(verdicts)} verdicts, not one each."
+            )
+        return [_bounded(verdict) for verdict in verdicts]
+
+    async def _opened_and_sent(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        if not self._is_open:
+            await self._publisher.open()
+            self._is_open = True
+        async with asyncio.timeout(self._limit.total_seconds()):
+            verdicts = await self._publisher.publish(messages)
+        if any(isinstance(verdict, Unreachable) for verdict in verdicts):
+            self._is_open = False
+        return verdicts
+
+    async def _keeping(self, messages: Sequence[Message], sending: Coroutine[Any, Any, T]) -> T:
+        """Wait for *sending*, and renew the lease of *messages* as long as it takes."""
+        ids = [message.id for message in messages]
+        every = self._lease.total_seconds() / 3
+        if self._loop is None:
+            task = asyncio.ensure_future(sending)
+            try:
+                while not (await asyncio.wait([task], timeout=every))[0]:
+                    await self._renewed(ids)
+            except BaseException:
+                task.cancel()
+                raise
+            return task.result()
+        running = self._loop.start(sending)
+        while not self._loop.is_done(running, every):
+            await self._renewed(ids)
+        return running.result()
+
+    async def _renewed(self, ids: Sequence[str]) -> None:
+        try:
+            await self._ask(self._statements.renew(ids, self._token, self._lease))
+        except Exception as error:  # noqa: BLE001 - what is sent meanwhile may still be written back
+            _logger.warning("The lease of messages to %s could not be renewed: %s", self.to, error)
+
+    async def _on_loop(self, running: Coroutine[Any, Any, Any], limit: float) -> None:
+        if self._loop is None:
+            await asyncio.wait_for(running, limit)
+        else:
+            self._loop.start(running).result(limit)
+
+    async def _ask(self, statements: Statements[T]) -> T:
+        return await carry_out(self._store, statements)
+
+
+class AsyncRelay(Relay[AsyncStore]):
+    """The same, of a store for an event loop."""
+
+
+def _reason(error: BaseException) -> str:
+    text = one_line(" ".join(f"{type(error).__name__}: {error}".split()))
+    return text[:MAX_REASON]
+
+
+def _bounded(verdict: Verdict) -> Verdict:
+    match verdict:
+        case Failed(reason, retry_after):
+            return Failed(one_line(reason)[:MAX_REASON], retry_after)
+        case Unreachable(reason):
+            return Unreachable(one_line(reason)[:MAX_REASON])
+        case _:
+            return verdict
