@@ -251,7 +251,13 @@ class TestReadiness:
                 with pytest.raises(StoreNotReady, match=r"manage\.py migrate semel --database=default"):
                     ask()
             lent.perform(Undo())
-            assert store.migrate() == ["0001_pre_keys", "0002_pre_steps", "0003_pre_accepted", "0004_pre_lean", "0005_pre_messages"]
+            assert store.migrate() == [
+                "0001_pre_keys",
+                "0002_pre_steps",
+                "0003_pre_accepted",
+                "0004_pre_lean",
+                "0005_pre_messages",
+            ]
             store.open()
             assert isinstance(store.perform(claim_on()), Hold)
 

@@ -239,6 +239,19 @@ async def test_many_at_once() -> None:
     assert 1 <= server.connections <= MAX_CONNECTIONS
 
 
+async def test_a_slow_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call ends in time, however slow an endpoint is: what has not had its turn loses no try, and what was delivered
+    is delivered.
+    """
+    monkeypatch.setattr("semel.publishers.webhook.BEGIN_WITHIN", timedelta(0))
+    tries, server = await sent(lambda _: http(), *[message(number) for number in range(3 * MAX_CONNECTIONS)])
+    delivered = [each for each in tries if each.verdict == Delivered()]
+    waiting = [each for each in tries if isinstance(each.verdict, Unreachable)]
+    assert len(delivered) == len(server.requests)
+    assert waiting
+    assert len(delivered) + len(waiting) == 3 * MAX_CONNECTIONS
+
+
 async def test_a_header_that_cant_be_sent() -> None:
     """A message with a broken header becomes a dead letter, and nothing of it is sent."""
     (tried,), server = await sent(lambda _: http(), message(headers=(("X-A", "1\r\nX-B: 2"),)))

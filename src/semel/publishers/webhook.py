@@ -43,6 +43,9 @@ TIMEOUT = timedelta(seconds=15)
 MAX_CONNECT = timedelta(seconds=5)
 #: Tries at one endpoint at the same time: what an endpoint of a small shop can serve.
 MAX_CONNECTIONS = 8
+#: No try of a call is begun after this. With the last one's time-out, a call ends before a relay's patience does, which
+#: would take what was delivered for undelivered.
+BEGIN_WITHIN = timedelta(seconds=10)
 #: Names that are resolved at the same time, of all endpoints.
 MAX_RESOLVING = 32
 #: What is read of an answer; more than is shown, and less than can hurt.
@@ -58,6 +61,8 @@ class Webhook:
     """Sends to one endpoint."""
 
     schedule: Schedule = WEBHOOK_SCHEDULE
+    #: How many messages are best given to one call.
+    batch: int = MAX_CONNECTIONS
 
     def __init__(
         self,
@@ -105,7 +110,8 @@ class Webhook:
         except ConfigurationError as error:
             # It is the sender's fault, and costs the messages nothing.
             return [Answered(Unreachable(str(error)))] * len(messages)
-        return await asyncio.gather(*(self._in_turn(message, secrets) for message in messages))
+        until = asyncio.get_running_loop().time() + BEGIN_WITHIN.total_seconds()
+        return await asyncio.gather(*(self._in_turn(message, secrets, until) for message in messages))
 
     async def close(self) -> None:
         """Disconnect."""
@@ -113,10 +119,12 @@ class Webhook:
         if client is not None:
             await client.aclose()
 
-    async def _in_turn(self, message: Message, secrets: Sequence[Secret]) -> Answered:
+    async def _in_turn(self, message: Message, secrets: Sequence[Secret], until: float) -> Answered:
         client = self._opened()
         assert self._turns is not None  # noqa: S101 - for the type checker
         async with self._turns:
+            if asyncio.get_running_loop().time() > until:
+                return Answered(Unreachable("The endpoint is slow, and this webhook's turn has not come yet."))
             return await self._try(client, message, secrets)
 
     async def _try(self, client: httpx2.AsyncClient, message: Message, secrets: Sequence[Secret]) -> Answered:

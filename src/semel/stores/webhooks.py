@@ -8,11 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 from semel.core.delivery import Endpoint
-from semel.errors import ConfigurationError
 from semel.stores.base import AsyncStore, Store
-from semel.stores.statement import Joined, Names, load_queries
-
-_PACKAGES = {"postgresql": "semel.stores.postgres", "sqlite": "semel.stores.sqlite"}
+from semel.stores.dialect import PACKAGES, messages_of
+from semel.stores.statement import Joined, load_queries
 
 
 class EndpointStatements:
@@ -20,8 +18,8 @@ class EndpointStatements:
 
     def __init__(self, store: Store | AsyncStore) -> None:
         """Speak to the table beside that of *store*'s keys."""
-        dialect, names = _place_of(store)
-        self._queries = load_queries(_PACKAGES[dialect], names, "webhooks.sql")
+        where = messages_of(store, "endpoints of webhooks")
+        self._queries = load_queries(PACKAGES[where.name], where.names, "webhooks.sql")
 
     def add(self, name: str, url: str, secrets: Sequence[str], *, replace: bool) -> Joined[Endpoint | None]:
         """Add an endpoint, or put it in the place of another."""
@@ -54,27 +52,6 @@ class EndpointStatements:
 
     def _joined(self, query: str, /, **values: object) -> Joined[Endpoint | None]:
         return Joined(self._queries[query], values, _endpoint)
-
-
-def durable_of(store: Any) -> Any:
-    """Return the store behind a cache, which holds finished answers and nothing else."""
-    while (behind := getattr(store, "durable", None)) is not None:
-        store = behind
-    return store
-
-
-def _place_of(store: Any) -> tuple[str, Names]:
-    if (address := getattr(store, "address", None)) is not None and hasattr(address, "names"):
-        return "postgresql", address.names
-    if (place := getattr(store, "place", None)) is not None:
-        return "sqlite", place.names
-    if (alias := getattr(store, "alias", None)) is not None:
-        from django.db import connections  # noqa: PLC0415 - it is there: the store is Django's
-
-        return str(connections[alias].vendor), Names()
-    raise ConfigurationError(
-        f"{type(store).__name__} has no table for endpoints of webhooks. Keep them in PostgreSQL or SQLite."
-    )
 
 
 def _endpoints(rows: Sequence[Sequence[Any]]) -> tuple[Endpoint, ...]:

@@ -2,11 +2,10 @@
 
 How a relay uses it, on its event loop:
 
-    directory = WebhookDirectory(store)                       # an AsyncStore
+    directory = WebhookDirectory(store)                       # an AsyncStore, on the loop of its AsyncRelays
     endpoints = await directory.endpoints(now)                # {name: Endpoint}, those that are on; asked every round
     publisher = directory.publisher(endpoints["acme"])        # a Publisher: the same one until URL or secrets change
-    await publisher.open()
-    verdicts = await publisher.publish(messages)
+    relay = AsyncRelay(store, "acme", publisher, batch=publisher.batch)
     await directory.close()
 
 *now* is the relay's own clock, in seconds; the table is read again when ten have passed. A destination that is not in
@@ -104,6 +103,7 @@ class EndpointPublisher:
     """Sends to one endpoint of the table, and notes there how that went."""
 
     schedule: Schedule = Webhook.schedule
+    batch: int = Webhook.batch
 
     def __init__(self, directory: WebhookDirectory, endpoint: Endpoint, webhook: Webhook | str) -> None:
         """Send by *webhook*; a text says why there is none."""

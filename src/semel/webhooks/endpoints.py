@@ -21,7 +21,7 @@ from semel.publishers.secrets import check_reference
 from semel.stores import AsyncStore, Store, async_store, store
 from semel.stores.statement import Joined
 from semel.stores.transaction import at_once
-from semel.stores.webhooks import EndpointStatements, durable_of
+from semel.stores.webhooks import EndpointStatements
 
 T = TypeVar("T")
 
@@ -36,8 +36,9 @@ class _Endpoints:
     _store: Any
 
     def __init__(self, store: Store | AsyncStore) -> None:
-        self._store = durable_of(store)
-        self._statements = EndpointStatements(self._store)
+        self._statements = EndpointStatements(store)
+        # A cache in front holds finished answers, and nothing else.
+        self._store = getattr(store, "durable", store)
 
     async def _add(self, name: str, url: str, secrets: Sequence[str], *, replace: bool) -> Endpoint:
         name, references = _checked(name, url, secrets)

@@ -147,7 +147,10 @@ class TestSchema:
 
     def test_migrating_again_does_nothing(self, sqlite_url: str) -> None:
         """`migrate` says what it applied: everything at first, nothing afterwards."""
-        for expected in (["0001_pre_keys", "0002_pre_steps", "0003_pre_accepted", "0004_pre_lean", "0005_pre_messages"], []):
+        for expected in (
+            ["0001_pre_keys", "0002_pre_steps", "0003_pre_accepted", "0004_pre_lean", "0005_pre_messages"],
+            [],
+        ):
             store = SQLiteStore(sqlite_url)
             assert store.migrate() == expected
             store.close()
