@@ -173,8 +173,8 @@ def test_other_names(sqlite_url: str) -> None:
     tiered = store(Tiered(sqlite_url))
     assert [each.name for each in Endpoints(tiered).list()] == ["acme"]
     tiered.close()
-    for each in (first, second):
-        each._store.close()
+    first.close()
+    second.close()
 
 
 def test_stores_without_a_table() -> None:
@@ -213,6 +213,18 @@ async def test_failing(loop_store: AsyncStore, moved: Callable[[timedelta], None
     # What comes later changes nothing of it.
     assert await endpoints.note_failure(made, "still") is None
     assert (await endpoints.enable("acme")).failing_since is None
+
+
+async def test_a_store_of_its_own(url: str) -> None:
+    """Given a URL, endpoints have a store of their own, and close it; a directory's closes with it."""
+    with store(url):
+        pass
+    directory = WebhookDirectory(url)
+    assert await directory.endpoints(0.0) == {}
+    await directory.close()
+    endpoints = AsyncEndpoints(url)
+    await endpoints.add("acme", HOOK, secrets=["env:A"])
+    await endpoints.close()
 
 
 async def test_another_url_is_another_endpoint(loop_store: AsyncStore) -> None:

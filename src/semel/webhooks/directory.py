@@ -85,11 +85,12 @@ class WebhookDirectory:
             return str(error)
 
     async def close(self) -> None:
-        """Disconnect from all endpoints. The store is not closed."""
+        """Disconnect from all endpoints, and from the store, if it was not given."""
         publishers, self._publishers = [*self._publishers.values(), *self._retired], {}
         self._retired = []
         for publisher in publishers:
             await publisher.close()
+        await self.table.close()
 
     async def _close_retired(self) -> None:
         """Disconnect those that another has taken the place of, when their last try has ended."""

@@ -35,7 +35,8 @@ class _Endpoints:
     _waits: bool
     _store: Any
 
-    def __init__(self, store: Store | AsyncStore) -> None:
+    def __init__(self, store: Store | AsyncStore, *, is_given: bool) -> None:
+        self._is_given = is_given
         self._statements = EndpointStatements(store)
         # A cache in front holds finished answers, and nothing else.
         self._store = getattr(store, "durable", store)
@@ -77,7 +78,8 @@ class Endpoints(_Endpoints):
 
     def __init__(self, given: Any) -> None:
         """Use a store, or what ``semel.stores.store`` takes: a URL, an engine, a pool."""
-        super().__init__(given if isinstance(given, Store) else store(given))
+        is_given = isinstance(given, Store)
+        super().__init__(given if is_given else store(given), is_given=is_given)
 
     def add(self, name: str, url: str, *, secrets: Sequence[str], replace: bool = False) -> Endpoint:
         """Add an endpoint. *secrets* say where its signing secrets are, the newest first: ``env:NAME``,
@@ -101,6 +103,11 @@ class Endpoints(_Endpoints):
         """Forget it, and return what it was. Messages for it wait in the outbox, for an endpoint of this name."""
         return at_once(self._required(name, self._statements.remove(name)))
 
+    def close(self) -> None:
+        """Close the connections, unless the store was given. To use this again opens them again."""
+        if not self._is_given:
+            self._store.close()
+
 
 class AsyncEndpoints(_Endpoints):
     """The endpoints in a store, for code on an event loop."""
@@ -109,7 +116,8 @@ class AsyncEndpoints(_Endpoints):
 
     def __init__(self, given: Any) -> None:
         """Use a store, or what ``semel.stores.async_store`` takes: a URL, an engine, a pool."""
-        super().__init__(given if isinstance(given, AsyncStore) else async_store(given))
+        is_given = isinstance(given, AsyncStore)
+        super().__init__(given if is_given else async_store(given), is_given=is_given)
 
     async def add(self, name: str, url: str, *, secrets: Sequence[str], replace: bool = False) -> Endpoint:
         """As ``Endpoints.add``."""
@@ -130,6 +138,11 @@ class AsyncEndpoints(_Endpoints):
     async def remove(self, name: str) -> Endpoint:
         """As ``Endpoints.remove``."""
         return await self._required(name, self._statements.remove(name))
+
+    async def close(self) -> None:
+        """As ``Endpoints.close``."""
+        if not self._is_given:
+            await self._store.close()
 
     async def turn_off(self, endpoint: Endpoint, reason: str) -> Endpoint | None:
         """Send nothing more to it, if it still has the URL that has asked for that."""
