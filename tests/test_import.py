@@ -25,9 +25,9 @@ def bare(program: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_standard_library_only() -> None:
-    """Semel, both of its entry points and its test kit can be imported where nothing else is installed."""
+    """Semel, its entry points, its test kit and its webhooks can be imported where nothing else is installed."""
     program = """
-import semel, semel.asgi, semel.wsgi, semel.testing
+import semel, semel.asgi, semel.wsgi, semel.testing, semel.webhooks
 known = sys.stdlib_module_names | {"semel", "__main__"}
 print(sorted({name.partition(".")[0] for name in sys.modules} - known))
 """
@@ -62,6 +62,14 @@ for url in ("memory://", "sqlite:///" + {str(tmp_path / "semel.db")!r}):
         ("from semel.cli.main import main; main()", "pip install 'semel[cli]'"),
         ("from semel.fastapi import install", "pip install 'semel[fastapi]'"),
         ("from semel.flask import idempotent", "pip install 'semel[flask]'"),
+        ("from semel.webhooks.fastapi import webhook", "pip install 'semel[fastapi]'"),
+        ("from semel.webhooks.flask import webhook", "pip install 'semel[flask]'"),
+        ("from semel.webhooks.django import webhook", "pip install 'semel[django]'"),
+        (
+            "from semel.publishers import publisher; publisher('a', 'https://a.example')",
+            "pip install 'semel[webhooks]'",
+        ),
+        ("from semel.core.webhook import new_keys; new_keys(bytes(32))", "pip install 'semel[webhooks]'"),
         ("from semel.django import idempotent", "pip install 'semel[django]'"),
         ("from semel.django import IdempotencyMiddleware", "pip install 'semel[django]'"),
     ],

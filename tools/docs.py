@@ -92,6 +92,16 @@ ADVICE: dict[type[errors.Refusal], str] = {
 # application, which answers for it.
 UNSENT = {errors.Abandoned.slug, errors.RowDiffers.slug}
 
+# What the sender of a webhook is answered, and when.
+WEBHOOKS: dict[type[errors.Refusal], str] = {
+    errors.WebhookMalformed: "a header of the signature is missing, or can't be read; or the event has no id",
+    errors.WebhookTooOld: "it was sent more than `tolerance` ago, or as far in the future",
+    errors.SignatureInvalid: "none of your secrets has signed it",
+    errors.BodyTooLarge: "it is larger than `max_body`",
+    errors.WebhookBusy: "another delivery of it is being handled at this moment",
+    errors.WebhookParked: "it has failed too often, and waits for an operator",
+}
+
 # What the source does not say beside the name itself.
 NOTES = {
     "CANT_TELL": "What `verify` returns when it can't be known whether an effect happened.",
@@ -141,6 +151,13 @@ def fields_of(cls: type[Any], *presets: Any) -> Iterator[str]:
             choices = " or ".join(f'`"{each}"`' for each in get_args(policy._CHOICES.get(field.name)))  # noqa: SLF001 - documented here
             said = " ".join(filter(None, [comments[field.name], choices and f"({choices})"]))
             yield _row(f"`{field.name}`", *values, said)
+
+
+def webhooks() -> Iterator[str]:
+    """What the sender of a webhook is answered, where it is not 200."""
+    yield from _head("status", "`code`", "when")
+    for error, when in WEBHOOKS.items():
+        yield _row(error.status, f"`{error.slug}`", when)
 
 
 def vendors() -> Iterator[str]:
@@ -211,6 +228,7 @@ GENERATED: dict[str, Callable[[], Iterable[str]]] = {
     "fingerprinter": lambda: fields_of(Fingerprinter, Fingerprinter()),
     "body-hash": lambda: fields_of(BodyHash, BodyHash(fields=["amount"], window=timedelta(minutes=10))),
     "vendors": vendors,
+    "webhooks": webhooks,
     "outcomes": outcomes,
     "states": states,
     "headers": headers,
@@ -280,7 +298,8 @@ def uncovered(root: Path) -> Iterator[str]:
     slugs: set[str] = {vars(each).get("slug", "refused") for each in vars(errors).values() if isinstance(each, type)}
     shown = set(re.findall(r"generated: problem/(\S+) ", (root / PROBLEMS).read_text()))
     told = shown & {each.slug for each in SITUATIONS} & {each.slug for each in ADVICE}
-    untold = sorted(slugs - told - UNSENT - {"refused"})
+    received = {each.slug for each in WEBHOOKS}
+    untold = sorted(slugs - told - received - UNSENT - {"refused"})
     yield from (f"{PROBLEMS}, SITUATIONS or ADVICE: nothing about {slug}" for slug in untold)
 
 

@@ -17,6 +17,12 @@
     │   │   ├── BodyTooLarge       413
     │   │   ├── KeyReused          422
     │   │   └── RowDiffers         422   raised to the application, for a natural key
+    │   ├── WebhookRefused         answered to the sender of a webhook
+    │   │   ├── WebhookMalformed   400
+    │   │   ├── WebhookTooOld      400
+    │   │   ├── SignatureInvalid   401
+    │   │   ├── WebhookBusy        503   another delivery of it is being handled
+    │   │   └── WebhookParked      503   it waits for an operator
     │   ├── HandlerEnded           caused by the handler
     │   │   ├── OperationFailed    500
     │   │   ├── OperationUnfinished 503  raised in the middle of its steps: a retry goes on
@@ -47,6 +53,7 @@
     ├── MessageInvalid             a message that can't be sent, or not in this way
     │   └── MessageReused          another message has this id
     ├── RowNotSeen                 the database neither inserts a row nor shows the existing one
+    ├── EndpointUnknown            there is no endpoint of webhooks with this name
     ├── FailedBefore               the function raised, and that is its outcome
     ├── LeaseLost                  another worker has the operation now
     └── Interrupted                the caller of a flow was cancelled
@@ -225,6 +232,54 @@ class RowDiffers(RequestRefused):
     def detail(self) -> str:
         """What the client is told: no tables and columns, which are for the log."""
         return "This was sent before with other content, and that is what is stored. Nothing was changed."
+
+
+class WebhookRefused(Refusal):
+    """This webhook is not accepted."""
+
+
+class WebhookMalformed(WebhookRefused):
+    """The headers that show where this webhook comes from are missing, or can't be read. Nothing was done."""
+
+    slug = "webhook-malformed"
+    title = "Webhook can't be read"
+
+
+class WebhookTooOld(WebhookRefused):
+    """This webhook was sent too long ago, or in the future: see whether both clocks are right. Send it again, signed
+    with the present time.
+    """
+
+    slug = "webhook-too-old"
+    title = "Webhook too old"
+
+
+class SignatureInvalid(WebhookRefused):
+    """None of the secrets of this endpoint has signed this webhook. Check the secret, and that no proxy changes the
+    body.
+    """
+
+    slug = "webhook-signature-invalid"
+    title = "Signature invalid"
+    status = 401
+
+
+class WebhookBusy(WebhookRefused):
+    """This webhook is being handled at this moment, after another delivery of it. Send it again later."""
+
+    slug = "webhook-busy"
+    title = "Webhook being handled"
+    status = 503
+    retryable = True
+
+
+class WebhookParked(WebhookRefused):
+    """This webhook has failed too often here, and waits for an operator. Keep it, and send it again later."""
+
+    slug = "webhook-parked"
+    title = "Webhook parked"
+    status = 503
+    retryable = True
 
 
 class HandlerEnded(Refusal):
@@ -432,6 +487,10 @@ class MessageReused(MessageInvalid):
 
 class RowNotSeen(SemelError):
     """The database neither inserts this row nor shows the row that it conflicts with."""
+
+
+class EndpointUnknown(SemelError, LookupError):
+    """There is no endpoint of webhooks with this name. To see all: semel webhooks list."""
 
 
 class FailedBefore(SemelError):

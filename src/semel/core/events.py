@@ -19,6 +19,24 @@ class PersonalKey:
 
 
 @value
+class LargeWebhook:
+    """A webhook was sent that is larger than Standard Webhooks advises. Logged once for each endpoint."""
+
+    #: The endpoint's name.
+    key: str
+    payload_bytes: int
+
+
+@value
+class EndpointTurnedOff:
+    """An endpoint gets no more webhooks; those for it wait. To go on: semel webhooks enable."""
+
+    #: The endpoint's name.
+    key: str
+    reason: str
+
+
+@value
 class TookOver:
     """An earlier attempt died, lost its database or gave up. The next runs again, or on from the recovery point."""
 
@@ -140,6 +158,8 @@ class ReportFailed:
 
 Happening = (
     PersonalKey
+    | LargeWebhook
+    | EndpointTurnedOff
     | TookOver
     | Fenced
     | NotStored

@@ -6,11 +6,13 @@ import dataclasses
 import logging
 
 from semel.core.events import (
+    EndpointTurnedOff,
     Fenced,
     FinishedAbandoned,
     FinishedAccepted,
     GaveUpAbandoned,
     Happening,
+    LargeWebhook,
     LostLease,
     NotKept,
     NotStored,
@@ -30,6 +32,8 @@ logger = logging.getLogger("semel")
 
 _LEVELS: dict[type[Happening], int] = {
     PersonalKey: logging.WARNING,
+    LargeWebhook: logging.WARNING,
+    EndpointTurnedOff: logging.ERROR,
     TookOver: logging.WARNING,
     Fenced: logging.WARNING,
     NotStored: logging.ERROR,

@@ -1,0 +1,281 @@
+"""Webhooks, by Standard Webhooks 1.0: one endpoint, ``https://…``. Endpoints in a table are in ``semel.webhooks``.
+
+On a command line the settings are in the URL's fragment, which is never sent:
+
+    https://shop.example/hooks#secret=env:HOOK_SECRET&secret=file:/run/secrets/old_hook&private=allow
+
+The endpoint's name is resolved once for each try. Every address is checked (``core/addresses.py``), and the connection
+is made to one that was: a name server that changes its answer in between gains nothing. Redirects are not followed, and
+no proxy of the environment is used. Any port may be named. What was not connected is ``Unreachable``; what was sent and
+not answered is ``Failed``, since a webhook that an endpoint can't digest must not be sent for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import cache, partial
+from typing import Any
+
+from semel.core.addresses import forbidden
+from semel.core.delivery import ADVISED_PAYLOAD, Answered, answered, read_url, request_headers
+from semel.core.events import LargeWebhook
+from semel.core.message import one_line
+from semel.core.outbox import WEBHOOK_SCHEDULE, Failed, Message, Rejected, Schedule, Unreachable, Verdict
+from semel.core.webhook import Secret, check_signing, read_secret, signatures
+from semel.errors import ConfigurationError
+from semel.publishers.secrets import check_reference, resolved
+from semel.telemetry.logs import log
+
+try:
+    import httpx2
+except ImportError as error:  # pragma: no cover - seen only where the extra is missing
+    raise ImportError("Webhooks need a client of HTTP. Run: pip install 'semel[webhooks]'") from error
+
+#: The specification advises 15 to 30 s for the whole of a try.
+TIMEOUT = timedelta(seconds=15)
+#: To connect takes milliseconds, or fails.
+MAX_CONNECT = timedelta(seconds=5)
+#: Tries at one endpoint at the same time: what an endpoint of a small shop can serve.
+MAX_CONNECTIONS = 8
+#: No try of a call is begun after this. With the last one's time-out, a call ends before a relay's patience does, which
+#: would take what was delivered for undelivered.
+BEGIN_WITHIN = timedelta(seconds=10)
+#: Names that are resolved at the same time, of all endpoints.
+MAX_RESOLVING = 32
+#: What is read of an answer; more than is shown, and less than can hurt.
+READ_BYTES = 4096
+
+AGENT = "semel-webhooks/1"
+
+#: Returns the addresses of a host.
+Resolve = Callable[[str, int], Awaitable[Iterable[str]]]
+
+
+class Webhook:
+    """Sends to one endpoint."""
+
+    schedule: Schedule = WEBHOOK_SCHEDULE
+    #: How many messages are best given to one call.
+    batch: int = MAX_CONNECTIONS
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        secrets: Sequence[str] = (),
+        allow_private: bool = False,
+        timeout: timedelta = TIMEOUT,
+        tls: ssl.SSLContext | None = None,
+        resolve: Resolve | None = None,
+    ) -> None:
+        """Send to *url*, as destination *name*, signed with each of *secrets*: references (``env:NAME``,
+        ``file:PATH``), or secrets. *allow_private* lets it send into the own network. *tls* is in place of the
+        system's certificates.
+        """
+        self._name = name
+        target = read_url(name, url)
+        try:
+            self._url = httpx2.URL(target.url)
+        except httpx2.InvalidURL:
+            raise ConfigurationError(f"Webhooks to {name!r}: the URL can't be read.") from None
+        self._secrets = (*map(check_reference, target.secrets), *secrets)
+        self._allow_private = allow_private or target.allows_private
+        self._timeout = timeout.total_seconds()
+        self._tls = tls
+        self._resolve = resolve or _resolve
+        self._client: httpx2.AsyncClient | None = None
+        self._turns: asyncio.Semaphore | None = None
+        self._has_told = False
+
+    async def open(self) -> None:
+        """Check the secrets. Nothing is connected before there is something to send."""
+        self._read_secrets()
+        self._opened()
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """Send all of *messages*, several at a time."""
+        return [each.verdict for each in await self.deliver(messages)]
+
+    async def deliver(self, messages: Sequence[Message]) -> Sequence[Answered]:
+        """Send all of *messages*, and say also whether the endpoint wants no more of them."""
+        try:
+            secrets = self._read_secrets()
+        except ConfigurationError as error:
+            # It is the sender's fault, and costs the messages nothing.
+            return [Answered(Unreachable(str(error)))] * len(messages)
+        until = asyncio.get_running_loop().time() + BEGIN_WITHIN.total_seconds()
+        return await asyncio.gather(*(self._in_turn(message, secrets, until) for message in messages))
+
+    async def close(self) -> None:
+        """Disconnect."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def _in_turn(self, message: Message, secrets: Sequence[Secret], until: float) -> Answered:
+        client = self._opened()
+        assert self._turns is not None  # noqa: S101 - for the type checker
+        async with self._turns:
+            if asyncio.get_running_loop().time() > until:
+                return Answered(Unreachable("The endpoint is slow, and this webhook's turn has not come yet."))
+            return await self._try(client, message, secrets)
+
+    async def _try(self, client: httpx2.AsyncClient, message: Message, secrets: Sequence[Secret]) -> Answered:
+        if len(message.payload) > ADVISED_PAYLOAD and not self._has_told:
+            self._has_told = True
+            log(LargeWebhook(self._name, len(message.payload)))
+        progress = _Progress()
+        try:
+            async with asyncio.timeout(self._timeout):
+                addresses = await self._checked_addresses()
+                if isinstance(addresses, Answered):
+                    return addresses
+                return await self._send(client, message, secrets, addresses, progress)
+        except TimeoutError:
+            return progress.answered or _ended(progress, f"no answer within {self._timeout:g} s")
+        except (OSError, UnicodeError, httpx2.HTTPError) as error:
+            return progress.answered or _ended(progress, _said(error))
+
+    async def _send(
+        self,
+        client: httpx2.AsyncClient,
+        message: Message,
+        secrets: Sequence[Secret],
+        addresses: Sequence[str],
+        progress: _Progress,
+    ) -> Answered:
+        now = time.time()
+        signature = signatures(secrets, message.id, int(now), message.payload)
+        try:
+            headers = request_headers(message, int(now), signature, AGENT)
+        except ConfigurationError as error:
+            return Answered(Rejected(str(error)))
+        # Of an endpoint with several addresses, one may be away.
+        for address in addresses[:-1]:
+            try:
+                return await self._ask(client, address, headers, message.payload, progress)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout):
+                continue
+        return await self._ask(client, addresses[-1], headers, message.payload, progress)
+
+    async def _ask(
+        self,
+        client: httpx2.AsyncClient,
+        address: str,
+        headers: Sequence[tuple[bytes, bytes]],
+        payload: bytes,
+        progress: _Progress,
+    ) -> Answered:
+        """Send to this address and no other. The name is what the endpoint's certificate is checked for."""
+        request = client.build_request(
+            "POST",
+            self._url.copy_with(host=address),
+            headers=[(b"host", self._url.netloc), *headers],
+            content=payload,
+            extensions={"sni_hostname": self._url.raw_host.decode("ascii"), "trace": progress.note},
+        )
+        response = await client.send(request, stream=True, follow_redirects=False)
+        status, now = response.status_code, time.time()
+        said = {name.lower(): value for name, value in response.headers.items()}
+        # The status decides, whether or not the rest arrives.
+        progress.answered = answered(status, said, b"", now=now)
+        try:
+            # An answer that is read to its end leaves the connection for the next try.
+            beginning = b""
+            async for part in response.aiter_raw():
+                beginning += part[: READ_BYTES - len(beginning)]
+                if len(beginning) >= READ_BYTES:
+                    break
+            return answered(status, said, beginning, now=now)
+        finally:
+            await response.aclose()
+
+    async def _checked_addresses(self) -> Sequence[str] | Answered:
+        """Return the endpoint's addresses, if every one of them may be sent to."""
+        host = self._url.raw_host.decode("ascii")
+        port = self._url.port or (443 if self._url.scheme == "https" else 80)
+        addresses = tuple(dict.fromkeys(await self._resolve(host, port)))
+        if not addresses:
+            raise OSError(f"{host} has no address")
+        if not self._allow_private:
+            for address in addresses:
+                if (why := forbidden(address)) is not None:
+                    return Answered(
+                        Rejected(
+                            f"{host} is at {address}, which is {why}, so nothing was sent. If this endpoint is of your "
+                            "own network, allow it (allow_private); else correct its URL, and requeue this message."
+                        )
+                    )
+        return addresses
+
+    def _read_secrets(self) -> Sequence[Secret]:
+        try:
+            secrets = [read_secret(resolved(each)) for each in self._secrets]
+            check_signing(secrets)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"Webhooks to {self._name!r}: {error}") from None
+        return secrets
+
+    def _opened(self) -> httpx2.AsyncClient:
+        if self._client is None:
+            limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
+            connect = min(self._timeout, MAX_CONNECT.total_seconds())
+            self._client = httpx2.AsyncClient(
+                verify=self._tls or _system_tls(),
+                # A proxy of the environment would connect to an address of its own choice.
+                trust_env=False,
+                follow_redirects=False,
+                limits=limits,
+                timeout=httpx2.Timeout(self._timeout, connect=connect),
+            )
+            self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
+        return self._client
+
+
+class _Progress:
+    """How far a try has come: whether the request has begun to go out, and what the answer's status means."""
+
+    is_sent = False
+    answered: Answered | None = None
+
+    async def note(self, step: str, _details: Any) -> None:
+        """Hear of each step of the client's."""
+        if step == "http11.send_request_headers.started":
+            self.is_sent = True
+
+
+@cache
+def _system_tls() -> ssl.SSLContext:
+    # One for all endpoints: each takes milliseconds to read, and a megabyte to keep.
+    return ssl.create_default_context()
+
+
+@cache
+def _resolvers() -> ThreadPoolExecutor:
+    # Threads of their own: an endpoint's name server may take its time on purpose, and the loop's few threads are
+    # needed elsewhere.
+    return ThreadPoolExecutor(MAX_RESOLVING, "semel-resolve")
+
+
+async def _resolve(host: str, port: int) -> Iterable[str]:
+    ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().run_in_executor(_resolvers(), ask)
+    return [str(address[0]) for *_, address in found]
+
+
+def _ended(progress: _Progress, why: str) -> Answered:
+    """Say how a try ended that brought no answer."""
+    if progress.is_sent:
+        return Answered(Failed(f"The endpoint got the webhook and did not answer: {why}."))
+    return Answered(Unreachable(f"The endpoint can't be reached: {why}."))
+
+
+def _said(error: Exception) -> str:
+    return one_line(str(error)).rstrip(".") or type(error).__name__

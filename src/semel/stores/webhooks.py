@@ -1,0 +1,72 @@
+"""The statements about endpoints of webhooks, for the database that a store is in. It runs nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from semel.core.delivery import Endpoint
+from semel.stores.base import AsyncStore, Store
+from semel.stores.dialect import PACKAGES, messages_of
+from semel.stores.statement import Joined, load_queries
+
+
+class EndpointStatements:
+    """Builds them for one store. Each returns the endpoint as it is afterwards; None: there is none, or it stays."""
+
+    def __init__(self, store: Store | AsyncStore) -> None:
+        """Speak to the table beside that of *store*'s keys."""
+        where = messages_of(store, "endpoints of webhooks")
+        self._queries = load_queries(PACKAGES[where.name], where.names, "webhooks.sql")
+
+    def add(self, name: str, url: str, secrets: Sequence[str], *, replace: bool) -> Joined[Endpoint | None]:
+        """Add an endpoint, or put it in the place of another."""
+        return self._joined("replace" if replace else "add", name=name, url=url, secrets=json.dumps(list(secrets)))
+
+    def list(self) -> Joined[tuple[Endpoint, ...]]:
+        """Read all of them, by name."""
+        return Joined(self._queries["list"], {}, _endpoints)
+
+    def enable(self, name: str) -> Joined[Endpoint | None]:
+        """Send to it again."""
+        return self._joined("enable", name=name)
+
+    def disable(self, name: str, reason: str, url: str | None = None) -> Joined[Endpoint | None]:
+        """Send nothing more to it; with *url*, only if it is still there."""
+        return self._joined("disable", name=name, reason=_stored(reason), url=url)
+
+    def remove(self, name: str) -> Joined[Endpoint | None]:
+        """Forget it."""
+        return self._joined("remove", name=name)
+
+    def note_failure(self, name: str, url: str, patience: timedelta, reason: str) -> Joined[Endpoint | None]:
+        """Note a failure; one that comes later than *patience* after the first turns the endpoint off."""
+        seconds = patience.total_seconds()
+        return self._joined("note_failure", name=name, url=url, patience=seconds, reason=_stored(reason))
+
+    def note_success(self, name: str, url: str) -> Joined[Endpoint | None]:
+        """Note that failures are over."""
+        return self._joined("note_success", name=name, url=url)
+
+    def _joined(self, query: str, /, **values: object) -> Joined[Endpoint | None]:
+        return Joined(self._queries[query], values, _endpoint)
+
+
+def _endpoints(rows: Sequence[Sequence[Any]]) -> tuple[Endpoint, ...]:
+    return tuple(_read(row) for row in rows)
+
+
+def _endpoint(rows: Sequence[Sequence[Any]]) -> Endpoint | None:
+    return _read(rows[0]) if rows else None
+
+
+def _read(row: Sequence[Any]) -> Endpoint:
+    name, url, secrets, state, reason, failing_since, created_at, now = row
+    return Endpoint(name, url, tuple(json.loads(secrets)), state == "on", reason, failing_since, created_at, now)
+
+
+def _stored(text: str) -> str:
+    # PostgreSQL stores no NUL, and no half of a surrogate pair.
+    return text.replace("\0", "").encode("utf-8", "replace").decode()
