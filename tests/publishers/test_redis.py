@@ -13,7 +13,8 @@ from semel.errors import ConfigurationError
 from semel.publishers.redis import RedisStreams
 from tests.kit import servers
 from tests.kit.servers import RedisServer, free_port
-from tests.kit.servers.resp import ask
+from tests.kit.servers.base import until
+from tests.kit.servers.resp import ask, ask_facts
 from tests.publishers.sending import TRACE, cut_off, full_message, kinds, message, opened, reason
 from tests.publishers.sending import through_a_death as through
 
@@ -127,7 +128,8 @@ async def test_a_replica(name: str) -> None:
 
 async def test_replicas_that_do_not_confirm(name: str) -> None:
     """With ``wait=1`` a message is not delivered before a replica has it."""
-    with servers.redis(settings={"appendonly": "no"}) as master, servers.redis(settings={"appendonly": "no"}) as other:
+    quick = {"repl-diskless-sync-delay": "0"}
+    with servers.redis(settings=quick) as master, servers.redis(settings=quick) as other:
         async with opened(f"{master.url}?wait=1&timeout=0.2", name) as publisher:
             (alone,) = await publisher.publish([message()])
         assert isinstance(alone, Unreachable)
@@ -135,8 +137,8 @@ async def test_replicas_that_do_not_confirm(name: str) -> None:
         ask(other.port, "REPLICAOF", "127.0.0.1", str(master.port))
         async with opened(f"{master.url}?wait=1", name) as publisher:
             last = message()
-            while kinds(await publisher.publish([last])) != ["Delivered"]:
-                await asyncio.sleep(0.05)  # It is still being copied.
+            until("the replica is in step", lambda: ask_facts(other.port, "INFO").get("master_link_status") == "up")
+            assert await publisher.publish([last]) == [Delivered()]
         assert last.id in ids_in(other.url, name)
 
 

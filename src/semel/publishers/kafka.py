@@ -127,8 +127,11 @@ class Kafka:
             said = self._said or error.args[0]
             is_wrong = self._producer is None
             await self.close()
-            reason = self._address.reason(f"Kafka at {self._address.place} can't be reached", KafkaException(said))
-            raise (ConfigurationError(reason) if is_wrong else ConnectionError(reason)) from None
+            if is_wrong:
+                raise ConfigurationError(
+                    self._reason(f"Destination {self._address.name!r}: a wrong setting", said)
+                ) from None
+            raise ConnectionError(self._reason(f"Kafka at {self._address.place} can't be reached", said)) from None
         except BaseException:
             await self.close()
             raise
@@ -188,14 +191,16 @@ class Kafka:
     def _verdict(self, error: KafkaError | None) -> Verdict:
         if error is None:
             return Delivered()
-        reason, said = self._address.reason, KafkaException(error)
         if rejected := _REJECTED.get(error.code()):
-            return Rejected(reason(rejected.format(topic=self._topic), said))
+            return Rejected(self._reason(rejected.format(topic=self._topic), error))
         if error.code() in _FAILED:
-            return Failed(reason("Kafka refused the message for now", said))
+            return Failed(self._reason("Kafka refused the message for now", error))
         if error.code() in _REFUSED:
-            return Unreachable(reason("Kafka refuses the user: give it the right to write to the topic", said))
-        return Unreachable(reason(f"Kafka at {self._address.place} did not confirm", said))
+            return Unreachable(self._reason("Kafka refuses the user: give it the right to write to the topic", error))
+        return Unreachable(self._reason(f"Kafka at {self._address.place} did not confirm", error))
+
+    def _reason(self, text: str, error: KafkaError) -> str:
+        return self._address.reason(text, RuntimeError(error.str()))
 
     async def close(self) -> None:
         """Drop the producer, with all that is not confirmed: its messages are still in the outbox."""
