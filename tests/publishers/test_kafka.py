@@ -4,14 +4,16 @@ disk, no rights, and makes every topic that is asked for.
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka import Message as Record
 
-from semel.core.outbox import Delivered, Failed, Rejected, Unreachable
+from semel.core.outbox import Delivered, Failed, Message, Rejected, Unreachable, Verdict
 from semel.errors import ConfigurationError
+from semel.publishers import Publisher
 from semel.publishers.kafka import Kafka
 from tests.kit.servers import free_port
 from tests.publishers.sending import CREATED_AT, TRACE, cut_off, full_message, kinds, message, opened, reason
@@ -48,8 +50,13 @@ def kafka() -> Iterator[Mock]:
     mock.end()
 
 
+def pairs(record: Record) -> list[tuple[str, str]]:
+    listed: Any = record.headers()
+    return [(name, text.decode()) for name, text in listed]
+
+
 def headers(record: Record) -> dict[str, str]:
-    return {name: text.decode() for name, text in record.headers() or [] if isinstance(text, bytes)}
+    return dict(pairs(record))
 
 
 async def test_everything_arrives(kafka: Mock, name: str) -> None:
@@ -76,7 +83,7 @@ async def test_a_header_of_the_application_can_not_take_the_place_of_the_id(kafk
     async with opened(kafka.url, name) as publisher:
         await publisher.publish([sent])
     (found,) = await asyncio.to_thread(kafka.read, name, 1)
-    assert [text for header, text in found.headers() or [] if header == "id"] == [sent.id.encode()]
+    assert [text for header, text in pairs(found) if header == "id"] == [sent.id]
 
 
 async def test_again(kafka: Mock, name: str) -> None:
@@ -113,8 +120,8 @@ async def test_one_of_a_hundred_is_too_large(kafka: Mock, name: str) -> None:
     assert turns > 1
 
 
-async def _verdicts(publisher: object, messages: list[object]) -> list[object]:
-    return list(await publisher.publish(messages))  # type: ignore[attr-defined]
+async def _verdicts(publisher: Publisher, messages: Sequence[Message]) -> Sequence[Verdict]:
+    return await publisher.publish(messages)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +166,7 @@ async def test_brokers_that_went_away(name: str, caplog: pytest.LogCaptureFixtur
 
 async def test_wrong_setting() -> None:
     """A setting that the client does not take is said when the publisher is opened."""
-    with pytest.raises(ConfigurationError, match="a wrong setting .*security.protocol"):
+    with pytest.raises(ConfigurationError, match=r"a wrong setting .*security\.protocol"):
         await Kafka("events", "kafka://127.0.0.1?security=nonsense").open()
 
 

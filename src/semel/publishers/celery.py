@@ -52,6 +52,8 @@ _MEANINGS: Table = (
     (AccessRefused, Unreachable, "The broker refuses the user: give it the right to write"),
     (ChannelError, Unreachable, "Queue {queue!r} is gone: it is declared again at the next try"),
 )
+#: Redis takes no writes, and none of the messages is to blame. By name, since redis-py is another extra.
+_AWAY = frozenset({"ReadOnlyError", "MasterDownError"})
 #: After what its broker's own client calls a refusal.
 _OTHERS: Table = ((Exception, Unreachable, "The connection to the broker at {place} was lost"),)
 
@@ -101,12 +103,12 @@ class Celery:
         app = App("semel", broker=self._broker(), set_as_current=False, fixups=[])
         app.conf.broker_connection_timeout = self._timeout
         # It has its own ideas about a broker that is away, and they have no end.
-        once = {"max_retries": 0, "interval_start": 0, "interval_step": 0, "interval_max": 0}
+        once = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
         limits = {"socket_timeout": self._timeout, "socket_connect_timeout": self._timeout}
         waits = {"confirm_publish": True, "read_timeout": self._timeout, "write_timeout": self._timeout}
         app.conf.broker_transport_options = {**once, **(waits if self._is_amqp else limits)}
         connection = app.connection_for_write()
-        connection.connect()
+        connection.ensure_connection(**once, timeout=self._timeout, reraise_as_library_errors=False)
         self._app, self._connection = app, connection
         if self._is_amqp:
             self._declare(app, connection)
@@ -181,15 +183,22 @@ class Celery:
                 mandatory=self._is_amqp,
                 confirm_timeout=self._timeout,
             )
-        except MessageNacked:
-            return Failed("The broker refused the task: its queue is full. Does a worker run?")
         except Exception as error:  # noqa: BLE001 - three libraries, and each raises its own.
-            refusals = self._connection.channel_errors if self._connection else ()
-            # An answer that comes late must not be taken for that to the next message.
-            self._disconnect()
-            meanings = (*_MEANINGS, (refusals, Failed, "The broker at {place} refused the task"), *_OTHERS)
-            return self._address.verdict(meanings, error, queue=self._queue)
+            return self._verdict(error)
         return Delivered()
+
+    def _verdict(self, error: Exception) -> Verdict:
+        # Celery says that all is a connection error, because of another.
+        told = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        if isinstance(told, MessageNacked):
+            return Failed("The broker refused the task: its queue is full. Does a worker run?")
+        refusals = self._connection.channel_errors if self._connection else ()
+        # An answer that comes late must not be taken for that to the next message.
+        self._disconnect()
+        if type(told).__name__ in _AWAY:
+            refusals = ()
+        table = (*_MEANINGS, (refusals, Failed, "The broker at {place} refused the task"), *_OTHERS)
+        return self._address.verdict(table, told, queue=self._queue)
 
     def _disconnect(self) -> None:
         connection, self._connection, self._producer, self._app = self._connection, None, None, None
