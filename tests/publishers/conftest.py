@@ -7,21 +7,18 @@ import pytest
 
 from tests.kit import servers
 
-#: Of RabbitMQ here, so that a message that is too large is small.
-MAX_MESSAGE_BYTES = 100_000
-
-
-@pytest.fixture(scope="session")
-def rabbitmq_server() -> Iterator[servers.RabbitMQServer]:
-    """A test that kills it starts it again."""
-    with servers.rabbitmq(settings={"max_message_size": str(MAX_MESSAGE_BYTES)}) as server:
-        yield server
-
 
 @pytest.fixture(scope="session")
 def nats_server() -> Iterator[servers.NATSServer]:
     """A test that kills it starts it again."""
     with servers.nats() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mortal_rabbitmq() -> Iterator[servers.RabbitMQServer]:
+    """One that tests may kill, and start again: other processes know nothing of it."""
+    with servers.rabbitmq() as server:
         yield server
 
 

@@ -14,9 +14,9 @@ from celery.contrib.testing.worker import start_worker
 
 from semel.core.outbox import Delivered, Failed, Rejected, Unreachable
 from semel.publishers.celery import Celery
+from tests.conftest import MAX_RABBITMQ_BYTES
 from tests.kit import servers
 from tests.kit.servers import RabbitMQServer, free_port
-from tests.publishers.conftest import MAX_MESSAGE_BYTES
 from tests.publishers.rabbits import channel_of, declare_queue, read_queue
 from tests.publishers.sending import TRACE, cut_off, full_message, kinds, message, opened, reason
 from tests.publishers.sending import through_a_death as through
@@ -125,7 +125,7 @@ async def test_full_queue(rabbitmq_server: RabbitMQServer, name: str) -> None:
 
 async def test_too_large(rabbitmq_server: RabbitMQServer, name: str) -> None:
     """A task that is too large for RabbitMQ is rejected, and those around it are delivered."""
-    large = json.dumps(["x" * MAX_MESSAGE_BYTES]).encode()
+    large = json.dumps(["x" * MAX_RABBITMQ_BYTES]).encode()
     async with opened(f"celery+{rabbitmq_server.url}?queue={name}", name) as publisher:
         verdicts = await publisher.publish([message(), message(payload=large), message()])
     assert kinds(verdicts) == ["Delivered", "Rejected", "Delivered"]
@@ -194,12 +194,12 @@ async def test_killed_in_the_middle_of_a_batch(name: str) -> None:
 
 
 @pytest.mark.slow
-async def test_killed_rabbitmq(rabbitmq_server: RabbitMQServer, name: str) -> None:
+async def test_killed_rabbitmq(mortal_rabbitmq: RabbitMQServer, name: str) -> None:
     """Of a RabbitMQ that is killed and comes back, every task that was confirmed is there."""
-    async with opened(f"celery+{rabbitmq_server.url}?queue={name}", name) as publisher:
-        confirmed, everything = await through(publisher, rabbitmq_server.kill, rabbitmq_server.start, batch=50)
+    async with opened(f"celery+{mortal_rabbitmq.url}?queue={name}", name) as publisher:
+        confirmed, everything = await through(publisher, mortal_rabbitmq.kill, mortal_rabbitmq.start, batch=50)
     assert confirmed == everything
-    assert confirmed <= set(ids_in_rabbit(rabbitmq_server, name))
+    assert confirmed <= set(ids_in_rabbit(mortal_rabbitmq, name))
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ import pytest
 from semel.core.outbox import Delivered, Failed, Rejected, Unreachable
 from semel.errors import ConfigurationError
 from semel.publishers.rabbitmq import RabbitMQ
+from tests.conftest import MAX_RABBITMQ_BYTES
 from tests.kit.servers import RabbitMQServer, free_port
-from tests.publishers.conftest import MAX_MESSAGE_BYTES
 from tests.publishers.rabbits import channel_of, declare_exchange, declare_queue, ids_in, read_queue
 from tests.publishers.sending import CREATED_AT, TRACE, cut_off, delivered, full_message, kinds, message, opened, reason
 from tests.publishers.sending import through_a_death as through
@@ -67,7 +67,7 @@ async def test_one_of_a_hundred_is_unroutable(rabbitmq_server: RabbitMQServer, n
 async def test_one_of_a_hundred_is_too_large(rabbitmq_server: RabbitMQServer, name: str) -> None:
     """RabbitMQ closes the channel on a message that is too large. It is rejected, and the 99 others are delivered."""
     declare_queue(rabbitmq_server, name)
-    messages = [message(payload=b"x" * (MAX_MESSAGE_BYTES + 1 if number == 41 else 10)) for number in range(100)]
+    messages = [message(payload=b"x" * (MAX_RABBITMQ_BYTES + 1 if number == 41 else 10)) for number in range(100)]
     async with opened(rabbitmq_server.url, name) as publisher:
         verdicts = await publisher.publish(messages)
         assert await publisher.publish([message()]) == [Delivered()]
@@ -157,11 +157,12 @@ async def test_cancelled(rabbitmq_server: RabbitMQServer, name: str) -> None:
     assert last.id in ids_in(rabbitmq_server, name)
 
 
-async def test_connections_closed_by_the_broker(rabbitmq_server: RabbitMQServer, name: str) -> None:
+@pytest.mark.slow
+async def test_connections_closed_by_the_broker(mortal_rabbitmq: RabbitMQServer, name: str) -> None:
     """A connection that the broker closes between two calls costs nothing: unreachable, and well after `open`."""
-    declare_queue(rabbitmq_server, name)
-    async with opened(rabbitmq_server.url, name) as publisher:
-        await asyncio.to_thread(rabbitmq_server.control, "close_all_connections", "a test")
+    declare_queue(mortal_rabbitmq, name)
+    async with opened(mortal_rabbitmq.url, name) as publisher:
+        await asyncio.to_thread(mortal_rabbitmq.control, "close_all_connections", "a test")
         (verdict,) = await publisher.publish([message()])
         assert isinstance(verdict, Unreachable)
         await publisher.open()
@@ -169,27 +170,27 @@ async def test_connections_closed_by_the_broker(rabbitmq_server: RabbitMQServer,
 
 
 @pytest.mark.slow
-async def test_killed_in_the_middle_of_a_batch(rabbitmq_server: RabbitMQServer, name: str) -> None:
+async def test_killed_in_the_middle_of_a_batch(mortal_rabbitmq: RabbitMQServer, name: str) -> None:
     """Of a broker that is killed and comes back, everything that was confirmed is there, and the rest goes on."""
-    declare_queue(rabbitmq_server, name)
-    async with opened(rabbitmq_server.url, name) as publisher:
-        confirmed, everything = await through(publisher, rabbitmq_server.kill, rabbitmq_server.start)
-    found = set(ids_in(rabbitmq_server, name))
+    declare_queue(mortal_rabbitmq, name)
+    async with opened(mortal_rabbitmq.url, name) as publisher:
+        confirmed, everything = await through(publisher, mortal_rabbitmq.kill, mortal_rabbitmq.start)
+    found = set(ids_in(mortal_rabbitmq, name))
     assert confirmed == everything
     assert confirmed <= found
 
 
 @pytest.mark.slow
-async def test_blocked_by_an_alarm(rabbitmq_server: RabbitMQServer, name: str) -> None:
+async def test_blocked_by_an_alarm(mortal_rabbitmq: RabbitMQServer, name: str) -> None:
     """A broker without memory reads nothing: unreachable after the time limit, with the reason; then well again."""
-    declare_queue(rabbitmq_server, name)
-    made = RabbitMQ(name, rabbitmq_server.url, timeout=2)
+    declare_queue(mortal_rabbitmq, name)
+    made = RabbitMQ(name, mortal_rabbitmq.url, timeout=2)
     async with opened(made) as publisher:
-        await asyncio.to_thread(rabbitmq_server.control, "set_vm_memory_high_watermark", "0.000001")
+        await asyncio.to_thread(mortal_rabbitmq.control, "set_vm_memory_high_watermark", "0.000001")
         try:
             verdicts = await publisher.publish([message(), message()])
         finally:
-            await asyncio.to_thread(rabbitmq_server.control, "set_vm_memory_high_watermark", "0.4")
+            await asyncio.to_thread(mortal_rabbitmq.control, "set_vm_memory_high_watermark", "0.4")
         assert kinds(verdicts) == ["Unreachable", "Unreachable"]
         assert "blocked by an alarm" in reason(verdicts[0])
         await publisher.open()

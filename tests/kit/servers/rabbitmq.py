@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from semel.testing.process import Command, Process, run
-from tests.kit.servers.base import LOOPBACK, NO_SETTINGS, Server, free_port, give, own_folder
+from tests.kit.servers.base import LOOPBACK, NO_SETTINGS, Server, ServerNotOurs, free_port, give, own_folder
 from tests.kit.servers.programs import RABBITMQ, find
 
 #: A client's first words; the answer begins with a frame of the method Connection.Start.
@@ -29,11 +29,11 @@ USER = "guest"
 class RabbitMQServer(Server):
     """A RabbitMQ node. What is persistent in it is there again after `kill` and `start`."""
 
-    def __init__(self, url: str, process: Process, programs: Path, node: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self, url: str, process: Process | None = None, control: Callable[[Command], str] | None = None
+    ) -> None:
         super().__init__(url, process)
-        self._programs = programs
-        self._node = node
-        self._folder = folder
+        self._control = control
 
     @property
     def port(self) -> int:
@@ -46,8 +46,9 @@ class RabbitMQServer(Server):
 
     def control(self, *words: str) -> str:
         """Run `rabbitmqctl` with *words*. It starts an Erlang of its own, which takes seconds."""
-        arguments = ["--erlang-cookie", COOKIE, "--quiet"]
-        return run(_with(self._node, [self._programs / "rabbitmqctl", *arguments, *words]), self._folder)
+        if self._control is None:
+            raise ServerNotOurs(ServerNotOurs.__doc__)
+        return self._control(["--erlang-cookie", COOKIE, "--quiet", *words])
 
 
 @contextmanager
@@ -68,7 +69,10 @@ def rabbitmq(*, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[RabbitMQS
             Process(epmd, names_folder, lambda _: _is_open(names), signal.SIGTERM),
             Process(command, folder, lambda _: _is_ready(port), signal.SIGKILL) as process,
         ):
-            yield RabbitMQServer(f"amqp://{USER}:{USER}@{LOOPBACK}:{port}/", process, programs, node, folder)
+            url = f"amqp://{USER}:{USER}@{LOOPBACK}:{port}/"
+            yield RabbitMQServer(
+                url, process, lambda words: run(_with(node, [programs / "rabbitmqctl", *words]), folder)
+            )
 
 
 def _node(folder: Path, port: int, names: int) -> dict[str, str]:
