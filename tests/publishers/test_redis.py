@@ -165,6 +165,22 @@ async def test_wrong_password(name: str, caplog: pytest.LogCaptureFixture) -> No
         ask_with_password.close()
 
 
+async def test_rights(redis_url: str, name: str) -> None:
+    """The rights that the documentation names are enough; without one to the stream, a message waits."""
+    with redis.Redis.from_url(redis_url) as client:
+        client.execute_command(f"ACL SETUSER relay on >right ~{name} resetchannels +ping +select +xadd +wait")
+        try:
+            url = redis_url.replace("redis://", "redis://relay:right@")
+            async with opened(url, name) as publisher:
+                assert await publisher.publish([message()]) == [Delivered()]
+            async with opened(url, "another") as publisher:
+                (verdict,) = await publisher.publish([message()])
+            assert isinstance(verdict, Unreachable)
+            assert "give it +xadd on the stream" in reason(verdict)
+        finally:
+            client.acl_deluser("relay")
+
+
 async def test_cancelled(redis_server: RedisServer, redis_url: str, name: str) -> None:
     """A publish that was cancelled closes the publisher; opened again, it confirms nothing that it should not."""
     async with opened(redis_url, name) as publisher:

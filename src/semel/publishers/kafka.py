@@ -104,7 +104,7 @@ class Kafka:
             "socket.connection.setup.timeout.ms": max(1000, int(self._timeout * 1000)),
             # A topic that was made a moment ago is not known everywhere yet.
             "topic.metadata.propagation.max.ms": int(self._timeout * 500),
-            "log_level": 0,  # Its words come as errors; on standard error they would be nobody's.
+            "log_level": 0,  # It would write to standard error; what matters of it is in the verdicts.
         }
         self._producer: Producer | None = None
         self._said: KafkaError | None = None
