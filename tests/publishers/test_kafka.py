@@ -130,6 +130,7 @@ async def _verdicts(publisher: Publisher, messages: Sequence[Message]) -> Sequen
         (KafkaError.UNKNOWN_TOPIC_OR_PART, Rejected),
         (KafkaError._UNKNOWN_TOPIC, Rejected),
         (KafkaError.MSG_SIZE_TOO_LARGE, Rejected),
+        (KafkaError.INVALID_TIMESTAMP, Rejected),
         (KafkaError.POLICY_VIOLATION, Failed),
         (KafkaError.NOT_ENOUGH_REPLICAS, Unreachable),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, Unreachable),

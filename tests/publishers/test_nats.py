@@ -205,6 +205,19 @@ async def test_wrong_password(name: str, caplog: pytest.LogCaptureFixture) -> No
             assert kinds(await publisher.publish([message()])) == ["Rejected"]
 
 
+async def test_rights(name: str) -> None:
+    """A user who may publish, and not read a stream's settings, will do; what it may not publish waits."""
+    rights = f'{{ publish: ["{name}.order.paid"], subscribe: ["_INBOX.>"] }}'
+    users = f"[{{ user: all, password: right }}, {{ user: relay, password: right, permissions: {rights} }}]"
+    with servers.nats(settings={"authorization": f"{{ users: {users} }}"}) as server:
+        async with looking(f"nats://all:right@127.0.0.1:{server.port}") as stream:
+            await stream.add_stream(StreamConfig(name=name, subjects=[f"{name}.>"]))
+        async with opened(f"nats://relay:right@127.0.0.1:{server.port}?timeout=1", name) as publisher:
+            verdicts = await publisher.publish([message(), message(type="order.lost")])
+    assert kinds(verdicts) == ["Delivered", "Unreachable"]
+    assert "permissions violation" in reason(verdicts[1]).lower()
+
+
 async def test_without_jetstream(name: str) -> None:
     """A NATS server without JetStream is a connection error that says how to start it."""
     with servers.nats(settings={"jetstream": "false"}) as server, pytest.raises(ConnectionError, match="it is off"):

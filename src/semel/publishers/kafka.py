@@ -47,10 +47,18 @@ _REJECTED = {
     KafkaError.TOPIC_EXCEPTION: "{topic!r} is no name of a topic: set topic= in the URL of the destination.",
     KafkaError.MSG_SIZE_TOO_LARGE: "The message is too large for topic {topic!r}: raise its max.message.bytes.",
     KafkaError.INVALID_RECORD: "Topic {topic!r} takes no such message: a compacted one needs a key.",
+    KafkaError.INVALID_TIMESTAMP: "Its time is out of the range of topic {topic!r}: set LogAppendTime there.",
     KafkaError.INVALID_MSG_SIZE: "The message is too large for topic {topic!r}: raise its max.message.bytes.",
 }
 #: Of these, one message in a batch may be the reason for all of it.
-_SHARED = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG_SIZE})
+_SHARED = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.INVALID_MSG_SIZE,
+    }
+)
 _FAILED = frozenset(
     {
         KafkaError.POLICY_VIOLATION,

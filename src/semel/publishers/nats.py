@@ -90,6 +90,9 @@ class NATS:
         except js_errors.NotFoundError:
             _logger.warning("Destination %r: %s", self._address.name, self._no_stream(_prefix(self._subject)))
         except (errors.Error, js_errors.Error, OSError, TimeoutError) as error:
+            if "permissions violation" in str(self._said).lower():  # It may publish nevertheless.
+                _logger.info("Destination %r: how long duplicates are told can't be read.", self._address.name)
+                return
             await self.close()
             raise ConnectionError(self._address.reason(self._no_jetstream(), error)) from None
         except ConfigurationError:
@@ -172,6 +175,7 @@ class NATS:
         client, stream = self._client, self._stream
         if client is None or stream is None or not client.is_connected:
             return [Unreachable(f"The connection to NATS at {self._address.place} is lost.")] * len(messages)
+        self._said = None
         tasks = [asyncio.ensure_future(self._send(client, stream, each)) for each in messages]
         self._under_way = tasks
         try:

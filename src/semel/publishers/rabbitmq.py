@@ -52,7 +52,7 @@ _PERSISTENT = 2
 #: How long a connection may take to say goodbye. One that is blocked never does.
 _CLOSE_SECONDS = 2.0
 
-#: What a call on a channel or a connection raises that is closed, or is being closed.
+#: What became of a message when its channel or connection was closed: its wait is cancelled, or raises one of these.
 _CLOSED = (AMQPError, OSError, RuntimeError, asyncio.CancelledError)
 
 #: The client cuts off what is longer, silently.
@@ -160,13 +160,13 @@ class RabbitMQ:
         connection, channel = self._connection, self._channel
         if connection is None or connection.is_closed or channel is None:
             return [ConnectionError("closed")] * len(messages)
-        if channel.is_closed:
-            try:
-                async with asyncio.timeout(self._timeout):
+        try:
+            async with asyncio.timeout(self._timeout):
+                if channel.is_closed:
                     channel = self._channel = await self._open_channel(connection)
-            except (*_CLOSED, TimeoutError) as error:
-                return [error] * len(messages)
-        underlay = await channel.get_underlay_channel()
+                underlay = await channel.get_underlay_channel()
+        except (AMQPError, OSError, RuntimeError) as error:
+            return [error] * len(messages)
         tasks = [asyncio.ensure_future(self._send_one(underlay, each)) for each in messages]
         try:
             _, late = await asyncio.wait(tasks, timeout=self._timeout)
