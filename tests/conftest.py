@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import hypothesis
@@ -17,6 +18,7 @@ import redis
 from semel import stores
 from tests.databases import Databases, Prepared
 from tests.kit import servers
+from tests.kit.shared import shared
 
 #: Whoever needs a server that this machine lacks just asks for it, here or in a test: it is skipped.
 pytest_plugins = ["tests.absent", "tests.slow"]
@@ -32,6 +34,9 @@ hypothesis.settings.load_profile("untimed")
 #: Where Linux keeps files in memory, and how much has to be free there. SQLite waits for the disk at each commit, and
 #: no test cuts the power.
 MEMORY, MEMORY_BYTES = Path("/dev/shm"), 2**30  # noqa: S108 - pytest makes a folder of its own in it.
+
+#: Of RabbitMQ here, so that a message that is too large is small.
+MAX_RABBITMQ_BYTES = 100_000
 
 #: A worker has a PostgreSQL of its own, and a core with nothing to do helps nobody who waits for the last test.
 MAX_WORKERS = 8
@@ -141,6 +146,20 @@ def redis_url(redis_server: servers.RedisServer) -> str:
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushdb()
     return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.RabbitMQServer]:
+    """One for all processes, since it takes seconds to start. A test has its own queues in it, and does not stop it."""
+    own = tmp_path_factory.getbasetemp()
+    with shared(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own, "rabbitmq", _started_rabbitmq) as url:
+        yield servers.RabbitMQServer(url)
+
+
+@contextmanager
+def _started_rabbitmq() -> Iterator[str]:
+    with servers.rabbitmq(settings={"max_message_size": str(MAX_RABBITMQ_BYTES)}) as server:
+        yield server.url
 
 
 @pytest.fixture(scope="session")
