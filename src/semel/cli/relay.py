@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -23,6 +23,7 @@ from semel.stores import AsyncStore, Store, async_store
 from semel.work import AsyncWorkers
 from semel.work.plan import duration
 from semel.work.relay import Relay
+from semel.work.service import AsyncService
 from semel.work.service import as_json as spelled
 
 S = TypeVar("S", bound=Store | AsyncStore)
@@ -71,6 +72,12 @@ def relay(
     lease: LeaseOption = "30s",
     keep: KeepOption = None,
     batch: RelayBatchOption = MAX_BATCH,
+    webhooks: Annotated[
+        bool, typer.Option("--webhooks", help="Also send to all endpoints of webhooks (semel webhooks list).")
+    ] = False,
+    allow_private: Annotated[
+        bool, typer.Option("--allow-private", help="Let endpoints be in this network: for tests and intranets.")
+    ] = False,
     once: Annotated[bool, typer.Option("--once", help="Send what is there now, and end.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -78,11 +85,13 @@ def relay(
 
     Any number of these may run at once. When one is told to stop, it hands back what it has not begun to send.
     """
-    if not to:
-        raise ConfigurationError("Where to? Give --to NAME=URL, as in --to events=amqp://localhost/.")
-    destinations = Destinations(to, duration(lease), duration(keep) if keep else None, batch)
+    if not to and not webhooks:
+        raise ConfigurationError("Where to? Give --to NAME=URL, as in --to events=amqp://localhost/, or --webhooks.")
+    destinations = Destinations(to or (), duration(lease), duration(keep) if keep else None, batch)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
-    reports = asyncio.run(_relay(found(store), destinations, once=once))
+    reports = asyncio.run(
+        _relay(found(store), destinations, once=once, webhooks={"allow_private": allow_private} if webhooks else None)
+    )
     for report in reports:
         print(spelled(report) if as_json else report)
     failed = next((report for report in reports if report.error or report.unreachable), None)
@@ -90,9 +99,20 @@ def relay(
         raise failed.error or ConfigurationError(f"{failed.to} can't be reached: {failed.unreachable}")
 
 
-async def _relay(url: str, destinations: Destinations, *, once: bool) -> list[RelayReport]:
+async def _relay(
+    url: str, destinations: Destinations, *, once: bool, webhooks: dict[str, Any] | None
+) -> list[RelayReport]:
+    if once and webhooks is not None:
+        raise ConfigurationError("--once is for --to: webhooks have their tries over days.")
     store = async_store(url)
     relays = destinations.relays(store)
+    services: list[AsyncService] = [*relays]
+    names = ", ".join(each.to for each in relays)
+    if webhooks is not None:
+        from semel.work.webhooks import Webhooks  # noqa: PLC0415 - its client is an extra
+
+        services.append(Webhooks(store, lease=destinations.lease, keep=destinations.keep, **webhooks))
+        names = f"{names} and the endpoints of webhooks" if names else "the endpoints of webhooks"
     try:
         await store.open()
         if once:
@@ -100,7 +120,7 @@ async def _relay(url: str, destinations: Destinations, *, once: bool) -> list[Re
             for each in relays:
                 await each.close()
             return reports
-        await _until_stopped(AsyncWorkers(relays), ", ".join(each.to for each in relays))
+        await _until_stopped(AsyncWorkers(services), names)
     finally:
         await store.close()
     return []

@@ -176,6 +176,14 @@ class OutboxStatements:
         freed = yield self._joined("free_keys", to=to, keys=json.dumps(keys))
         return keys[-1], len(freed)
 
+    def pending(self, names: Sequence[str], after: Sequence[int]) -> Statements[list[str]]:
+        """Return those of the destinations that have something to be sent now, *after* a number of each."""
+        if self._is_postgres:
+            rows = yield self._joined("pending", names=list(names), after=list(after))
+        else:
+            rows = yield self._joined("pending", names=json.dumps(names))
+        return [name for (name,) in rows]
+
     def browse(self, state: str, to: str | None, limit: int) -> Statements[tuple[Stored, ...]]:
         """Read messages in one state."""
         rows = yield self._joined(f"browse_{state}", to=to, limit=limit)

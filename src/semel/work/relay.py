@@ -84,7 +84,7 @@ class Relay(StoreService[S_co, RelayReport]):
         self.to = check_name("A destination", to)
         self.schedule: Schedule = publisher.schedule
         self._statements = OutboxStatements(messages_of(store, "outbox"))
-        self._publisher = publisher
+        self.publisher = publisher
         self._lease = lease
         self._batch = batch
         self._keep = keep
@@ -109,6 +109,16 @@ class Relay(StoreService[S_co, RelayReport]):
         if (left := self._alone_until - time.monotonic()) > 0:
             return timedelta(seconds=min(left, POLLS[-1]))
         return timedelta(seconds=POLLS[min(self._idle_runs, len(POLLS) - 1)])
+
+    @property
+    def is_left_alone(self) -> bool:
+        """Whether the destination could not be reached, and gets a pause."""
+        return time.monotonic() < self._alone_until
+
+    @property
+    def safe_place(self) -> int:
+        """The number in the queue up to which nothing is left."""
+        return self._cursor.safe
 
     def stop(self) -> None:
         """Begin nothing new: what was taken and not begun is handed back."""
@@ -135,7 +145,7 @@ class Relay(StoreService[S_co, RelayReport]):
         await self._waker.close()
         if self._is_open:
             self._is_open = False
-            await self._on_loop(self._publisher.close(), self._limit.total_seconds())
+            await self._on_loop(self.publisher.close(), self._limit.total_seconds())
         if self._loop is not None:
             self._loop.close()
 
@@ -147,7 +157,7 @@ class Relay(StoreService[S_co, RelayReport]):
     @property
     def batch(self) -> int:
         """How many messages to claim now."""
-        if time.monotonic() < self._alone_until:
+        if self.is_left_alone:
             return 0
         return 1 if self._failures else self._batch
 
@@ -232,17 +242,15 @@ class Relay(StoreService[S_co, RelayReport]):
     async def _sent(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         verdicts = await self._keeping(messages, self._opened_and_sent(messages))
         if len(verdicts) != len(messages):
-            raise TypeError(
-                f"{type(self._publisher).__name__}.publish returned {len(verdicts)} verdicts, not one each."
-            )
+            raise TypeError(f"{type(self.publisher).__name__}.publish returned {len(verdicts)} verdicts, not one each.")
         return [_bounded(verdict) for verdict in verdicts]
 
     async def _opened_and_sent(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         if not self._is_open:
-            await self._publisher.open()
+            await self.publisher.open()
             self._is_open = True
         async with asyncio.timeout(self._limit.total_seconds()):
-            verdicts = await self._publisher.publish(messages)
+            verdicts = await self.publisher.publish(messages)
         if any(isinstance(verdict, Unreachable) for verdict in verdicts):
             self._is_open = False
         return verdicts

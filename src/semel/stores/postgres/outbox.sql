@@ -267,6 +267,16 @@ WITH keys AS MATERIALIZED (
 SELECT (SELECT max(aggregateid) FROM keys), (SELECT count(*) FROM freed)
 
 
+-- name: pending
+-- Those of some destinations that have something to be sent now.
+SELECT asked.name
+  FROM unnest(CAST(:names AS text[]), CAST(:after AS bigint[])) AS asked (name, after)
+ WHERE EXISTS (SELECT FROM semel_outbox
+                WHERE aggregatetype = asked.name AND state = 'ready' AND seq > asked.after)
+    OR EXISTS (SELECT FROM semel_outbox
+                WHERE aggregatetype = asked.name AND state = 'waiting' AND due_at <= clock_timestamp())
+
+
 -- name: browse
 -- The messages in one state, of one destination or of all, in the order of the index that has them.
 SELECT CAST(id AS text), aggregatetype, aggregateid, type, state, attempts, date_part('epoch', created_at),
@@ -307,10 +317,11 @@ SELECT CAST(id AS text), aggregatetype, aggregateid, type, state, attempts, date
 
 
 -- name: requeue
--- Give dead letters another series of tries, by id, by destination or by when they died.
+-- Give dead letters another series of tries, by id, by destination or by when they died. By its id, one that was sent and
+-- kept is sent again.
 WITH found AS (
     SELECT id FROM semel_outbox
-     WHERE state = 'dead'
+     WHERE (state = 'dead' OR (state = 'sent' AND CAST(:id AS text) IS NOT NULL)) AND state IN ('dead', 'sent')
        AND (CAST(:id AS text) IS NULL OR id = CAST(CAST(:id AS text) AS uuid))
        AND (CAST(:to AS text) IS NULL OR aggregatetype = CAST(:to AS text))
        AND (CAST(:since AS double precision) IS NULL

@@ -176,6 +176,15 @@ SELECT DISTINCT aggregateid
  LIMIT :limit
 
 
+-- name: pending
+SELECT asked.value
+  FROM json_each(:names) AS asked
+ WHERE EXISTS (SELECT 1 FROM semel_outbox WHERE aggregatetype = asked.value AND state = 'ready')
+    OR EXISTS (SELECT 1 FROM semel_outbox
+                WHERE aggregatetype = asked.value AND state = 'waiting'
+                  AND due_at <= (SELECT now FROM semel_keys_clock))
+
+
 -- name: browse
 SELECT id, aggregatetype, aggregateid, type, state, attempts, created_at / 1000.0, due_at / 1000.0, ended_at / 1000.0,
        error, length(payload), coalesce(lease_until > (SELECT now FROM semel_keys_clock), 0)
@@ -217,7 +226,8 @@ SELECT id, aggregatetype, aggregateid, type, state, attempts, created_at / 1000.
 INSERT INTO semel_audit (at, scope, key, attempt, event, actor, detail)
 SELECT clock.now, 'outbox:' || aggregatetype, id, attempts, :event, :actor, error
   FROM semel_outbox, semel_keys_clock AS clock
- WHERE state = 'dead' AND (state = 'dead' OR state = 'sent')
+ WHERE (state = 'dead' OR (state = 'sent' AND :id IS NOT NULL AND :event = 'requeued'))
+   AND (state = 'dead' OR state = 'sent')
    AND (:id IS NULL OR id = :id) AND (:to IS NULL OR aggregatetype = :to)
    AND (:since IS NULL OR ended_at >= clock.now - :since) AND :audit
  ORDER BY ended_at
@@ -229,7 +239,7 @@ RETURNING 1
 UPDATE semel_outbox
    SET state = 'waiting', due_at = (SELECT now FROM semel_keys_clock), attempts = 0, ended_at = NULL
  WHERE seq IN (SELECT seq FROM semel_outbox
-                WHERE state = 'dead' AND (state = 'dead' OR state = 'sent')
+                WHERE (state = 'dead' OR (state = 'sent' AND :id IS NOT NULL)) AND (state = 'dead' OR state = 'sent')
                   AND (:id IS NULL OR id = :id) AND (:to IS NULL OR aggregatetype = :to)
                   AND (:since IS NULL OR ended_at >= (SELECT now FROM semel_keys_clock) - :since)
                 ORDER BY ended_at
