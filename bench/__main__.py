@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-from bench import calls
+from bench import calls, messages
 from bench.cases import CASES, EXTRAS, NAMES, QUICK, Plan, StoreKind
 from bench.load import LoadFailed
 from bench.measure import measure
@@ -52,6 +52,11 @@ def _calls(asked: argparse.Namespace) -> None:
     print(calls.as_json(rows) if asked.json else calls.listed(rows, with_functions=asked.functions))
 
 
+def _messages(asked: argparse.Namespace) -> None:
+    facts = messages.measure_messages()
+    print(messages.as_json(facts) if asked.json else messages.listed(facts))
+
+
 def _profile(asked: argparse.Namespace) -> None:
     print(profile(NAMES[asked.case], seconds=asked.seconds))
 
@@ -88,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     counting.add_argument("--stores", type=_some_of(STORES), default=["PostgreSQL"], help=f"some of {','.join(STORES)}")
     counting.add_argument("--functions", action="store_true", help="list every function, too")
     counting.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    telling = commands.add_parser("messages", help="measure the outbox and its relay, in some minutes")
+    telling.set_defaults(do=_messages)
+    telling.add_argument("--json", action="store_true", help="print JSON in place of the lines")
     profiling = commands.add_parser("profile", help="show in which functions a server spends its time")
     profiling.set_defaults(do=_profile)
     profiling.add_argument("case", choices=NAMES)

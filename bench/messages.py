@@ -1,0 +1,274 @@
+"""What messages cost: ``python -m bench messages``. Adding one to a business transaction, draining the outbox, the time
+from COMMIT to the publisher, and what a claim reads in large and in bloated tables. Requests are measured elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing, suppress
+from typing import Any
+
+import asyncpg
+import psycopg
+
+from bench.databases import DURABLE
+from semel.core.outbox import BROKER_SCHEDULE, Delivered, Ending, Message, Schedule, Verdict
+from semel.outbox import Outbox
+from semel.publishers import publisher
+from semel.publishers.discard import Discard
+from semel.stores import AsyncStore, async_store, store
+from semel.work import AsyncWorkers
+from semel.work.relay import AsyncRelay
+from tests.kit import servers
+
+CONNECTIONS = 64
+ROUNDS, SECONDS = 5, 4.0
+DRAINED = 30_000
+TOLD = 500
+PENDING = 1_000_000
+DEAD = 100_000
+CLAIMS = 40
+
+_SHOP = """
+CREATE TABLE accounts (id integer PRIMARY KEY, balance integer NOT NULL);
+INSERT INTO accounts SELECT number, 0 FROM generate_series(1, 100000) AS number;
+CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, account integer, total integer, note text);
+"""
+_FILL = """
+INSERT INTO semel_outbox (id, aggregatetype, aggregateid, type, content_type, payload)
+SELECT gen_random_uuid(), 'events', CASE WHEN %s THEN 'order-' || number %% 1000 END, 'order.paid', 'application/json',
+       convert_to('{"order": 17}', 'UTF8')
+  FROM generate_series(1, %s) AS number
+"""
+_READ = """
+SELECT (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = 'semel_outbox'),
+       (SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 'semel_outbox')
+"""
+
+
+def measure_messages() -> dict[str, Any]:
+    """Measure everything; it takes some minutes."""
+    facts: dict[str, Any] = {}
+    with servers.postgres(settings=DURABLE) as server, closing(store(server.url)) as opened:
+        opened.migrate()
+        url = server.url
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(_SHOP)
+        facts["add"] = asyncio.run(_added(url))
+        _empty(url)
+        facts["drain"] = {
+            "no-op, without keys": asyncio.run(_drained(url, keyed=False)),
+            "no-op, 1,000 keys": asyncio.run(_drained(url, keyed=True)),
+        }
+        with suppress(servers.NoServerBinary), servers.rabbitmq() as rabbit:
+            facts["drain"]["RabbitMQ, confirmed"] = asyncio.run(_to_rabbitmq(url, rabbit.url))
+        facts["latency"] = asyncio.run(_told(url))
+        facts["claims"] = asyncio.run(_claimed(url))
+    return facts
+
+
+def listed(facts: dict[str, Any]) -> str:
+    """Write the figures for people."""
+    add, latency = facts["add"], facts["latency"]
+    lines = [
+        f"add to a business transaction, {CONNECTIONS} connections: "
+        f"{add['with']:,.0f}/s of {add['without']:,.0f}/s = {add['ratio']:.2f} (one statement more, of two)",
+        *(f"drained, {name}: {rate:,.0f} messages/s" for name, rate in facts["drain"].items()),
+        f"COMMIT to publisher: p50 {latency['p50'] * 1000:.1f} ms, p99 {latency['p99'] * 1000:.1f} ms; "
+        f"after an idle second p50 {latency['idle p50'] * 1000:.1f} ms, p99 {latency['idle p99'] * 1000:.1f} ms",
+        *(
+            f"claim and settle of 10, {name}: {each['milliseconds']:.2f} ms, {each['index entries']:.0f} index entries, "
+            f"{each['rows']:.0f} rows read"
+            for name, each in facts["claims"].items()
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def as_json(facts: dict[str, Any]) -> str:
+    """Write the figures for programs."""
+    return json.dumps(facts, indent=2)
+
+
+async def _added(url: str) -> dict[str, float]:
+    pool = await asyncpg.create_pool(url, min_size=CONNECTIONS, max_size=CONNECTIONS)
+    outbox = Outbox(url)
+
+    async def once(connection: Any, number: int, *, adds: bool) -> None:
+        async with connection.transaction():
+            account = number % 100_000 + 1
+            await connection.execute("UPDATE accounts SET balance = balance + 1 WHERE id = $1", account)
+            await connection.execute("INSERT INTO orders (account, total, note) VALUES ($1, 5, $2)", account, "n" * 100)
+            if adds:
+                await outbox.add(connection, "order.paid", {"order": number}, key=f"order-{number}")
+
+    async def rate(seconds: float, *, adds: bool) -> float:
+        count, end = 0, time.perf_counter() + seconds
+
+        async def client(number: int) -> None:
+            nonlocal count
+            async with pool.acquire() as connection:
+                while time.perf_counter() < end:
+                    await once(connection, number, adds=adds)
+                    number += CONNECTIONS
+                    count += 1
+
+        await asyncio.gather(*(client(number) for number in range(CONNECTIONS)))
+        return count / seconds
+
+    for adds in (False, True):
+        await rate(1, adds=adds)
+    pairs = [(await rate(SECONDS, adds=False), await rate(SECONDS, adds=True)) for _ in range(ROUNDS)]
+    await pool.close()
+    without, with_ = (statistics.median(each) for each in zip(*pairs, strict=True))
+    return {"without": without, "with": with_, "ratio": statistics.median(after / before for before, after in pairs)}
+
+
+async def _drained(url: str, *, keyed: bool) -> float:
+    _fill(url, DRAINED, keyed=keyed)
+    async with _relay(url, Discard("events", "discard://")) as relay:
+        began = time.perf_counter()
+        report = await relay.run_once()
+        assert report.sent == DRAINED, report  # noqa: S101 - a figure of less is none
+        return DRAINED / (time.perf_counter() - began)
+
+
+async def _to_rabbitmq(url: str, broker: str) -> float:
+    import aio_pika  # noqa: PLC0415 - where there is a RabbitMQ
+
+    connection = await aio_pika.connect(broker)
+    channel = await connection.channel()
+    await channel.declare_queue("events", durable=True)
+    _fill(url, DRAINED, keyed=False)
+    async with _relay(url, publisher("events", broker)) as relay:
+        began = time.perf_counter()
+        report = await relay.run_once()
+        assert report.sent == DRAINED, report  # noqa: S101 - as above
+        took = time.perf_counter() - began
+    await connection.close()
+    return DRAINED / took
+
+
+class _Noting:
+    """Notes when each message came."""
+
+    schedule: Schedule = BROKER_SCHEDULE
+
+    def __init__(self) -> None:
+        self.came: dict[str, float] = {}
+
+    async def open(self) -> None:
+        """Connect to nothing."""
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        now = time.perf_counter()
+        self.came |= {message.id: now for message in messages}
+        return [Delivered()] * len(messages)
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+async def _told(url: str) -> dict[str, float]:
+    noting, outbox = _Noting(), Outbox(url)
+    opened = async_store(url)
+    workers = AsyncWorkers([AsyncRelay(opened, "events", noting)])
+    workers.start()
+    connection = await asyncpg.connect(url)
+
+    async def one() -> tuple[str, float]:
+        async with connection.transaction():
+            made: str = await outbox.add(connection, "order.paid", {"order": 17})
+        return made, time.perf_counter()
+
+    facts: dict[str, float] = {}
+    for name, count, pause in (("", TOLD, 0.01), ("idle ", TOLD // 25, 3.0)):
+        added = []
+        for _ in range(count):
+            await asyncio.sleep(pause)
+            added.append(await one())
+        await asyncio.sleep(1.5)
+        waited = sorted(max(0.0, noting.came[made] - at) for made, at in added)
+        facts[f"{name}p50"] = statistics.median(waited)
+        facts[f"{name}p99"] = waited[min(len(waited) - 1, int(len(waited) * 0.99))]
+    await connection.close()
+    await workers.stop()
+    await opened.close()
+    return facts
+
+
+async def _claimed(url: str) -> dict[str, dict[str, float]]:
+    facts = {}
+    for name, pending, dead in (
+        ("1,000 pending", 1000, 0),
+        ("1,000,000 pending", PENDING, 0),
+        ("1,000 pending, 100,000 dead rows", 1000, DEAD),
+    ):
+        _empty(url)
+        with psycopg.connect(url) as idle:
+            idle.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            idle.execute("SELECT count(*) FROM pg_class")
+            if dead:
+                _fill(url, dead, keyed=True)
+                async with _relay(url, Discard("events", "discard://")) as relay:
+                    await relay.run_once()
+                    _fill(url, pending, keyed=True)
+                    facts[name] = await _claims_of(url, relay)
+            else:
+                _fill(url, pending, keyed=True)
+                async with _relay(url, Discard("events", "discard://")) as relay:
+                    facts[name] = await _claims_of(url, relay)
+    return facts
+
+
+async def _claims_of(url: str, relay: AsyncRelay) -> dict[str, float]:
+    took = []
+    before = _read(url)
+    for _ in range(CLAIMS):
+        began = time.perf_counter()
+        claimed = await relay.claim(10, aside=False)
+        await relay.settle([_delivered(message) for message in claimed.messages])
+        took.append(time.perf_counter() - began)
+    await asyncio.sleep(1.2)  # PostgreSQL tells its counters once a second.
+    await relay.claim(1, aside=False)
+    after = _read(url)
+    return {
+        "milliseconds": statistics.median(took) * 1000,
+        "index entries": (after[0] - before[0]) / CLAIMS,
+        "rows": (after[1] - before[1]) / CLAIMS,
+    }
+
+
+def _delivered(message: Message) -> Ending:
+    return Ending(message.id, "delivered")
+
+
+@asynccontextmanager
+async def _relay(url: str, to: Any) -> AsyncIterator[AsyncRelay]:
+    opened: AsyncStore = async_store(url)
+    relay = AsyncRelay(opened, "events", to)
+    try:
+        yield relay
+    finally:
+        await relay.close()
+        await opened.close()
+
+
+def _fill(url: str, count: int, *, keyed: bool) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(_FILL, [keyed, count])
+
+
+def _empty(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("TRUNCATE semel_outbox")
+
+
+def _read(url: str) -> tuple[int, int]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        entries, rows = connection.execute(_READ).fetchall()[0]
+        return int(entries), int(rows)
