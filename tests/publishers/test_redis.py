@@ -184,8 +184,9 @@ async def test_rights(redis_url: str, name: str) -> None:
 async def test_cancelled(redis_server: RedisServer, redis_url: str, name: str) -> None:
     """A publish that was cancelled closes the publisher; opened again, it confirms nothing that it should not."""
     async with opened(redis_url, name) as publisher:
-        ask(redis_server.port, "CLIENT", "PAUSE", "300")  # Milliseconds: it answers after the cancellation.
+        ask(redis_server.port, "CLIENT", "PAUSE", "60000", "WRITE")
         await cut_off(publisher, after=0.05)
+        ask(redis_server.port, "CLIENT", "UNPAUSE")
         (verdict,) = await publisher.publish([message()])
         assert isinstance(verdict, Unreachable)
         await publisher.open()
