@@ -44,6 +44,9 @@
     │       ├── HandlerIsOver
     │       ├── ResultNotJSON
     │       └── RecoveryPointLost
+    ├── MessageRefused             caused by the message that a consumer received
+    │   ├── MessageDiffers         another payload under an id that was received before
+    │   └── MessageUnidentified    no id to know it by
     ├── RowNotSeen                 the database neither inserts a row nor shows the existing one
     ├── FailedBefore               the function raised, and that is its outcome
     ├── LeaseLost                  another worker has the operation now
@@ -418,6 +421,29 @@ class RecoveryPointLost(StepError):
     def __init__(self, stored: tuple[str, ...], code: tuple[str, ...]) -> None:
         """Show both lists."""
         super().__init__(f"{_said(type(self))} Stored: {', '.join(stored)}. In the code: {', '.join(code) or 'none'}.")
+
+
+class MessageRefused(SemelError):
+    """This message can't be received once, so it was not run."""
+
+
+class MessageDiffers(MessageRefused):
+    """A message with this id was received before, with another payload. Nothing was run: each message needs its id."""
+
+    #: The digests of both payloads, in hexadecimal digits.
+    stored: str = ""
+    received: str = ""
+
+    @classmethod
+    def of(cls, *, stored: str, received: str) -> Self:
+        """Show both."""
+        differs = cls(f"{_said(cls)} Its digest was {stored}, and is {received}.")
+        differs.stored, differs.received = stored, received
+        return differs
+
+
+class MessageUnidentified(MessageRefused):
+    """This message has no id, so it can't be known again. Have its producer set one: the same with every delivery."""
 
 
 class RowNotSeen(SemelError):

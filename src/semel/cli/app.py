@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from semel import __version__
-from semel.cli import keys, schema, work
+from semel.cli import inbox, keys, schema, work
 from semel.cli.demo import command as demo
 
 VERSION = "Print the version of Semel."
@@ -25,6 +25,7 @@ app.command("sweep")(work.sweep)
 app.command("reap")(work.reap)
 app.command("work")(work.work)
 app.add_typer(keys.app, name="keys")
+app.add_typer(inbox.app, name="inbox")
 
 
 @app.command()

@@ -12,6 +12,8 @@ from semel.core.events import (
     GaveUpAbandoned,
     Happening,
     LostLease,
+    MessageParked,
+    MessageReused,
     NotKept,
     NotStored,
     ParkedUnknown,
@@ -22,6 +24,7 @@ from semel.core.events import (
     Swept,
     SweptUnknown,
     TookOver,
+    TryNotCounted,
 )
 from semel.core.message import one_line
 from semel.core.outcome import UNCHANGED
@@ -44,6 +47,9 @@ _LEVELS: dict[type[Happening], int] = {
     GaveUpAbandoned: logging.ERROR,
     Reported: logging.INFO,
     ReportFailed: logging.ERROR,
+    MessageParked: logging.ERROR,
+    MessageReused: logging.ERROR,
+    TryNotCounted: logging.WARNING,
 }
 
 
