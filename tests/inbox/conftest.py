@@ -1,8 +1,25 @@
 """The databases that messages are received in."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.inbox.consumers import prepare
+from tests.kit import servers
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[servers.RabbitMQServer]:
+    """A RabbitMQ for all of these tests: each has queues of its own."""
+    with servers.rabbitmq() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[servers.NATSServer]:
+    """A NATS server for all of these tests: each has a stream of its own."""
+    with servers.nats() as server:
+        yield server
 
 
 @pytest.fixture

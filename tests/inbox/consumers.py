@@ -153,3 +153,12 @@ def parcels(url: str) -> list[str]:
 def receipts(url: str, consumer: str = "billing") -> dict[str, tuple[str, int]]:
     rows = execute(url, f"SELECT message_id, state, attempts FROM semel_inbox WHERE consumer = '{consumer}'")
     return {message: (state, attempts) for message, state, attempts in rows}
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Look again and again, until it is so."""
+    for _ in range(HANG_SECONDS * 50):
+        if is_so():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("It never happened.")

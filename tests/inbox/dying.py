@@ -48,7 +48,7 @@ def receive(url: str, dying: Dying) -> None:
             dying.at("before COMMIT")
         return perform(self, command)
 
-    Transaction.perform = watched  # type: ignore[assignment, method-assign]
+    Transaction.perform = watched  # type: ignore[method-assign]
     verdict = Inbox(url, consumer="billing").receive(MESSAGE, ship)
     dying.at("before the ack")
     sys.stdout.write(f"{type(verdict).__name__} {verdict.ack}")
@@ -68,7 +68,7 @@ async def receive_async(url: str, dying: Dying) -> None:
             dying.at("before COMMIT")
         return perform(self, command)
 
-    AsyncTransaction.perform = watched  # type: ignore[assignment, method-assign]
+    AsyncTransaction.perform = watched  # type: ignore[method-assign]
     async with AsyncInbox(url, consumer="billing") as inbox:
         verdict = await inbox.receive(MESSAGE, ship)
         dying.at("before the ack")

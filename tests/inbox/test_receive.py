@@ -4,6 +4,7 @@ import sqlite3
 import threading
 from concurrent.futures import wait
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -43,6 +44,11 @@ class Boom(Exception):
 
 def fail() -> None:
     raise Boom("no stock\nleft")
+
+
+def hold_up(running: threading.Event, may_end: threading.Event) -> None:
+    running.set()
+    assert may_end.wait(HANG_SECONDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -147,7 +153,7 @@ def test_busy(kind: str, url: str) -> None:
     """While one delivery is being handled, another of the same message is told so at once, and has to come again."""
     running, may_end = threading.Event(), threading.Event()
     with consumer(kind, url) as one, consumer(kind, url) as other:
-        one.then = lambda: running.set() or may_end.wait(HANG_SECONDS)  # type: ignore[func-returns-value]
+        one.then = partial(hold_up, running, may_end)
         first = one.start("m-1")
         assert running.wait(HANG_SECONDS)
         assert other.receive("m-1") == Busy()
@@ -162,7 +168,7 @@ def test_on_sqlite_the_second_waits(kind: str, url: str) -> None:
     """A file has one writer: the second delivery waits for the first to end, and is a duplicate then."""
     running, may_end = threading.Event(), threading.Event()
     with consumer(kind, url) as one:
-        one.then = lambda: running.set() or may_end.wait(HANG_SECONDS)  # type: ignore[func-returns-value]
+        one.then = partial(hold_up, running, may_end)
         first = one.start("m-1")
         assert running.wait(HANG_SECONDS)
         second = one.start("m-1")

@@ -93,10 +93,10 @@ def test_it_reads_only_what_it_deletes(postgres_url: str) -> None:
         with psycopg.connect(postgres_url, autocommit=True) as other:
             read = "SELECT seq_scan, idx_tup_read FROM pg_stat_all_tables AS t, pg_stat_all_indexes AS i WHERE "
             read += "t.relname = 'semel_inbox' AND i.indexrelname = 'semel_inbox_age'"
-            before = other.execute(read).fetchall()[0]  # type: ignore[call-overload]
+            before = other.execute(read).fetchall()[0]
             assert InboxReaper(opened).run_once() == InboxReport(10)
             opened.close()
             other.execute("SELECT pg_stat_force_next_flush()")
-            after = other.execute(read).fetchall()[0]  # type: ignore[call-overload]
+            after = other.execute(read).fetchall()[0]
     assert after[0] == before[0]
     assert after[1] - before[1] <= 20

