@@ -271,8 +271,10 @@ def test_a_constraint_at_commit_is_a_failure(kind: str, url: str) -> None:
 
 @pytest.mark.parametrize("kind", USUAL)
 def test_no_table(kind: str, url: str) -> None:
-    """Without its table nothing is run, and the error says which command to run."""
+    """Without its table nothing is run, and the error says which command to run; also when an inbox is opened."""
     execute(url, "DROP TABLE semel_inbox")
+    with pytest.raises(StoreNotReady, match="semel migrate"), Inbox(url, consumer="billing"):
+        pass
     with consumer(kind, url) as billing:
         with pytest.raises(StoreNotReady, match="semel migrate"):
             billing.receive("m-1")

@@ -41,8 +41,8 @@ try:
     from faststream import BaseMiddleware
     from faststream.exceptions import AckMessage, HandlerException, NackMessage, RejectMessage
     from faststream.message import StreamMessage
-except ImportError as error:  # pragma: no cover - seen only where it is missing
-    raise ImportError("This needs FastStream. Run: pip install 'faststream>=0.7'") from error
+except ImportError as error:  # pragma: no cover - seen only where the extra is missing
+    raise ImportError("This needs FastStream. Run: pip install 'semel[faststream]'") from error
 
 #: How long a message that has to come again is held back.
 PAUSE = timedelta(seconds=1)

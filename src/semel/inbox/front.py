@@ -12,7 +12,8 @@ from typing import Any, Generic, Self, TypeVar, overload
 
 from semel import stores
 from semel.calls import Call, check
-from semel.core.inbox import INBOX_RETENTION, MAX_ATTEMPTS, Verdict, check_id, digest_of
+from semel.core.commands import Open, Undo
+from semel.core.inbox import INBOX_RETENTION, MAX_ATTEMPTS, Seen, Verdict, check_id, digest_of
 from semel.core.outbox import check_name
 from semel.errors import ConfigurationError
 from semel.flows.receive import Delivery
@@ -22,6 +23,7 @@ from semel.inbox.ports import AsyncPorts, ThreadPorts, caught, is_async
 from semel.stores import AsyncStore, Store
 from semel.stores.dialect import durable_of, keeps_messages, messages_of
 from semel.stores.inbox import InboxStatements
+from semel.stores.statement import Joined
 
 T = TypeVar("T")
 S = TypeVar("S", Store, AsyncStore)
@@ -65,6 +67,11 @@ class _Shared(Generic[S]):
     def _statements(self) -> InboxStatements:
         # On first use: Django says then which database it is.
         return InboxStatements(messages_of(self.store))
+
+    @property
+    def _probe(self) -> Joined[Seen]:
+        # A look at the receipt of no message finds out all that could be in the way: not what a guard needs beside it.
+        return self._statements.look(self.consumer, "")
 
     def _delivery(self, message_id: object, payload: object) -> Delivery:
         return Delivery(self.consumer, check_id(message_id), digest_of(payload))
@@ -137,14 +144,27 @@ class Inbox(_Shared[Store]):
 
         return decorate
 
+    def check(self) -> None:
+        """Raise ``StoreNotReady`` or ``StoreReadOnly`` where no message could be received. Optional."""
+        transaction = self.store.transaction()
+        transaction.perform(Open())
+        try:
+            transaction.run(self._probe)
+        finally:
+            transaction.perform(Undo())
+
     def close(self) -> None:
         """Close the connections, unless the store was given. Using the inbox again opens them again."""
         if not self._is_given:
             self.store.close()
 
     def __enter__(self) -> Self:
-        """Check that the store can serve."""
-        self.store.open()
+        """Check it."""
+        try:
+            self.check()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(
@@ -212,14 +232,27 @@ class AsyncInbox(_Shared[AsyncStore]):
 
         return decorate
 
+    async def check(self) -> None:
+        """As ``Inbox.check``."""
+        transaction = self.store.transaction()
+        await transaction.perform(Open())
+        try:
+            await transaction.run(self._probe)
+        finally:
+            await transaction.perform(Undo())
+
     async def close(self) -> None:
         """Close the connections, unless the store was given. Using the inbox again opens them again."""
         if not self._is_given:
             await self.store.close()
 
     async def __aenter__(self) -> Self:
-        """Check that the store can serve."""
-        await self.store.open()
+        """Check it."""
+        try:
+            await self.check()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(
