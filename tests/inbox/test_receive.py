@@ -351,6 +351,38 @@ def test_a_connection_begun_anew_in_the_handler(postgres_url: str) -> None:
         inbox.receive("m-1", cheats)
 
 
+@pytest.mark.parametrize("kind", ["asyncpg", "async sqlite", "async engine asyncpg", "async session sqlite"])
+def test_cancelled(kind: str, url: str) -> None:
+    """A consumer that is cancelled in its handler leaves nothing, counts nothing, and its connection is in order."""
+    running, may_end = threading.Event(), threading.Event()
+    with consumer(kind, url) as billing:
+        billing.then = partial(hold_up, running, may_end)
+        first = billing.start("m-1")
+        assert running.wait(HANG_SECONDS)
+        first.cancel()
+        may_end.set()
+        billing.then = lambda: None
+        while (verdict := billing.receive("m-1")) == Busy():  # The cancellation is under way.
+            pass
+        assert verdict == Ran("shipped m-1")
+        assert billing.runs == 2
+    assert parcels(url) == ["m-1"]
+    assert receipts(url) == {"m-1": ("done", 0)}
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "asyncpg"])
+def test_through_pgbouncer(kind: str, url: str, pgbouncer_url: str) -> None:
+    """In transaction mode, too: the lock ends with the transaction."""
+    with consumer(kind, pgbouncer_url, max_attempts=2) as billing:
+        assert billing.receive("m-1") == Ran("shipped m-1")
+        assert billing.receive("m-1") == Duplicate()
+        billing.then = fail
+        with pytest.raises(Boom):
+            billing.receive("m-2")
+        assert billing.receive("m-2") == Parked(2, "Boom: no stock left")
+    assert parcels(url) == ["m-1"]
+
+
 def test_the_decorator(sqlite_url: str) -> None:
     """A function of a connection and a message becomes one of a message, which returns the verdict."""
     with Inbox(sqlite_url, consumer="billing") as inbox:

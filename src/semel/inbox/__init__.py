@@ -18,8 +18,9 @@ else that it does: a mail, a call to another service. Those belong into an outbo
 **What a delivery costs**, on PostgreSQL over a connection of the store's own. A first one: BEGIN, two looks at the
 receipt, the handler, one INSERT, COMMIT; five round trips and one row, in the transaction that the handler needed
 anyway. A redelivery: BEGIN, one look, ROLLBACK; three round trips (four with psycopg, which drops its prepared
-statements after a ROLLBACK) and one row read by its primary key. It writes nothing: no row version, no WAL. A failed try: those of a first one up to the handler, ROLLBACK, and a transaction of
-five round trips that counts it. On SQLite the statements are the same, and there are no round trips.
+statements after a ROLLBACK) and one row read by its primary key. It writes nothing: no row version, no WAL. A failed
+try: those of a first one up to the handler, ROLLBACK, and a transaction of five round trips that counts it. On SQLite
+the statements are the same without round trips; a redelivery, too, waits for the file's write lock.
 
 **Two deliveries at once**, in any two processes: one has the message's lock, and the other is ``Busy`` at once. On
 SQLite there is one lock for the whole file, and the second waits for it; then it is a ``Duplicate``.
