@@ -30,7 +30,7 @@ def fail(_lent: Any, account: str) -> None:
 
 
 def paid() -> list[str]:
-    """Say who has paid, as everybody else sees it."""
+    """Say who has paid, as other connections see it."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_paid).result()
 
