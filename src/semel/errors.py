@@ -52,6 +52,9 @@
     │       └── RecoveryPointLost
     ├── MessageInvalid             a message that can't be sent, or not in this way
     │   └── MessageReused          another message has this id
+    ├── MessageRefused             caused by the message that a consumer received
+    │   ├── MessageDiffers         another payload under an id that was received before
+    │   └── MessageUnidentified    no id to know it by
     ├── RowNotSeen                 the database neither inserts a row nor shows the existing one
     ├── EndpointUnknown            there is no endpoint of webhooks with this name
     ├── FailedBefore               the function raised, and that is its outcome
@@ -483,6 +486,29 @@ class MessageInvalid(SemelError, ValueError):
 
 class MessageReused(MessageInvalid):
     """Another message has this id: other content needs an id of its own."""
+
+
+class MessageRefused(SemelError):
+    """This message can't be received once, so it was not run."""
+
+
+class MessageDiffers(MessageRefused):
+    """A message with this id was received before, with another payload. Nothing was run: each message needs its id."""
+
+    #: The digests of both payloads, in hexadecimal digits.
+    stored: str = ""
+    received: str = ""
+
+    @classmethod
+    def of(cls, *, stored: str, received: str) -> Self:
+        """Show both."""
+        differs = cls(f"{_said(cls)} Its digest was {stored}, and is {received}.")
+        differs.stored, differs.received = stored, received
+        return differs
+
+
+class MessageUnidentified(MessageRefused):
+    """This message has no id, so it can't be known again. Have its producer set one: the same with every delivery."""
 
 
 class RowNotSeen(SemelError):

@@ -20,13 +20,18 @@ from semel.cli.output import JsonOption
 from semel.cli.relay import Destinations, KeepOption, LeaseOption, ToOption
 from semel.core.upkeep import MAX_ATTEMPTS, MAX_BATCH
 from semel.errors import ConfigurationError
+from semel.flows.receive import InboxReport
 from semel.flows.upkeep import ReapReport, SweepReport
-from semel.work import AsyncBacklog, AsyncWorkers, Backlog, Plan, Reaper, Sweeper, Workers
+from semel.stores.dialect import keeps_messages
+from semel.work import AsyncBacklog, AsyncWorkers, Backlog, InboxReaper, Plan, Reaper, Sweeper, Workers
 from semel.work.backlog import CONCURRENCY, looks_every
 from semel.work.plan import duration
 from semel.work.service import as_json as spelled
 
 AuditOption = Annotated[str, typer.Option(metavar="TIME", help="How long the audit trail is kept: 90d, 12h.")]
+InboxOption = Annotated[
+    str, typer.Option(metavar="TIME", help="How long receipts of handled messages are kept: 14d, 12h.")
+]
 BatchOption = Annotated[int, typer.Option(min=1, help="How many records one statement clears at most.")]
 
 AppOption = Annotated[
@@ -51,13 +56,18 @@ def reap(
     *,
     store: StoreOption = None,
     audit_retention: AuditOption = "90d",
+    inbox_retention: InboxOption = "14d",
     batch: BatchOption = MAX_BATCH,
     as_json: JsonOption = False,
 ) -> None:
     """Clear the records past their retention, once. Records in progress and parked ones stay."""
-    kept = duration(audit_retention)
+    kept, known = duration(audit_retention), duration(inbox_retention)
     with opened(store) as keys:
         _put(Reaper(keys, audit_retention=kept, batch=batch).run_once(), as_json=as_json)
+        if keeps_messages(keys):
+            receipts = InboxReaper(keys, retention=known, batch=batch).run_once()
+            if not receipts.is_idle:
+                _put(receipts, as_json=as_json)
 
 
 def work(
@@ -75,6 +85,7 @@ def work(
         int, typer.Option(min=1, help="How often an operation is tried before it is parked.")
     ] = MAX_ATTEMPTS,
     audit_retention: AuditOption = "90d",
+    inbox_retention: InboxOption = "14d",
     batch: BatchOption = MAX_BATCH,
     to: ToOption = None,
     lease: LeaseOption = "30s",
@@ -88,6 +99,7 @@ def work(
         sweep_every=duration(sweep_every),
         reap_every=duration(reap_every),
         audit_retention=duration(audit_retention),
+        inbox_retention=duration(inbox_retention),
         batch=batch,
         concurrency=concurrency,
         max_attempts=max_attempts,
@@ -159,7 +171,7 @@ def _until_stopped(workers: Workers, said: str, drain: Callable[[], None] = lamb
     workers.stop()
 
 
-def _put(report: SweepReport | ReapReport, *, as_json: bool) -> None:
+def _put(report: SweepReport | ReapReport | InboxReport, *, as_json: bool) -> None:
     """Print *report*; a run that was cut short is a failure."""
     print(spelled(report) if as_json else report)
     if report.error is not None:

@@ -156,6 +156,39 @@ class ReportFailed:
     reason: str
 
 
+@value
+class MessageParked:
+    """A message has failed too often. It is parked for an operator: see semel inbox list."""
+
+    #: The message's id, as it is: operators look it up, and programs make it.
+    key: str
+    consumer: str
+    attempts: int
+    reason: str
+
+
+@value
+class MessageReused:
+    """A message came under the id of another one, with another payload. It was not run."""
+
+    #: As above.
+    key: str
+    consumer: str
+    #: The digests of the payloads.
+    stored: str
+    received: str
+
+
+@value
+class TryNotCounted:
+    """A message's handler failed, and the store could not count the try. The next delivery is tried all the same."""
+
+    #: As above.
+    key: str
+    consumer: str
+    reason: str
+
+
 Happening = (
     PersonalKey
     | LargeWebhook
@@ -174,4 +207,7 @@ Happening = (
     | GaveUpAbandoned
     | Reported
     | ReportFailed
+    | MessageParked
+    | MessageReused
+    | TryNotCounted
 )

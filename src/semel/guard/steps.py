@@ -234,7 +234,8 @@ class AsyncStepPorts:
                 raise Interrupted from death
             finally:
                 publishing.reset(token)
-        if inspect.iscoroutinefunction(getattr(connection, "execute", None)):
+        # Unwrapped: the connections of asyncpg's pools have wrappers, which do not say that they are awaited.
+        if inspect.iscoroutinefunction(inspect.unwrap(getattr(connection, "execute", _NO_CALL.function))):
             raise ConfigurationError(
                 f"{_name(call)} must be `async def`: in this app a phase's connection is "
                 f"{type(connection).__module__}.{type(connection).__name__}, which has to be awaited."

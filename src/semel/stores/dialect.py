@@ -25,14 +25,28 @@ class Dialect:
     names: Names
     #: Whether there is an audit trail.
     has_trail: bool = True
+    #: The database's name, for people.
+    where: str = "The database"
 
 
 def messages_of(store: Any, what: str = "messages") -> Dialect:
     """Return where the *messages* of *store*, sync or async, are; it is an error if it has no transaction to join."""
-    durable: Any = getattr(store, "durable", store)
+    durable = durable_of(store)
     if isinstance(dialect := durable.dialect, Dialect):
         return dialect
     raise ConfigurationError(
         f"{type(durable).__name__} has no {what}: a message has to commit with what it tells of, in one transaction, "
         "and this store shares none. Give the PostgreSQL or SQLite database that the application writes to."
     )
+
+
+def keeps_messages(store: Any) -> bool:
+    """Whether *store*, sync or async, has an outbox and an inbox."""
+    return durable_of(store).dialect is not None
+
+
+def durable_of(store: Any) -> Any:
+    """Return the store behind a cache, where there is one: a cache holds finished answers, and no messages."""
+    while (behind := getattr(store, "durable", None)) is not None:
+        store = behind
+    return store

@@ -14,6 +14,8 @@ from semel.core.events import (
     Happening,
     LargeWebhook,
     LostLease,
+    MessageParked,
+    MessageReused,
     NotKept,
     NotStored,
     ParkedUnknown,
@@ -24,6 +26,7 @@ from semel.core.events import (
     Swept,
     SweptUnknown,
     TookOver,
+    TryNotCounted,
 )
 from semel.core.message import one_line
 from semel.core.outcome import UNCHANGED
@@ -48,6 +51,9 @@ _LEVELS: dict[type[Happening], int] = {
     GaveUpAbandoned: logging.ERROR,
     Reported: logging.INFO,
     ReportFailed: logging.ERROR,
+    MessageParked: logging.ERROR,
+    MessageReused: logging.ERROR,
+    TryNotCounted: logging.WARNING,
 }
 
 

@@ -2,6 +2,7 @@
 
 from semel.work.backlog import AsyncBacklog, Backlog
 from semel.work.completer import AsyncCompleter, Completer
+from semel.work.inbox_reaper import AsyncInboxReaper, InboxReaper
 from semel.work.loop import AsyncWorkers, Workers
 from semel.work.plan import Plan
 from semel.work.reaper import AsyncReaper, Reaper
@@ -12,6 +13,7 @@ from semel.work.sweeper import AsyncSweeper, Sweeper
 __all__ = [
     "AsyncBacklog",
     "AsyncCompleter",
+    "AsyncInboxReaper",
     "AsyncReaper",
     "AsyncRelay",
     "AsyncService",
@@ -19,6 +21,7 @@ __all__ = [
     "AsyncWorkers",
     "Backlog",
     "Completer",
+    "InboxReaper",
     "Plan",
     "Reaper",
     "Relay",

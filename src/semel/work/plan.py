@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
+from semel.core.inbox import INBOX_RETENTION
 from semel.core.upkeep import MAX_ATTEMPTS, MAX_BATCH
 from semel.errors import ConfigurationError
 from semel.flows.upkeep import AUDIT_RETENTION
 from semel.stores import AsyncStore, Store
+from semel.stores.dialect import keeps_messages
 from semel.work.backlog import CONCURRENCY, SharedBacklog
 from semel.work.completer import Completer, Finish
+from semel.work.inbox_reaper import InboxReaper
 from semel.work.reaper import REAP_INTERVAL, Reaper
 from semel.work.service import Report, StoreService
 from semel.work.sweeper import SWEEP_INTERVAL, Sweeper
@@ -39,6 +42,8 @@ class Plan:
     sweep_every: timedelta = SWEEP_INTERVAL
     reap_every: timedelta = REAP_INTERVAL
     audit_retention: timedelta | None = AUDIT_RETENTION
+    #: How long the receipts of handled messages are kept: the longest ``retention`` of any inbox on the store.
+    inbox_retention: timedelta = INBOX_RETENTION
     batch: int = MAX_BATCH
     #: How many operations are run at once.
     concurrency: int = CONCURRENCY
@@ -58,6 +63,9 @@ class Plan:
             Sweeper(store, interval=self.sweep_every, has_completer=finish is not None),
             Reaper(store, interval=self.reap_every, audit_retention=self.audit_retention, batch=self.batch),
         ]
+        if keeps_messages(store):
+            kept = self.inbox_retention
+            upkeep.append(InboxReaper(store, interval=self.reap_every, retention=kept, batch=self.batch))
         if finish is None:
             return upkeep
         completers = (

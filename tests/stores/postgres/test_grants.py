@@ -23,6 +23,7 @@ from semel.core.commands import (
     Look,
     Mark,
     Note,
+    Open,
     Park,
     ReadTrail,
     Release,
@@ -31,6 +32,7 @@ from semel.core.commands import (
     Save,
     Settle,
     TakeOver,
+    Undo,
     Unpark,
     Verdict,
 )
@@ -39,8 +41,12 @@ from semel.core.record import Found, Hold, Milestone
 from semel.core.recovery import Done, Progress
 from semel.core.state import Event, State
 from semel.errors import StoreError
+from semel.flows.receive import InboxReport
+from semel.inbox import Inbox, Ran
 from semel.stores import Store, store
-from semel.work import Reaper, Sweeper
+from semel.stores.dialect import messages_of
+from semel.stores.inbox import InboxStatements
+from semel.work import InboxReaper, Reaper, Sweeper
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "postgresql.md").read_text()
 DAY, LONG, OVER = timedelta(days=1), timedelta(hours=1), timedelta(microseconds=1)
@@ -127,6 +133,27 @@ def test_the_trail_is_added_to_only(urls: dict[str, str], postgres_url: str) -> 
     with closing(store(urls["semel_worker"])) as keys:
         report = Reaper(keys, audit_retention=timedelta(0)).run_once()
         assert (report.error, report.audit_lines) == (None, 1)
+
+
+def test_messages(urls: dict[str, str]) -> None:
+    """The role of an application receives messages, that of a worker deletes old receipts, and a reader lists them."""
+
+    def fail(_connection: object) -> None:
+        raise KeyError("stock")
+
+    with Inbox(urls["semel_app"], consumer="billing") as inbox:
+        assert inbox.receive("m-1", lambda _: 1) == Ran(1)
+        with pytest.raises(KeyError):
+            inbox.receive("m-2", fail)
+        assert isinstance(InboxReaper(inbox.store, retention=timedelta(0)).run_once().error, StoreError)
+    with closing(store(urls["semel_worker"])) as keys:
+        assert InboxReaper(keys, retention=timedelta(0)).run_once() == InboxReport(1)
+    with closing(store(urls["semel_reader"])) as keys:
+        transaction = keys.transaction()
+        transaction.perform(Open())
+        found = transaction.run(InboxStatements(messages_of(keys)).list(None, None, 10))
+        assert [each.message_id for each in found] == ["m-2"]
+        transaction.perform(Undo())
 
 
 def test_who_only_looks(urls: dict[str, str], postgres_url: str) -> None:

@@ -79,6 +79,16 @@ class ReapTrail(Command[int]):
 
 
 @value
+class ReapInbox(Command[int]):
+    """Delete at most *limit* receipts of handled messages that are older than *older_than*. Stores that keep messages
+    carry it out: PostgreSQL and SQLite.
+    """
+
+    limit: int
+    older_than: timedelta
+
+
+@value
 class Discard(Command[Verdict]):
     """Delete a record that has not ended, by an operator's order. A worker that holds it is fenced."""
 

@@ -39,6 +39,7 @@ class AsyncDjangoStore(AsyncStore):
 
     def __init__(self, alias: str = "default", *, audit: Audit = "on") -> None:
         """Nothing is connected yet."""
+        self.alias = alias
         self._store = DjangoStore(alias, audit=audit)
         self.notes_replays = self._store.notes_replays
         self.start_afresh()

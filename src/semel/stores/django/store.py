@@ -67,7 +67,7 @@ class DjangoStore(Store):
         """The database, with the usual tables."""
         vendor = str(wrapper_of(self.alias).vendor)
         self._database(wrapper_of(self.alias))  # Says so where it is none that is known.
-        return Dialect(vendor, Names(), has_trail=self._audit != "off")
+        return Dialect(vendor, Names(), has_trail=self._audit != "off", where=f'DATABASES["{self.alias}"]')
 
     def transaction(self) -> Transaction:
         """Return a transaction for the application, on ``django.db.connections[alias]``; not begun yet."""

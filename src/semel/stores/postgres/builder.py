@@ -50,6 +50,7 @@ class Queries:
     sweep: Query
     reap: Query
     reap_trail: Query
+    reap_inbox: Query
     discard: Query
     unpark: Query
     resolve: Query

@@ -62,7 +62,7 @@ class JoinedStatements:
         """Build with *builder*; *where* is the server's name, for people."""
         self._builder = builder
         self._where = where
-        self.dialect = Dialect(POSTGRESQL, builder.names, has_trail=builder.has_trail)
+        self.dialect = Dialect(POSTGRESQL, builder.names, has_trail=builder.has_trail, where=where)
         self._table = _table(builder.names)
         query = builder.query
         self._lock, self._peek, self._begin, self._probe = map(query, ("lock", "peek", "begin", "probe"))

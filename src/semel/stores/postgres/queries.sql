@@ -836,6 +836,24 @@ WITH deleted AS (
 SELECT count(*) FROM deleted
 
 
+-- name: reap_inbox
+-- Delete old receipts of handled messages: along semel_inbox_age, from its old end. Nothing else is read.
+WITH deleted AS (
+    DELETE FROM semel_inbox
+     WHERE ctid = ANY (ARRAY(
+        SELECT ctid
+          FROM semel_inbox
+         WHERE state = 'done'
+           AND changed_at <= (SELECT clock_timestamp() - :older_than * interval '1 second')
+         ORDER BY changed_at
+         LIMIT :limit
+           FOR UPDATE SKIP LOCKED
+     ))
+ RETURNING 1
+)
+SELECT count(*) FROM deleted
+
+
 -- name: discard
 -- Forget a record that has not ended, because an operator says so.
 WITH discarded AS (

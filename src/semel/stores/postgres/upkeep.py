@@ -13,6 +13,7 @@ from semel.core.commands import (
     ReadTrail,
     Reap,
     Reaped,
+    ReapInbox,
     ReapTrail,
     Resolution,
     Sweep,
@@ -84,6 +85,15 @@ def _reap_trail(builder: Builder, command: ReapTrail) -> Statement[int]:
     )
 
 
+def _reap_inbox(builder: Builder, command: ReapInbox) -> Statement[int]:
+    return builder.statement(
+        "reap_inbox",
+        lambda rows: rows[0][0],
+        limit=command.limit,
+        older_than=command.older_than.total_seconds(),
+    )
+
+
 def _discard(builder: Builder, command: Discard) -> Statement[Verdict]:
     return builder.statement("discard", verdict, **of_hold(command.hold))
 
@@ -119,6 +129,7 @@ UPKEEP: dict[type[Command[Any]], Callable[[Builder, Any], Statement[Any]]] = {
     Sweep: _sweep,
     Reap: _reap,
     ReapTrail: _reap_trail,
+    ReapInbox: _reap_inbox,
     Discard: _discard,
     Unpark: _unpark,
     Resolution: _resolve,

@@ -28,6 +28,7 @@ from semel.core.commands import (
     ReadTrail,
     Reap,
     Reaped,
+    ReapInbox,
     ReapTrail,
     Release,
     Renew,
@@ -332,6 +333,10 @@ class Commands(Keys):
         """Delete old lines."""
         return self._session.count(self._statements.reap_trail, (command.limit, by.milliseconds(command.older_than)))
 
+    def reap_inbox(self, command: ReapInbox) -> int:
+        """Delete old receipts."""
+        return self._session.count(self._statements.reap_inbox, (by.milliseconds(command.older_than), command.limit))
+
     def _write(self, sql: str, row: tuple[Any, ...], hold: Hold, event: str) -> Verdict:
         for (attempt,) in self._session.run(sql, row):
             self._session.note(hold.scope, hold.key, attempt, event)
@@ -364,6 +369,7 @@ WRITES: Table = {
     Resolution: Commands.resolve,
     Reap: Commands.reap,
     ReapTrail: Commands.reap_trail,
+    ReapInbox: Commands.reap_inbox,
     Note: Commands.note,
     # A read, but under the write lock: when it has the lock, no other transaction is running.
     Settle: Commands.settle,

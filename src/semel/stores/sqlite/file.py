@@ -71,7 +71,7 @@ class Place:
     @property
     def dialect(self) -> Dialect:
         """SQLite, with these tables."""
-        return Dialect(SQLITE, self.names, has_trail=self.audit != "off")
+        return Dialect(SQLITE, self.names, has_trail=self.audit != "off", where=str(self.path))
 
     @property
     def is_full(self) -> bool:

@@ -395,6 +395,17 @@ WHERE
     id IN (SELECT id FROM semel_audit ORDER BY id LIMIT :limit)
     AND at <= (SELECT now FROM semel_keys_clock) - :older_than
 
+-- name: reap_inbox
+-- Delete old receipts of handled messages: along semel_inbox_age, from its old end. Nothing else is read.
+DELETE FROM semel_inbox
+WHERE
+    rowid IN (
+        SELECT rowid FROM semel_inbox
+        WHERE state = 'done' AND changed_at <= (SELECT now FROM semel_keys_clock) - :older_than
+        ORDER BY changed_at
+        LIMIT :limit
+    )
+
 -- name: now
 SELECT now FROM semel_keys_clock
 

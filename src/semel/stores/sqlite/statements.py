@@ -78,6 +78,7 @@ class Statements:
         self.resolve = _marked(queries["resolve"])
         self.read_trail = _marked(queries["read_trail"])
         self.reap_trail = _marked(queries["reap_trail"])
+        self.reap_inbox = _marked(queries["reap_inbox"])
         self.now = _marked(queries["now"])
         self.applied = _marked(queries["applied"])
         self.write_nothing = _marked(queries["write_nothing"])

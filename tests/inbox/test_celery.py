@@ -1,0 +1,80 @@
+"""Celery tasks on a real RabbitMQ, with a real worker: sent twice, failing, killed in the middle."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery import Celery
+
+from semel.errors import MessageUnidentified
+from semel.inbox import Inbox
+from semel.inbox.celery import once
+from tests.inbox.consumers import parcels, prepare, receipts, until
+from tests.kit import servers
+
+
+@pytest.fixture
+def url(postgres_url: str) -> str:
+    prepare(postgres_url)
+    return postgres_url
+
+
+@pytest.fixture
+def worker(rabbitmq: servers.RabbitMQServer, url: str, tmp_path: Path) -> Iterator[Celery]:
+    """An app to send by; a worker runs its tasks, in processes of its own."""
+    environment = os.environ | {
+        "SHOP_BROKER": rabbitmq.url,
+        "SHOP_STORE": url,
+        "SHOP_DIED": str(tmp_path / "died"),
+    }
+    command = [sys.executable, "-m", "celery", "-A", "tests.inbox.tasks", "worker", "-c", "2", "-l", "WARNING"]
+    command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        with Celery("sender", broker=rabbitmq.url) as app:
+            app.conf.task_default_queue = "shop"
+            yield app
+        process.terminate()
+        process.wait(30)
+
+
+async def test_once(worker: Celery, url: str) -> None:
+    """A task that is sent twice under one id has one effect. One that fails is retried and then parked. One with a
+    worker that dies is delivered again.
+    """
+    for message in ("m-1", "m-2", "m-1", "bad", "dying", "m-1"):
+        worker.send_task("shop.ship", [message], task_id=f"task-{message}")
+    await until(lambda: len(receipts(url)) == 4 and receipts(url)["task-bad"][0] == "parked")
+    assert receipts(url) == {
+        "task-m-1": ("done", 0),
+        "task-m-2": ("done", 0),
+        "task-dying": ("done", 0),
+        "task-bad": ("parked", 2),
+    }
+    assert parcels(url) == ["dying", "m-1", "m-2"]
+
+
+def test_called_as_a_function(sqlite_url: str) -> None:
+    """A task that is called as a plain function has no id, and says so."""
+    app = Celery("shop", broker="memory://")
+
+    @once(app, Inbox(sqlite_url, consumer="billing"), name="shop.plain")
+    def plain(_connection: object) -> None: ...
+
+    with pytest.raises(MessageUnidentified, match="plain function"):
+        plain()
+    assert (plain.acks_late, plain.reject_on_worker_lost, plain.max_retries) == (True, True, None)
+
+
+def test_eagerly(sqlite_url: str) -> None:
+    """In an app's own tests, where tasks run at once, a task returns what its handler does."""
+    app = Celery("shop", broker="memory://")
+    app.conf.task_always_eager = True
+
+    @once(app, Inbox(sqlite_url, consumer="billing"), name="shop.eager")
+    def add(_connection: object, one: int, other: int = 0) -> int:
+        return one + other
+
+    assert add.delay(1, other=2).get() == 3
