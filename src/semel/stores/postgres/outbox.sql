@@ -46,6 +46,7 @@ SELECT aggregatetype = CAST(:to AS text) AND aggregateid IS NOT DISTINCT FROM CA
 -- The first row of the answer tells where the walk began and ended, and which transactions run; the others are messages.
 -- A run of messages of one key is taken together, up to the first that is not "mine". Whether there is an older one is
 -- asked from :floor on, below which every message of the queue has ended.
+-- coalesce() keeps the planner from reading a whole index of that state beside the primary key.
 -- With :aside, ready messages that can't be taken because of another of their key leave the queue.
 WITH clock AS (
     SELECT clock_timestamp() AS now
@@ -72,7 +73,7 @@ WITH clock AS (
                  LIMIT CAST(:run AS bigint)
              ) AS next
              WHERE due.attempts = 0))
-       AND run.state = 'behind' AND (run.lease_until IS NULL OR run.lease_until <= (SELECT now FROM clock))
+       AND coalesce(run.state, '') = 'behind' AND (run.lease_until IS NULL OR run.lease_until <= (SELECT now FROM clock))
        FOR UPDATE SKIP LOCKED
 ), walked AS MATERIALIZED (
     SELECT id, seq, aggregateid, lease_until, octet_length(payload) AS size
@@ -85,7 +86,7 @@ WITH clock AS (
       FROM semel_outbox AS free
      WHERE free.id = ANY (ARRAY(SELECT id FROM walked
                                  WHERE lease_until IS NULL OR lease_until <= (SELECT now FROM clock)))
-       AND free.state = 'ready' AND (free.lease_until IS NULL OR free.lease_until <= (SELECT now FROM clock))
+       AND coalesce(free.state, '') = 'ready' AND (free.lease_until IS NULL OR free.lease_until <= (SELECT now FROM clock))
        FOR UPDATE SKIP LOCKED
 ), mine AS MATERIALIZED (
     SELECT id, seq, aggregateid, is_due, sum(size) OVER (ORDER BY NOT is_due, seq) - size AS before
@@ -222,7 +223,7 @@ WITH asked AS MATERIALIZED (
                                   AND older.aggregateid = progressed.aggregateid
                                   AND older.state = 'ready' AND older.seq < next.seq
                                   AND older.id <> ALL (ARRAY(SELECT id FROM asked WHERE ending = 'delivered')))))
-       AND state = 'behind'
+       AND coalesce(state, '') = 'behind'
  RETURNING 1
 )
 SELECT (SELECT count(*) FROM gone) + (SELECT count(*) FROM kept), (SELECT count(*) FROM freed)
@@ -261,7 +262,7 @@ WITH keys AS MATERIALIZED (
                                 WHERE older.aggregatetype = CAST(:to AS text)
                                   AND older.aggregateid = heads.aggregateid
                                   AND older.state = 'ready' AND older.seq < heads.seq)))
-       AND state = 'behind'
+       AND coalesce(state, '') = 'behind'
  RETURNING 1
 )
 SELECT (SELECT max(aggregateid) FROM keys), (SELECT count(*) FROM freed)

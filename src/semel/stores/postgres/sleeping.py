@@ -73,7 +73,6 @@ class Sleeper(DirectConnection):
 
     def opened(self, connection: Connection[Any]) -> None:
         """Begin to listen."""
-        connection.add_notify_handler(lambda notification: self.heard(notification.payload))
         connection.execute(f"LISTEN {self._channel}".encode())
         self._connection = connection
 
