@@ -1,0 +1,175 @@
+"""`semel outbox` and `semel relay`."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from semel.core.outbox import Delivered, Message, Rejected, Verdict
+from semel.outbox import Outbox
+from semel.publishers.discard import Discard
+from semel.stores import store
+from semel.work.relay import Relay
+
+Semel = Callable[..., subprocess.CompletedProcess[str]]
+
+
+class Picky(Discard):
+    """Takes all but the second."""
+
+    async def publish(self, messages: Any) -> list[Verdict]:
+        return [self._judged(message) for message in messages]
+
+    def _judged(self, message: Message) -> Verdict:
+        return Rejected("no such\tqueue") if message.payload == b"2" else Delivered()
+
+
+def connect(url: str) -> Any:
+    return sqlite3.connect(urlsplit(url).path[1:]) if url.startswith("sqlite") else psycopg.connect(url)
+
+
+@pytest.fixture(params=["sqlite_url", "postgres_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    """A store with a dead letter, one behind it, and one to another destination."""
+    found: str = request.getfixturevalue(request.param)
+    with closing(store(found)) as keys:
+        keys.migrate()
+        with closing(connect(found)) as connection:
+            for number in (1, 2, 3):
+                Outbox(found).add(connection, "order.paid", number, key="order-17", headers={"tenant": "acme"})
+            Outbox(found).add(connection, "mail.wanted", {"to": "ann"}, to="mail")
+            connection.commit()
+        with closing(Relay(keys, "events", Picky("events", ""))) as relay:
+            report = relay.run_once()
+        assert (report.sent, report.dead) == (1, 1)
+    return found
+
+
+def listed(semel: Semel, url: str, *more: str) -> list[dict[str, Any]]:
+    done = semel("outbox", "list", "--store", url, "--json", *more)
+    assert done.returncode == 0, done.stderr
+    facts: list[dict[str, Any]] = json.loads(done.stdout)
+    return facts
+
+
+def test_list(url: str, semel: Semel) -> None:
+    """Dead letters come first, with what was wrong; a list can be of one state or one destination."""
+    assert [(each["state"], each["to"]) for each in listed(semel, url)] == [
+        ("dead", "events"),
+        ("ready", "events"),
+        ("ready", "mail"),
+    ]
+    assert [each["to"] for each in listed(semel, url, "--to", "mail")] == ["mail"]
+    assert listed(semel, url, "--state", "sent") == []
+    shown = semel("outbox", "list", "--store", url, "--state", "dead").stdout.splitlines()
+    assert shown[0].split() == ["id", "to", "type", "key", "state", "tries", "age", "error"]
+    assert "no such queue" in shown[1]
+    assert semel("outbox", "list", "--store", url, "--to", "nowhere").stdout == "No messages.\n"
+
+
+def test_show(url: str, semel: Semel) -> None:
+    """Everything about one message, what happened to it, and what to type next."""
+    (dead,) = listed(semel, url, "--state", "dead")
+    shown = semel("outbox", "show", dead["id"], "--store", url).stdout
+    for word in ("order-17", "no such queue", "tenant: acme", f"semel outbox requeue {dead['id']}", "dead by"):
+        assert word in shown
+    assert semel("outbox", "show", dead["id"], "--store", url, "--body").stdout.endswith("2\n")
+    facts = json.loads(semel("outbox", "show", dead["id"], "--store", url, "--json", "--body").stdout)
+    assert (facts["payload"], facts["attempts"], facts["trail"][0]["event"]) == ("2", 1, "dead")
+
+
+def test_requeue(url: str, semel: Semel) -> None:
+    """A dead letter gets another series of tries; the trail has a line with the operator's name."""
+    (dead,) = listed(semel, url, "--state", "dead")
+    assert semel("outbox", "requeue", dead["id"], "--store", url).stdout == "1 requeued.\n"
+    again = semel("outbox", "requeue", dead["id"], "--store", url)
+    assert again.returncode != 0
+    assert "is not a dead letter" in again.stderr
+    facts = json.loads(semel("outbox", "show", dead["id"], "--store", url, "--json").stdout)
+    assert [each["event"] for each in facts["trail"]] == ["dead", "requeued"]
+    assert semel("relay", "--store", url, "--to", "events=discard://", "--once").stdout.startswith(
+        "relayed to events: 2 sent"
+    )
+
+
+@pytest.mark.parametrize("which", [["--to", "events"], ["--since", "1h"], ["--all"]], ids=["to", "since", "all"])
+def test_requeue_many(url: str, semel: Semel, which: list[str]) -> None:
+    """They can be named by their destination, by when they died, or all at once."""
+    assert semel("outbox", "requeue", *which, "--store", url).stdout == "1 requeued.\n"
+    assert semel("outbox", "requeue", "--to", "mail", "--store", url).stdout == "0 requeued.\n"
+
+
+def test_drop(url: str, semel: Semel) -> None:
+    """A dead letter is deleted for good, after a question; the trail keeps a line, and the rest of its key goes on."""
+    (dead,) = listed(semel, url, "--state", "dead")
+    assert semel("outbox", "drop", dead["id"], "--store", url).returncode != 0
+    assert semel("outbox", "drop", dead["id"], "--yes", "--store", url).stdout == "1 dropped.\n"
+    assert [each["state"] for each in listed(semel, url)] == ["ready", "ready"]
+    with closing(connect(url)) as connection:
+        assert connection.execute("SELECT event FROM semel_audit ORDER BY id").fetchall() == [("dead",), ("dropped",)]
+
+
+@pytest.mark.parametrize(
+    "typed, said",
+    [
+        (["outbox", "show", "17"], "is not the id of a message"),
+        (["outbox", "requeue"], "Which dead letters?"),
+        (["outbox", "requeue", "01a1eccf-420c-77f0-b84e-7f5fbde78caf", "--all"], "Give an ID, or"),
+        (["outbox", "show", "01a1eccf-420c-77f0-b84e-7f5fbde78caf"], "There is no message"),
+        (["relay"], "Where to?"),
+        (["relay", "--to", "events"], "--to is NAME=URL"),
+        (["relay", "--to", "events=pigeon://x"], "no publisher is known for pigeon://"),
+        (["relay", "--to", "a=discard://", "--to", "a=discard://"], "given twice"),
+        (["relay", "--to", "events=discard://", "--lease", "soon"], "is not a duration"),
+    ],
+    ids=["id", "which", "both", "missing", "where", "name", "scheme", "twice", "lease"],
+)
+def test_wrong(sqlite_url: str, semel: Semel, typed: list[str], said: str) -> None:
+    """What is typed wrongly is explained in one line."""
+    with closing(store(sqlite_url)) as keys:
+        keys.migrate()
+    done = semel(*typed, "--store", sqlite_url)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_outbox(semel: Semel) -> None:
+    """Redis as a store has no outbox, and says why."""
+    done = semel("relay", "--to", "events=discard://", "--store", "redis://127.0.0.1:1/0")
+    assert "has no outbox: a message has to commit with what it tells of" in done.stderr
+
+
+def test_no_table(empty_postgres_url: str, semel: Semel) -> None:
+    """Without the tables, the command that makes them is named."""
+    done = semel("relay", "--to", "events=discard://", "--store", empty_postgres_url, "--once")
+    assert done.returncode != 0
+    assert "semel migrate" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["relay"], ["work"]], ids=["relay", "work"])
+def test_until_it_is_stopped(url: str, tmp_path: Path, command: list[str]) -> None:
+    """`semel relay`, and `semel work --to`, send until SIGTERM, and then end in order."""
+    typed = [sys.executable, "-m", "semel", *command, "--to", "mail=discard://", "--store", url, "--lease", "1s"]
+    environment = {name: value for name, value in os.environ.items() if name != "SEMEL_STORE"}
+    with subprocess.Popen(typed, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "mail" in process.stdout.readline()
+        with closing(connect(url)) as connection:
+            while connection.execute("SELECT count(*) FROM semel_outbox WHERE aggregatetype = 'mail'").fetchall() != [
+                (0,)
+            ]:
+                connection.rollback()
+        process.send_signal(signal.SIGTERM)
+        assert "SIGTERM" in process.stdout.read()
+        assert process.wait(30) == 0

@@ -1,0 +1,117 @@
+"""What a claim reads, counted by PostgreSQL itself: it does not grow with the table, nor with dead rows."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from semel import stores
+from semel.core.outbox import Ending
+from semel.publishers.discard import Discard
+from semel.stores import AsyncStore
+from semel.work.relay import AsyncRelay
+
+FILL = """
+INSERT INTO semel_outbox (id, aggregatetype, aggregateid, type, content_type, payload)
+SELECT gen_random_uuid(), 'events', 'order-' || number % 50, 't', 'application/json', '\\x31'
+  FROM generate_series(1, {}) AS number
+"""
+READ = """
+SELECT (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = 'semel_outbox')
+     + (SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'semel_outbox')
+"""
+OTHERS = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idle in transaction'
+"""
+CLAIMS = 20
+SIZE = 10
+#: Ten messages are found, looked up, checked for others of their key, updated and deleted: about ten entries for each.
+MAX_READ = 25 * SIZE
+
+
+@pytest.fixture
+async def store(postgres_url: str) -> AsyncIterator[AsyncStore]:
+    opened = stores.async_store(postgres_url)
+    yield opened
+    await opened.close()
+
+
+@contextmanager
+def unvacuumed(url: str) -> Iterator[None]:
+    """Keep every dead row in place, inside the block."""
+    run(url, "ALTER TABLE semel_outbox SET (autovacuum_enabled = off)")
+    with psycopg.connect(url) as old:
+        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        old.execute("SELECT count(*) FROM pg_class")
+        yield
+
+
+def run(url: str, sql: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(sql.encode())
+
+
+def counted(url: str) -> int:
+    with psycopg.connect(url, autocommit=True) as connection:
+        return int(connection.execute(READ).fetchall()[0][0])
+
+
+async def read_by_claims(url: str, store: AsyncStore, relay: AsyncRelay) -> float:
+    """How many index entries one claim of ten messages reads, with its settlement."""
+    for _ in range(6):  # Until the cursor has followed.
+        await claim(relay)
+    before = await counted_when_all_have_left(url, store)
+    for _ in range(CLAIMS):
+        await claim(relay)
+    return (await counted_when_all_have_left(url, store) - before) / CLAIMS
+
+
+async def claim(relay: AsyncRelay) -> None:
+    claimed = await relay.claim(SIZE, aside=False)
+    assert len(claimed.messages) == SIZE
+    await relay.settle([Ending(message.id, "delivered") for message in claimed.messages])
+
+
+async def counted_when_all_have_left(url: str, store: AsyncStore) -> int:
+    """What was read so far: a session tells its counters when it ends."""
+    await store.close()
+    with psycopg.connect(url, autocommit=True) as connection:
+        while connection.execute(OTHERS).fetchall() != [(0,)]:  # noqa: ASYNC110 - nothing tells when they have left
+            await asyncio.sleep(0.01)
+    return counted(url)
+
+
+async def test_with_many_pending(postgres_url: str, store: AsyncStore) -> None:
+    """With 20,000 messages waiting, a claim reads what it takes, and no more."""
+    run(postgres_url, FILL.format(20_000))
+    relay = AsyncRelay(store, "events", Discard("events", ""))
+    assert await read_by_claims(postgres_url, store, relay) < MAX_READ
+    await relay.close()
+
+
+async def test_with_many_dead_rows(postgres_url: str, store: AsyncStore) -> None:
+    """After 20,000 messages were sent, while an open transaction keeps every dead row, it reads no more than before."""
+    with unvacuumed(postgres_url):
+        run(postgres_url, FILL.format(20_000))
+        relay = AsyncRelay(store, "events", Discard("events", ""))
+        assert (await relay.run_once()).sent == 20_000
+        run(postgres_url, FILL.format(2000))
+        assert await read_by_claims(postgres_url, store, relay) < MAX_READ
+        await relay.close()
+
+
+async def test_behind_a_poison_key(postgres_url: str, store: AsyncStore) -> None:
+    """With 5,000 messages set aside behind a dead letter, a claim of others reads no more."""
+    run(postgres_url, FILL.format(3000))
+    run(
+        postgres_url,
+        "INSERT INTO semel_outbox (id, aggregatetype, aggregateid, type, content_type, payload, state, ended_at) "
+        "SELECT gen_random_uuid(), 'events', 'poison', 't', 'application/json', '\\x31', "
+        "CASE number WHEN 1 THEN 'dead' ELSE 'behind' END, now() FROM generate_series(1, 5000) AS number",
+    )
+    relay = AsyncRelay(store, "events", Discard("events", ""))
+    assert await read_by_claims(postgres_url, store, relay) < MAX_READ
+    await relay.close()
