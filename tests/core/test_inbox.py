@@ -16,6 +16,7 @@ from semel.core.inbox import (
     Verdict,
     check_id,
     digest_of,
+    digest_of_arguments,
     judge,
     said,
 )
@@ -99,3 +100,13 @@ def test_an_error_is_one_bounded_line() -> None:
     assert said(ValueError("no\n  such\0order")) == "ValueError: no such\\x00order"
     assert said(ValueError()) == "ValueError"
     assert len(said(ValueError("x" * 10_000))) <= MAX_ERROR + len("...")
+
+
+def test_what_a_handler_is_called_with_is_compared() -> None:
+    """Data is, bytes included, whatever the order of its names; what is no data is not, nor is nothing at all."""
+    made = digest_of_arguments(({"a": 1, "b": [2, b"three"]},), {"more": None})
+    assert made is not None
+    assert made == digest_of_arguments(({"b": [2, b"three"], "a": 1},), {"more": None})
+    assert made != digest_of_arguments(({"a": 1, "b": [2, b"four"]},), {"more": None})
+    assert digest_of_arguments((object(),), {}) is None
+    assert digest_of_arguments((), {}) is None

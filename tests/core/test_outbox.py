@@ -49,6 +49,8 @@ def test_other_messages_have_ids_in_the_order_of_their_time() -> None:
     assert [UUID(each).version for each in made] == [7, 7, 7]
     assert made == sorted(made)
     assert made[0] != time_ordered_id(1, b"\x00" * 10)
+    assert UUID(time_ordered_id(-1, b"\x00" * 10)).version == 7
+    assert UUID(time_ordered_id(2**60, b"\x00" * 10)).version == 7
 
 
 class TestSchedule:

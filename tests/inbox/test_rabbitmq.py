@@ -113,8 +113,8 @@ async def test_another_payload(rabbitmq: servers.RabbitMQServer, url: str) -> No
 
 async def test_an_outage_of_the_store(rabbitmq: servers.RabbitMQServer, url: str) -> None:
     """While the table is missing nothing is acked; when it is there again, the message is handled."""
-    execute(url, "ALTER TABLE semel_inbox RENAME TO elsewhere")
     async with await aio_pika.connect(rabbitmq.url) as connection, AsyncInbox(url, consumer="billing") as inbox:
+        execute(url, "ALTER TABLE semel_inbox RENAME TO elsewhere")
         channel = await connection.channel()
         queue = await declared(channel, "waiting")
         await send(channel, "waiting", "m-1")

@@ -121,7 +121,7 @@ class TestStores:
     )
     def test_none_without_transactions(self, store: Any) -> None:
         """Redis and memory share no transaction with the application, and say so."""
-        with pytest.raises(ConfigurationError, match="no outbox: a message has to commit with what it tells of"):
+        with pytest.raises(ConfigurationError, match="no outbox, since it has no transaction to join"):
             Outbox(store)
 
     def test_table_is_missing(self, empty_postgres_url: str) -> None:

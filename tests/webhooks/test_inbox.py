@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
+import semel.inbox as inboxes
 from semel.core.webhook import new_secret, read_secret, signatures
 from tests.webhooks.receivers import WORLDS, Post, World
-
-inboxes: Any = pytest.importorskip("semel.inbox", reason="The inbox is not there yet.")
 
 SECRET = new_secret(b"s" * 32)
 

@@ -165,7 +165,7 @@ def _change(
 @contextmanager
 def _transaction(keys: Store) -> Iterator[tuple[Transaction, InboxStatements]]:
     """Open a transaction, and roll back what was not committed in it."""
-    statements = InboxStatements(messages_of(keys))
+    statements = InboxStatements(messages_of(keys, "inbox"))
     transaction = durable_of(keys).transaction()
     transaction.perform(Open())
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -171,6 +172,23 @@ def digest_of(payload: object) -> bytes | None:
                     f"not {type(payload).__name__}. It is only compared, so it may be left out."
                 ) from None
     return hashlib.sha256(data).digest()
+
+
+def digest_of_arguments(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bytes | None:
+    """Return the digest of what a handler is called with, where all of it is data; None: some of it is not."""
+    if not args and not kwargs:
+        return None
+    try:
+        data = json.dumps([args, kwargs], sort_keys=True, separators=(",", ":"), default=_spelled)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return hashlib.sha256(data.encode()).digest()
+
+
+def _spelled(argument: object) -> object:
+    if isinstance(argument, bytes | bytearray | memoryview):
+        return {"bytes": bytes(argument).hex()}
+    raise TypeError
 
 
 def check_id(message_id: object) -> str:

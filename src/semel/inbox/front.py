@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from functools import cached_property, wraps
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Final, Generic, Self, TypeVar, overload
 
 from semel import stores
 from semel.calls import Call, check
 from semel.core.commands import Open, Undo
-from semel.core.inbox import INBOX_RETENTION, MAX_ATTEMPTS, Seen, Verdict, check_id, digest_of
+from semel.core.inbox import INBOX_RETENTION, MAX_ATTEMPTS, Seen, Verdict, check_id, digest_of, digest_of_arguments
 from semel.core.outbox import check_name
 from semel.errors import ConfigurationError
 from semel.flows.receive import Delivery
@@ -28,6 +28,8 @@ from semel.stores.statement import Joined
 T = TypeVar("T")
 S = TypeVar("S", Store, AsyncStore)
 
+#: That what the handler is called with is what is compared.
+AS_CALLED: Final = object()
 #: Finds the id, or the payload, of what a consumer is given.
 Finder = Callable[..., Any]
 
@@ -39,7 +41,7 @@ class _Shared(Generic[S]):
 
     def __init__(self, opened: S, consumer: str, max_attempts: int, retention: timedelta, *, is_given: bool) -> None:
         if not keeps_messages(opened):
-            messages_of(opened)  # It says why not.
+            messages_of(opened, "inbox")  # It says why not.
         self.store = durable_of(opened)
         self._is_given = is_given
         #: Messages are known by (consumer, id): two consumers of one message both handle it.
@@ -66,15 +68,16 @@ class _Shared(Generic[S]):
     @cached_property
     def _statements(self) -> InboxStatements:
         # On first use: Django says then which database it is.
-        return InboxStatements(messages_of(self.store))
+        return InboxStatements(messages_of(self.store, "inbox"))
 
     @property
     def _probe(self) -> Joined[Seen]:
         # A look at the receipt of no message finds out all that could be in the way: not what a guard needs beside it.
         return self._statements.look(self.consumer, "")
 
-    def _delivery(self, message_id: object, payload: object) -> Delivery:
-        return Delivery(self.consumer, check_id(message_id), digest_of(payload))
+    def _delivery(self, message_id: object, payload: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Delivery:
+        digest = digest_of_arguments(args, kwargs) if payload is AS_CALLED else digest_of(payload)
+        return Delivery(self.consumer, check_id(message_id), digest)
 
     def _call(self, handler: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         wanted = "as handler(connection, *args, **kwargs)"
@@ -106,17 +109,18 @@ class Inbox(_Shared[Store]):
         )
 
     def receive(
-        self, message_id: str, handler: Callable[..., T], *args: Any, payload: object = None, **kwargs: Any
+        self, message_id: str, handler: Callable[..., T], *args: Any, payload: object = AS_CALLED, **kwargs: Any
     ) -> Verdict[T]:
         """Call ``handler(connection, *args, **kwargs)`` in the transaction in which the receipt commits, unless the
         message was handled before.
 
-        *payload* (bytes, text, or JSON) is compared with what came under the same id before: ``MessageDiffers`` if it
-        is another. An error of the handler is raised, after its try was counted; the last one returns ``Parked``.
+        What the handler is called with is compared with what came under the same id before, if it is data that JSON can
+        hold, or bytes: ``MessageDiffers`` if it is another. *payload* is compared in its place; None: nothing is. An
+        error of the handler is raised, after its try was counted; the last one returns ``Parked``.
         """
         if is_async(handler):
             raise ConfigurationError(f"{_name(handler)} is `async def`, and can't be awaited here. Use AsyncInbox.")
-        delivery = self._delivery(message_id, payload)
+        delivery = self._delivery(message_id, payload, args, kwargs)
         call = self._call(handler, args, kwargs)
         ports = ThreadPorts(self.store, call, self._statements, delivery, self.max_attempts)
         return run(receiving, ports, delivery)
@@ -136,7 +140,7 @@ class Inbox(_Shared[Store]):
         def decorate(function: Callable[..., T]) -> Callable[..., Verdict[T]]:
             @wraps(function)
             def received(*args: Any, **kwargs: Any) -> Verdict[T]:
-                content = payload(*args, **kwargs) if payload else None
+                content = payload(*args, **kwargs) if payload else AS_CALLED
                 return self.receive(id(*args, **kwargs), function, *args, payload=content, **kwargs)
 
             del received.__wrapped__  # Its signature has a connection more.
@@ -205,10 +209,10 @@ class AsyncInbox(_Shared[AsyncStore]):
         self, message_id: str, handler: Callable[..., T], *args: Any, payload: object = ..., **kwargs: Any
     ) -> Verdict[T]: ...
     async def receive(
-        self, message_id: str, handler: Callable[..., Any], *args: Any, payload: object = None, **kwargs: Any
+        self, message_id: str, handler: Callable[..., Any], *args: Any, payload: object = AS_CALLED, **kwargs: Any
     ) -> Verdict[Any]:
         """As ``Inbox.receive``. Cancelled in the middle, it rolls back: the message has to be delivered again."""
-        delivery = self._delivery(message_id, payload)
+        delivery = self._delivery(message_id, payload, args, kwargs)
         call = self._call(handler, args, kwargs)
         ports = AsyncPorts(self.store, call, self._statements, delivery, self.max_attempts)
         return await arun(receiving, ports, delivery)
@@ -224,7 +228,7 @@ class AsyncInbox(_Shared[AsyncStore]):
         def decorate(function: Callable[..., Any]) -> Callable[..., Awaitable[Verdict[Any]]]:
             @wraps(function)
             async def received(*args: Any, **kwargs: Any) -> Verdict[Any]:
-                content = payload(*args, **kwargs) if payload else None
+                content = payload(*args, **kwargs) if payload else AS_CALLED
                 return await self.receive(id(*args, **kwargs), function, *args, payload=content, **kwargs)
 
             del received.__wrapped__  # As above.

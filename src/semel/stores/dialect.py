@@ -35,8 +35,8 @@ def messages_of(store: Any, what: str = "messages") -> Dialect:
     if isinstance(dialect := durable.dialect, Dialect):
         return dialect
     raise ConfigurationError(
-        f"{type(durable).__name__} has no {what}: a message has to commit with what it tells of, in one transaction, "
-        "and this store shares none. Give the PostgreSQL or SQLite database that the application writes to."
+        f"{type(durable).__name__} has no {what}, since it has no transaction to join: a message and the application's "
+        "own writes have to be one commit. Give the PostgreSQL or SQLite database that the application writes to."
     )
 
 
