@@ -406,6 +406,39 @@ class TestLease:
         assert (report.sent, report.fenced) == (1, 0)
         assert set(others) == {0}
 
+    @pytest.mark.parametrize("breaks", [False, True], ids=["waves", "one-by-one"])
+    def test_renewed_between_waves(self, url: str, store: Store, breaks: bool) -> None:
+        """So is one of many short calls: all of it, whatever was sent already and whatever waits for its turn."""
+        free: list[Any] = []
+
+        class Slow(Broker):
+            async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+                if len(messages) > 1:
+                    raise ValueError("Not together.")
+                await asyncio.sleep(0.1)
+                free.extend(await asyncio.to_thread(rows, url, _FREE[url.partition(":")[0]]))
+                return await super().publish(messages)
+
+        add(url, *range(12), key=None if breaks else "k")
+        report = relay_of(store, "events", Slow(), lease=timedelta(seconds=0.6)).run_once()
+        assert (report.sent, report.fenced) == (12, 0)
+        assert free == [0] * 12
+
+    def test_stops_when_its_lease_is_lost(self, url: str, store: Store) -> None:
+        """A relay that was paused for long asks, before it sends on, whether the rest is still its own."""
+        add(url, 1, 2, 3, key="k")
+
+        class Paused(Broker):
+            async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+                await asyncio.to_thread(rows, url, _OVERTAKE[url.partition(":")[0]])
+                await asyncio.sleep(0.1)  # Longer than a third of its lease.
+                return await super().publish(messages)
+
+        broker = Paused()
+        report = relay_of(store, "events", broker, lease=timedelta(seconds=0.15)).run_once()
+        assert broker.payloads == ["1"]
+        assert (report.sent, report.released, report.fenced) == (1, 2, 3)
+
     def test_stopped_in_the_middle(self, url: str, store: Store) -> None:
         """A relay that is told to stop hands back what it has not begun, for others to take at once."""
 
@@ -424,6 +457,14 @@ class TestLease:
         assert relay_of(store, "events", rest).run_once().sent == 2
 
 
+_FREE = {
+    "postgresql": "SELECT count(*) FROM semel_outbox WHERE coalesce(lease_until <= clock_timestamp(), true)",
+    "sqlite": "SELECT count(*) FROM semel_outbox, semel_keys_clock WHERE coalesce(lease_until <= now, true)",
+}
+_OVERTAKE = {
+    "postgresql": "UPDATE semel_outbox SET token = 'another', lease_until = lease_until + interval '1 hour'",
+    "sqlite": "UPDATE semel_outbox SET token = x'00', lease_until = lease_until + 3600000",
+}
 _EXPIRE = "UPDATE semel_outbox SET lease_until = created_at WHERE lease_until IS NOT NULL"
 
 
