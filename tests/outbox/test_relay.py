@@ -234,6 +234,29 @@ class TestFailures:
         report = relay_of(store, "events", Forgetful()).run_once()
         assert (report.sent, report.retried) == (0, 2)
 
+    @pytest.mark.parametrize(
+        "said,becomes",
+        [
+            (Rejected("no\0pe \ud800"), ("dead", "no\\x00pe \\ud800")),
+            (Rejected("x" * 10_000), ("dead", "x" * 500)),
+            (Rejected(ValueError("never")), ("dead", "never")),  # type: ignore[arg-type]  # as users do
+            (Failed("later", 30), ("waiting", "later")),  # type: ignore[arg-type]  # as users do
+            (None, ("waiting", "Broker.publish returned None, which is no verdict.")),
+            (True, ("waiting", "Broker.publish returned True, which is no verdict.")),
+        ],
+    )
+    def test_verdicts_that_are_not_quite_right(
+        self, url: str, store: Store, said: Any, becomes: tuple[str, str]
+    ) -> None:
+        """They are written as well as they can be, and cost no other message: each was sent once."""
+        broker = Broker()
+        add(url, 1, 2, 3)
+        broker.answer = only("2", verdict=said)
+        relay_of(store, "events", broker).run_once()
+        assert broker.payloads == ["1", "3"]
+        assert [message.payload for message in broker.tried] == [b"1", b"2", b"3"]
+        assert rows(url, "SELECT state, error, attempts FROM semel_outbox") == [(*becomes, 1)]
+
     def test_a_publisher_that_hangs(self, url: str, store: Store) -> None:
         """One that does not return in time counts as unreachable."""
 

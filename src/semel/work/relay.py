@@ -19,9 +19,11 @@ from semel.core.cursor import Cursor
 from semel.core.message import one_line
 from semel.core.outbox import (
     Claimed,
+    Delivered,
     Ending,
     Failed,
     Message,
+    Rejected,
     Schedule,
     Unreachable,
     Verdict,
@@ -257,7 +259,7 @@ class Relay(StoreService[S_co, RelayReport]):
         verdicts = await self._keeping(self._opened_and_sent(messages))
         if len(verdicts) != len(messages):
             raise TypeError(f"{type(self.publisher).__name__}.publish returned {len(verdicts)} verdicts, not one each.")
-        return [_bounded(verdict) for verdict in verdicts]
+        return [_checked(verdict, self.publisher) for verdict in verdicts]
 
     async def _opened_and_sent(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         if not self._is_open:
@@ -313,15 +315,23 @@ class AsyncRelay(Relay[AsyncStore]):
 
 
 def _reason(error: BaseException) -> str:
-    text = one_line(" ".join(f"{type(error).__name__}: {error}".split()))
-    return text[:MAX_REASON]
+    return _line(" ".join(f"{type(error).__name__}: {error}".split()))
 
 
-def _bounded(verdict: Verdict) -> Verdict:
+def _checked(verdict: object, publisher: Publisher) -> Verdict:
+    """Return what a publisher said as what can be written. A mistake in it is a failure of that message alone."""
     match verdict:
-        case Failed(reason, retry_after):
-            return Failed(one_line(reason)[:MAX_REASON], retry_after)
-        case Unreachable(reason):
-            return Unreachable(one_line(reason)[:MAX_REASON])
-        case _:
+        case Delivered():
             return verdict
+        case Rejected(reason):
+            return Rejected(_line(reason))
+        case Failed(reason, retry_after):
+            return Failed(_line(reason), retry_after if isinstance(retry_after, timedelta) else None)
+        case Unreachable(reason):
+            return Unreachable(_line(reason))
+        case _:
+            return Failed(_line(f"{type(publisher).__name__}.publish returned {verdict!r}, which is no verdict."))
+
+
+def _line(text: object) -> str:
+    return one_line(str(text))[:MAX_REASON]
