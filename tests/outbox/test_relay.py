@@ -104,6 +104,15 @@ class TestDelivery:
         older.run_once()
         assert left(url) == []
 
+    def test_kept_by_another(self, url: str, store: Store, broker: Broker) -> None:
+        """What one destination keeps for long, a relay to another that keeps for less does not delete."""
+        add(url, 1, to="audit")
+        add(url, 2)
+        relay_of(store, "audit", broker, keep=timedelta(days=30)).run_once()
+        relay_of(store, "events", broker, keep=timedelta()).run_once()
+        relay_of(store, "events", broker, keep=timedelta()).run_once()
+        assert left(url) == [("1", "sent", 0)]
+
     def test_no_outbox(self, broker: Broker) -> None:
         """A store without transactions has nothing to relay."""
         with closing(open_store("memory://")) as memory, pytest.raises(ConfigurationError, match="no outbox"):

@@ -228,7 +228,7 @@ class Relay(StoreService[S_co, RelayReport]):
         last, _ = await self._ask(self._statements.free(self.to, self._freed_key, MAX_FREED_KEYS))
         self._freed_key = last or ""
         if self._keep is not None:
-            while await self._ask(self._statements.reap(self._keep, MAX_REAPED)) == MAX_REAPED:
+            while await self._ask(self._statements.reap(self.to, self._keep, MAX_REAPED)) == MAX_REAPED:
                 pass
 
     async def pause(self, duration: timedelta) -> None:
