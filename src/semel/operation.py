@@ -267,7 +267,7 @@ class Operation:
         self.story.check()
         into = publishing.get()
         if into is None and self._transaction is not None:
-            into = self._publishing = self._publishing or Publishing(self._transaction)
+            into = self._publishing = self._publishing or Publishing(self._transaction, promised=self.story.promised)
         if into is None:
             raise ConfigurationError(
                 f"publish {type!r}: no transaction is open here that it could commit with. Call it inside a phase, or "
@@ -374,6 +374,7 @@ def note_refusal() -> None:
 def begin(operation: Operation) -> None:
     """Make *operation* the current one in this context, for good. Internal."""
     _current.set(operation)
+    publishing.set(None)  # As in ``enter``.
 
 
 def leave() -> None:
@@ -385,7 +386,10 @@ def leave() -> None:
 def enter(operation: Operation | None) -> Iterator[None]:
     """Make *operation* the current one inside the block, and not for what this thread does next. Internal."""
     token = _current.set(operation)
+    # Around this operation there may be a phase of another one: its transaction is not this one's.
+    phase_token = publishing.set(None)
     try:
         yield
     finally:
+        publishing.reset(phase_token)
         _current.reset(token)

@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any
 from uuid import UUID
@@ -30,7 +30,7 @@ from semel.core.outbox import (
     message_id,
     time_ordered_id,
 )
-from semel.errors import ConfigurationError, MessageInvalid
+from semel.errors import ConfigurationError, MessageInvalid, StepUnfinished
 from semel.stores import either_store
 from semel.stores.dialect import Dialect, messages_of
 from semel.stores.joining import joining
@@ -112,10 +112,13 @@ class Outbox:
 class Publishing:
     """The transaction that messages of an operation are published in: that of atomic mode, or of one phase."""
 
-    def __init__(self, transaction: Any, step: str = "") -> None:
-        """Write in *transaction*; *step* is the phase, or empty."""
+    def __init__(self, transaction: Any, step: str = "", promised: list[str] | None = None) -> None:
+        """Write in *transaction*; *step* is the phase, or empty. While a message is to be awaited, it is in
+        *promised*.
+        """
         self._transaction = transaction
         self._step = step
+        self._promised: list[str] = [] if promised is None else promised
         self._counts: dict[tuple[str, str], int] = {}
 
     def publish(self, scope: str, operation_key: str, type_: str, payload: Any, **how: Any) -> Any:
@@ -137,7 +140,23 @@ class Publishing:
             asyncio.get_running_loop()
         except RuntimeError:
             return at_once(adding)
-        return adding if self._transaction.waits else at_once(adding)
+        return self._awaited(adding, type_) if self._transaction.waits else at_once(adding)
+
+    def check(self) -> None:
+        """Raise where a message was not awaited: what it tells of must not be committed without it."""
+        if self._promised:
+            raise StepUnfinished(self._promised[0])
+
+    def _awaited(self, adding: Coroutine[Any, Any, str], type_: str) -> Coroutine[Any, Any, str]:
+        promise = f"publish {type_}"
+        self._promised.append(promise)
+        return self._kept(adding, promise)
+
+    async def _kept(self, adding: Coroutine[Any, Any, str], promise: str) -> str:
+        try:
+            return await adding
+        finally:
+            self._promised.remove(promise)
 
     async def _added(self, statements: OutboxStatements, message: Message) -> str:
         await run(self._transaction.run, statements.add(message))

@@ -52,6 +52,7 @@ class World:
         self.claim_error: Exception | None = None
         self.claims: list[Claimed] = []
         self.is_stopping = False
+        self.keeps = True
         self.stops_after: int | None = None
         self.batch = 10
         self._dies_at, self._when = dies_at, when
@@ -85,6 +86,9 @@ class World:
             self.is_stopping = True
         self._at("publish", "after")
         return verdicts
+
+    async def keep(self) -> bool:
+        return self.keeps
 
     async def settle(self, endings: Sequence[Ending]) -> int:
         self._at("settle", "before")
@@ -248,6 +252,15 @@ class TestStopping:
         world.stops_after = 1
         report = world.run()
         assert (report.sent, report.released) == (1, 1)
+
+    def test_the_lease_is_lost(self) -> None:
+        """What another relay has taken meanwhile is that one's to send: the first wave was sent, and no other is."""
+        world = World(message(1, "k"), message(2, "k"), message(3, "k"))
+        world.keeps = False
+        world.table = {}
+        world.claims = [Claimed((message(1, "k"), message(2, "k"), message(3, "k")), None, 3, 0)]
+        assert world.run() == RelayReport("events", sent=1, released=2, fenced=3)
+        assert world.arrived == ["1"]
 
     def test_before_the_first(self) -> None:
         """Nothing is begun."""

@@ -8,8 +8,10 @@ from uuid import UUID, uuid4
 import asyncpg
 import psycopg
 import pytest
+import sqlalchemy
 from django.db import connection as django_connection
 from django.db import transaction
+from sqlalchemy.orm import Session
 
 from semel.errors import ConfigurationError, MessageInvalid, MessageReused
 from semel.outbox import Outbox
@@ -98,6 +100,20 @@ class TestWithoutATransaction:
             connection.isolation_level = None
             with pytest.raises(ConfigurationError, match="BEGIN IMMEDIATE"):
                 Outbox(sqlite_url).add(connection, "t", {})
+
+    @pytest.mark.parametrize("how", ["engine", "option"])
+    def test_sqlalchemy(self, url: str, how: str) -> None:
+        """In SQLAlchemy's AUTOCOMMIT there is none, wherever it was asked for."""
+        address = url.replace("postgresql://", "postgresql+psycopg://")
+        if how == "engine":
+            engine = sqlalchemy.create_engine(address, isolation_level="AUTOCOMMIT")
+        else:
+            engine = sqlalchemy.create_engine(address).execution_options(isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection, pytest.raises(ConfigurationError, match="No transaction is open"):
+            Outbox(url).add(connection, "t", 1)
+        with Session(engine) as session, pytest.raises(ConfigurationError, match="No transaction is open"):
+            Outbox(url).add(session, "t", 1)
+        engine.dispose()
 
     def test_no_connection(self, url: str) -> None:
         """A pool, an engine or a cursor is no open connection."""

@@ -1,5 +1,6 @@
 """``operation.publish``: the answer, the business row and the message commit together."""
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -140,6 +141,54 @@ class TestElsewhere:
         with httpx.Client(transport=httpx.WSGITransport(middleware), base_url="http://shop") as client:
             assert client.post("/orders", headers={"Idempotency-Key": "k"}).status_code == 201
         assert "has no outbox" in errors[0]
+
+
+@pytest.mark.parametrize("steps", [False, True], ids=["atomic", "phase"])
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+async def test_not_awaited(url: str, steps: bool) -> None:
+    """A handler that forgets to await it commits nothing: neither the order nor an answer goes without its message."""
+
+    class Forgetful(App):
+        async def order(self, connection: Any) -> str:
+            await maybe(insert(connection))
+            semel.current().publish("order.paid", {})
+            return ""
+
+    assert (await post(Forgetful(steps=steps), url, STEPS if steps else ATOMIC))[0] >= 500
+    assert rows(url, "SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM semel_outbox)") == [(0, 0)]
+    gc.collect()  # Python warns of it here, and in no other test.
+
+
+@pytest.mark.parametrize("url", ["postgres_url"], indirect=True)
+def test_in_an_operation_of_its_own(url: str) -> None:
+    """What is served inside a phase of another operation publishes in its own transaction, not in that one's."""
+
+    def inner(environ: Any, start_response: Any) -> list[bytes]:
+        insert(semel.current().connection)
+        semel.current().publish("order.paid", {})
+        start_response("201 Created", [])
+        return [b"{}"]
+
+    inside = WSGIMiddleware(inner, store=url, scope=lambda _: "inner", policy=ATOMIC)
+
+    def created(connection: Any) -> None:
+        with httpx.Client(transport=httpx.WSGITransport(inside), base_url="http://shop") as client:
+            assert client.post("/o", headers={"Idempotency-Key": "inner"}).status_code == 201
+        raise RuntimeError("after the other has committed")
+
+    def outer(environ: Any, start_response: Any) -> list[bytes]:
+        semel.current().phase("created", created)
+        return []
+
+    outside = WSGIMiddleware(outer, store=url, scope=lambda _: "outer", policy=STEPS)
+    with (
+        httpx.Client(transport=httpx.WSGITransport(outside), base_url="http://shop") as client,
+        pytest.raises(RuntimeError, match="after the other"),
+    ):
+        client.post("/o", headers={"Idempotency-Key": "outer"})
+    inside.store.close()
+    outside.store.close()
+    assert rows(url, "SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM semel_outbox)") == [(1, 1)]
 
 
 @pytest.mark.parametrize("steps", [False, True], ids=["atomic", "phase"])

@@ -104,6 +104,15 @@ class TestDelivery:
         older.run_once()
         assert left(url) == []
 
+    def test_kept_by_another(self, url: str, store: Store, broker: Broker) -> None:
+        """What one destination keeps for long, a relay to another that keeps for less does not delete."""
+        add(url, 1, to="audit")
+        add(url, 2)
+        relay_of(store, "audit", broker, keep=timedelta(days=30)).run_once()
+        relay_of(store, "events", broker, keep=timedelta()).run_once()
+        relay_of(store, "events", broker, keep=timedelta()).run_once()
+        assert left(url) == [("1", "sent", 0)]
+
     def test_no_outbox(self, broker: Broker) -> None:
         """A store without transactions has nothing to relay."""
         with closing(open_store("memory://")) as memory, pytest.raises(ConfigurationError, match="no outbox"):
@@ -233,6 +242,29 @@ class TestFailures:
         add(url, 1, 2)
         report = relay_of(store, "events", Forgetful()).run_once()
         assert (report.sent, report.retried) == (0, 2)
+
+    @pytest.mark.parametrize(
+        "said,becomes",
+        [
+            (Rejected("no\0pe \ud800"), ("dead", "no\\x00pe \\ud800")),
+            (Rejected("x" * 10_000), ("dead", "x" * 500)),
+            (Rejected(ValueError("never")), ("dead", "never")),  # type: ignore[arg-type]  # as users do
+            (Failed("later", 30), ("waiting", "later")),  # type: ignore[arg-type]  # as users do
+            (None, ("waiting", "Broker.publish returned None, which is no verdict.")),
+            (True, ("waiting", "Broker.publish returned True, which is no verdict.")),
+        ],
+    )
+    def test_verdicts_that_are_not_quite_right(
+        self, url: str, store: Store, said: Any, becomes: tuple[str, str]
+    ) -> None:
+        """They are written as well as they can be, and cost no other message: each was sent once."""
+        broker = Broker()
+        add(url, 1, 2, 3)
+        broker.answer = only("2", verdict=said)
+        relay_of(store, "events", broker).run_once()
+        assert broker.payloads == ["1", "3"]
+        assert [message.payload for message in broker.tried] == [b"1", b"2", b"3"]
+        assert rows(url, "SELECT state, error, attempts FROM semel_outbox") == [(*becomes, 1)]
 
     def test_a_publisher_that_hangs(self, url: str, store: Store) -> None:
         """One that does not return in time counts as unreachable."""
@@ -406,6 +438,39 @@ class TestLease:
         assert (report.sent, report.fenced) == (1, 0)
         assert set(others) == {0}
 
+    @pytest.mark.parametrize("breaks", [False, True], ids=["waves", "one-by-one"])
+    def test_renewed_between_waves(self, url: str, store: Store, breaks: bool) -> None:
+        """So is one of many short calls: all of it, whatever was sent already and whatever waits for its turn."""
+        free: list[Any] = []
+
+        class Slow(Broker):
+            async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+                if len(messages) > 1:
+                    raise ValueError("Not together.")
+                await asyncio.sleep(0.1)
+                free.extend(await asyncio.to_thread(rows, url, _FREE[url.partition(":")[0]]))
+                return await super().publish(messages)
+
+        add(url, *range(12), key=None if breaks else "k")
+        report = relay_of(store, "events", Slow(), lease=timedelta(seconds=0.6)).run_once()
+        assert (report.sent, report.fenced) == (12, 0)
+        assert free == [0] * 12
+
+    def test_stops_when_its_lease_is_lost(self, url: str, store: Store) -> None:
+        """A relay that was paused for long asks, before it sends on, whether the rest is still its own."""
+        add(url, 1, 2, 3, key="k")
+
+        class Paused(Broker):
+            async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+                await asyncio.to_thread(rows, url, _OVERTAKE[url.partition(":")[0]])
+                await asyncio.sleep(0.1)  # Longer than a third of its lease.
+                return await super().publish(messages)
+
+        broker = Paused()
+        report = relay_of(store, "events", broker, lease=timedelta(seconds=0.15)).run_once()
+        assert broker.payloads == ["1"]
+        assert (report.sent, report.released, report.fenced) == (1, 2, 3)
+
     def test_stopped_in_the_middle(self, url: str, store: Store) -> None:
         """A relay that is told to stop hands back what it has not begun, for others to take at once."""
 
@@ -424,6 +489,14 @@ class TestLease:
         assert relay_of(store, "events", rest).run_once().sent == 2
 
 
+_FREE = {
+    "postgresql": "SELECT count(*) FROM semel_outbox WHERE coalesce(lease_until <= clock_timestamp(), true)",
+    "sqlite": "SELECT count(*) FROM semel_outbox, semel_keys_clock WHERE coalesce(lease_until <= now, true)",
+}
+_OVERTAKE = {
+    "postgresql": "UPDATE semel_outbox SET token = 'another', lease_until = lease_until + interval '1 hour'",
+    "sqlite": "UPDATE semel_outbox SET token = x'00', lease_until = lease_until + 3600000",
+}
 _EXPIRE = "UPDATE semel_outbox SET lease_until = created_at WHERE lease_until IS NOT NULL"
 
 

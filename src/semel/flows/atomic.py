@@ -20,7 +20,7 @@ from semel.core.preference import NONE as NO_PREFERENCES
 from semel.core.preference import Preferences
 from semel.core.record import Found, Hold
 from semel.core.recovery import check_end, read_back
-from semel.core.replay import Free, Keep, judge, replayed
+from semel.core.replay import Free, Keep, replayed
 from semel.core.state import TERMINAL, Event
 from semel.errors import (
     AnswerNotStored,
@@ -30,7 +30,7 @@ from semel.errors import (
     StoreError,
     StoreUnavailable,
 )
-from semel.flows.handle import COMPLETE_PAUSES, Ran, handler_ran, note, reply_to, tell_fenced
+from semel.flows.handle import COMPLETE_PAUSES, Ran, handler_ran, note, reply_to, tell_fenced, weigh
 from semel.flows.identify import Asked
 from semel.flows.ports import GuardPorts
 from semel.flows.reply import Reply, Send
@@ -136,7 +136,7 @@ async def _end(
         # First of all: whatever is written of it elsewhere would wait for this transaction.
         await ports.undo()
     ran = await handler_ran(ports, key, hold, ending)
-    verdict = judge(ran, policy)
+    ran, verdict = weigh(ran, policy)
     match verdict:
         case Free():
             await ports.undo()

@@ -95,7 +95,7 @@ async def end(
     ended = ending if isinstance(ending, Ran) else await handler_ran(ports, key, hold, ending)
     if is_accepted and isinstance(ended, Answered):
         ended = replace(ended, reached_handler=True)
-    ran, verdict = _weigh(ended, policy)
+    ran, verdict = weigh(ended, policy)
     match verdict:
         case Free():
             await release(ports, hold, policy, _reason(ran))
@@ -125,7 +125,7 @@ async def handler_ran(ports: GuardPorts, key: Key, hold: Hold, ending: Ending) -
             return ending
 
 
-def _weigh(ran: Ran, policy: Policy) -> tuple[Ran, Keep | Free]:
+def weigh(ran: Ran, policy: Policy) -> tuple[Ran, Keep | Free]:
     """Judge how the handler ended; it may not end an operation before it has taken all stored steps."""
     verdict = judge(ran, policy)
     if ran.skipped is None or isinstance(verdict, Free):

@@ -91,6 +91,9 @@ class RelayPorts(Protocol):
     async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send messages, and keep their lease meanwhile. Never raises for what a publisher does."""
 
+    async def keep(self) -> bool:
+        """Renew the lease of the last claim, if that is due; return whether all of it is still held."""
+
     async def settle(self, endings: Sequence[Ending]) -> int:
         """Write back what became of the messages of the last claim; return how many were still held."""
 
@@ -164,6 +167,8 @@ async def _published(ports: RelayPorts, messages: Sequence[Message], count: _Cou
     for wave in waves(messages):
         if count.unreachable is not None or ports.is_stopping:
             break
+        if endings and not await ports.keep():
+            break  # Another relay has the batch, and sends the rest of it.
         going = [message for message in wave if message.key not in stopped]
         verdicts = await ports.publish(going) if going else ()
         for message, verdict in zip(going, verdicts, strict=True):

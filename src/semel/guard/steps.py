@@ -225,9 +225,12 @@ class AsyncStepPorts:
         if isinstance(self.call.function, InThread):
             call = _in_a_thread(call)
         if _is_async(call):
-            token = publishing.set(Publishing(self._transaction, self.call.name))
+            into = Publishing(self._transaction, self.call.name)
+            token = publishing.set(into)
             try:
-                return await Theirs(call())
+                result = await Theirs(call())
+                into.check()
+                return result
             except (Exception, GeneratorExit):
                 raise
             except BaseException as death:

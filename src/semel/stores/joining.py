@@ -135,13 +135,21 @@ def _async_sqlalchemy(connection: Any) -> Joining:
 def _dialect_of(connection: Any) -> str:
     """Return the database below a connection or a session of SQLAlchemy's."""
     bound = connection.get_bind() if hasattr(connection, "get_bind") else connection
-    options: Any = getattr(bound, "get_execution_options", dict)()
-    if options.get("isolation_level") == "AUTOCOMMIT":
+    if _is_autocommit(bound):
         raise _no_transaction('SQLAlchemy: an engine without isolation_level="AUTOCOMMIT"')
     name: str = bound.dialect.name
     if name not in {"postgresql", "sqlite"}:
         raise ConfigurationError(f"SQLAlchemy is on {name} here; messages need PostgreSQL or SQLite.")
     return name
+
+
+def _is_autocommit(bound: Any) -> bool:
+    """Whether each statement commits by itself, as an engine or a connection says."""
+    below: Any = getattr(bound, "sync_connection", None) or bound
+    options: Any = getattr(below, "get_execution_options", dict)()
+    # What create_engine was given is in no option.
+    said = options.get("isolation_level") or getattr(below.dialect, "_on_connect_isolation_level", None)
+    return str(said).upper() == "AUTOCOMMIT"
 
 
 def _django(connection: Any) -> Joining:

@@ -205,12 +205,12 @@ class OutboxStatements:
         """Delete dead letters, by ``id``, ``to`` or ``since``; return how many."""
         return self._change("drop", "dropped", **which)
 
-    def reap(self, older_than: timedelta, limit: int) -> Statements[int]:
-        """Delete messages that were sent, kept, and are old; return how many."""
+    def reap(self, to: str, older_than: timedelta, limit: int) -> Statements[int]:
+        """Delete messages to one destination that were sent, kept, and are old; return how many."""
         if self._is_postgres:
-            rows = yield self._joined("reap", older_than=older_than.total_seconds(), limit=limit)
+            rows = yield self._joined("reap", to=to, older_than=older_than.total_seconds(), limit=limit)
             return int(rows[0][0])
-        return len((yield self._joined("reap", older_than=_milliseconds(older_than), limit=limit)))
+        return len((yield self._joined("reap", to=to, older_than=_milliseconds(older_than), limit=limit)))
 
     def _change(
         self,

@@ -19,9 +19,11 @@ from semel.core.cursor import Cursor
 from semel.core.message import one_line
 from semel.core.outbox import (
     Claimed,
+    Delivered,
     Ending,
     Failed,
     Message,
+    Rejected,
     Schedule,
     Unreachable,
     Verdict,
@@ -92,6 +94,9 @@ class Relay(StoreService[S_co, RelayReport]):
         self._cursor = Cursor()
         self._is_open = False
         self._token = b""
+        #: What the last claim took, and since when its lease runs.
+        self._held: list[str] = []
+        self._renewed_at = 0.0
         self._is_stopping = False
         #: How often in a row the destination could not be reached, and until when it is left alone.
         self._failures = 0
@@ -178,6 +183,7 @@ class Relay(StoreService[S_co, RelayReport]):
                 aside=aside,
             )
         )
+        self._held, self._renewed_at = [message.id for message in claimed.messages], began
         if claimed.walk is not None:
             self._cursor.note(start, claimed.walk, began, time.monotonic())
         return claimed
@@ -197,7 +203,17 @@ class Relay(StoreService[S_co, RelayReport]):
             if len(messages) == 1:
                 _logger.exception("The publisher of %s failed.", self.to)
                 return [Failed(_reason(error))]
-        return [(await self.publish([message]))[0] for message in messages]
+        verdicts: list[Verdict] = []
+        for message in messages:
+            await self.keep()
+            verdicts += await self.publish([message])
+        return verdicts
+
+    async def keep(self) -> bool:
+        """Renew the lease of the batch, if that is due; return whether all of it is still held."""
+        if time.monotonic() - self._renewed_at < self._lease.total_seconds() / 3:
+            return True
+        return await self._renewed()
 
     async def settle(self, endings: Sequence[Ending]) -> int:
         """Write back what became of the messages of the last claim."""
@@ -212,7 +228,7 @@ class Relay(StoreService[S_co, RelayReport]):
         last, _ = await self._ask(self._statements.free(self.to, self._freed_key, MAX_FREED_KEYS))
         self._freed_key = last or ""
         if self._keep is not None:
-            while await self._ask(self._statements.reap(self._keep, MAX_REAPED)) == MAX_REAPED:
+            while await self._ask(self._statements.reap(self.to, self._keep, MAX_REAPED)) == MAX_REAPED:
                 pass
 
     async def pause(self, duration: timedelta) -> None:
@@ -240,10 +256,10 @@ class Relay(StoreService[S_co, RelayReport]):
         log("%s can't be reached, and is left alone for %g s: %s", self.to, pause.total_seconds(), reason)
 
     async def _sent(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        verdicts = await self._keeping(messages, self._opened_and_sent(messages))
+        verdicts = await self._keeping(self._opened_and_sent(messages))
         if len(verdicts) != len(messages):
             raise TypeError(f"{type(self.publisher).__name__}.publish returned {len(verdicts)} verdicts, not one each.")
-        return [_bounded(verdict) for verdict in verdicts]
+        return [_checked(verdict, self.publisher) for verdict in verdicts]
 
     async def _opened_and_sent(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         if not self._is_open:
@@ -255,29 +271,34 @@ class Relay(StoreService[S_co, RelayReport]):
             self._is_open = False
         return verdicts
 
-    async def _keeping(self, messages: Sequence[Message], sending: Coroutine[Any, Any, T]) -> T:
-        """Wait for *sending*, and renew the lease of *messages* as long as it takes."""
-        ids = [message.id for message in messages]
+    async def _keeping(self, sending: Coroutine[Any, Any, T]) -> T:
+        """Wait for *sending*, and renew the lease of the whole batch as long as it takes."""
         every = self._lease.total_seconds() / 3
         if self._loop is None:
             task = asyncio.ensure_future(sending)
             try:
                 while not (await asyncio.wait([task], timeout=every))[0]:
-                    await self._renewed(ids)
+                    await self._renewed()
             except BaseException:
                 task.cancel()
                 raise
             return task.result()
         running = self._loop.start(sending)
         while not self._loop.is_done(running, every):
-            await self._renewed(ids)
+            await self._renewed()
         return running.result()
 
-    async def _renewed(self, ids: Sequence[str]) -> None:
+    async def _renewed(self) -> bool:
+        began = time.monotonic()
         try:
-            await self._ask(self._statements.renew(ids, self._token, self._lease))
+            held = await self._ask(self._statements.renew(self._held, self._token, self._lease))
         except Exception as error:  # noqa: BLE001 - what is sent meanwhile may still be written back
             _logger.warning("The lease of messages to %s could not be renewed: %s", self.to, error)
+            return began - self._renewed_at < self._lease.total_seconds()
+        if held < len(self._held):
+            return False  # And so it is whenever this is asked again.
+        self._renewed_at = began
+        return True
 
     async def _on_loop(self, running: Coroutine[Any, Any, Any], limit: float) -> None:
         if self._loop is None:
@@ -294,15 +315,23 @@ class AsyncRelay(Relay[AsyncStore]):
 
 
 def _reason(error: BaseException) -> str:
-    text = one_line(" ".join(f"{type(error).__name__}: {error}".split()))
-    return text[:MAX_REASON]
+    return _line(" ".join(f"{type(error).__name__}: {error}".split()))
 
 
-def _bounded(verdict: Verdict) -> Verdict:
+def _checked(verdict: object, publisher: Publisher) -> Verdict:
+    """Return what a publisher said as what can be written. A mistake in it is a failure of that message alone."""
     match verdict:
-        case Failed(reason, retry_after):
-            return Failed(one_line(reason)[:MAX_REASON], retry_after)
-        case Unreachable(reason):
-            return Unreachable(one_line(reason)[:MAX_REASON])
-        case _:
+        case Delivered():
             return verdict
+        case Rejected(reason):
+            return Rejected(_line(reason))
+        case Failed(reason, retry_after):
+            return Failed(_line(reason), retry_after if isinstance(retry_after, timedelta) else None)
+        case Unreachable(reason):
+            return Unreachable(_line(reason))
+        case _:
+            return Failed(_line(f"{type(publisher).__name__}.publish returned {verdict!r}, which is no verdict."))
+
+
+def _line(text: object) -> str:
+    return one_line(str(text))[:MAX_REASON]

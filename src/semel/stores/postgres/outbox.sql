@@ -373,7 +373,7 @@ SELECT count(*) FROM changed
 -- Delete messages that were kept after they were sent, once they are old.
 WITH old AS (
     SELECT id FROM semel_outbox
-     WHERE state = 'sent' AND ended_at < clock_timestamp() - CAST(:older_than AS double precision) * interval '1 second'
+     WHERE aggregatetype = CAST(:to AS text) AND state = 'sent' AND ended_at < clock_timestamp() - CAST(:older_than AS double precision) * interval '1 second'
      ORDER BY ended_at
      LIMIT CAST(:limit AS bigint)
 ), gone AS (

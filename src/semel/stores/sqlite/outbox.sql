@@ -261,7 +261,7 @@ RETURNING 1
 -- name: reap
 DELETE FROM semel_outbox
  WHERE seq IN (SELECT seq FROM semel_outbox
-                WHERE state = 'sent' AND (state = 'dead' OR state = 'sent')
+                WHERE aggregatetype = :to AND state = 'sent' AND (state = 'dead' OR state = 'sent')
                   AND ended_at < (SELECT now FROM semel_keys_clock) - :older_than
                 ORDER BY ended_at
                 LIMIT :limit)
