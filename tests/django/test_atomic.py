@@ -96,6 +96,31 @@ def test_the_write_and_the_record_are_one_transaction(database: str, under: str,
     assert [each.state for each in records()] == [State.COMPLETE]
 
 
+def test_a_message_is_in_the_same_transaction(database: str, under: str, colour: int) -> None:
+    """What a view publishes commits with its payment and its answer, and is rolled back with them; inside of a block
+    of the view's own, too.
+    """
+    statuses = [500, 201]
+
+    def plain(request: Any) -> HttpResponse:
+        with transaction.atomic():
+            pay(request)
+            semel.current().publish("payment.made", {"amount": 5})
+        return HttpResponse(status=statuses.pop(0))
+
+    async def asynchronous(request: Any) -> HttpResponse:
+        await apay(request)
+        await semel.current().publish("payment.made", {"amount": 5})
+        return HttpResponse(status=statuses.pop(0))
+
+    with serving(idempotent(policy=ATOMIC)([plain, asynchronous][colour])):
+        assert [Visitor(under).post().status_code for _ in range(3)] == [500, 201, 201]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT type FROM semel_outbox")
+        assert cursor.fetchall() == [("payment.made",)]
+    assert amounts() == [5]
+
+
 def test_a_server_error_takes_everything_back(database: str, under: str, colour: int) -> None:
     """In atomic mode what a view wrote before a server error is rolled back, and the key is free."""
     errors: dict[int, Any] = {

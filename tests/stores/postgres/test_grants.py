@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -42,11 +42,18 @@ from semel.core.recovery import Done, Progress
 from semel.core.state import Event, State
 from semel.errors import StoreError
 from semel.flows.receive import InboxReport
+from semel.flows.relay import RelayReport
 from semel.inbox import Inbox, Ran
+from semel.outbox import Outbox
+from semel.publishers import BROKER_SCHEDULE, Delivered, Message, Rejected
+from semel.publishers import Verdict as PublisherVerdict
 from semel.stores import Store, store
 from semel.stores.dialect import messages_of
 from semel.stores.inbox import InboxStatements
-from semel.work import InboxReaper, Reaper, Sweeper
+from semel.stores.outbox import OutboxStatements, carry_out
+from semel.stores.transaction import at_once
+from semel.webhooks import Endpoints
+from semel.work import InboxReaper, Reaper, Relay, Sweeper
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "postgresql.md").read_text()
 DAY, LONG, OVER = timedelta(days=1), timedelta(hours=1), timedelta(microseconds=1)
@@ -154,6 +161,58 @@ def test_messages(urls: dict[str, str]) -> None:
         found = transaction.run(InboxStatements(messages_of(keys)).list(None, None, 10))
         assert [each.message_id for each in found] == ["m-2"]
         transaction.perform(Undo())
+
+
+def test_outbox(urls: dict[str, str]) -> None:
+    """The role of an application adds messages, that of a worker relays and requeues them, and a reader lists them."""
+    with psycopg.connect(urls["semel_app"]) as connection:
+        for content_type in ("text/plain", "image/png"):
+            Outbox(urls["semel_app"]).add(connection, "t", b"1", content_type=content_type, key="k")
+    with closing(store(urls["semel_app"])) as keys:
+        assert isinstance(relayed(keys).error, StoreError)
+    with closing(store(urls["semel_worker"])) as keys:
+        keys.open()
+        report = relayed(keys)
+        assert (report.error, report.sent, report.dead) == (None, 1, 1)
+        assert at_once(carry_out(keys, OutboxStatements(messages_of(keys)).requeue(to="events"))) == 1
+        assert relayed(keys).dead == 1
+    with closing(store(urls["semel_reader"])) as keys:
+        (dead,) = at_once(carry_out(keys, OutboxStatements(messages_of(keys)).browse("dead", None, 10)))
+        assert dead.error == "no picture"
+        assert len(keys.perform(ReadTrail("outbox:events", dead.id))) == 3
+    with closing(store(urls["semel_worker"])) as keys:
+        assert at_once(carry_out(keys, OutboxStatements(messages_of(keys)).drop(id=dead.id))) == 1
+
+
+class NoPictures:
+    """A destination that refuses pictures."""
+
+    schedule = BROKER_SCHEDULE
+
+    async def open(self) -> None: ...
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[PublisherVerdict]:
+        return [Rejected("no picture") if each.content_type == "image/png" else Delivered() for each in messages]
+
+    async def close(self) -> None: ...
+
+
+def relayed(keys: Store) -> RelayReport:
+    relay = Relay(keys, "events", NoPictures())
+    report = relay.run_once()
+    relay.close()
+    return report
+
+
+def test_endpoints(urls: dict[str, str]) -> None:
+    """The role of an application keeps the endpoints of webhooks, and a reader lists them."""
+    with closing(Endpoints(urls["semel_app"])) as endpoints:
+        for name in ("acme", "ajax"):
+            endpoints.add(name, "https://acme.example/hooks", secrets=["env:SECRET"])
+        assert not endpoints.disable("acme", "moving").is_on
+        endpoints.remove("ajax")
+    with closing(Endpoints(urls["semel_reader"])) as endpoints:
+        assert [each.name for each in endpoints.list()] == ["acme"]
 
 
 def test_who_only_looks(urls: dict[str, str], postgres_url: str) -> None:

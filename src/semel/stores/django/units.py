@@ -194,7 +194,7 @@ class DjangoUnit(Unit):
         return self._send(lambda: self._database.run(self.connection, joined))
 
     def _send(self, send: Callable[[], T]) -> T:
-        self._check()
+        self._check(may_be_inside=True)
         was_untouched, self._is_untouched = self._is_untouched, False
         try:
             return send()
@@ -258,14 +258,16 @@ class DjangoUnit(Unit):
         finally:
             self._end([])
 
-    def _check(self) -> None:
-        """Raise if there is nothing that could be committed."""
+    def _check(self, *, may_be_inside: bool = False) -> None:
+        """Raise if there is nothing that could be committed. A handler that publishes *may be inside* of other blocks:
+        a view has one of its own (``django/atomicity.py``).
+        """
         wrapper = self.connection
         if self._database.is_lost(wrapper):
             raise self._database.lost()
         if wrapper.needs_rollback or self._database.has_failed(wrapper):
             raise TransactionManagementError(FAILED_INSIDE) from wrapper.rollback_exc
-        is_ours = bool(wrapper.atomic_blocks) and wrapper.atomic_blocks[-1] is self._block
+        is_ours = self._block in (wrapper.atomic_blocks if may_be_inside else wrapper.atomic_blocks[-1:])
         if not is_ours or (not self._is_untouched and self._database.is_over(wrapper)):
             raise ended_inside()
 
