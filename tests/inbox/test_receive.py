@@ -121,6 +121,16 @@ def test_another_payload_is_shown(sqlite_url: str, caplog: pytest.LogCaptureFixt
     assert all(each in record.getMessage() for each in ("m-1", "billing", refused.value.stored, refused.value.received))
 
 
+def test_arguments_are_compared(sqlite_url: str) -> None:
+    """What the handler is called with is the payload, where none is given and it is data; payload=None compares none."""
+    with Inbox(sqlite_url, consumer="billing") as inbox:
+        inbox.receive("m-1", lambda _, order: order, {"order": 17})
+        assert inbox.receive("m-1", lambda _, order: order, {"order": 17}) == Duplicate()
+        with pytest.raises(MessageDiffers):
+            inbox.receive("m-1", lambda _, order: order, {"order": 18})
+        assert inbox.receive("m-1", lambda _, order: order, {"order": 18}, payload=None) == Duplicate()
+
+
 @pytest.mark.parametrize("kind", USUAL)
 def test_consumers_are_independent(kind: str, url: str) -> None:
     """Two consumers of one message both handle it, also at the same time, and one's failure is not the other's."""
