@@ -159,7 +159,7 @@ class Publishing:
             self._promised.remove(promise)
 
     async def _added(self, statements: OutboxStatements, message: Message) -> str:
-        await run(self._transaction.run, statements.add(message))
+        await run(self._transaction.run, statements.add(message, again=True))
         return message.id
 
 
@@ -196,8 +196,8 @@ def made(
         events = (("ce-specversion", "1.0"), ("ce-id", identity), ("ce-source", source), ("ce-type", type_))
         pairs = (*pairs, *events)
     trace = traceparent or _current_trace()
-    if trace is not None and not _TRACEPARENT.fullmatch(trace):
-        raise MessageInvalid(f"{type_!r}: {trace[:80]!a} is not a traceparent, such as 00-<32 hex>-<16 hex>-01.")
+    if trace is not None and (not isinstance(trace, str) or not _TRACEPARENT.fullmatch(trace)):
+        raise MessageInvalid(f"{type_!r}: {str(trace)[:80]!a} is not a traceparent, such as 00-<32 hex>-<16 hex>-01.")
     return Message(
         id=identity,
         type=type_,
@@ -211,13 +211,14 @@ def made(
 
 
 def _encoded(type_: str, payload: Any, content_type: str | None) -> tuple[bytes, str]:
+    kind = None if content_type is None else _checked_content_type(type_, content_type)
     if isinstance(payload, bytes | bytearray | memoryview):
-        return bytes(payload), _checked_content_type(type_, content_type or BYTES)
-    if isinstance(payload, str) and content_type is not None:
-        return payload.encode(), _checked_content_type(type_, content_type)
+        return bytes(payload), kind or BYTES
     try:
+        if isinstance(payload, str) and kind is not None:
+            return payload.encode(), kind
         text = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return text.encode(), _checked_content_type(type_, content_type or JSON)
+        return text.encode(), kind or JSON
     except (TypeError, ValueError, RecursionError) as error:
         raise MessageInvalid(
             f"{type_!r}: its payload can't be written as JSON ({error}). Give what JSON can hold, or bytes with "
@@ -226,7 +227,8 @@ def _encoded(type_: str, payload: Any, content_type: str | None) -> tuple[bytes,
 
 
 def _checked_content_type(type_: str, content_type: str) -> str:
-    if not content_type.isprintable() or not content_type.isascii():
+    given: object = content_type
+    if not isinstance(given, str) or not given.isprintable() or not given.isascii():
         raise MessageInvalid(f"{type_!r}: {content_type!a} is not a content type, such as application/json.")
     return content_type
 
@@ -235,7 +237,10 @@ def _checked_headers(type_: str, headers: Headers) -> tuple[tuple[str, str], ...
     if headers is None:
         return ()
     given: Any = headers.items() if isinstance(headers, Mapping) else headers
-    pairs = tuple((name, text) for name, text in given)
+    try:
+        pairs = tuple((name, text) for name, text in given)
+    except (TypeError, ValueError):
+        raise MessageInvalid(f"{type_!r}: headers are a mapping, or pairs of names and values.") from None
     for name, text in pairs:
         if not isinstance(name, str) or not _TOKEN.fullmatch(name):
             raise MessageInvalid(f"{type_!r}: {name!a} is not the name of a header: letters, digits and dashes.")

@@ -188,10 +188,14 @@ class TestContent:
             ({"headers": {"a": "b\nc"}}, "not one line of text"),
             ({"headers": {"a": "x" * 20_000}}, "more than"),
             ({"content_type": "té"}, "not a content type"),
+            ({"content_type": 5}, "not a content type"),
+            ({"headers": "abc"}, "headers are a mapping"),
+            ({"traceparent": 5}, "not a traceparent"),
+            ({"payload": "\ud800", "content_type": "text/plain"}, "can't be written"),
             ({"traceparent": "zero"}, "not a traceparent"),
             ({"id": "seventeen"}, "not a UUID"),
         ],
-        ids=["object", "nan", "large", "header", "lines", "headers", "type", "trace", "id"],
+        ids=["object", "nan", "large", "header", "lines", "headers", "type", "number", "text", "five", "lone", "trace", "id"],
     )
     def test_wrong(self, url: str, wrong: dict[str, Any], why: str) -> None:
         """What can't be sent is refused before anything is written."""

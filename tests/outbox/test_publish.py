@@ -107,6 +107,17 @@ class TestTogether:
         assert rows(url, "SELECT count(*) FROM semel_outbox") == [6]
 
 
+async def test_a_key_that_is_used_again(url: str) -> None:
+    """After its retention a key is a new operation's. Its message has the same id; one that was sent is sent again."""
+    app = App()
+    await post(app, url, ATOMIC)
+    rows(url, "UPDATE semel_outbox SET state = 'sent', ended_at = created_at")
+    rows(url, "DELETE FROM semel_keys")
+    await post(app, url, ATOMIC)
+    assert rows(url, "SELECT count(*) FROM orders") == [2]
+    assert rows(url, "SELECT state FROM semel_outbox") == ["waiting"]
+
+
 class TestElsewhere:
     async def test_outside_of_a_transaction(self, url: str) -> None:
         """In a guarded handler without a transaction it is refused, in words that say where to call it."""

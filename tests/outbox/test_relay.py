@@ -322,6 +322,18 @@ class TestOrder:
         assert broker.payloads[2:] == [str(number) for number in range(40)]
         assert left(url) == []
 
+    def test_what_is_due_behind_a_dead_letter(self, url: str, store: Store, broker: Broker) -> None:
+        """Messages of a parked key that are due again do not stand in the way of others that are."""
+        add(url, *range(20), key="parked")
+        add(url, "late")
+        rows(url, "UPDATE semel_outbox SET state = 'waiting', due_at = created_at, attempts = 1")
+        first = rows(url, "SELECT min(seq) FROM semel_outbox")[0]
+        rows(url, f"UPDATE semel_outbox SET state = 'dead', ended_at = created_at WHERE seq = {first}")
+        relay = relay_of(store, "events", broker, batch=4)
+        for _ in range(12):
+            relay.run_once()
+        assert broker.payloads == ['"late"']
+
     def test_what_was_set_aside_for_nothing(self, url: str, store: Store, broker: Broker) -> None:
         """A message that was set aside just as the one before it was sent is found, and sent."""
         add(url, 1, 2, key="k")
@@ -417,6 +429,22 @@ class TestLease:
 
         relay_of(store, "events", Slow(), batch=2).run_once()
         assert others == [0, 0]
+
+    def test_a_second_relay_takes_the_rest(self, url: str, store: Store) -> None:
+        """While one relay has the head of the queue, another sends what comes after it."""
+        sent: list[int] = []
+        add(url, *range(30))
+
+        class Slow(Broker):
+            async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+                if not sent:
+                    with closing(open_store(url)) as other:
+                        rest = relay_of(other, "events", Broker(), batch=10)
+                        sent.append((await asyncio.to_thread(rest.run_once)).sent)
+                return await super().publish(messages)
+
+        assert relay_of(store, "events", Slow(), batch=10).run_once().sent == 10
+        assert sent == [20]
 
     def test_renewed_while_it_is_sent(self, url: str, store: Store) -> None:
         """A batch that takes longer than its lease is kept: the lease is renewed meanwhile."""

@@ -79,8 +79,10 @@ class OutboxStatements:
         self._is_postgres = dialect.name == POSTGRESQL
         self._channel = channel_of(dialect.names) if self._is_postgres else ""
 
-    def add(self, message: Message) -> Statements[None]:
-        """Write one message. One that is there already, with the same content, is left as it is."""
+    def add(self, message: Message, *, again: bool = False) -> Statements[None]:
+        """Write one message. One that is there already, with the same content, is left as it is; but with *again*, one
+        that was sent, and kept, is sent once more.
+        """
         values: dict[str, Any] = {
             "id": message.id,
             "to": message.to,
@@ -98,6 +100,8 @@ class OutboxStatements:
         if (yield self._joined("add", **values, **more)):
             return
         if (same := (yield self._joined("same", **values))) and same[0][0]:
+            if again:
+                yield self._joined("again", id=message.id)
             return
         raise MessageReused(f"The outbox has another message with the id {message.id}: other content needs its own id.")
 
@@ -110,6 +114,7 @@ class OutboxStatements:
             aside = 0
             if how["aside"]:
                 aside = len((yield self._joined("set_aside", to=to, limit=limit)))
+            yield self._joined("set_behind", to=to, due=due)
             rows = yield self._joined(
                 "claim",
                 to=to,

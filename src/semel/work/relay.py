@@ -39,7 +39,7 @@ from semel.stores.outbox import OutboxStatements, Statements, carry_out
 from semel.work.loops import LoopThread
 from semel.work.service import S_co, StoreService
 from semel.work.wakeup import AsyncWakeup, Wakeup
-from semel.work.waking import waker_of
+from semel.work.waking import NoWaker, waker_of
 
 T = TypeVar("T")
 
@@ -76,9 +76,10 @@ class Relay(StoreService[S_co, RelayReport]):
         batch: int = MAX_BATCH,
         keep: timedelta | None = None,
         publish_limit: timedelta = PUBLISH_LIMIT,
+        is_woken: bool = True,
     ) -> None:
         """Send the messages of *store* that are *to* this destination, by *publisher*. With *keep*, what was sent stays
-        in the table for so long.
+        in the table for so long. One that is not woken by the database takes no connection for that, and polls.
         """
         super().__init__(store, timedelta(seconds=POLLS[-1]))
         if lease <= timedelta():
@@ -106,7 +107,7 @@ class Relay(StoreService[S_co, RelayReport]):
         self._freed_key = ""
         self._loop = None if isinstance(store, AsyncStore) else LoopThread()
         self.wakeup: Wakeup | AsyncWakeup = AsyncWakeup() if isinstance(store, AsyncStore) else Wakeup()
-        self._waker = waker_of(store, to, self.wakeup.wake)
+        self._waker = waker_of(store, to, self.wakeup.wake) if is_woken else NoWaker()
 
     @property
     def interval(self) -> timedelta:
@@ -262,10 +263,10 @@ class Relay(StoreService[S_co, RelayReport]):
         return [_checked(verdict, self.publisher) for verdict in verdicts]
 
     async def _opened_and_sent(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        if not self._is_open:
-            await self.publisher.open()
-            self._is_open = True
         async with asyncio.timeout(self._limit.total_seconds()):
+            if not self._is_open:
+                await self.publisher.open()
+                self._is_open = True
             verdicts = await self.publisher.publish(messages)
         if any(isinstance(verdict, Unreachable) for verdict in verdicts):
             self._is_open = False

@@ -84,7 +84,13 @@ class Webhooks(StoreService[AsyncStore, WebhooksReport]):
             relay = self._relays.get(name)
             if relay is None or (relay.publisher is not publisher and name not in self._running):
                 self._relays[name] = AsyncRelay(
-                    self._store_on_loop, name, publisher, lease=self._lease, keep=self._keep, batch=publisher.batch
+                    self._store_on_loop,
+                    name,
+                    publisher,
+                    lease=self._lease,
+                    keep=self._keep,
+                    batch=publisher.batch,
+                    is_woken=False,
                 )
         waiting = [name for name in endpoints if name not in self._running and not self._relays[name].is_left_alone]
         for name in await self._pending(waiting):

@@ -39,15 +39,25 @@ SELECT aggregatetype = CAST(:to AS text) AND aggregateid IS NOT DISTINCT FROM CA
  WHERE id = CAST(CAST(:id AS text) AS uuid)
 
 
+-- name: again
+-- Send a message once more that was sent, and kept.
+UPDATE semel_outbox
+   SET state = 'waiting', due_at = clock_timestamp(), attempts = 0, ended_at = NULL
+ WHERE id = CAST(CAST(:id AS text) AS uuid) AND state = 'sent'
+RETURNING 1
+
+
 -- name: claim
 -- Take messages of one destination: those that are due again first, then those that are ready, oldest first. Behind one
 -- that was freed and has not failed, the "run" of its key is taken, too.
--- "walked" are the next ready ones, whoever has them; "mine" those that are free, up to a number of bytes, and locked.
+-- "walked" are the next ready ones that no relay has; "mine" those that are free, up to a number of bytes, and locked.
 -- The first row of the answer tells where the walk began and ended, and which transactions run; the others are messages.
 -- A run of messages of one key is taken together, up to the first that is not "mine". Whether there is an older one is
 -- asked from :floor on, below which every message of the queue has ended.
 -- coalesce() keeps the planner from reading a whole index of that state beside the primary key.
--- With :aside, ready messages that can't be taken because of another of their key leave the queue.
+-- With :aside, ready messages that can't be taken because of another of their key leave the queue; one that is due and
+-- has another of its key before it waits behind that in any case, or it would be found due again and again.
+-- = ANY (ARRAY[...]) is looked up for each, and can't be done by reading the whole table.
 WITH clock AS (
     SELECT clock_timestamp() AS now
 ), due AS MATERIALIZED (
@@ -76,16 +86,16 @@ WITH clock AS (
        AND coalesce(run.state, '') = 'behind' AND (run.lease_until IS NULL OR run.lease_until <= (SELECT now FROM clock))
        FOR UPDATE SKIP LOCKED
 ), walked AS MATERIALIZED (
-    SELECT id, seq, aggregateid, lease_until, octet_length(payload) AS size
+    SELECT id, seq
       FROM semel_outbox
      WHERE aggregatetype = CAST(:to AS text) AND state = 'ready' AND seq > CAST(:after AS bigint)
+       AND (lease_until IS NULL OR lease_until <= (SELECT now FROM clock))
      ORDER BY seq
      LIMIT CAST(:limit AS bigint)
 ), free AS MATERIALIZED (
     SELECT free.id, free.seq, free.aggregateid, octet_length(free.payload) AS size
       FROM semel_outbox AS free
-     WHERE free.id = ANY (ARRAY(SELECT id FROM walked
-                                 WHERE lease_until IS NULL OR lease_until <= (SELECT now FROM clock)))
+     WHERE free.id = ANY (ARRAY(SELECT id FROM walked))
        AND coalesce(free.state, '') = 'ready' AND (free.lease_until IS NULL OR free.lease_until <= (SELECT now FROM clock))
        FOR UPDATE SKIP LOCKED
 ), mine AS MATERIALIZED (
@@ -121,26 +131,31 @@ WITH clock AS (
                 OR ((aside IS NULL OR mine.seq < aside)
                     AND (mine.is_due OR ((due IS NULL OR mine.seq < due) AND (ready IS NULL OR mine.seq < ready))))
                ) AS is_taken,
-           mine.aggregateid IS NOT NULL AND NOT mine.is_due
-           AND (aside < mine.seq OR due < mine.seq OR ready < mine.seq) IS TRUE AS is_behind
+           mine.aggregateid IS NOT NULL
+           AND (aside < mine.seq
+                OR (NOT mine.is_due AND CAST(:aside AS boolean) AND (due < mine.seq OR ready < mine.seq))) IS TRUE
+           AND (mine.is_due OR CAST(:aside AS boolean)) AS is_behind
       FROM mine
       LEFT JOIN heads ON heads.aggregateid = mine.aggregateid
 ), set_aside AS (
     UPDATE semel_outbox
        SET state = 'behind', token = NULL, lease_until = NULL
       FROM judged
-     WHERE semel_outbox.id = judged.id AND is_behind AND CAST(:aside AS boolean)
+     WHERE semel_outbox.id = ANY (ARRAY[judged.id]) AND is_behind AND coalesce(state, '') <> 'behind'
  RETURNING 1
 ), taken AS (
     UPDATE semel_outbox
        SET token = CAST(:token AS bytea),
            lease_until = clock_timestamp() + CAST(:lease AS double precision) * interval '1 second'
       FROM judged
-     WHERE semel_outbox.id = judged.id AND is_taken
+     WHERE semel_outbox.id = ANY (ARRAY[judged.id]) AND is_taken
  RETURNING semel_outbox.id, semel_outbox.seq, type, payload, content_type, aggregateid, headers, traceparent,
            created_at, attempts
 )
-SELECT (SELECT min(seq) FROM walked), (SELECT max(seq) FROM walked), (SELECT count(*) FROM walked),
+SELECT (SELECT seq FROM semel_outbox
+         WHERE aggregatetype = CAST(:to AS text) AND state = 'ready' AND seq > CAST(:after AS bigint)
+         ORDER BY seq
+         LIMIT 1), (SELECT max(seq) FROM walked), (SELECT count(*) FROM walked),
        CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint),
        CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint),
        (SELECT count(*) FROM set_aside), NULL, NULL, NULL, NULL, NULL
@@ -174,7 +189,7 @@ WITH asked AS MATERIALIZED (
 ), gone AS (
     DELETE FROM semel_outbox
      USING asked
-     WHERE semel_outbox.id = asked.id AND token = CAST(:token AS bytea)
+     WHERE semel_outbox.id = ANY (ARRAY[asked.id]) AND token = CAST(:token AS bytea)
        AND ending = 'delivered' AND NOT CAST(:keep AS boolean)
  RETURNING aggregateid
 ), kept AS (
@@ -187,7 +202,7 @@ WITH asked AS MATERIALIZED (
            error = CASE WHEN ending = 'delivered' THEN NULL ELSE coalesce(asked.error, semel_outbox.error) END,
            token = NULL, lease_until = NULL
       FROM asked
-     WHERE semel_outbox.id = asked.id AND token = CAST(:token AS bytea)
+     WHERE semel_outbox.id = ANY (ARRAY[asked.id]) AND token = CAST(:token AS bytea)
        AND (ending <> 'delivered' OR CAST(:keep AS boolean))
  RETURNING semel_outbox.id, aggregateid, aggregatetype, attempts, state
 ), noted AS (

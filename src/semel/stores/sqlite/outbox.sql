@@ -39,6 +39,30 @@ UPDATE semel_outbox
 RETURNING 1
 
 
+-- name: again
+UPDATE semel_outbox
+   SET state = 'waiting', due_at = (SELECT now FROM semel_keys_clock), attempts = 0, ended_at = NULL
+ WHERE id = :id AND state = 'sent'
+RETURNING 1
+
+
+-- name: set_behind
+-- One that is due and has another of its key before it waits behind that, or it would be found due again and again.
+UPDATE semel_outbox
+   SET state = 'behind', token = NULL, lease_until = NULL
+ WHERE seq IN (SELECT seq FROM semel_outbox
+                WHERE aggregatetype = :to AND state = 'waiting' AND due_at <= (SELECT now FROM semel_keys_clock)
+                  AND (lease_until IS NULL OR lease_until <= (SELECT now FROM semel_keys_clock))
+                ORDER BY due_at
+                LIMIT :due)
+   AND aggregateid IS NOT NULL
+   AND EXISTS (SELECT 1 FROM semel_outbox AS other
+                WHERE other.aggregatetype = :to AND other.aggregateid = semel_outbox.aggregateid
+                  AND other.seq < semel_outbox.seq
+                  AND (other.state = 'waiting' OR other.state = 'behind' OR other.state = 'dead'))
+RETURNING 1
+
+
 -- name: claim
 -- Take messages of one destination: those that are due again first, then those that are ready, oldest first.
 WITH clock AS (
