@@ -195,7 +195,7 @@ def made(
         check_name("source", source)
         events = (("ce-specversion", "1.0"), ("ce-id", identity), ("ce-source", source), ("ce-type", type_))
         pairs = (*pairs, *events)
-    trace = traceparent or _current_trace()
+    trace: Any = traceparent or _current_trace()
     if trace is not None and (not isinstance(trace, str) or not _TRACEPARENT.fullmatch(trace)):
         raise MessageInvalid(f"{type_!r}: {str(trace)[:80]!a} is not a traceparent, such as 00-<32 hex>-<16 hex>-01.")
     return Message(

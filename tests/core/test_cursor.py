@@ -116,10 +116,14 @@ class TestWriterThatStaysOpen:
 
     def test_walks_begin_beyond_it(self) -> None:
         """After a second, walks no longer begin at the place that can't become safe."""
-        _, cursor = self.make()
+        database, cursor = self.make()
         assert cursor.safe == 0
         assert cursor.start(0.5) == 0
-        assert cursor.start(0.5 + PATIENCE) >= 49
+        reached = cursor.start(0.5 + PATIENCE)
+        assert reached >= 49
+        walk, _ = database.walk(reached, 10)
+        cursor.note(reached, walk, 0.5 + PATIENCE, 0.5 + PATIENCE)
+        assert (cursor.safe, cursor.start(0.6 + PATIENCE)) == (0, reached)
 
     def test_its_message_is_found(self) -> None:
         """When it ends, its message is found by the next look back, which comes within seconds."""

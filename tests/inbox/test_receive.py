@@ -122,7 +122,7 @@ def test_another_payload_is_shown(sqlite_url: str, caplog: pytest.LogCaptureFixt
 
 
 def test_arguments_are_compared(sqlite_url: str) -> None:
-    """What the handler is called with is the payload, where none is given and it is data; payload=None compares none."""
+    """What the handler is called with is the payload, if none is given and it is data; None compares nothing."""
     with Inbox(sqlite_url, consumer="billing") as inbox:
         inbox.receive("m-1", lambda _, order: order, {"order": 17})
         assert inbox.receive("m-1", lambda _, order: order, {"order": 17}) == Duplicate()

@@ -195,7 +195,21 @@ class TestContent:
             ({"traceparent": "zero"}, "not a traceparent"),
             ({"id": "seventeen"}, "not a UUID"),
         ],
-        ids=["object", "nan", "large", "header", "lines", "headers", "type", "number", "text", "five", "lone", "trace", "id"],
+        ids=[
+            "object",
+            "nan",
+            "large",
+            "header",
+            "lines",
+            "headers",
+            "type",
+            "number",
+            "text",
+            "five",
+            "lone",
+            "trace",
+            "id",
+        ],
     )
     def test_wrong(self, url: str, wrong: dict[str, Any], why: str) -> None:
         """What can't be sent is refused before anything is written."""

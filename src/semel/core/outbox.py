@@ -188,11 +188,7 @@ def check_name(what: str, name: object) -> str:
     """Return *name*, if it can be that of a destination, a type or a key."""
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable():
         raise ConfigurationError(f"{what} is a text of 1 to {MAX_NAME} printable characters, not {_shown(name)}.")
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise ConfigurationError(f"{what} {_shown(name)} can't be written as UTF-8.") from None
-    return name
+    return name  # What is printable can be written as UTF-8: lone surrogates are not.
 
 
 def _shown(name: object) -> str:
