@@ -123,7 +123,8 @@ class TestWriterThatStaysOpen:
         assert reached >= 49
         walk, _ = database.walk(reached, 10)
         cursor.note(reached, walk, 0.5 + PATIENCE, 0.5 + PATIENCE)
-        assert (cursor.safe, cursor.start(0.6 + PATIENCE)) == (0, reached)
+        assert cursor.safe == 0
+        assert cursor.start(0.6 + PATIENCE) >= reached
 
     def test_its_message_is_found(self) -> None:
         """When it ends, its message is found by the next look back, which comes within seconds."""

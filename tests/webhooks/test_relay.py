@@ -1,5 +1,6 @@
 """From the outbox to an endpoint: the relay, the table of endpoints and a real server together."""
 
+import asyncio
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +15,9 @@ from semel.core.webhook import new_secret
 from semel.outbox import Outbox
 from semel.stores import AsyncStore, async_store
 from semel.webhooks.directory import WebhookDirectory
+from semel.webhooks.endpoints import AsyncEndpoints
 from semel.work.relay import AsyncRelay
+from semel.work.webhooks import Webhooks, WebhooksReport
 from tests.webhooks.endpoint import Got, http, serving
 
 SECRET = new_secret(b"s" * 32)
@@ -126,3 +129,56 @@ async def test_away(store: AsyncStore, url: str, on_database: Any) -> None:
     (endpoint,) = await directory.table.list()
     assert endpoint.failing_since is not None
     await directory.close()
+
+
+async def test_all_endpoints(store: AsyncStore, url: str, on_database: Any) -> None:
+    """The service sends to every endpoint that is on; one that is away keeps none of the others, nor does one that
+    hangs.
+    """
+    release = asyncio.Event()
+
+    async def until_released(_: Got) -> bytes:
+        await release.wait()
+        return http()
+
+    table = AsyncEndpoints(store)
+    async with serving() as good, serving(until_released) as slow:
+        for name, address in (("good", good.url()), ("slow", slow.url()), ("away", "http://127.0.0.1:1/")):
+            await table.add(name, address, secrets=["env:ACME_SECRET"])
+
+        def add(connection: Any) -> None:
+            for name in ("slow", "away", "good", "nowhere"):
+                Outbox(url).add(connection, "order.paid", {"order": 17}, to=name)
+
+        on_database(add)
+        service = Webhooks(store, allow_private=True)
+        reports: list[WebhooksReport] = []
+        while not good.requests or not slow.requests or not any(each.unreachable for each in reports):
+            reports.append(await service.run_once())
+        assert "webhooks: " in str(reports[-1])
+        release.set()
+        while sum(each.sent for each in reports) < 2:
+            reports.append(await service.run_once())
+        service.stop()
+        await service.close()
+    assert states(on_database) == ["ready", "ready"]  # To the one that is away, and to none at all.
+
+
+async def test_an_endpoint_that_goes(store: AsyncStore, url: str, on_database: Any) -> None:
+    """One that is turned off is not sent to any more; one that is added is, within seconds."""
+    table = AsyncEndpoints(store)
+    async with serving() as server:
+        service = Webhooks(store, allow_private=True)
+        assert (await service.run_once()).is_idle
+        await table.add("acme", server.url(), secrets=["env:ACME_SECRET"])
+        on_database(lambda connection: Outbox(url).add(connection, "order.paid", {}, to="acme"))
+        service.look_again()
+        while not server.requests:
+            await service.run_once()
+        await table.disable("acme", "moved")
+        on_database(lambda connection: Outbox(url).add(connection, "order.paid", {}, to="acme"))
+        service.look_again()
+        for _ in range(3):
+            await service.run_once()
+        await service.close()
+    assert len(server.requests) == 1

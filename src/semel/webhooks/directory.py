@@ -69,6 +69,10 @@ class WebhookDirectory:
             await self._close_retired()
         return dict(self._endpoints)
 
+    def forget(self) -> None:
+        """Read the table again when it is next asked for."""
+        self._read_at = None
+
     def publisher(self, endpoint: Endpoint) -> EndpointPublisher:
         """Return the publisher of *endpoint*: another one if its URL or its secrets have changed."""
         found = self._publishers.get(endpoint.name)

@@ -69,6 +69,10 @@ class Webhooks(StoreService[AsyncStore, WebhooksReport]):
         """How long until the next look."""
         return timedelta(seconds=POLLS[min(self._idle_runs + 3, len(POLLS) - 1)])
 
+    def look_again(self) -> None:
+        """Read the table of endpoints with the next run, however fresh it is."""
+        self._directory.forget()
+
     def stop(self) -> None:
         """Begin nothing new."""
         for relay in self._relays.values():
