@@ -5,7 +5,7 @@ BIN := .venv/bin
 # The demo needs little of what the tests need, and is not to wait for the rest of it; where that is there, it will do.
 DEMO := $(if $(wildcard .venv/.ready),.venv/.ready,.venv/.demo)
 
-.PHONY: help demo rides report test walks cover check fix bench torture clean
+.PHONY: help demo rides report parcels test walks cover check fix bench torture clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -19,6 +19,9 @@ rides: .venv/.ready ## See an API of several steps killed half-way, and resumed.
 
 report: .venv/.ready ## See a ten-second job with its progress bar, and its worker killed half-way.
 	@$(BIN)/python -m examples.report
+
+parcels: .venv/.ready ## See orders become parcels through a broker, with everything on the way killed.
+	@$(BIN)/python -m examples.parcels
 
 test: .venv/.ready ## Run the tests, on real PostgreSQL and Redis, on every core.
 	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-#: The kinds of violations. "idle" is a run that proves nothing: no progress, or a wanted event that never happened.
-Kind = Literal["doubled", "lost", "stuck", "idle"]
+#: The kinds of violations. "disordered" is a message that was overtaken by a later one of its key. "idle" is a run that
+#: proves nothing: no progress, or a wanted event that never happened.
+Kind = Literal["doubled", "lost", "stuck", "disordered", "idle"]
 
 #: What a run may be asked to have seen at least once.
 Sight = Literal["take-over", "replay", "fenced zombie", "resolved unknown", "outcome unknown", "crash", "accepted"]
@@ -41,6 +42,8 @@ FORMS = {
     "steps": Form(("ride", "receipt"), is_charged=True),
     # The same steps, taken by a worker once the client has gone.
     "accepted": Form(("ride", "receipt"), is_charged=True),
+    # An order, written with its message; and what a consumer makes of the message.
+    "parcel": Form(("ordered", "parcel")),
 }
 
 #: The answer to the client of an operation that will be run later.

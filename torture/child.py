@@ -15,7 +15,7 @@ import semel
 from semel.asgi import IdempotencyMiddleware
 from semel.stores import AsyncStore, Store, async_store, store
 from semel.work import AsyncCompleter, AsyncReaper, AsyncSweeper, Completer, Reaper, Report, Sweeper
-from torture import clock, planted
+from torture import clock, messaging, planted
 from torture.checker import FORMS, Event
 from torture.job import Job
 from torture.tracing import Lines
@@ -32,6 +32,8 @@ def work(job: Job) -> dict[str, Any]:
     """Do *job*; return the report."""
     if job.clock_seconds:
         clock.set_off(job.clock_seconds)
+    if job.action in {"relay", "consume"}:
+        return messaging.work(job)
     with planted.bug(job.planted):
         return asyncio.run(_Async(job).work()) if job.entry == "asgi" else _Sync(job).work()
 

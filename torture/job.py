@@ -10,8 +10,8 @@ from typing import Any, Literal
 #: By which entry point requests come in.
 Entry = Literal["wsgi", "asgi"]
 #: ``pay``: send requests. ``insist``: send each until its answer is final. ``sweep``, ``reap``: one run of the service.
-#: ``work``: run what was accepted, until there is nothing left to run.
-Action = Literal["pay", "insist", "sweep", "reap", "work"]
+#: ``work``: run what was accepted, until there is nothing left to run. ``relay``, ``consume``: what ``messaging`` does.
+Action = Literal["pay", "insist", "sweep", "reap", "work", "relay", "consume"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,12 @@ class Job:
     store: str = ""
     #: A Redis in front of the store.
     cache: str = ""
+    #: Where messages are sent to and consumed from: a Redis, or a folder.
+    broker: str = ""
+    #: The destination of messages. Without: each order is a destination of its own.
+    to: str = ""
+    #: Whether ``relay`` and ``consume`` go on until they are killed.
+    is_endless: bool = False
     action: Action = "pay"
     #: (form, key) of each payment, one after another.
     payments: tuple[tuple[str, str], ...] = ()

@@ -9,6 +9,7 @@ from torture.duels import TEN_YEARS_SECONDS, Planted, Rivals
 from torture.instant import InstantTakeOver
 from torture.lines import KillAtLines
 from torture.lost_commits import LostCommits
+from torture.messages import MessageLines, Messages, PlantedMessages
 from torture.restarts import RedisRestarts, Restarts
 from torture.scenario import Outcome, Plan, Scenario, Worlds
 from torture.split_brain import SplitBrain
@@ -37,4 +38,5 @@ SCENARIOS: tuple[Scenario, ...] = (
     *(Planted(), KillAtLines(), Rivals(), StrangeClocks()),
     *(Zombies(), LostCommits(), Restarts(), InstantTakeOver()),
     *(RedisRestarts(), SplitBrain(), Accepted()),
+    *(PlantedMessages(), Messages(), MessageLines()),
 )

@@ -97,7 +97,7 @@ def open_sqlite(url: str) -> sqlite3.Connection:
     return sqlite3.connect(path, timeout=_PATIENCE_SECONDS, isolation_level=None)
 
 
-def append(path: Path, line: dict[str, Any]) -> None:
+def append(path: Path, line: dict[str, Any] | str) -> None:
     """Add one line to a file that several processes write: one write, so that lines stay whole."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:

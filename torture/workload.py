@@ -80,6 +80,9 @@ class Api:
         elif form == "atomic":
             self._write(operation.connection, "paid")
             self.point("paid")
+        elif form == "parcel":
+            self._write(operation.connection, "ordered")
+            self._publish(operation)
         if form in {"phase", *STEPS}:
             made["ride"] = operation.phase("ride", self._write, "ride")
             self.point("ride committed")
@@ -101,6 +104,13 @@ class Api:
             if self._is_postgres:
                 await written
             self.point("paid")
+        elif form == "parcel":
+            written = write(operation.connection, "ordered")
+            if self._is_postgres:
+                await written
+            published = self._publish(operation)
+            if self._is_postgres:
+                await published
         if form in {"phase", *STEPS}:
             made["ride"] = await operation.phase("ride", write, "ride")
             self.point("ride committed")
@@ -110,6 +120,12 @@ class Api:
         if form in STEPS:
             made["receipt"] = await operation.phase("receipt", write, "receipt")
         return self._answer(form, made)
+
+    def _publish(self, operation: semel.Operation) -> Any:
+        """Orders with the same last word in their key are to be sent in their order."""
+        group = operation.key.rpartition("-")[2]
+        to = self._job.to or operation.key
+        return operation.publish("order.paid", {"order": operation.key}, key=group, to=to)
 
     def _enter(self) -> semel.Operation:
         operation = semel.current()
@@ -173,6 +189,7 @@ def _paths(job: Job) -> dict[str, semel.Policy]:
     policies = {form: semel.Policy(lease=lease, required=True) for form in FORMS if form != "accepted"}
     policies["guard"] = semel.Policy(lease=lease, required=True, on_crash=job.on_crash)
     policies["atomic"] = semel.Policy(lease=lease, required=True, mode="atomic")
+    policies["parcel"] = policies["atomic"]
     if job.accepts:
         policies["accepted"] = semel.Policy(lease=lease, required=True, in_progress="accept")
     return {f"/{form}": policy for form, policy in policies.items()}
