@@ -31,7 +31,7 @@ class Picky(Discard):
         return [self._judged(message) for message in messages]
 
     def _judged(self, message: Message) -> Verdict:
-        return Rejected("no such\tqueue") if message.payload == b"2" else Delivered()
+        return Rejected("no such queue") if message.payload == b"2" else Delivered()
 
 
 def connect(url: str) -> Any:
