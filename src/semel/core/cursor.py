@@ -19,8 +19,8 @@ PATIENCE = 1.0
 #: The shortest time between two looks back; and what share of the time they may take.
 LOOK_BACK_EVERY = 2.0
 LOOK_BACK_SHARE = 0.05
-#: How often a walk begins at the beginning: for rows that were not written by ``add``, and for a server whose numbers
-#: went back in a fail-over.
+#: How often a walk begins at the beginning: for rows that were not written by ``add``, and after a fail-over in which
+#: numbers went back.
 AFRESH_EVERY = 300.0
 
 

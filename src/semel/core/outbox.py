@@ -98,7 +98,7 @@ class Claimed:
     """What one claim got."""
 
     messages: tuple[Message, ...]
-    #: Where the walk was; None on a database whose index has no dead entries.
+    #: Where the walk was; None where an index has no dead entries.
     walk: Walk | None
     #: How many messages were looked at, and how many of those were set aside.
     walked: int
