@@ -100,17 +100,17 @@ class TestDelivery:
         assert relay.run_once().sent == 1
         assert relay.run_once().is_idle
         assert left(url) == [("1", "sent", 0)]
-        older = relay_of(store, "events", broker, keep=timedelta(microseconds=1))
-        older.run_once()
-        assert left(url) == []
+        while left(url):
+            relay_of(store, "events", broker, keep=timedelta(microseconds=1)).run_once()
+        assert len(broker.got) == 1
 
     def test_kept_by_another(self, url: str, store: Store, broker: Broker) -> None:
         """What one destination keeps for long, a relay to another that keeps for less does not delete."""
         add(url, 1, to="audit")
         add(url, 2)
         relay_of(store, "audit", broker, keep=timedelta(days=30)).run_once()
-        relay_of(store, "events", broker, keep=timedelta()).run_once()
-        relay_of(store, "events", broker, keep=timedelta()).run_once()
+        while len(left(url)) == 2:  # SQLite's clock has milliseconds.
+            relay_of(store, "events", broker, keep=timedelta()).run_once()
         assert left(url) == [("1", "sent", 0)]
 
     def test_no_outbox(self, broker: Broker) -> None:
