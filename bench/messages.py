@@ -17,6 +17,7 @@ import psycopg
 
 from bench.databases import DURABLE
 from semel.core.outbox import BROKER_SCHEDULE, Delivered, Ending, Message, Schedule, Verdict
+from semel.flows.relay import MAX_BATCH
 from semel.outbox import Outbox
 from semel.publishers import publisher
 from semel.publishers.discard import Discard
@@ -44,6 +45,7 @@ SELECT gen_random_uuid(), 'events', CASE WHEN %s THEN 'order-' || number %% 1000
        convert_to('{"order": 17}', 'UTF8')
   FROM generate_series(1, %s) AS number
 """
+_WRITTEN = "SELECT n_tup_upd, n_tup_hot_upd, n_tup_del FROM pg_stat_user_tables WHERE relname = 'semel_outbox'"
 _READ = """
 SELECT (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = 'semel_outbox'),
        (SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 'semel_outbox')
@@ -53,17 +55,21 @@ SELECT (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = 'seme
 def measure_messages() -> dict[str, Any]:
     """Measure everything; it takes some minutes."""
     facts: dict[str, Any] = {}
-    with servers.postgres(settings=DURABLE) as server, closing(store(server.url)) as opened:
-        opened.migrate()
+    with servers.postgres(settings=DURABLE) as server:
         url = server.url
+        with closing(store(url)) as opened:
+            opened.migrate()
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(_SHOP)
         facts["add"] = asyncio.run(_added(url))
         _empty(url)
+        before = _written(url)
         facts["drain"] = {
             "no-op, without keys": asyncio.run(_drained(url, keyed=False)),
             "no-op, 1,000 keys": asyncio.run(_drained(url, keyed=True)),
         }
+        counts = (after - earlier for earlier, after in zip(before, _written(url), strict=True))
+        facts["rows"] = dict(zip(("updated", "of it heap-only", "deleted"), counts, strict=True))
         with suppress(servers.NoServerBinary), servers.rabbitmq() as rabbit:
             facts["drain"]["RabbitMQ, confirmed"] = asyncio.run(_to_rabbitmq(url, rabbit.url))
         facts["latency"] = asyncio.run(_told(url))
@@ -76,6 +82,10 @@ def listed(facts: dict[str, Any]) -> str:
     add, latency = facts["add"], facts["latency"]
     lines = [f"add, {CONNECTIONS} connections: {add['with']:,.0f}/s of {add['without']:,.0f}/s = {add['ratio']:.2f}"]
     lines += [f"drained, {name}: {rate:,.0f} messages/s" for name, rate in facts["drain"].items()]
+    lines.append(
+        "written for each message: 1 row in the application's statement; in the relay's two for each batch of "
+        f"{MAX_BATCH}, " + ", ".join(f"{count / (2 * DRAINED):.2f} {name}" for name, count in facts["rows"].items())
+    )
     for name, prefix in (("100/s", ""), ("to a relay that sleeps", "idle ")):
         p50, p99 = latency[f"{prefix}p50"] * 1000, latency[f"{prefix}p99"] * 1000
         lines.append(f"COMMIT to publisher, {name}: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
@@ -262,6 +272,14 @@ def _fill(url: str, count: int, *, keyed: bool) -> None:
 def _empty(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("TRUNCATE semel_outbox")
+
+
+def _written(url: str) -> tuple[int, ...]:
+    """How many rows were written so far, by all who have disconnected."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        while len(connection.execute("SELECT FROM pg_stat_activity WHERE datname = current_database()").fetchall()) > 1:
+            time.sleep(0.01)
+        return tuple(connection.execute(_WRITTEN).fetchall()[0])
 
 
 def _read(url: str) -> tuple[int, int]:

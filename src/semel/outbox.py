@@ -42,7 +42,6 @@ DEFAULT_DESTINATION = "events"
 
 JSON = "application/json"
 BYTES = "application/octet-stream"
-TEXT = "text/plain; charset=utf-8"
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]] | None
 

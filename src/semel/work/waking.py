@@ -48,6 +48,20 @@ class NoWaker:
         """Nothing is held."""
 
 
+class _Bell:
+    """Calls *wake* from any thread: in the relay's own thread, or on its loop."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def ring(self) -> None:
+        if self.loop is None:
+            self._wake()
+        elif not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._wake)
+
+
 class PostgresWaker:
     """Wakes by NOTIFY, on a direct connection that is opened when the relay first falls asleep."""
 
@@ -56,14 +70,13 @@ class PostgresWaker:
         from semel.stores.postgres.sleeping import Sleeper  # noqa: PLC0415 - a store's own, where it is that one
 
         self._waits = waits
-        self._wake = wake
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._sleeper = Sleeper(store.address, sleep_lock(store.address.names, to), self._ring)
+        self._bell = _Bell(wake)
+        self._sleeper = Sleeper(store.address, sleep_lock(store.address.names, to), self._bell.ring)
 
     async def fall_asleep(self) -> bool:
         """Take the lock; where an open transaction has it, shared, stay awake."""
         if self._waits:
-            self._loop = asyncio.get_running_loop()
+            self._bell.loop = asyncio.get_running_loop()
             return await asyncio.to_thread(self._sleeper.fall_asleep)
         return self._sleeper.fall_asleep()
 
@@ -83,12 +96,6 @@ class PostgresWaker:
         else:
             self._sleeper.close()
 
-    def _ring(self) -> None:
-        if self._loop is None:
-            self._wake()
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake)
-
 
 class SQLiteWaker:
     """Wakes when any other connection has committed to the file."""
@@ -96,16 +103,15 @@ class SQLiteWaker:
     def __init__(self, store: Any, wake: Callable[[], None]) -> None:
         """Watch the file of *store*, from a thread, while the relay sleeps."""
         self._path = store.place.path
-        self._wake = wake
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._bell = _Bell(wake)
         self._asleep: threading.Event | None = None
 
     async def fall_asleep(self) -> bool:
         """Begin to watch."""
         try:
-            self._loop = asyncio.get_running_loop()
+            self._bell.loop = asyncio.get_running_loop()
         except RuntimeError:
-            self._loop = None
+            self._bell.loop = None
         ended = self._asleep = threading.Event()
         watched = threading.Event()
         threading.Thread(target=self._watch, args=(ended, watched), name="semel-data-version", daemon=True).start()
@@ -133,18 +139,12 @@ class SQLiteWaker:
             watched.set()
             while not ended.wait(DATA_VERSION_EVERY):
                 if connection.execute("PRAGMA data_version").fetchall() != before:
-                    self._ring()
+                    self._bell.ring()
                     return
         except sqlite3.Error:
             return
         finally:
             connection.close()
-
-    def _ring(self) -> None:
-        if self._loop is None:
-            self._wake()
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake)
 
 
 def waker_of(store: Store | AsyncStore, to: str, wake: Callable[[], None]) -> Waker:

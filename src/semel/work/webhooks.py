@@ -57,6 +57,7 @@ class Webhooks(StoreService[AsyncStore, WebhooksReport]):
     ) -> None:
         """Send to the endpoints in *store*; *settings* are those of ``WebhookDirectory``."""
         super().__init__(store, timedelta(seconds=POLLS[-1]))
+        self._store_on_loop = store
         self._directory = WebhookDirectory(store, **settings)
         self._statements = OutboxStatements(messages_of(store, "outbox"))
         self._lease, self._keep = lease, keep
@@ -113,12 +114,6 @@ class Webhooks(StoreService[AsyncStore, WebhooksReport]):
         for relay in self._relays.values():
             await relay.close()
         await self._directory.close()
-
-    @property
-    def _store_on_loop(self) -> AsyncStore:
-        store: Any = self._store
-        on_loop: AsyncStore = store
-        return on_loop
 
     async def _pending(self, names: list[str]) -> list[str]:
         if not names:
