@@ -27,7 +27,7 @@ from semel.work.relay import AsyncRelay
 from tests.kit import servers
 
 CONNECTIONS = 64
-ROUNDS, SECONDS = 5, 4.0
+ROUNDS, SECONDS = 5, 3.0
 DRAINED = 30_000
 TOLD = 500
 PENDING = 1_000_000
@@ -37,8 +37,24 @@ CLAIMS = 40
 _SHOP = """
 CREATE TABLE accounts (id integer PRIMARY KEY, balance integer NOT NULL);
 INSERT INTO accounts SELECT number, 0 FROM generate_series(1, 100000) AS number;
+CREATE TABLE tellers (LIKE accounts INCLUDING ALL);
+INSERT INTO tellers SELECT * FROM accounts;
+CREATE TABLE branches (LIKE accounts INCLUDING ALL);
+INSERT INTO branches SELECT * FROM accounts;
 CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, account integer, total integer, note text);
 """
+_ORDER = "INSERT INTO orders (account, total, note) VALUES ($1, 5, repeat('n', 100))"
+#: Between BEGIN and COMMIT, each statement by itself. The second has the shape of pgbench's own transaction.
+_BUSINESS = {
+    "two statements": ("UPDATE accounts SET balance = balance + 1 WHERE id = $1", _ORDER),
+    "five statements": (
+        "UPDATE accounts SET balance = balance + 1 WHERE id = $1",
+        "SELECT balance FROM accounts WHERE id = $1",
+        "UPDATE tellers SET balance = balance + 1 WHERE id = $1",
+        "UPDATE branches SET balance = balance + 1 WHERE id = $1",
+        _ORDER,
+    ),
+}
 _FILL = """
 INSERT INTO semel_outbox (id, aggregatetype, aggregateid, type, content_type, payload)
 SELECT gen_random_uuid(), 'events', CASE WHEN %s THEN 'order-' || number %% 1000 END, 'order.paid', 'application/json',
@@ -79,8 +95,12 @@ def measure_messages() -> dict[str, Any]:
 
 def listed(facts: dict[str, Any]) -> str:
     """Write the figures for people."""
-    add, latency = facts["add"], facts["latency"]
-    lines = [f"add, {CONNECTIONS} connections: {add['with']:,.0f}/s of {add['without']:,.0f}/s = {add['ratio']:.2f}"]
+    latency = facts["latency"]
+    lines = [
+        f"add to a transaction of {name}, {CONNECTIONS} connections: {add['with']:,.0f}/s of {add['without']:,.0f}/s = "
+        f"{add['ratio']:.2f} (SELECT 1 in its place: {add['ratio of SELECT 1']:.2f})"
+        for name, add in facts["add"].items()
+    ]
     lines += [f"drained, {name}: {rate:,.0f} messages/s" for name, rate in facts["drain"].items()]
     lines.append(
         "written for each message: 1 row in the application's statement; in the relay's two for each batch of "
@@ -100,38 +120,47 @@ def as_json(facts: dict[str, Any]) -> str:
     return json.dumps(facts, indent=2)
 
 
-async def _added(url: str) -> dict[str, float]:
+async def _added(url: str) -> dict[str, dict[str, float]]:
+    """Measure transactions, the same with one more SELECT 1, and the same with a message."""
     pool = await asyncpg.create_pool(url, min_size=CONNECTIONS, max_size=CONNECTIONS)
     outbox = Outbox(url)
 
-    async def once(connection: Any, number: int, *, adds: bool) -> None:
-        async with connection.transaction():
-            account = number % 100_000 + 1
-            await connection.execute("UPDATE accounts SET balance = balance + 1 WHERE id = $1", account)
-            await connection.execute("INSERT INTO orders (account, total, note) VALUES ($1, 5, $2)", account, "n" * 100)
-            if adds:
-                await outbox.add(connection, "order.paid", {"order": number}, key=f"order-{number}")
+    async def message(connection: Any, number: int) -> None:
+        await outbox.add(connection, "order.paid", {"order": number}, key=f"order-{number}")
 
-    async def rate(seconds: float, *, adds: bool) -> float:
-        count, end = 0, time.perf_counter() + seconds
+    async def nothing_else(connection: Any, _number: int) -> None:
+        await connection.fetchval("SELECT 1")
+
+    async def rate(business: Sequence[str], more: Any) -> float:
+        count, end = 0, time.perf_counter() + SECONDS
 
         async def client(number: int) -> None:
             nonlocal count
             async with pool.acquire() as connection:
                 while time.perf_counter() < end:
-                    await once(connection, number, adds=adds)
+                    async with connection.transaction():
+                        for statement in business:
+                            await connection.fetch(statement, number % 100_000 + 1)
+                        if more is not None:
+                            await more(connection, number)
                     number += CONNECTIONS
                     count += 1
 
         await asyncio.gather(*(client(number) for number in range(CONNECTIONS)))
-        return count / seconds
+        return count / SECONDS
 
-    for adds in (False, True):
-        await rate(1, adds=adds)
-    pairs = [(await rate(SECONDS, adds=False), await rate(SECONDS, adds=True)) for _ in range(ROUNDS)]
+    facts = {}
+    for name, business in _BUSINESS.items():
+        kinds = (None, nothing_else, message)
+        rounds = [[await rate(business, kind) for kind in kinds] for _ in range(ROUNDS + 1)][1:]
+        facts[name] = {
+            "without": statistics.median(without for without, _, _ in rounds),
+            "with": statistics.median(with_ for _, _, with_ in rounds),
+            "ratio": statistics.median(with_ / without for without, _, with_ in rounds),
+            "ratio of SELECT 1": statistics.median(select / without for without, select, _ in rounds),
+        }
     await pool.close()
-    without, with_ = (statistics.median(each) for each in zip(*pairs, strict=True))
-    return {"without": without, "with": with_, "ratio": statistics.median(after / before for before, after in pairs)}
+    return facts
 
 
 async def _drained(url: str, *, keyed: bool) -> float:

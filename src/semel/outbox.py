@@ -45,6 +45,7 @@ BYTES = "application/octet-stream"
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]] | None
 
+_AS_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,255}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
@@ -216,8 +217,7 @@ def _encoded(type_: str, payload: Any, content_type: str | None) -> tuple[bytes,
     try:
         if isinstance(payload, str) and kind is not None:
             return payload.encode(), kind
-        text = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return text.encode(), kind or JSON
+        return _AS_JSON.encode(payload).encode(), kind or JSON
     except (TypeError, ValueError, RecursionError) as error:
         raise MessageInvalid(
             f"{type_!r}: its payload can't be written as JSON ({error}). Give what JSON can hold, or bytes with "

@@ -130,7 +130,7 @@ async def test_replicas_that_do_not_confirm(name: str) -> None:
     """With ``wait=1`` a message is not delivered before a replica has it."""
     quick = {"repl-diskless-sync-delay": "0"}
     with servers.redis(settings=quick) as master, servers.redis(settings=quick) as other:
-        async with opened(f"{master.url}?wait=1&timeout=0.2", name) as publisher:
+        async with opened(f"{master.url}?wait=1&timeout=4", name) as publisher:
             (alone,) = await publisher.publish([message()])
         assert isinstance(alone, Unreachable)
         assert "0 of 1 replicas" in reason(alone)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 from datetime import timedelta
-from uuid import UUID
 
 from semel.core.canonical import pack
 from semel.core.cursor import Walk
@@ -146,23 +145,21 @@ def message_id(scope: str, key: str, *, step: str, type_: str, to: str, number: 
     parts = (scope, key, step, type_, to, str(number))
     packed = pack(tuple(part.encode("utf-8", "surrogatepass") for part in parts))
     # Version 8: a UUID of one's own making. The key is among the parts, too: HMAC pads it with zeros.
-    return str(_uuid8(hmac.digest(key.encode("utf-8", "surrogatepass"), packed, "sha256")[:16]))
+    return _marked(hmac.digest(key.encode("utf-8", "surrogatepass"), packed, "sha256")[:16], 8)
 
 
 def time_ordered_id(milliseconds: int, random: bytes) -> str:
     """Return a UUID of version 7 from the time and ten random bytes: new ones come last in every index."""
     # A clock that is off by years is no reason to fail: the time is for the order alone.
-    number = int.from_bytes((milliseconds % 2**48).to_bytes(6, "big") + random, "big")
-    return str(UUID(int=_marked(number, 7)))
+    return _marked((milliseconds % 2**48).to_bytes(6, "big") + random, 7)
 
 
-def _uuid8(data: bytes) -> UUID:
-    return UUID(int=_marked(int.from_bytes(data, "big"), 8))
-
-
-def _marked(number: int, version: int) -> int:
-    number = number & ~(0xF << 76) | version << 76
-    return number & ~(0x3 << 62) | 0x2 << 62
+def _marked(data: bytes, version: int) -> str:
+    """Write 16 bytes as a UUID of this version."""
+    digits = data.hex()
+    return (
+        f"{digits[:8]}-{digits[8:12]}-{version}{digits[13:16]}-{0x80 | data[8] & 0x3F:02x}{digits[18:20]}-{digits[20:]}"
+    )
 
 
 def waves(messages: Sequence[Message]) -> list[list[Message]]:

@@ -6,6 +6,7 @@ One small function for each driver. Which statements, and how to read their rows
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -37,14 +38,20 @@ class Joining:
 
 def joining(connection: Any) -> Joining:
     """Return how statements are run on *connection*, by its type, so that no driver is imported."""
-    names = ((each.__module__.partition(".")[0], each.__name__) for each in type(connection).__mro__)
-    made = next((_KINDS[name] for name in names if name in _KINDS), None)
+    kind: type = type(connection)
+    made = _kind(kind)
     if made is None:
         raise ConfigurationError(
             "An open connection of psycopg, asyncpg, sqlite3, SQLAlchemy or Django is needed, or a session of "
             f"SQLAlchemy's, since its transaction is joined; this is {type(connection).__name__}."
         )
     return made(connection)
+
+
+@lru_cache
+def _kind(connection: type) -> Callable[[Any], Joining] | None:
+    names = ((each.__module__.partition(".")[0], each.__name__) for each in connection.__mro__)
+    return next((_KINDS[name] for name in names if name in _KINDS), None)
 
 
 def _asyncpg(connection: Any) -> Joining:

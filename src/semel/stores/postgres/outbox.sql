@@ -14,21 +14,16 @@
 -- name: add
 -- Write one message. A relay that sleeps holds a lock exclusively; where it can't be had, shared, the relay is woken at
 -- COMMIT. While none sleeps, no transaction notifies: one that does waits for a lock of the whole database at COMMIT.
--- The transaction has its number before the message has one: core/cursor.py relies on it.
-WITH me AS MATERIALIZED (
-    SELECT pg_current_xact_id() AS xid
-), added AS (
-    INSERT INTO semel_outbox (id, aggregatetype, aggregateid, type, content_type, headers, traceparent, payload)
-    SELECT CAST(CAST(:id AS text) AS uuid), CAST(:to AS text), CAST(:key AS text), CAST(:type AS text),
-           CAST(:content_type AS text), CAST(:headers AS text), CAST(:traceparent AS text), CAST(:payload AS bytea)
-      FROM me
-     WHERE xid IS NOT NULL
-        ON CONFLICT (id) DO NOTHING
- RETURNING 1
-)
-SELECT CASE WHEN pg_try_advisory_xact_lock_shared(CAST(:asleep AS bigint)) THEN 0
-            ELSE length(CAST(pg_notify(CAST(:channel AS text), 'outbox') AS text)) END
-  FROM added
+-- The transaction has its number before the message has one: core/cursor.py relies on it. So it is asked for in a
+-- subquery of its own (OFFSET 0), and read before the row is made.
+INSERT INTO semel_outbox (id, aggregatetype, aggregateid, type, content_type, headers, traceparent, payload)
+SELECT CAST(CAST(:id AS text) AS uuid), CAST(:to AS text), CAST(:key AS text), CAST(:type AS text),
+       CAST(:content_type AS text), CAST(:headers AS text), CAST(:traceparent AS text), CAST(:payload AS bytea)
+  FROM (SELECT pg_current_xact_id() AS xid OFFSET 0) AS me
+ WHERE xid IS NOT NULL
+    ON CONFLICT (id) DO NOTHING
+RETURNING CASE WHEN pg_try_advisory_xact_lock_shared(CAST(:asleep AS bigint)) THEN 0
+               ELSE length(CAST(pg_notify(CAST(:channel AS text), 'outbox') AS text)) END
 
 
 -- name: same
