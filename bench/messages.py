@@ -5,6 +5,7 @@ from COMMIT to the publisher, and what a claim reads in large and in bloated tab
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import statistics
 import time
@@ -15,9 +16,12 @@ from typing import Any
 import asyncpg
 import psycopg
 
+from bench.calls import Trace
 from bench.databases import DURABLE
+from bench.wire import Wire
 from semel.core.outbox import BROKER_SCHEDULE, Delivered, Ending, Message, Schedule, Verdict
 from semel.flows.relay import MAX_BATCH
+from semel.inbox import AsyncInbox
 from semel.outbox import Outbox
 from semel.publishers import publisher
 from semel.publishers.discard import Discard
@@ -33,6 +37,7 @@ TOLD = 500
 PENDING = 1_000_000
 DEAD = 100_000
 CLAIMS = 40
+COUNTED_BATCH, COUNTED_PASSES = 100, 9
 
 _SHOP = """
 CREATE TABLE accounts (id integer PRIMARY KEY, balance integer NOT NULL);
@@ -90,6 +95,8 @@ def measure_messages() -> dict[str, Any]:
             facts["drain"]["RabbitMQ, confirmed"] = asyncio.run(_to_rabbitmq(url, rabbit.url))
         facts["latency"] = asyncio.run(_told(url))
         facts["claims"] = asyncio.run(_claimed(url))
+        _empty(url)
+        facts["counted"] = asyncio.run(_counted(url))
     return facts
 
 
@@ -112,6 +119,10 @@ def listed(facts: dict[str, Any]) -> str:
     for name, each in facts["claims"].items():
         read = f"{each['index entries']:.0f} index entries read"
         lines.append(f"claim and settle of 10, {name}: {each['milliseconds']:.2f} ms, {read}")
+    for name, each in facts["counted"].items():
+        lines.append(
+            f"{name}: {each['trips']} round trips, {each['statements']} statements, {each['calls']} calls of ours"
+        )
     return "\n".join(lines)
 
 
@@ -276,6 +287,58 @@ async def _claims_of(url: str, relay: AsyncRelay) -> dict[str, float]:
         "index entries": (after[0] - before[0]) / CLAIMS,
         "rows": (after[1] - before[1]) / CLAIMS,
     }
+
+
+async def _counted(url: str) -> dict[str, dict[str, int]]:
+    """Count what each path sends, and how many functions of Semel's it calls. Nothing can be timed in this process from
+    here on.
+    """
+    trace = Trace()
+    trace.install()
+    facts = {}
+    with Wire(url) as wire:
+        address = wire.address(url)
+        outbox, inbox = Outbox(address), AsyncInbox(address, consumer="parcels")
+        connection = await asyncpg.connect(address)
+        numbers = itertools.count()
+
+        async def ship(_connection: Any) -> None:
+            pass
+
+        async def add(_number: int) -> None:
+            await outbox.add(connection, "order.paid", {"order": 17}, key="order-17")
+
+        async def relay_all(_number: int) -> None:
+            _fill(url, COUNTED_BATCH, keyed=False)
+            await relay.run_once()
+
+        async def first(number: int) -> None:
+            await inbox.receive(f"first-{number}", ship)
+
+        async def again(_number: int) -> None:
+            await inbox.receive("again", ship)
+
+        async with _relay(address, Discard("events", "discard://")) as relay, connection.transaction():
+            for name, path in (
+                ("add", add),
+                ("inbox, first delivery", first),
+                ("inbox, redelivery", again),
+                (f"relay, a batch of {COUNTED_BATCH}, and the look that finds no more", relay_all),
+            ):
+                seen = []
+                for _ in range(COUNTED_PASSES):
+                    before = wire.seen()
+                    with trace.on():
+                        await path(next(numbers))
+                    after = wire.seen()
+                    seen.append(
+                        (after.trips - before.trips, after.statements - before.statements, trace.counts()["calls"])
+                    )
+                counts = (int(statistics.median_low(each)) for each in zip(*seen, strict=True))
+                facts[name] = dict(zip(("trips", "statements", "calls"), counts, strict=True))
+        await connection.close()
+        await inbox.close()
+    return facts
 
 
 def _delivered(message: Message) -> Ending:
