@@ -1,9 +1,11 @@
 """Which combinations ``make test`` leaves to ``.ci/run``, beside the tests that are marked ``slow`` where they stand.
 
 Every one of these stays in ``make test`` on at least one store. What is left out are its repetitions on others, where
-the store has no part in what is tested, or each takes minutes.
+the store has no part in what is tested, or each takes minutes. What is about the syntax of a request is not run at all
+in a world that repeats another one: it is answered before there is a store.
 """
 
+import re
 from collections import defaultdict
 from typing import Any
 from zlib import crc32
@@ -40,6 +42,30 @@ DRIVERS = ("psycopg", "asyncpg", "aiosqlite", "engine", "pool")
 LIKENESS = "test_likeness_to_the_reference"
 MUCH_ALIKE = ("::TestAsync", "::TestOverSQLite", "django/test_conformance.py::TestPostgres")
 
+#: Each takes seconds: stories and loads from end to end, and a cluster that is started for a test. What they show is
+#: shown in small by quicker tests, and by one of their own kind where one is not named here.
+LONG = (
+    r"bench/test_bench",
+    r"cli/test_demo\.py::test_(interrupted|unprotected)",
+    r"cli/test_finding\.py::test_a_scope_can_be_copied\[(?!-x)",
+    r"django/test_killed\.py::.*(plain|rest)\]",
+    r"django/test_reads\.py::.*\[unprepared",
+    r"django/test_scenarios\.py::.*\[(decorator|rest)",
+    r"docs/test_django_examples\.py::test_rest_framework",
+    r"docs/test_inbox_examples\.py::test_rabbitmq",
+    r"docs/test_testing_examples\.py::test_(django|pytest\[testing/test_flask)",
+    r"examples/test_report\.py::test_the_story_ends_well",
+    r"functions/test_processes\.py::test_a_worker_of_celery",
+    r"inbox/test_celery\.py::test_once",
+    r"inbox/test_killed\.py::test_killed\[(psycopg-before COMMIT|sqlite-(in|before the)|async)",
+    r"publishers/test_celery\.py::test_(everything_arrives_through_rabbitmq|killed_in_the_middle_of_a_batch)",
+    r"stores/redis/test_(cluster|listening|sentinel)\.py::(?!test_fail_over|test_the_master_is_found)",
+    r"stores/tiered/test_load",
+    r"web/test_processes\.py::test_gate_9_.*gunicorn",
+    r"web/test_scenarios_asgi\.py::.*\[litestar",
+)
+_LONG = re.compile("|".join(LONG))
+
 #: Parameters of tests that are about what a request says, not about where it is kept.
 SYNTAX = {"test_malformed_names": "name", "test_strange_keys": "key"}
 
@@ -47,6 +73,7 @@ SYNTAX = {"test_malformed_names": "name", "test_strange_keys": "key"}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     facts: defaultdict[object, list[tuple[pytest.Function, bool]]] = defaultdict(list)
     numbers = Numbers()
+    items[:] = [item for item in items if not _is_repeated_syntax(item)]
     for item in items:
         if not isinstance(item, pytest.Function):
             continue
@@ -64,17 +91,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _is_slow(item: pytest.Function) -> bool:
+    if _LONG.match(item.nodeid.removeprefix("tests/")):
+        return True
     if item.originalname == LIKENESS and any(each in item.nodeid for each in MUCH_ALIKE):
         return True
     given: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
     if given.get("times") == 2 and given.get("shop") != "memory":
         return True  # A death at each step, and again at each step of the recovery: up to a minute each.
-    scenario = given.get("scenario")
-    is_syntax = getattr(scenario, "is_syntax", False) or SYNTAX.get(item.originalname, "-") in given
-    worlds = [value for value in given.values() if isinstance(value, str)]
+    worlds = _worlds(given)
     if not REPETITIONS.isdisjoint(worlds):
         return True
-    return is_syntax and USUAL_WORLDS.isdisjoint(worlds)
+    return _is_syntax(item, given) and USUAL_WORLDS.isdisjoint(worlds)
+
+
+def _is_repeated_syntax(item: pytest.Item) -> bool:
+    if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+        return False
+    given = item.callspec.params
+    return _is_syntax(item, given) and not REPETITIONS.isdisjoint(_worlds(given))
+
+
+def _is_syntax(item: pytest.Function, given: dict[str, Any]) -> bool:
+    return getattr(given.get("scenario"), "is_syntax", False) or SYNTAX.get(item.originalname, "-") in given
+
+
+def _worlds(given: dict[str, Any]) -> list[str]:
+    return [value for value in given.values() if isinstance(value, str)]
 
 
 class Numbers:
