@@ -98,6 +98,7 @@ WEBHOOKS: dict[type[errors.Refusal], str] = {
     errors.WebhookTooOld: "it was sent more than `tolerance` ago, or as far in the future",
     errors.SignatureInvalid: "none of your secrets has signed it",
     errors.BodyTooLarge: "it is larger than `max_body`",
+    errors.WebhookReused: "another body came under its id before, and was handled or tried",
     errors.WebhookBusy: "another delivery of it is being handled at this moment",
     errors.WebhookParked: "it has failed too often, and waits for an operator",
 }

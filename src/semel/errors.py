@@ -21,6 +21,7 @@
     │   │   ├── WebhookMalformed   400
     │   │   ├── WebhookTooOld      400
     │   │   ├── SignatureInvalid   401
+    │   │   ├── WebhookReused      422   another event under an id that is known
     │   │   ├── WebhookBusy        503   another delivery of it is being handled
     │   │   └── WebhookParked      503   it waits for an operator
     │   ├── HandlerEnded           caused by the handler
@@ -265,6 +266,14 @@ class SignatureInvalid(WebhookRefused):
     slug = "webhook-signature-invalid"
     title = "Signature invalid"
     status = 401
+
+
+class WebhookReused(WebhookRefused):
+    """A webhook with this id was received before, with another body. Nothing was done: each event needs its own id."""
+
+    slug = "webhook-id-reused"
+    title = "Webhook id reused"
+    status = 422
 
 
 class WebhookBusy(WebhookRefused):

@@ -135,12 +135,17 @@ class Publishing:
         identity = message_id(scope, operation_key, step=self._step, type_=str(type_), to=to, number=number)
         message = made(identity, type_, payload, to=to, **how)
         self._counts[type_, to] = number + 1
-        adding = self._added(OutboxStatements(dialect), message)
+        waits = self._transaction.waits
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return at_once(adding)
-        return self._awaited(adding, type_) if self._transaction.waits else at_once(adding)
+            if waits:
+                raise ConfigurationError(
+                    f"publish {type_!r}: this transaction is awaited, and this code runs in a thread. Publish in the "
+                    "`async def` function, on the event loop; or use a store for threads."
+                ) from None
+        adding = self._added(OutboxStatements(dialect), message)
+        return self._awaited(adding, type_) if waits else at_once(adding)
 
     def check(self) -> None:
         """Raise where a message was not awaited: what it tells of must not be committed without it."""

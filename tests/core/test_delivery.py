@@ -80,6 +80,7 @@ def test_only_the_beginning_is_shown() -> None:
         (formatdate(NOW - 90, usegmt=True), timedelta(0)),
         (formatdate(NOW + 10**8, usegmt=True), DAY),
         ("Tue, 14 Nov 99999 22:14:50 GMT", None),
+        ("Tue, 14 Nov 99999999999999999999 22:14:50 GMT", None),
     ],
 )
 def test_retry_after(said: str | None, pause: timedelta | None) -> None:

@@ -1,6 +1,7 @@
 """A Celery app with a worker of its own: ``celery -A tests.inbox.tasks worker``. The environment says where."""
 
 import os
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -19,11 +20,14 @@ inbox = Inbox(os.environ.get("SHOP_STORE", "sqlite:///shop.db"), consumer="billi
 
 @once(app, inbox, name="shop.ship", pause=timedelta(0))
 def ship(connection: Any, message: str) -> str:
-    """Send a parcel; or die, or fail, if the message says so."""
+    """Send a parcel; or die, or fail, or hang, if the message says so."""
     connection.execute(f"INSERT INTO parcels VALUES ('{message}')")
     if message == "bad":
         raise ValueError("no stock")
     if message == "dying" and not os.path.exists(died := os.environ["SHOP_DIED"]):  # noqa: PTH110 - a name, not a Path
         with open(died, "x", encoding="utf-8"):  # noqa: PTH123 - as above
             os._exit(9)
+    if message == "slow" and not os.path.exists(slept := os.environ["SHOP_DIED"] + "-slow"):  # noqa: PTH110 - as above
+        with open(slept, "x", encoding="utf-8"):  # noqa: PTH123 - as above
+            time.sleep(60)
     return f"shipped {message}"

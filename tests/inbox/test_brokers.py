@@ -71,6 +71,24 @@ def test_ids_of_faststream() -> None:
         of_faststream.id_of(message(message_id=None))
 
 
+@pytest.mark.parametrize("raw", [[SimpleNamespace(message_id="m-1")], (SimpleNamespace(message_id="m-1"),), {}])
+def test_batches_of_faststream(raw: object) -> None:
+    """Several messages that are handled as one have no id together: the first one's would hide the others."""
+    batch: Any = SimpleNamespace(headers={"ce-id": "e-1"}, raw_message=raw, batch_headers=[{"ce-id": "e-1"}])
+    with pytest.raises(ConfigurationError, match="batch"):
+        of_faststream.id_of(batch)
+    batch.batch_headers = []
+    if raw:
+        with pytest.raises(ConfigurationError, match="batch"):
+            of_faststream.id_of(batch)
+
+
+def test_an_id_that_is_no_text() -> None:
+    """Bytes that are not UTF-8 are no id: two of them would be read as the same text."""
+    with pytest.raises(MessageUnidentified, match="UTF-8"):
+        header_id({"message_id": b"\xff"})
+
+
 def test_ids_of_rabbitmq() -> None:
     """A message without an id is refused with what to do about it."""
     assert of_rabbitmq.id_of(SimpleNamespace(headers={"ce-id": "e-1"}, message_id="m-1")) == "e-1"  # type: ignore[arg-type]

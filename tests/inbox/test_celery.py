@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from celery import Celery
+from celery.exceptions import Reject
 
 from semel.errors import MessageUnidentified
 from semel.inbox import Inbox
@@ -42,18 +43,20 @@ def worker(rabbitmq: servers.RabbitMQServer, url: str, tmp_path: Path) -> Iterat
 
 async def test_once(worker: Celery, url: str) -> None:
     """A task that is sent twice under one id has one effect. One that fails is retried and then parked. One with a
-    worker that dies is delivered again.
+    worker that dies, or is killed at its time limit, is delivered again.
     """
     for message in ("m-1", "m-2", "m-1", "bad", "dying", "m-1"):
         worker.send_task("shop.ship", [message], task_id=f"task-{message}")
-    await until(lambda: len(receipts(url)) == 4 and receipts(url)["task-bad"][0] == "parked")
+    worker.send_task("shop.ship", ["slow"], task_id="task-slow", time_limit=1)
+    await until(lambda: len(receipts(url)) == 5 and receipts(url)["task-bad"][0] == "parked")
     assert receipts(url) == {
         "task-m-1": ("done", 0),
         "task-m-2": ("done", 0),
         "task-dying": ("done", 0),
+        "task-slow": ("done", 0),
         "task-bad": ("parked", 2),
     }
-    assert parcels(url) == ["dying", "m-1", "m-2"]
+    assert parcels(url) == ["dying", "m-1", "m-2", "slow"]
 
 
 def test_called_as_a_function(sqlite_url: str) -> None:
@@ -66,6 +69,21 @@ def test_called_as_a_function(sqlite_url: str) -> None:
     with pytest.raises(MessageUnidentified, match="plain function"):
         plain()
     assert (plain.acks_late, plain.reject_on_worker_lost, plain.max_retries) == (True, True, None)
+
+
+def test_a_retry_that_cant_be_sent(sqlite_url: str) -> None:
+    """A task that has to run again, while its broker takes nothing, is requeued: Celery itself would throw it away."""
+    app = Celery("shop", broker="amqp://127.0.0.1:1")
+    app.conf.task_publish_retry = False
+
+    @once(app, Inbox(sqlite_url, consumer="billing"), name="shop.failing")
+    def failing(_connection: object) -> None:
+        raise ValueError("no stock")
+
+    failing.push_request(id="m-1", called_directly=False, args=[], kwargs={}, retries=0)
+    with pytest.raises(Reject) as rejected:
+        failing.run()
+    assert rejected.value.requeue
 
 
 def test_eagerly(sqlite_url: str) -> None:

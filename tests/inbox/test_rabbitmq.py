@@ -11,6 +11,7 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractQueue
 from faststream import Context
+from faststream.exceptions import AckMessage
 from faststream.rabbit import RabbitBroker, RabbitQueue
 
 from semel.inbox import AsyncInbox
@@ -184,3 +185,24 @@ async def test_faststream(rabbitmq: servers.RabbitMQServer, url: str) -> None:
     assert parcels(url) == [f"m-{number}" for number in range(5)]
     assert sorted(calls) == ["bad", "bad", *(f"m-{number}" for number in range(5))]
     assert receipts(url)["bad"] == ("parked", 2)
+
+
+async def test_a_handler_of_faststream_that_acks(rabbitmq: servers.RabbitMQServer, url: str) -> None:
+    """A handler that ends by AckMessage has done its work: what it wrote is committed, then the message is acked."""
+    inbox = AsyncInbox(url, consumer="billing")
+    broker = RabbitBroker(rabbitmq.url, middlewares=[of_faststream.once(inbox, pause=AT_ONCE)], logger=None)
+
+    @broker.subscriber(RabbitQueue("acking", durable=True, arguments=DEAD))
+    async def handle(name: str, connection: Annotated[Any, Context(of_faststream.CONNECTION)]) -> None:
+        await connection.execute(f"INSERT INTO parcels VALUES ('{name}')")
+        raise AckMessage
+
+    async with await aio_pika.connect(rabbitmq.url) as connection, inbox:
+        channel = await connection.channel()
+        queue = await declared(channel, "acking")
+        async with broker:
+            await broker.start()
+            await broker.publish("m-1", "acking", message_id="m-1")
+            await until(lambda: receipts(url) == {"m-1": ("done", 0)})
+        await until_empty(channel, queue)
+    assert parcels(url) == ["m-1"]

@@ -1,7 +1,9 @@
 """A message is handled once, over every kind of connection, whatever is delivered again, fails, or happens at once."""
 
+import asyncio
 import sqlite3
 import threading
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import wait
 from contextlib import closing
 from functools import partial
@@ -507,3 +509,52 @@ def test_a_handler_that_returns_a_coroutine(sqlite_url: str) -> None:
     with Inbox(sqlite_url, consumer="billing") as inbox, pytest.raises(ConfigurationError, match="coroutine"):
         inbox.receive("m-1", lambda connection: pay(connection))  # noqa: PLW0108 - it is not `async def`
     assert receipts(sqlite_url) == {}
+
+
+@pytest.mark.parametrize("kind", USUAL)
+def test_a_handler_that_is_a_generator(kind: str, url: str) -> None:
+    """A function with `yield` in it does nothing when it is called: an error, and no receipt."""
+
+    def plain(connection: object, message: str) -> Iterator[None]:
+        yield
+
+    async def waiting(connection: object, message: str) -> AsyncIterator[None]:
+        yield
+
+    with consumer(kind, url) as billing:
+        billing._ship, billing._ship_async = plain, waiting  # type: ignore[assignment, method-assign]
+        with pytest.raises(ConfigurationError, match=r"yield|async def"):
+            billing.receive("m-1")
+    assert receipts(url) == {}
+
+
+@pytest.mark.parametrize("kind", USUAL)
+def test_an_error_without_words(kind: str, url: str) -> None:
+    """An error that can't even say what it is about is counted as any other, so that its message is parked."""
+
+    class Speechless(Exception):
+        def __str__(self) -> str:
+            raise AttributeError("response")
+
+    def fail_speechless() -> None:
+        raise Speechless
+
+    with consumer(kind, url, max_attempts=2) as billing:
+        billing.then = fail_speechless
+        with pytest.raises(Speechless):
+            billing.receive("m-1")
+        assert billing.receive("m-1") == Parked(2, "Speechless")
+
+
+async def test_something_else_was_cancelled(sqlite_url: str) -> None:
+    """A handler that waited for what another has cancelled was not cancelled itself: its try has failed."""
+
+    async def wait(_connection: object) -> None:
+        other = asyncio.ensure_future(asyncio.sleep(HANG_SECONDS))
+        other.cancel()
+        await other
+
+    async with AsyncInbox(sqlite_url, consumer="billing", max_attempts=2) as inbox:
+        with pytest.raises(RuntimeError, match="waited for was cancelled"):
+            await inbox.receive("m-1", wait)
+        assert await inbox.receive("m-1", wait) == Parked(2, "RuntimeError: What the handler waited for was cancelled.")

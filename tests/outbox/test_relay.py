@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from semel.core.outbox import Delivered, Failed, Message, Rejected, Schedule, Unreachable, Verdict
-from semel.errors import ConfigurationError, StoreNotReady
+from semel.errors import ConfigurationError, StoreNotReady, StoreUnavailable
 from semel.outbox import Outbox
 from semel.publishers import Publisher, publisher
 from semel.stores import AsyncStore, Store
@@ -113,6 +113,17 @@ class TestDelivery:
             relay_of(store, "events", broker, keep=timedelta()).run_once()
         assert left(url) == [("1", "sent", 0)]
 
+    def test_a_database_that_is_down(self, broker: Broker) -> None:
+        """A relay asks less and less often, down to once a second, and its log has as many lines."""
+        with closing(open_store("postgresql://u@127.0.0.1:1/none")) as away:
+            relay = relay_of(away, "events", broker)
+            intervals = []
+            for _ in range(9):
+                assert isinstance(relay.run_once().error, StoreUnavailable)
+                intervals.append(relay.interval)
+        assert intervals == sorted(intervals)
+        assert intervals[-1] == timedelta(seconds=1)
+
     def test_no_outbox(self, broker: Broker) -> None:
         """A store without transactions has nothing to relay."""
         with closing(open_store("memory://")) as memory, pytest.raises(ConfigurationError, match="no outbox"):
@@ -201,6 +212,57 @@ class TestFailures:
         assert len(broker.tried) <= 5 + 2 + 1800 // 30
         assert {state for _, state, _ in left(url)} == {"ready"}
         assert {attempts for *_, attempts in left(url)} == {0}
+
+    @pytest.mark.parametrize("is_raised", [False, True])
+    def test_one_message_ends_the_connection(self, url: str, store: Store, is_raised: bool) -> None:
+        """A message over which the destination ends the connection, three times while it is alone, costs its own tries
+        from then on, and keeps none of the others.
+        """
+
+        class Dropping(Broker):
+            async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+                if any(message.payload == b"0" for message in messages):
+                    self.tried += messages
+                    if is_raised:
+                        raise ConnectionResetError("frame too large")
+                    return [Unreachable("frame too large", is_dropped=True)] * len(messages)
+                return await super().publish(messages)
+
+        broker = Dropping()
+        add(url, *range(5))
+        relay = relay_of(store, "events", broker)
+        for _ in range(3):
+            report = relay.run_once()
+            assert (report.sent, report.retried) == (0, 0)
+            assert "frame too large" in str(report.unreachable)
+            relay._alone_until = 0.0
+        report = relay.run_once()
+        assert (report.sent, report.retried, report.unreachable) == (4, 1, None)
+        assert left(url) == [("0", "waiting", 1)]
+        (why,) = rows(url, "SELECT error FROM semel_outbox")
+        assert why.startswith("The destination ended the connection 3 times while it had this message alone: ")
+        assert "frame too large" in why
+        # Longer than the destination is left alone: the others come first.
+        assert float(rows(url, _DUE_IN[url.partition(":")[0]])[0]) > 45
+        # By now it is known, and is sent after the others, alone.
+        rows(url, "UPDATE semel_outbox SET due_at = created_at")
+        add(url, 5, 6)
+        report = relay.run_once()
+        assert (report.sent, report.retried, report.unreachable) == (2, 1, None)
+        assert left(url) == [("0", "waiting", 2)]
+
+    def test_a_connection_that_is_lost_now_and_then(self, url: str, store: Store, broker: Broker) -> None:
+        """A message that gets through in the end was not to blame, and has lost no try."""
+        relay = relay_of(store, "events", broker)
+        for number in range(4):
+            add(url, number)
+            for _ in range(2):
+                broker.answer = lambda _: Unreachable("reset", is_dropped=True)
+                assert relay.run_once().unreachable == "reset"
+                relay._alone_until = 0.0
+            broker.answer = lambda _: Delivered()
+            assert relay.run_once().sent == 1
+        assert [message.attempts for message in broker.got] == [0] * 4
 
     @pytest.mark.parametrize("error", [ConnectionRefusedError("refused"), TimeoutError(), ConfigurationError("wrong")])
     def test_errors_of_the_network(self, url: str, store: Store, error: Exception) -> None:

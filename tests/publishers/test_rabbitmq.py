@@ -76,6 +76,16 @@ async def test_one_of_a_hundred_is_too_large(rabbitmq_server: RabbitMQServer, na
     assert delivered(messages, verdicts) <= set(ids_in(rabbitmq_server, name))
 
 
+async def test_a_frame_that_is_too_large(rabbitmq_server: RabbitMQServer, name: str) -> None:
+    """Over headers that fit into no frame RabbitMQ ends the connection, and the verdict says so of the message."""
+    declare_queue(rabbitmq_server, name)
+    async with opened(rabbitmq_server.url, name) as publisher:
+        (verdict,) = await publisher.publish([message(headers=(("note", "x" * 200_000),))])
+    assert "frame_too_large" in reason(verdict)
+    assert isinstance(verdict, Unreachable)
+    assert verdict.is_dropped
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"headers": (("x" * 300, "y"),)}, {"type": "ü" * 200}, {"created_at": -1e12}],

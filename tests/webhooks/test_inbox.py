@@ -86,9 +86,10 @@ async def test_parked(served: tuple[Orders, Post]) -> None:
 
 
 async def test_another_payload(served: tuple[Orders, Post]) -> None:
-    """Another payload under an id that is known is not taken for the same event."""
+    """Another payload under an id that is known is not taken for the same event: the sender is told what it did."""
     orders, post = served
     body, other = b'{"order": 17}', b'{"order": 18}'
     assert (await post(headers("a", body), body)).status == 200
-    assert (await post(headers("a", other), other)).status == 500
+    refused = await post(headers("a", other), other)
+    assert (refused.status, json.loads(refused.body)["code"]) == (422, "webhook-id-reused")
     assert orders.numbers == [17]

@@ -1,5 +1,6 @@
 """Webhooks are received in FastAPI, Starlette, Flask and Django: verified first, then handled once."""
 
+import io
 import json
 import time
 from collections.abc import Callable
@@ -7,15 +8,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 import django.test
+import flask
 import pytest
 import standardwebhooks
 import stripe
+from werkzeug.test import create_environ, run_wsgi_app
 
 import semel.webhooks.django
 import semel.webhooks.fastapi
 import semel.webhooks.flask
 from semel.core.webhook import new_secret, read_secret, signatures
 from semel.errors import ConfigurationError, StoreUnavailable
+from semel.webhooks.receiving import TOLERANCE, Receiver
 from tests.webhooks.receivers import WORLDS, Busy, ForLoops, Parked, World
 
 SECRET, OLD = new_secret(b"s" * 32), new_secret(b"o" * 32)
@@ -188,6 +192,10 @@ async def test_an_inbox_that_is_none(world: World) -> None:
         ((), {"secrets": ["env:NO_SUCH_VARIABLE"]}, "no secret at env:NO_SUCH_VARIABLE"),
         ((), {"secrets": ["hunter2"]}, "begins with whsec_"),
         ((), {"secrets": [SECRET], "preset": "gitlab"}, "There are standard, stripe, github"),
+        ((), {"secrets": [" "], "preset": "github"}, "The secret is empty"),
+        ((), {"secrets": [None]}, "a list of at least one secret"),
+        ((), {"secrets": [SECRET], "tolerance": 300}, "tolerance is a timedelta"),
+        ((), {"secrets": [SECRET], "max_body": "1 MiB"}, "max_body is a number of bytes"),
         ((len,), {"secrets": [SECRET]}, "first argument is the inbox"),
     ],
 )
@@ -220,3 +228,31 @@ def test_a_view_has_its_handlers_name() -> None:
 
     view = semel.webhooks.fastapi.webhook(secrets=[SECRET])(paid)
     assert (view.__name__, view.__doc__) == ("paid", "An order was paid.")
+
+
+def test_a_receiver_shows_no_secret() -> None:
+    """Pages of errors show what local variables hold: a receiver's secrets are not among it."""
+    made = Receiver.of(None, secrets=[SECRET], preset="standard", tolerance=TOLERANCE, max_body=1)
+    assert SECRET.removeprefix("whsec_") not in repr(made)
+
+
+def test_an_endless_body_in_flask() -> None:
+    """A body without a declared length is read up to max_body, and no further."""
+
+    class Endless(io.RawIOBase):
+        given = 0
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            self.given += len(buffer)
+            return len(buffer) if self.given < 10_000_000 else 0
+
+    app, body = flask.Flask("receiver"), Endless()
+    app.post("/hooks")(semel.webhooks.flask.webhook(secrets=[SECRET], max_body=1024)(print))
+    request = create_environ("/hooks", method="POST")
+    chunked = {"wsgi.input": io.BufferedReader(body), "wsgi.input_terminated": True}
+    parts, status, _ = run_wsgi_app(app, {**request, **chunked, "HTTP_TRANSFER_ENCODING": "chunked"})
+    assert (status[:3], json.loads(b"".join(parts))["code"]) == ("413", "request-body-too-large")
+    assert body.given < 1_000_000

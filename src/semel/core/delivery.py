@@ -170,7 +170,7 @@ def retry_after(said: str | None, *, now: float) -> timedelta | None:
     else:
         try:
             moment = parsedate_to_datetime(said)
-        except ValueError:
+        except (ValueError, OverflowError):  # a year, or an hour, of twenty digits
             return None
         seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now
     return timedelta(seconds=max(0.0, min(seconds, MAX_RETRY_AFTER.total_seconds())))

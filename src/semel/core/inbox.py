@@ -204,7 +204,10 @@ def check_id(message_id: object) -> str:
 
 def said(error: BaseException) -> str:
     """Return what is stored of an *error*: its type and its words, on one line, bounded."""
-    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        words = f"{type(error).__name__}: {error}".removesuffix(": ")
+    except Exception:  # noqa: BLE001 - it has none; and a try that is not counted would be repeated for ever
+        words = type(error).__name__
     line = one_line(" ".join(words.split()))
     return line if len(line) <= MAX_ERROR else f"{line[:MAX_ERROR]}..."
 

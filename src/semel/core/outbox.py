@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
+from dataclasses import field
 from datetime import timedelta
 
 from semel.core.canonical import pack
@@ -72,6 +73,9 @@ class Unreachable:
     """The destination could not be asked. It costs the message nothing, and the destination gets a pause."""
 
     reason: str
+    #: Whether it was reached, and ended the connection while it had the message. A message that is alone whenever this
+    #: happens is to blame: that is counted as ``Failed``.
+    is_dropped: bool = field(default=False, compare=False)
 
 
 Verdict = Delivered | Rejected | Failed | Unreachable

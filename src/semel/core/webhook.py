@@ -129,7 +129,7 @@ def read_secret(text: str) -> Secret:
 
 def read_plain(text: str) -> Secret:
     """Return a secret that is used as it is written, as Stripe's and GitHub's are."""
-    if not text:
+    if not text.strip():
         raise ConfigurationError("The secret is empty, and would let every sender in.")
     return Symmetric(text.encode())
 

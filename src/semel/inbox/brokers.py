@@ -42,7 +42,11 @@ def header_id(headers: Mapping[str, Any] | None) -> str | None:
     for name in ID_HEADERS:
         found = named.get(name)
         if isinstance(found, bytes):
-            found = found.decode("utf-8", "replace")
+            try:
+                found = found.decode()
+            except UnicodeDecodeError:
+                # With marks in place of what can't be read, two ids could become one, and one message be lost.
+                raise MessageUnidentified(f"The header {name} of this message, its id, is not UTF-8.") from None
         if found:
             return str(found)
     return None

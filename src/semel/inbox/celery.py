@@ -16,11 +16,12 @@ does:
 * ``Ran``: the task succeeds with what the handler returned.
 * ``Duplicate``: the delivery is ignored and acked. What the result backend has of the first one stays as it is.
 * ``Busy``, an error of the handler or of the store, a COMMIT with an unknown outcome: the task is retried after
-  *pause*, with the same id. How often is for the inbox to say, so Celery's own ``max_retries`` is off.
+  *pause*, with the same id. How often is for the inbox to say, so Celery's own ``max_retries`` is off. Where a retry
+  can't be sent, the message is put back.
 * ``Parked``, and what can't be received: the message is rejected. RabbitMQ has it among its dead letters, if the queue
   has any; elsewhere it is gone, and ``semel inbox`` has what is known of it. The result backend is told nothing.
-* A worker that dies: nothing. Brokers with a visibility timeout (Redis, SQS) deliver it again after that, which is
-  compared with the retention when the app is set up.
+* A worker that dies, or is killed at its hard time limit: nothing is acked. Brokers with a visibility timeout (Redis,
+  SQS) deliver it again after that, which is compared with the retention when the app is set up.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ except ImportError as error:  # pragma: no cover - seen only where the extra is 
 
 #: After which a task that has to run again is delivered.
 PAUSE = timedelta(seconds=1)
+#: Under which nothing is acked that is not committed: neither what a worker that dies leaves, nor what is killed at its
+#: hard time limit.
+_SETTINGS = {"acks_late": True, "reject_on_worker_lost": True, "acks_on_failure_or_timeout": False}
 #: Kombu's own, where the transport has one and none is set.
 _VISIBILITY = {"redis": timedelta(hours=1), "rediss": timedelta(hours=1), "sqs": timedelta(minutes=30)}
 
@@ -51,7 +55,7 @@ _VISIBILITY = {"redis": timedelta(hours=1), "rediss": timedelta(hours=1), "sqs":
 def once(app: Celery, inbox: Inbox, *, pause: timedelta = PAUSE, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Make a task of a function of a connection and the task's own arguments; *options* are those of ``app.task``."""
     app.on_after_finalize.connect(lambda **_: check(app, inbox), weak=False)
-    settings = {"acks_late": True, "reject_on_worker_lost": True, **options, "bind": True, "max_retries": None}
+    settings = {**_SETTINGS, **options, "bind": True, "max_retries": None}
 
     def decorate(function: Callable[..., Any]) -> Any:
         @wraps(function)
@@ -90,7 +94,7 @@ def _run(
         tell_refused(inbox.consumer, refused)
         raise Reject(str(refused), requeue=False) from refused
     except Exception as trouble:  # whichever it was, nothing is committed
-        raise task.retry(exc=trouble, countdown=pause.total_seconds()) from trouble
+        raise _again(task, pause, trouble) from trouble
     if isinstance(verdict, Ran):
         return verdict.result
     match answer_for(verdict):
@@ -99,7 +103,18 @@ def _run(
         case Answer.AWAY:
             raise Reject(str(verdict), requeue=False)
         case Answer.AGAIN:
-            raise task.retry(countdown=pause.total_seconds())
+            raise _again(task, pause)
+
+
+def _again(task: Any, pause: timedelta, trouble: Exception | None = None) -> Exception:
+    """Return what tells Celery that the task has to run again."""
+    try:
+        retry: Exception = task.retry(exc=trouble, countdown=pause.total_seconds(), throw=False)
+    except Reject as rejected:
+        # The copy could not be sent. Celery would throw the task away; its broker still has it, and keeps it.
+        put_back: Exception = Reject(rejected.reason, requeue=True)
+        return put_back
+    return retry
 
 
 def _payload(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

@@ -13,7 +13,8 @@ FastStream's.
 The whole of what FastStream does for a message, parsing and the other middlewares inside this one among it, runs in the
 transaction. What FastStream is told, and tells its broker:
 
-* ``Ran``: nothing but the result. It acks, after COMMIT.
+* ``Ran``: nothing but the result. It acks, after COMMIT; and so it is where the handler has raised ``AckMessage``. With
+  ``NackMessage``, ``RejectMessage`` and ``SkipMessage`` a handler undoes what it wrote.
 * ``Duplicate``: ``AckMessage``. The handler is not called.
 * ``Busy``, an error of the handler or of the store, a COMMIT with an unknown outcome: ``NackMessage``, after *pause*.
   So the ``ack_policy`` of a subscriber does not matter; but ``ACK_FIRST`` and ``MANUAL`` don't listen to it, and can't
@@ -21,19 +22,21 @@ transaction. What FastStream is told, and tells its broker:
 * ``Parked``, and what can't be received (no id, another payload under the same id): ``RejectMessage``.
 
 FastStream makes up an id for a message that has none, another one for each delivery. So the id is looked for in the
-headers and in the broker's own message, and never taken from ``message.message_id``.
+headers and in the broker's own message, and never taken from ``message.message_id``. A subscriber with ``batch=True``
+can't be used: several messages would have one receipt.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from semel.core.inbox import Ran
-from semel.errors import MessageRefused, NoEffect
+from semel.errors import ConfigurationError, MessageRefused, NoEffect
 from semel.inbox.brokers import Answer, FindId, answer_for, header_id, no_id, tell_failed, tell_refused
 from semel.inbox.front import AsyncInbox
 
@@ -71,14 +74,11 @@ class InboxMiddleware(BaseMiddleware[Any, Any]):
 
     async def consume_scope(self, call_next: Any, msg: StreamMessage[Any]) -> Any:
         """Call what comes next, in the transaction of the receipt."""
+        order = _Order()
 
         async def inside(connection: Any) -> Any:
-            with self.context.scope(CONNECTION, connection):
-                try:
-                    return await call_next(msg)
-                except HandlerException as order:
-                    # The handler tells FastStream what to do. It is rolled back, and is no failure.
-                    raise NoEffect from order
+            with self.context.scope(CONNECTION, connection), order.heard():
+                return await call_next(msg)
 
         try:
             verdict = await self._inbox.receive(self._find_id(msg), inside, payload=_body(msg))
@@ -92,7 +92,7 @@ class InboxMiddleware(BaseMiddleware[Any, Any]):
             await asyncio.sleep(self._pause.total_seconds())
             raise NackMessage from trouble
         if isinstance(verdict, Ran):
-            return verdict.result
+            return order.obeyed(verdict.result)
         match answer_for(verdict):
             case Answer.ACK:
                 raise AckMessage
@@ -101,6 +101,28 @@ class InboxMiddleware(BaseMiddleware[Any, Any]):
             case Answer.AGAIN:
                 await asyncio.sleep(self._pause.total_seconds())
                 raise NackMessage
+
+
+class _Order:
+    """What a handler tells FastStream to do, by an exception."""
+
+    _ack: AckMessage | None = None
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Hear it. All but an ack is rolled back, and is no failure."""
+        try:
+            yield
+        except AckMessage as ack:
+            self._ack = ack
+        except HandlerException as order:
+            raise NoEffect from order
+
+    def obeyed(self, result: Any) -> Any:
+        """Return the *result*, or hand on the ack: what the handler wrote is committed by now."""
+        if self._ack is not None:
+            raise self._ack
+        return result
 
 
 def once(
@@ -116,6 +138,11 @@ def once(
 def id_of(message: StreamMessage[Any]) -> str:
     """Return the id of a message: in its headers, in the broker's own field, or its place in a log."""
     raw = message.raw_message
+    if getattr(message, "batch_headers", None) or isinstance(raw, list | tuple):
+        raise ConfigurationError(
+            "This subscriber gets messages in a batch, and an inbox receives them one by one: their ids would be that "
+            "of the first. Remove batch=True; or give id=, a function that makes one id for the whole batch."
+        )
     found = header_id(message.headers) or getattr(raw, "message_id", None) or _place(raw)
     if not found:
         raise no_id("FastStream", "message_id, or the header ce-id")

@@ -6,6 +6,7 @@ A handler is called as the function of a phase is, so these are a phase's ports 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable
 from functools import wraps
@@ -126,6 +127,13 @@ def caught(function: Function) -> Function:
                 return Returned(await function(*args, **kwargs))
             except Exception as error:  # noqa: BLE001 - it is the flow's to judge
                 return _failed(error)
+            except asyncio.CancelledError as error:
+                if _is_cancelled():
+                    raise
+                # Raised on, it would end a consumer's task that was never cancelled, and no broker would be told.
+                other = RuntimeError("What the handler waited for was cancelled.")
+                other.__cause__ = error
+                return _failed(other)
 
         return awaited
 
@@ -135,13 +143,24 @@ def caught(function: Function) -> Function:
             result = function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - as above
             return _failed(error)
-        if inspect.iscoroutine(result):
-            # Nothing of it has run, so there must be no receipt; and no number of tries would help.
-            result.close()
-            raise ConfigurationError("The handler returned a coroutine. Make it `async def`, so that it is awaited.")
+        _check_begun(result)
         return Returned(result)
 
     return called
+
+
+def _check_begun(result: object) -> None:
+    """Refuse what has not run: there must be no receipt of it, and no number of tries would help."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise ConfigurationError("The handler returned a coroutine. Make it `async def`, so that it is awaited.")
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise ConfigurationError("The handler returned a generator, which has not begun. Remove `yield` from it.")
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _failed(error: Exception) -> Failed:

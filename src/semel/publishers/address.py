@@ -5,7 +5,7 @@ and no text that is made here has a password in it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from semel.core.message import one_line
@@ -22,7 +22,7 @@ MAX_REASON = 500
 
 #: What the errors of a client mean for a message: the first line with their kind says it.
 Table = Sequence[
-    tuple[type[BaseException] | tuple[type[BaseException], ...], type[Rejected | Failed | Unreachable], str]
+    tuple[type[BaseException] | tuple[type[BaseException], ...], Callable[[str], Rejected | Failed | Unreachable], str]
 ]
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
@@ -84,6 +84,11 @@ class Address:
             if isinstance(error, kinds):
                 return kind(self.reason(text.format(place=self.place, name=self.name, **words), error))
         raise error
+
+
+def dropped(reason: str) -> Unreachable:
+    """Say that the destination ended the connection while it had the message."""
+    return Unreachable(reason, is_dropped=True)
 
 
 def address(name: str, url: str, known: Collection[str], *, several: bool = False) -> Address:

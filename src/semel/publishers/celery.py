@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from semel.core.outbox import BROKER_SCHEDULE, Delivered, Failed, Message, Rejected, Schedule, Unreachable, Verdict
-from semel.publishers.address import TIMEOUT_SECONDS, Table, address
+from semel.publishers.address import TIMEOUT_SECONDS, Table, address, dropped
 
 try:
     from amqp.exceptions import (
@@ -30,6 +30,7 @@ try:
         NotFound,
         PreconditionFailed,
     )
+    from amqp.exceptions import ConnectionError as AMQPConnectionError
     from celery import Celery as App
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("Celery tasks need celery. Run: pip install 'semel[celery]'") from error
@@ -55,7 +56,14 @@ _MEANINGS: Table = (
 #: Redis takes no writes, and none of the messages is to blame. By name, since redis-py is another extra.
 _AWAY = frozenset({"ReadOnlyError", "MasterDownError"})
 #: After what its broker's own client calls a refusal.
-_OTHERS: Table = ((Exception, Unreachable, "The connection to the broker at {place} was lost"),)
+_OTHERS: Table = (
+    (
+        (AMQPConnectionError, ConnectionResetError, BrokenPipeError),
+        dropped,
+        "The connection to the broker at {place} was lost",
+    ),
+    (Exception, Unreachable, "The connection to the broker at {place} was lost"),
+)
 
 
 class Celery:

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from semel.core.outbox import BROKER_SCHEDULE, Delivered, Failed, Message, Rejected, Schedule, Unreachable, Verdict
 from semel.errors import ConfigurationError
-from semel.publishers.address import TIMEOUT_SECONDS, Table, address, filled, template
+from semel.publishers.address import TIMEOUT_SECONDS, Table, address, dropped, filled, template
 
 try:
     from nats import errors
@@ -51,7 +51,7 @@ _HEADER_BYTES, _HEADERS_BYTES = 4, 12
 _MEANINGS: Table = (
     ((errors.BadHeaderError, errors.BadSubjectError), Rejected, "NATS can't carry this message: rename the header"),
     (errors.TimeoutError, Unreachable, "NATS at {place} acknowledged nothing: {said}"),
-    ((errors.Error, OSError), Unreachable, "The connection to NATS at {place} was lost"),
+    ((errors.Error, OSError), dropped, "The connection to NATS at {place} was lost"),
 )
 
 
@@ -128,7 +128,9 @@ class NATS:
                     await client.close()
                 # The client has a class for it, and raises another.
                 if "authorization violation" in str(error).lower():
-                    refused = f"NATS at {host} refuses user {where.user!r}: check user, password and rights."
+                    # A user without a password is a token, and as secret as a password.
+                    who = f"user {where.user!r}" if where.password is not None or not where.user else "the token"
+                    refused = f"NATS at {host} refuses {who}: check user, password and rights."
                     raise PermissionError(refused) from None
             else:
                 return client
@@ -185,7 +187,7 @@ class NATS:
             for task in tasks:
                 task.cancel()
         verdicts = await asyncio.gather(*tasks, return_exceptions=True)
-        lost = Unreachable(self._address.reason(f"The connection to NATS at {self._address.place} was lost"))
+        lost = dropped(self._address.reason(f"The connection to NATS at {self._address.place} was lost"))
         return [self._final(verdict, lost) for verdict in verdicts]
 
     @staticmethod

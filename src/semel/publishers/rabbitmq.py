@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 
 from semel.core.outbox import BROKER_SCHEDULE, Delivered, Failed, Message, Rejected, Schedule, Unreachable, Verdict
 from semel.errors import ConfigurationError
-from semel.publishers.address import TIMEOUT_SECONDS, Table, address, filled, template
+from semel.publishers.address import TIMEOUT_SECONDS, Table, address, dropped, filled, template
 
 try:
     import aio_pika
@@ -71,8 +71,8 @@ _MEANINGS: Table = (
     (ChannelAccessRefused, Unreachable, "RabbitMQ refuses the user: give it the right to write there"),
     (_Blocked, Unreachable, "RabbitMQ at {place} is blocked by an alarm: free its memory or disk"),
     (TimeoutError, Unreachable, "RabbitMQ at {place} confirmed nothing"),
-    ((AMQPChannelError, ChannelInvalidStateError), Unreachable, "RabbitMQ at {place} has closed the channel"),
-    (_CLOSED, Unreachable, "The connection to RabbitMQ at {place} was lost"),
+    ((AMQPChannelError, ChannelInvalidStateError), dropped, "RabbitMQ at {place} has closed the channel"),
+    (_CLOSED, dropped, "The connection to RabbitMQ at {place} was lost"),
     (_UNWRITABLE, Rejected, "The message can't be written as AMQP: shorten its type, key or headers"),
 )
 

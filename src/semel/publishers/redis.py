@@ -18,7 +18,7 @@ from typing import Any
 
 from semel.core.outbox import BROKER_SCHEDULE, Delivered, Failed, Message, Rejected, Schedule, Unreachable, Verdict
 from semel.errors import ConfigurationError
-from semel.publishers.address import TIMEOUT_SECONDS, Table, address, host_and_port
+from semel.publishers.address import TIMEOUT_SECONDS, Table, address, dropped, host_and_port
 
 try:
     from redis import exceptions
@@ -55,10 +55,11 @@ _MEANINGS: Table = (
         "Redis refuses the user: give it +xadd on the stream",
     ),
     (
-        (exceptions.ConnectionError, exceptions.TimeoutError, OSError),
+        (exceptions.BusyLoadingError, exceptions.TimeoutError, TimeoutError),
         Unreachable,
         "The connection to Redis at {place} was lost",
     ),
+    ((exceptions.ConnectionError, OSError), dropped, "The connection to Redis at {place} was lost"),
     (Exception, Failed, "Redis refused the entry"),
 )
 

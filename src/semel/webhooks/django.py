@@ -23,6 +23,7 @@ from semel.webhooks.receiving import MAX_BODY, TOLERANCE, AnyInbox, Receiver, na
 try:
     from asgiref.sync import sync_to_async
     from django.core.exceptions import RequestDataTooBig
+    from django.db.transaction import non_atomic_requests
     from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
 except ImportError as error:
     raise ImportError("semel.webhooks.django needs Django. Run: pip install 'semel[django]'") from error
@@ -63,6 +64,10 @@ def webhook(
         view: Any = receive_async if inspect.iscoroutinefunction(handler) else receive
         named_after(handler, view)
         view.csrf_exempt = True
+        alias = getattr(getattr(inbox, "store", None), "alias", None)
+        if alias is not None:
+            # The inbox opens the transaction of the handler itself, in place of ATOMIC_REQUESTS.
+            non_atomic_requests(using=alias)(view)
         return view  # type: ignore[no-any-return]  # one of the two above
 
     return decorate

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -44,6 +45,7 @@ def webhook(
         def receive(**_: Any) -> Response:
             try:
                 receiver.check_length(request.content_length)
+                _bound(receiver.max_body)
                 # Kept, since what runs after this view may look at it, too.
                 event = receiver.event(request.headers.items(), request.get_data(cache=True))
                 answer = receiver.answer(receiver.hand_on(current_app.ensure_sync(handler), event))
@@ -57,3 +59,11 @@ def webhook(
         return receive
 
     return decorate
+
+
+def _bound(limit: int) -> None:
+    """Let hardly more be read of a body that does not say how long it is. Flask 3.0 can't be told."""
+    given = request.max_content_length
+    with suppress(AttributeError):
+        # One byte more: what is longer is cut off without a word, and has to be seen to be longer.
+        request.max_content_length = limit + 1 if given is None else min(limit + 1, given)

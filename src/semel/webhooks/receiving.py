@@ -8,6 +8,7 @@ verified goes to the inbox by its id: an event that is delivered twice is handle
     sent too long ago                            400
     no secret of ours has signed it              401
     larger than *max_body*                       413
+    another body under an id that is known       422
     being handled at this moment                 503, with Retry-After
     parked: it waits for an operator             503, with Retry-After; the sender keeps it, and the inbox does not
     the handler raised an exception              what the framework makes of it, a 500: the sender tries again
@@ -18,8 +19,9 @@ from __future__ import annotations
 import inspect
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -27,7 +29,16 @@ from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.problem import refused
 from semel.core.webhook import TOLERANCE, Preset, WebhookEvent, preset_named, verified
-from semel.errors import BodyTooLarge, ConfigurationError, Refusal, SignatureInvalid, WebhookBusy, WebhookParked
+from semel.errors import (
+    BodyTooLarge,
+    ConfigurationError,
+    MessageDiffers,
+    Refusal,
+    SignatureInvalid,
+    WebhookBusy,
+    WebhookParked,
+    WebhookReused,
+)
 from semel.publishers.secrets import resolved
 
 #: What senders advise is 20 kB, and the largest that are known send a few hundred.
@@ -64,7 +75,8 @@ class Receiver:
     """The settings of one endpoint that receives."""
 
     inbox: AnyInbox | None
-    secrets: tuple[str, ...]
+    #: Not shown: they may be the secrets themselves, and pages of errors show local variables.
+    secrets: tuple[str, ...] = field(repr=False)
     preset: Preset
     tolerance: timedelta
     max_body: int
@@ -74,12 +86,17 @@ class Receiver:
         cls, inbox: AnyInbox | None, *, secrets: Sequence[str], preset: str, tolerance: timedelta, max_body: int
     ) -> Receiver:
         """Check the settings. Every secret must be there by now; references are read again with each webhook."""
-        if isinstance(secrets, str) or not secrets:
+        given: Any = (secrets, tolerance, max_body)
+        if isinstance(secrets, str) or not secrets or not all(isinstance(each, str) for each in given[0]):
             raise ConfigurationError("secrets= is a list of at least one secret, or of where it is: env:HOOK_SECRET.")
         if inbox is not None and not hasattr(inbox, "receive"):
             raise ConfigurationError(
                 "The first argument is the inbox: @webhook(inbox, secrets=[…]). Without one: @webhook(secrets=[…])."
             )
+        if not isinstance(given[1], timedelta) or tolerance <= timedelta(0):
+            raise ConfigurationError(f"tolerance is a timedelta of more than nothing, not {tolerance!r}.")
+        if not isinstance(given[2], int) or max_body < 1:
+            raise ConfigurationError(f"max_body is a number of bytes, 1 or more, not {max_body!r}.")
         made = cls(inbox, tuple(secrets), preset_named(preset), tolerance, max_body)
         made.read_secrets()
         return made
@@ -105,14 +122,16 @@ class Receiver:
         if self.inbox is None:
             return handler(event)
         payload = event.payload if self.preset.repeats_payload else None
-        return self.inbox.receive(event.id, handler, event, payload=payload)
+        with _told():
+            return self.inbox.receive(event.id, handler, event, payload=payload)
 
     async def hand_on_async(self, handler: Handler, event: WebhookEvent, in_thread: InThread) -> Any:
         """Do the same on an event loop. What is not async is called *in_thread*."""
         asked = handler if self.inbox is None else self.inbox.receive
         is_async = inspect.iscoroutinefunction(asked)
         given = self.hand_on(handler, event) if is_async else await in_thread(self.hand_on, handler, event)
-        return (await given) if inspect.isawaitable(given) else given
+        with _told():
+            return (await given) if inspect.isawaitable(given) else given
 
     def answer(self, outcome: Any) -> Answer:
         """Return the answer to what ``hand_on`` brought."""
@@ -128,6 +147,15 @@ class Receiver:
         raise ConfigurationError(
             f"{type(self.inbox).__name__}.receive returned {name}, which is no verdict of an inbox."
         )
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Tell the sender that it has used an id twice: to try again, as after a 500, would not help."""
+    try:
+        yield
+    except MessageDiffers as differs:
+        raise WebhookReused from differs
 
 
 def refusal(error: Refusal) -> Answer:

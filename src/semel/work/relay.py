@@ -45,6 +45,10 @@ T = TypeVar("T")
 
 #: How long a relay has a batch before others may take it. It is renewed while the batch is being sent.
 LEASE = timedelta(seconds=30)
+#: How often the destination may end the connection while it has one message alone, before that message is to blame.
+MAX_DROPS = 3
+#: How long such a message waits at least: longer than its destination is left alone, so that others come first.
+DROPPED_PAUSE = timedelta(minutes=1)
 #: How long a publisher may take for the messages of one call. After that the destination counts as unreachable.
 PUBLISH_LIMIT = timedelta(seconds=30)
 #: How soon to look again when there was nothing, in seconds: soon after work, and every second when idle.
@@ -55,6 +59,10 @@ FREE_EVERY = 5.0
 MAX_FREED_KEYS = 100
 #: How many messages that were kept are deleted in one statement.
 MAX_REAPED = 1000
+#: How many messages are suspected at the same time.
+MAX_SUSPECTS = 1000
+#: What a publisher raises when the connection that it had was ended. One that was refused was none.
+_DROPS = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 #: A reason is a line in a table.
 MAX_REASON = 500
 
@@ -102,6 +110,7 @@ class Relay(StoreService[S_co, RelayReport]):
         #: How often in a row the destination could not be reached, and until when it is left alone.
         self._failures = 0
         self._alone_until = 0.0
+        self._suspects = _Suspects()
         self._idle_runs = 0
         self._freed_at = float("-inf")
         self._freed_key = ""
@@ -134,7 +143,8 @@ class Relay(StoreService[S_co, RelayReport]):
         """Send what is there now."""
         await self._waker.wake_up()
         report = await relay(ports, self.to)
-        self._idle_runs = self._idle_runs + 1 if report.is_idle else 0
+        # A database that is down is not asked two hundred times a second.
+        self._idle_runs = self._idle_runs + 1 if report.is_idle or report.error is not None else 0
         if report.error is not None:
             # The server may be another one now.
             self._cursor.reset(time.monotonic())
@@ -190,12 +200,29 @@ class Relay(StoreService[S_co, RelayReport]):
         return claimed
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """Send messages, and keep their lease meanwhile."""
+        """Send messages, and keep their lease meanwhile; those that may be to blame for lost connections alone, after
+        the others.
+        """
+        if len(messages) == 1:
+            return [self._suspects.judged(messages[0], (await self._published(messages))[0])]
+        others = [message for message in messages if message.id not in self._suspects]
+        if len(others) == len(messages):
+            return await self._published(messages)
+        verdicts = dict(zip((each.id for each in others), await self._published(others) if others else (), strict=True))
+        lost = next((each for each in verdicts.values() if isinstance(each, Unreachable)), None)
+        for message in messages:
+            if message.id in self._suspects:
+                await self.keep()
+                verdicts[message.id] = lost or (await self.publish([message]))[0]
+        return [verdicts[message.id] for message in messages]
+
+    async def _published(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         try:
             return await self._sent(messages)
         except (OSError, TimeoutError) as error:
+            is_dropped = self._is_open and isinstance(error, _DROPS)
             self._is_open = False
-            return [Unreachable(_reason(error))] * len(messages)
+            return [Unreachable(_reason(error), is_dropped=is_dropped)] * len(messages)
         except ConfigurationError as error:
             # It never will be, until a person has corrected it: no message is to pay for that.
             self._is_open = False
@@ -315,6 +342,33 @@ class AsyncRelay(Relay[AsyncStore]):
     """The same, of a store for an event loop."""
 
 
+class _Suspects:
+    """Messages that were alone when the destination ended the connection, and how often in a row.
+
+    A destination that is away costs no message a try; but a message that it can't digest would keep all others for
+    ever, since it is the one by which the destination is asked whether it is back.
+    """
+
+    def __init__(self) -> None:
+        self._drops: dict[str, int] = {}
+
+    def __contains__(self, identity: str) -> bool:
+        return self._drops.get(identity, 0) >= MAX_DROPS
+
+    def judged(self, message: Message, verdict: Verdict) -> Verdict:
+        """Return the *verdict* on a message that was alone, or that it is to blame."""
+        if not isinstance(verdict, Unreachable):
+            self._drops.pop(message.id, None)
+        elif verdict.is_dropped:
+            if len(self._drops) >= MAX_SUSPECTS:
+                self._drops.clear()
+            self._drops[message.id] = drops = self._drops.get(message.id, 0) + 1
+            if drops >= MAX_DROPS:
+                told = f"The destination ended the connection {drops} times while it had this message alone"
+                return Failed(_line(f"{told}: {verdict.reason}"), DROPPED_PAUSE)
+        return verdict
+
+
 def _reason(error: BaseException) -> str:
     return _line(" ".join(f"{type(error).__name__}: {error}".split()))
 
@@ -328,8 +382,8 @@ def _checked(verdict: object, publisher: Publisher) -> Verdict:
             return Rejected(_line(reason))
         case Failed(reason, retry_after):
             return Failed(_line(reason), retry_after if isinstance(retry_after, timedelta) else None)
-        case Unreachable(reason):
-            return Unreachable(_line(reason))
+        case Unreachable(reason, is_dropped):
+            return Unreachable(_line(reason), is_dropped=bool(is_dropped))
         case _:
             return Failed(_line(f"{type(publisher).__name__}.publish returned {verdict!r}, which is no verdict."))
 

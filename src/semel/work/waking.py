@@ -12,9 +12,12 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 from semel.stores import AsyncStore, Store
+from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.outbox import sleep_lock
 
 #: How often SQLite is asked whether anything was committed: it reads a counter in shared memory.
@@ -58,8 +61,9 @@ class _Bell:
     def ring(self) -> None:
         if self.loop is None:
             self._wake()
-        elif not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._wake)
+        else:
+            with suppress(RuntimeError):  # It is closed.
+                self.loop.call_soon_threadsafe(self._wake)
 
 
 class PostgresWaker:
@@ -98,53 +102,88 @@ class PostgresWaker:
 
 
 class SQLiteWaker:
-    """Wakes when any other connection has committed to the file."""
+    """Wakes when any other connection has committed to the file. One thread watches it while the relay sleeps."""
 
-    def __init__(self, store: Any, wake: Callable[[], None]) -> None:
-        """Watch the file of *store*, from a thread, while the relay sleeps."""
+    def __init__(self, store: Any, wake: Callable[[], None], *, waits: bool) -> None:
+        """Watch the file of *store*, and call *wake*, in the relay's thread or on its loop."""
         self._path = store.place.path
+        self._waits = waits
         self._bell = _Bell(wake)
-        self._asleep: threading.Event | None = None
+        self._watch = _Watch(self._path, self._bell)
+        start_afresh_in_children(self)
 
     async def fall_asleep(self) -> bool:
         """Begin to watch."""
-        try:
+        if self._waits:
             self._bell.loop = asyncio.get_running_loop()
-        except RuntimeError:
-            self._bell.loop = None
-        ended = self._asleep = threading.Event()
-        watched = threading.Event()
-        threading.Thread(target=self._watch, args=(ended, watched), name="semel-data-version", daemon=True).start()
-        watched.wait(1)
+            await asyncio.to_thread(self._watch.begin)
+        else:
+            self._watch.begin()
         return True
 
     async def wake_up(self) -> None:
         """Stop watching."""
-        if self._asleep is not None:
-            self._asleep.set()
-            self._asleep = None
+        self._watch.asleep.clear()
 
     async def close(self) -> None:
-        """Stop watching."""
-        await self.wake_up()
+        """Stop watching, and let the thread end."""
+        self._watch.end()
+        self._watch = _Watch(self._path, self._bell)
 
-    def _watch(self, ended: threading.Event, watched: threading.Event) -> None:
-        try:
-            connection = sqlite3.connect(f"{self._path.as_uri()}?mode=ro", uri=True, isolation_level=None)
-        except sqlite3.Error:
-            watched.set()
-            return
-        try:
-            before = connection.execute("PRAGMA data_version").fetchall()
-            watched.set()
-            while not ended.wait(DATA_VERSION_EVERY):
-                if connection.execute("PRAGMA data_version").fetchall() != before:
+    def start_afresh(self) -> None:
+        """Watch nothing: in a forked child the thread does not exist, and the connection is the parent's."""
+        leave_alone(self._watch)
+        self._watch = _Watch(self._path, self._bell)
+
+
+class _Watch:
+    """One thread with one connection, both made on first use."""
+
+    def __init__(self, path: Path, bell: _Bell) -> None:
+        self._path = path
+        self._bell = bell
+        self._mutex = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._before: object = None
+        #: Set while there is something to be woken.
+        self.asleep = threading.Event()
+
+    def begin(self) -> None:
+        """Watch for what is committed from now on."""
+        with self._mutex:
+            try:
+                self._before = self._version()
+            except sqlite3.OperationalError:
+                self._before = None  # It is locked, so it is about to change; or gone, and is polled.
+            self.asleep.set()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="semel-data-version", daemon=True)
+                self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        self.asleep.set()
+
+    def _run(self) -> None:
+        while self.asleep.wait() and not self._ended.wait(DATA_VERSION_EVERY):
+            with self._mutex, suppress(sqlite3.OperationalError):
+                if self.asleep.is_set() and self._version() != self._before:
+                    self.asleep.clear()
                     self._bell.ring()
-                    return
-        except sqlite3.Error:
-            return
-        finally:
-            connection.close()
+        with self._mutex:
+            if self._connection is not None:
+                self._connection.close()
+
+    def _version(self) -> object:
+        if self._connection is None:
+            # It never waits for a lock: the thread looks again soon, and a relay that falls asleep is not held up.
+            where = f"{self._path.as_uri()}?mode=ro"
+            self._connection = sqlite3.connect(
+                where, uri=True, timeout=0, isolation_level=None, check_same_thread=False
+            )
+        return self._connection.execute("PRAGMA data_version").fetchall()
 
 
 def waker_of(store: Store | AsyncStore, to: str, wake: Callable[[], None]) -> Waker:
@@ -153,5 +192,5 @@ def waker_of(store: Store | AsyncStore, to: str, wake: Callable[[], None]) -> Wa
     if hasattr(durable, "address") and hasattr(durable.address, "names"):
         return PostgresWaker(durable, to, wake, waits=isinstance(store, AsyncStore))
     if hasattr(durable, "place"):
-        return SQLiteWaker(durable, wake)
+        return SQLiteWaker(durable, wake, waits=isinstance(store, AsyncStore))
     return NoWaker()
