@@ -25,7 +25,7 @@ def test_the_story_ends_well() -> None:
         finally:
             if story.poll() is None:
                 story.terminate()  # It ends the processes that it has started.
-    assert (story.returncode, complaints) == (0, ""), told
+    assert (story.returncode, complaints) == (0, ""), told + complaints
     assert told.count("kill -9") == 3
     assert "kills                               3 (api 1, relay 1, consumer 1)" in told
     committed, packed = (int(found) for found in re.findall(r"(?:orders committed|parcels packed) +(\d+)", told))

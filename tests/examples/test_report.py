@@ -20,7 +20,7 @@ def test_the_story_ends_well() -> None:
         finally:
             if story.poll() is None:
                 story.terminate()  # It ends the processes that it has started.
-    assert (story.returncode, complaints) == (0, ""), told
+    assert (story.returncode, complaints) == (0, ""), told + complaints
     assert "processing  Writing" in told
     assert "kill -9" in told
     assert told.rstrip().endswith("10 sections were written, each once, by 2 workers.")

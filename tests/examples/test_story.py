@@ -25,5 +25,5 @@ def test_the_story_ends_well() -> None:
         finally:
             if story.poll() is None:
                 os.killpg(story.pid, signal.SIGKILL)  # With the servers it has started.
-    assert (story.returncode, complaints) == (0, ""), told
+    assert (story.returncode, complaints) == (0, ""), told + complaints
     assert told.rstrip().endswith("Each ride was paid once and has one receipt; the declined one has neither.")
