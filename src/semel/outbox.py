@@ -12,6 +12,7 @@ the phase that it is called in: the answer, the business row and the message com
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import re
@@ -134,11 +135,17 @@ class Publishing:
         identity = message_id(scope, operation_key, step=self._step, type_=str(type_), to=to, number=number)
         message = made(identity, type_, payload, to=to, **how)
         self._counts[type_, to] = number + 1
-        adding = self._added(OutboxStatements(dialect), message)
+        statements = OutboxStatements(dialect)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return at_once(adding)
+            if _is_awaited(self._transaction.connection):
+                raise ConfigurationError(
+                    f"publish {type_!r}: this transaction is awaited, and this code runs in a thread. Publish in the "
+                    "`async def` function, on the event loop; or use a store for threads."
+                ) from None
+            return at_once(self._added(statements, message))
+        adding = self._added(statements, message)
         return self._awaited(adding, type_) if self._transaction.waits else at_once(adding)
 
     def check(self) -> None:
@@ -160,6 +167,11 @@ class Publishing:
     async def _added(self, statements: OutboxStatements, message: Message) -> str:
         await run(self._transaction.run, statements.add(message, again=True))
         return message.id
+
+
+def _is_awaited(connection: Any) -> bool:
+    # Unwrapped: the connections of asyncpg's pools have wrappers, which do not say that they are awaited.
+    return inspect.iscoroutinefunction(inspect.unwrap(getattr(connection, "execute", _is_awaited)))
 
 
 #: The phase that this code is part of, if it is part of one.

@@ -270,3 +270,22 @@ def test_sqlite_in_a_transaction_of_another_kind(sqlite_url: str) -> None:
         Outbox(sqlite_url).add(connection, "t", {})
         connection.commit()
     assert rows(sqlite_url, "SELECT count(*) FROM semel_outbox") == [1]
+
+
+def test_in_a_pipeline(postgres_url: str) -> None:
+    """In psycopg's pipeline mode, where results come later, a message is added as ever, and a reused id is found."""
+    outbox = Outbox(postgres_url)
+    with psycopg.connect(postgres_url) as connection, connection.pipeline():
+        made = outbox.add(connection, "order.paid", 1)
+        assert outbox.add(connection, "order.paid", 2) != made
+    with psycopg.connect(postgres_url) as connection, pytest.raises(MessageReused), connection.pipeline():
+        outbox.add(connection, "order.paid", 3, id=made)
+    assert rows(postgres_url, "SELECT count(*) FROM semel_outbox") == [2]
+
+
+async def test_in_an_async_pipeline(postgres_url: str) -> None:
+    """The same on an event loop."""
+    outbox = Outbox(postgres_url)
+    async with await psycopg.AsyncConnection.connect(postgres_url) as connection, connection.pipeline():
+        await outbox.add(connection, "order.paid", 1)
+    assert rows(postgres_url, "SELECT count(*) FROM semel_outbox") == [1]

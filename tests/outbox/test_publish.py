@@ -1,5 +1,6 @@
 """``operation.publish``: the answer, the business row and the message commit together."""
 
+import asyncio
 import gc
 from collections.abc import Iterator
 from typing import Any
@@ -226,3 +227,21 @@ def test_in_threads(url: str, steps: bool) -> None:
     middleware.store.close()
     assert rows(url, COUNTS) == [(1, 1, 1)]
     assert len(made) == 1
+
+
+@pytest.mark.parametrize("url", ["postgres_url"], indirect=True)
+async def test_in_a_thread_of_an_async_handler(url: str) -> None:
+    """In a thread, a transaction that has to be awaited can't be joined: an error that says where to publish."""
+    told: list[str] = []
+
+    class Threaded(App):
+        async def order(self, connection: Any) -> str:
+            try:
+                await asyncio.to_thread(semel.current().publish, "order.paid", {})
+            except ConfigurationError as error:
+                told.append(str(error))
+            return ""
+
+    assert (await post(Threaded(), url, ATOMIC))[0] == 201
+    assert "on the event loop" in told[0]
+    assert rows(url, "SELECT count(*) FROM semel_outbox") == [0]

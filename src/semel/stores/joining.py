@@ -66,7 +66,7 @@ def _psycopg(connection: Any) -> Joining:
         # Not connection.execute: the connection may have another cursor class or row factory.
         with kinds.RawCursor(connection, row_factory=rows.tuple_row) as cursor:
             cursor.execute(joined.query.numbered.encode(), joined.in_order)
-            found: Rows = cursor.fetchall() if cursor.description else []
+            found: Rows = cursor.fetchall() if cursor.description or _is_pipelined(connection) else []
             return found
 
     return Joining("postgresql", waits=False, fetch=fetch)
@@ -79,10 +79,15 @@ def _async_psycopg(connection: Any) -> Joining:
     async def fetch(joined: Joined[Any]) -> Rows:
         async with kinds.AsyncRawCursor(connection, row_factory=rows.tuple_row) as cursor:
             await cursor.execute(joined.query.numbered.encode(), joined.in_order)
-            found: Rows = await cursor.fetchall() if cursor.description else []
+            found: Rows = await cursor.fetchall() if cursor.description or _is_pipelined(connection) else []
             return found
 
     return Joining("postgresql", waits=True, fetch=fetch)
+
+
+def _is_pipelined(connection: Any) -> bool:
+    """Whether a result is described only after it was fetched. Every statement that is joined here has rows."""
+    return connection.info.pipeline_status.name != "OFF"  # type: ignore[no-any-return]  # of no type that is known here
 
 
 def _check_psycopg(connection: Any) -> None:
