@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from semel.core.outbox import Delivered, Failed, Message, Rejected, Schedule, Unreachable, Verdict
-from semel.errors import ConfigurationError, StoreNotReady
+from semel.errors import ConfigurationError, StoreNotReady, StoreUnavailable
 from semel.outbox import Outbox
 from semel.publishers import Publisher, publisher
 from semel.stores import AsyncStore, Store
@@ -112,6 +112,17 @@ class TestDelivery:
         while len(left(url)) == 2:  # SQLite's clock has milliseconds.
             relay_of(store, "events", broker, keep=timedelta()).run_once()
         assert left(url) == [("1", "sent", 0)]
+
+    def test_a_database_that_is_down(self, broker: Broker) -> None:
+        """A relay asks less and less often, down to once a second, and its log has as many lines."""
+        with closing(open_store("postgresql://u@127.0.0.1:1/none")) as away:
+            relay = relay_of(away, "events", broker)
+            intervals = []
+            for _ in range(9):
+                assert isinstance(relay.run_once().error, StoreUnavailable)
+                intervals.append(relay.interval)
+        assert intervals == sorted(intervals)
+        assert intervals[-1] == timedelta(seconds=1)
 
     def test_no_outbox(self, broker: Broker) -> None:
         """A store without transactions has nothing to relay."""

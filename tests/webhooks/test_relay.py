@@ -5,6 +5,7 @@ import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -12,6 +13,7 @@ import pytest
 import standardwebhooks
 
 from semel.core.webhook import new_secret
+from semel.errors import StoreUnavailable
 from semel.outbox import Outbox
 from semel.stores import AsyncStore, async_store
 from semel.webhooks.directory import WebhookDirectory
@@ -182,3 +184,14 @@ async def test_an_endpoint_that_goes(store: AsyncStore, url: str, on_database: A
             await service.run_once()
         await service.close()
     assert len(server.requests) == 1
+
+
+async def test_a_database_that_is_down() -> None:
+    """The report says why there was nothing to send, and the next looks come less and less often."""
+    away = async_store("postgresql://u@127.0.0.1:1/none")
+    service = Webhooks(away)
+    for _ in range(6):
+        assert isinstance((await service.run_once()).error, StoreUnavailable)
+    assert service.interval == timedelta(seconds=1)
+    await service.close()
+    await away.close()

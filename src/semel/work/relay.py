@@ -143,7 +143,8 @@ class Relay(StoreService[S_co, RelayReport]):
         """Send what is there now."""
         await self._waker.wake_up()
         report = await relay(ports, self.to)
-        self._idle_runs = self._idle_runs + 1 if report.is_idle else 0
+        # A database that is down is not asked two hundred times a second.
+        self._idle_runs = self._idle_runs + 1 if report.is_idle or report.error is not None else 0
         if report.error is not None:
             # The server may be another one now.
             self._cursor.reset(time.monotonic())

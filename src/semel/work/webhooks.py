@@ -81,6 +81,15 @@ class Webhooks(StoreService[AsyncStore, WebhooksReport]):
 
     async def flow(self, ports: Webhooks) -> WebhooksReport:  # noqa: ARG002 - it is the same
         """Begin to send to the endpoints that have something waiting, and report of those that are done."""
+        try:
+            report = await self._round()
+        except StoreError as error:
+            report = WebhooksReport(error=error)
+        is_idle = (report.is_idle and not self._running) or report.error is not None
+        self._idle_runs = self._idle_runs + 1 if is_idle else 0
+        return report
+
+    async def _round(self) -> WebhooksReport:
         endpoints = await self._directory.endpoints(time.monotonic())
         for name in [name for name in self._relays if name not in endpoints and name not in self._running]:
             await self._relays.pop(name).close()
@@ -103,9 +112,7 @@ class Webhooks(StoreService[AsyncStore, WebhooksReport]):
                 self._running[name] = asyncio.ensure_future(self._relays[name].run_once())
         if self._running:
             await asyncio.wait(self._running.values(), timeout=POLLS[3])
-        report = self._report(len(endpoints))
-        self._idle_runs = self._idle_runs + 1 if report.is_idle and not self._running else 0
-        return report
+        return self._report(len(endpoints))
 
     async def let_go(self) -> None:
         """Wait for what is under way, and disconnect."""
