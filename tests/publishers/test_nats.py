@@ -205,6 +205,16 @@ async def test_wrong_password(name: str, caplog: pytest.LogCaptureFixture) -> No
             assert kinds(await publisher.publish([message()])) == ["Rejected"]
 
 
+async def test_wrong_token(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A token stands where a user's name would, and is a secret: a wrong one is said, and not shown."""
+    caplog.set_level(logging.DEBUG)
+    with servers.nats(settings={"authorization": "{ token: right }"}) as server:
+        made = NATS(name, f"nats://s3cr3t@127.0.0.1:{server.port}")
+        with pytest.raises(PermissionError, match="refuses the token") as caught:
+            await made.open()
+        assert "s3cr3t" not in f"{caught.value!r} {made!r} {made._address!r} {caplog.text}"
+
+
 async def test_rights(name: str) -> None:
     """A user who may publish, and not read a stream's settings, will do; what it may not publish waits."""
     rights = f'{{ publish: ["{name}.order.paid"], subscribe: ["_INBOX.>"] }}'

@@ -128,7 +128,9 @@ class NATS:
                     await client.close()
                 # The client has a class for it, and raises another.
                 if "authorization violation" in str(error).lower():
-                    refused = f"NATS at {host} refuses user {where.user!r}: check user, password and rights."
+                    # A user without a password is a token, and as secret as a password.
+                    who = f"user {where.user!r}" if where.password is not None or not where.user else "the token"
+                    refused = f"NATS at {host} refuses {who}: check user, password and rights."
                     raise PermissionError(refused) from None
             else:
                 return client
