@@ -182,7 +182,7 @@ class Webhook:
             self._url.copy_with(host=address),
             headers=[(b"host", self._url.netloc), *headers],
             content=payload,
-            extensions={"sni_hostname": self._url.raw_host.decode("ascii"), "trace": progress.note},
+            extensions={"sni_hostname": self._url.raw_host.decode("ascii").rstrip("."), "trace": progress.note},
         )
         response = await client.send(request, stream=True, follow_redirects=False)
         status, now = response.status_code, time.time()
