@@ -12,6 +12,7 @@ the phase that it is called in: the answer, the business row and the message com
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import re
@@ -135,17 +136,18 @@ class Publishing:
         identity = message_id(scope, operation_key, step=self._step, type_=str(type_), to=to, number=number)
         message = made(identity, type_, payload, to=to, **how)
         self._counts[type_, to] = number + 1
-        waits = self._transaction.waits
+        statements = OutboxStatements(dialect)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            if waits:
+            if _is_awaited(self._transaction.connection):
                 raise ConfigurationError(
                     f"publish {type_!r}: this transaction is awaited, and this code runs in a thread. Publish in the "
                     "`async def` function, on the event loop; or use a store for threads."
                 ) from None
-        adding = self._added(OutboxStatements(dialect), message)
-        return self._awaited(adding, type_) if waits else at_once(adding)
+            return at_once(self._added(statements, message))
+        adding = self._added(statements, message)
+        return self._awaited(adding, type_) if self._transaction.waits else at_once(adding)
 
     def check(self) -> None:
         """Raise where a message was not awaited: what it tells of must not be committed without it."""
@@ -166,6 +168,11 @@ class Publishing:
     async def _added(self, statements: OutboxStatements, message: Message) -> str:
         await run(self._transaction.run, statements.add(message, again=True))
         return message.id
+
+
+def _is_awaited(connection: Any) -> bool:
+    # Unwrapped: the connections of asyncpg's pools have wrappers, which do not say that they are awaited.
+    return inspect.iscoroutinefunction(inspect.unwrap(getattr(connection, "execute", _is_awaited)))
 
 
 #: The phase that this code is part of, if it is part of one.

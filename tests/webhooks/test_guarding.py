@@ -192,12 +192,37 @@ async def test_tls_is_by_name(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"allow_private": True, "tls": trusts, "resolve": names.resolve}
     async with serving(tls=serves) as server:
         assert await verdict_of(server.url("https", "hooks.example"), **settings) == Delivered()
-        assert asked == ["hooks.example"]
+        # A full stop at its end is for name servers; certificates don't have it.
+        assert await verdict_of(server.url("https", "hooks.example."), **settings) == Delivered()
+        assert asked == ["hooks.example", "hooks.example"]
         # Another's certificate, and one that is not trusted.
         other = await verdict_of(server.url("https", "other.example"), **settings)
         untrusted = await verdict_of(server.url("https", "hooks.example"), **settings | {"tls": None})
         assert isinstance(other, Unreachable)
         assert isinstance(untrusted, Unreachable)
-        assert len(server.requests) == 1
+        assert len(server.requests) == 2
     assert "hostname mismatch" in other.reason.lower()
     assert "certificate" in untrusted.reason.lower()
+
+
+async def test_a_slow_name_server() -> None:
+    """An endpoint's name is asked for by one of its tries at a time, so that its name server takes no more than one
+    thread from other endpoints; also while tries give up and others begin.
+    """
+    asked, may_end = 0, asyncio.Event()
+
+    async def resolve(_host: str, _port: int) -> Iterable[str]:
+        nonlocal asked
+        asked += 1
+        await may_end.wait()
+        return ["127.0.0.1"]
+
+    settings: dict[str, Any] = {"resolve": resolve, "timeout": dt.timedelta(milliseconds=50)}
+    sender = Webhook("acme", "https://slow.example/", secrets=[SECRET], **settings)
+    for _ in range(3):
+        verdicts = await sender.publish([MESSAGE] * 8)
+        assert [type(each) for each in verdicts] == [Unreachable] * 8
+    assert asked == 1
+    may_end.set()
+    assert [type(each) for each in await sender.publish([MESSAGE] * 2)] == [Rejected] * 2
+    await sender.close()

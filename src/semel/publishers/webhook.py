@@ -4,10 +4,11 @@ On a command line the settings are in the URL's fragment, which is never sent:
 
     https://shop.example/hooks#secret=env:HOOK_SECRET&secret=file:/run/secrets/old_hook&private=allow
 
-The endpoint's name is resolved once for each try. Every address is checked (``core/addresses.py``), and the connection
-is made to one that was: a name server that changes its answer in between gains nothing. Redirects are not followed, and
-no proxy of the environment is used. Any port may be named. What was not connected is ``Unreachable``; what was sent and
-not answered is ``Failed``, since a webhook that an endpoint can't digest must not be sent for ever.
+The endpoint's name is resolved once for each try, or for those that begin at the same time. Every address is checked
+(``core/addresses.py``), and the connection is made to one that was: a name server that changes its answer in between
+gains nothing. Redirects are not followed, and no proxy of the environment is used. Any port may be named. What was not
+connected is ``Unreachable``; what was sent and not answered is ``Failed``, since a webhook that an endpoint can't
+digest must not be sent for ever.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class Webhook:
         self._resolve = resolve or _resolve
         self._client: httpx2.AsyncClient | None = None
         self._turns: asyncio.Semaphore | None = None
+        self._resolving: asyncio.Future[Iterable[str]] | None = None
         self._has_told = False
 
     async def open(self) -> None:
@@ -116,6 +118,7 @@ class Webhook:
     async def close(self) -> None:
         """Disconnect."""
         client, self._client = self._client, None
+        self._resolving = None  # A thread can't be stopped, and a try may wait for it.
         if client is not None:
             await client.aclose()
 
@@ -179,7 +182,7 @@ class Webhook:
             self._url.copy_with(host=address),
             headers=[(b"host", self._url.netloc), *headers],
             content=payload,
-            extensions={"sni_hostname": self._url.raw_host.decode("ascii"), "trace": progress.note},
+            extensions={"sni_hostname": self._url.raw_host.decode("ascii").rstrip("."), "trace": progress.note},
         )
         response = await client.send(request, stream=True, follow_redirects=False)
         status, now = response.status_code, time.time()
@@ -201,7 +204,11 @@ class Webhook:
         """Return the endpoint's addresses, if every one of them may be sent to."""
         host = self._url.raw_host.decode("ascii")
         port = self._url.port or (443 if self._url.scheme == "https" else 80)
-        addresses = tuple(dict.fromkeys(await self._resolve(host, port)))
+        if self._resolving is None or self._resolving.done():
+            # One at a time: a name server that takes its time on purpose would have all the threads there are.
+            self._resolving = asyncio.ensure_future(self._resolve(host, port))
+            self._resolving.add_done_callback(_seen)
+        addresses = tuple(dict.fromkeys(await asyncio.shield(self._resolving)))
         if not addresses:
             raise OSError(f"{host} has no address")
         if not self._allow_private:
@@ -268,6 +275,12 @@ async def _resolve(host: str, port: int) -> Iterable[str]:
     ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     found = await asyncio.get_running_loop().run_in_executor(_resolvers(), ask)
     return [str(address[0]) for *_, address in found]
+
+
+def _seen(resolving: asyncio.Future[Iterable[str]]) -> None:
+    """Look at its error: the tries that have waited for it may have given up."""
+    if not resolving.cancelled():
+        resolving.exception()
 
 
 def _ended(progress: _Progress, why: str) -> Answered:
