@@ -181,11 +181,12 @@ async def test_rights(redis_url: str, name: str) -> None:
             client.acl_deluser("relay")
 
 
-async def test_cancelled(redis_server: RedisServer, redis_url: str, name: str) -> None:
+@pytest.mark.parametrize("after", [0.0, 0.001, 0.002, 0.005, 0.01, 0.05])
+async def test_cancelled(redis_server: RedisServer, redis_url: str, name: str, after: float) -> None:
     """A publish that was cancelled closes the publisher; opened again, it confirms nothing that it should not."""
     async with opened(redis_url, name) as publisher:
         ask(redis_server.port, "CLIENT", "PAUSE", "60000", "WRITE")
-        await cut_off(publisher, after=0.05)
+        await cut_off(publisher, after=after)
         ask(redis_server.port, "CLIENT", "UNPAUSE")
         (verdict,) = await publisher.publish([message()])
         assert isinstance(verdict, Unreachable)

@@ -11,6 +11,7 @@ consumer that is behind loses them.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -105,14 +106,17 @@ class RedisStreams:
             username=where.user,
             password=where.password,
             ssl=where.scheme == "rediss",
-            socket_timeout=self._timeout,
+            # Its limits for reading and writing are set around each call: its own are asyncio.wait_for(), which in
+            # Python 3.11 may not notice that it is cancelled.
+            socket_timeout=None,
             socket_connect_timeout=self._timeout,
             # By itself it sends again what may have arrived.
             retry=Retry(NoBackoff(), 0),
             **tls,
         )
         try:
-            await self._client.ping()
+            async with asyncio.timeout(self._timeout):
+                await self._client.ping()
         except exceptions.AuthenticationError as error:
             await self.close()
             raise PermissionError(
@@ -132,7 +136,8 @@ class RedisStreams:
         if self._replicas:
             pipeline.execute_command("WAIT", self._replicas, int(self._timeout * 1000 / 2))
         try:
-            replies = await pipeline.execute(raise_on_error=False)
+            async with asyncio.timeout(self._timeout):
+                replies = await pipeline.execute(raise_on_error=False)
         except (exceptions.RedisError, OSError) as error:
             return [self._verdict(error)] * len(messages)
         except BaseException:  # Cancelled: what is still to be read belongs to no other call.

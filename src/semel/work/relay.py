@@ -330,7 +330,8 @@ class Relay(StoreService[S_co, RelayReport]):
 
     async def _on_loop(self, running: Coroutine[Any, Any, Any], limit: float) -> None:
         if self._loop is None:
-            await asyncio.wait_for(running, limit)
+            async with asyncio.timeout(limit):
+                await running
         else:
             self._loop.start(running).result(limit)
 
