@@ -29,6 +29,8 @@ from semel.errors import AnswerNotKept, IntentBusy, RequestOutcomeUnknown
 
 #: Seconds between two looks at the journal while another process sends.
 LOOK_SECONDS = 0.1
+#: A pause may take longer than it was to, and a time limit must be above zero.
+MIN_TRY_SECONDS = 0.05
 #: Seconds between two looks at a status URL, where the server does not say.
 FOLLOW_SECONDS = 1.0
 
@@ -156,7 +158,7 @@ async def _tries(ports: SendPorts, terms: Terms, end: float, *, in_doubt: bool) 
     #: The status URL, while it is followed.
     where: str | None = None
     while True:
-        left = end - ports.now()
+        left = max(end - ports.now(), MIN_TRY_SECONDS)
         got = await (ports.attempt(left) if where is None else ports.look(where, left))
         verdict = _judged(ports, got)
         if isinstance(verdict, Retry):
