@@ -18,8 +18,10 @@ import pytest
 from semel.client import Journal
 from semel.client.httpx import AsyncIdempotentTransport
 from semel.client.journal import VERSION
+from semel.client.options import Quotas
 from semel.core.intent import Outgoing, Wish
 from semel.core.message import Answer
+from semel.core.retrying import Origin
 from semel.errors import (
     AnswerNotKept,
     ConfigurationError,
@@ -43,6 +45,13 @@ DAY = 86_400.0
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "payments.journal"
+
+
+class NoRetries(Quotas):
+    """A host that has had all of its retries."""
+
+    def spend(self, host: Origin) -> bool:
+        return False
 
 
 def wish(intent: str = INTENT, body: bytes = b"{}") -> Wish:
@@ -99,7 +108,7 @@ def test_after_a_lost_answer(server: Served, call: Call, path: Path) -> None:
     """An intent with an unknown outcome is sent again another day, with the same key and the same bytes."""
     server.outage = "lose after"
     with pytest.raises(RequestOutcomeUnknown) as caught:
-        call(journal=path, deadline=timedelta(seconds=0.3)).post(server.url, INTENT, content=b'{"a": 1, "b": 2}')
+        call(journal=path, quotas=NoRetries()).post(server.url, INTENT, content=b'{"a": 1, "b": 2}')
     assert caught.value.intent == INTENT
     (entry,) = Journal(path).pending()
     assert entry.key == caught.value.key
@@ -213,7 +222,7 @@ def test_resume_goes_on_after_an_error(server: Served, call: Call, path: Path) -
     with Journal(path, lease=timedelta(milliseconds=1)) as crashed:
         crashed.begin(Wish("nowhere", "k-0", Outgoing("POST", "http://127.0.0.1:1/", (), b""), DAY, 60), b"dead")
         crashed.begin(Wish("here", "k-1", Outgoing("POST", server.url, (), b""), DAY, 60), b"dead")
-    caller = call(journal=path, deadline=timedelta(seconds=0.3))
+    caller = call(journal=path, quotas=NoRetries())
     nowhere, here = caller.resume()
     assert isinstance(nowhere.error, RequestOutcomeUnknown)
     assert here.status == 201
@@ -264,7 +273,7 @@ def test_leases(path: Path, server: Served, call: Call) -> None:
             caller.post(server.url, INTENT)
         assert (caught.value.key, server.seen, journal.forget(INTENT)) == ("k-1", [], False)
         now += 10
-        assert caller.post(server.url, INTENT).status == 201
+        assert call(journal=journal).post(server.url, INTENT).status == 201
         assert server.keys == ["k-1"]
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import httpx2
 import pytest
-import requests
 from requests.adapters import HTTPAdapter
 
 from semel.client.httpx import AsyncIdempotentTransport, IdempotentTransport
@@ -322,8 +321,8 @@ def test_adapters_that_retry_by_themselves() -> None:
 def test_requests_of_another_library() -> None:
     """A request of a library that is not known is refused with words."""
     transport = IdempotentTransport(None)
-    request = requests.Request("POST", "http://here/")
-    request.url, request.extensions = httpx.URL("http://here/"), {}  # type: ignore[assignment,attr-defined]
+    request = httpx.Request("POST", "http://here/")
+    request.__class__ = type("Strange", (), {})
     with pytest.raises(ConfigurationError, match="httpx or httpx2"):
         transport.handle_request(request)
 
@@ -338,5 +337,5 @@ def test_neither_library_is_imported() -> None:
 def test_quotas_are_bounded() -> None:
     """The quotas of many hosts take no more memory than those of a thousand."""
     quotas = Quotas()
-    assert all(quotas.spend(f"host-{number}") for number in range(3000))
+    assert all(quotas.spend(("https", f"host-{number}", 443)) for number in range(3000))
     assert len(quotas._of) == 1000

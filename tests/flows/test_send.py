@@ -17,8 +17,8 @@ from semel.flows.send import NoReply, Reply, Terms, send
 from semel.stores.transaction import at_once
 
 URL = "https://api.example/pay"
-TERMS = Terms("k-1", URL, deadline=60)
-INTENT = Terms("k-1", URL, deadline=60, intent="invoice 17")
+TERMS = Terms("k-1", deadline=60)
+INTENT = Terms("k-1", deadline=60, intent="invoice 17")
 OUTGOING = Outgoing("POST", URL, (), b"{}")
 
 
@@ -61,6 +61,9 @@ class World:
 
     def today(self) -> float:
         return 0.0
+
+    def url(self) -> str:
+        return URL
 
     def dice(self) -> float:
         return 0.5
@@ -216,8 +219,8 @@ def test_accepted_and_unsure() -> None:
     [
         (World([reply(202, location="https://other.example/status/1")]), TERMS),
         (World([reply(202, location="/status/1", retry_after="100")]), TERMS),
-        (World([reply(202, location="/status/1")]), Terms("k-1", URL, deadline=60, follows=False)),
-        (World([reply(202, location="/status/1")]), Terms("k-1", URL, deadline=1)),
+        (World([reply(202, location="/status/1")]), Terms("k-1", deadline=60, follows=False)),
+        (World([reply(202, location="/status/1")]), Terms("k-1", deadline=1)),
     ],
     ids=["another host", "too late", "not wanted", "no time left"],
 )
@@ -237,7 +240,7 @@ def test_intent() -> None:
 def test_intent_has_the_stored_key() -> None:
     """The key of an intent is the one in the journal, in errors too; a try before a crash may have taken effect."""
     world = World([NOT_SENT], [Begun("k-1", OUTGOING, is_resumed=True)], quota=0)
-    other = Terms("k-2", URL, deadline=60, intent="invoice 17")
+    other = Terms("k-2", deadline=60, intent="invoice 17")
     refused(RequestOutcomeUnknown, world, other)
     assert world.done == ["begin", "send", "release"]
 

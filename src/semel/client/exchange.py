@@ -15,6 +15,7 @@ from semel.client.journal import Journal, new_token
 from semel.client.options import Options
 from semel.core.intent import Beginning, Begun, Outgoing, Wish
 from semel.core.message import Answer
+from semel.core.retrying import Origin
 from semel.errors import JournalError
 from semel.flows.send import Reply, Terms
 
@@ -40,26 +41,24 @@ class Exchange:
     #: Whether the server has sent the request on to another URL.
     is_redirected = False
 
-    def __init__(
-        self, options: Options, place: tuple[str, str, int | None], terms: Terms, *, is_key_given: bool
-    ) -> None:
+    def __init__(self, options: Options, place: Origin, terms: Terms, *, is_key_given: bool) -> None:
         """Nothing is sent or written yet; *place* is where it goes."""
         self.options = options
         self.terms = terms
         self.key = terms.key
         self._is_key_given = is_key_given
-        self._host = f"{place[1]}:{place[2]}"
+        self._place = place
         self._token = b""
         #: Whether the journal has it for us.
         self._is_ours = False
 
     def spend(self) -> bool:
         """Take one retry from the host's quota."""
-        return self.options.quotas.spend(self._host)
+        return self.options.quotas.spend(self._place)
 
     def answered(self) -> None:
         """Give something back."""
-        self.options.quotas.answered(self._host)
+        self.options.quotas.answered(self._place)
 
     async def begin(self) -> Beginning:
         """Write the intent down."""
@@ -69,7 +68,7 @@ class Exchange:
             self.key,
             self.outgoing(),
             self.options.retention.total_seconds(),
-            self.options.deadline.total_seconds(),
+            self.options.seconds,
             self._is_key_given,
             self.is_redirected,
         )
@@ -127,6 +126,10 @@ class Exchange:
     async def pause(self, seconds: float) -> None:
         """Wait, in this thread."""
         time.sleep(seconds)  # noqa: ASYNC251 - on a loop, it is another method
+
+    def url(self) -> str:
+        """Return where it is sent to."""
+        raise NotImplementedError
 
     def outgoing(self) -> Outgoing:
         """Return the request as it is sent."""

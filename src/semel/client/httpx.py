@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from semel.client.exchange import EVENT_STREAM, Exchange, is_untrusted, looked_at
@@ -16,7 +16,7 @@ from semel.client.journal import Journal
 from semel.client.options import Options
 from semel.core.intent import Outgoing, checked
 from semel.core.message import Answer
-from semel.core.retrying import Failure
+from semel.core.retrying import PORTS, Failure, Origin
 from semel.core.value import value
 from semel.errors import ConfigurationError, RedirectRefused, RequestNotRepeatable
 from semel.flows.send import NoReply, Reply, Terms, send
@@ -44,7 +44,7 @@ else:
 @value
 class _Mark:
     key: str
-    place: tuple[str, str, int | None]
+    place: Origin
 
 
 class _Wrapped(_Base):  # type: ignore[misc]  # as above
@@ -54,6 +54,7 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
         """Wrap *transport*. The other arguments are the fields of ``semel.client.options.Options``."""
         self.wrapped = transport
         self.options = Options(**options)
+        self._header = self.options.header.lower().encode("ascii")
 
     @property
     def journal(self) -> Journal | None:
@@ -63,10 +64,12 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
     def _exchange(self, request: Any, kind: Callable[..., _Exchange]) -> _Exchange | None:
         """Return what sends *request*, with its key set; None: it is passed on as it is."""
         url, headers, extensions = request.url, request.headers, request.extensions
-        place = (url.scheme, url.host, url.port or {"http": 80, "https": 443}.get(url.scheme))
+        scheme = url.scheme
+        place = (scheme, url.host, url.port or PORTS.get(scheme))
         header = self.options.header
         mark: _Mark | None = extensions.get(_MARK)
-        given: str | None = headers.get(header)
+        # Not headers.get: it decodes all of them.
+        given: str | None = headers.get(header) if self._header in [name.lower() for name, _ in headers.raw] else None
         intent: str | None = extensions.get(INTENT)
         if mark is not None and given == mark.key:
             if request.method in _WITHOUT_BODY:
@@ -82,7 +85,7 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
         if key is None:
             key = headers[header] = self.options.new_key()
         request.extensions = {**extensions, _MARK: _Mark(key, place)}
-        terms = Terms(key, str(url), self.options.deadline.total_seconds(), intent, self.options.follow_accepted)
+        terms = Terms(key, self.options.seconds, intent, self.options.follow_accepted)
         exchange = kind(self.wrapped, request, self.options, place, terms, is_key_given=given is not None)
         exchange.is_redirected = mark is not None and given == mark.key
         return exchange
@@ -155,7 +158,7 @@ class _Exchange(Exchange):
         transport: Any,
         request: Any,
         options: Options,
-        place: tuple[str, str, int | None],
+        place: Origin,
         terms: Terms,
         *,
         is_key_given: bool,
@@ -173,6 +176,10 @@ class _Exchange(Exchange):
         self._request.stream = self.library.ByteStream(body)
         self._request.headers.pop("transfer-encoding", None)
         self._request.headers["content-length"] = str(len(body))
+
+    def url(self) -> str:
+        """Return where it is sent to."""
+        return str(self._request.url)
 
     async def attempt(self, seconds: float) -> Reply | NoReply:
         """Send the request, and read the answer."""
@@ -194,10 +201,8 @@ class _Exchange(Exchange):
     def _read(self, response: Any, end: float) -> Reply:
         """Read the whole answer, so that a connection that is lost on the way is not the caller's."""
         stream = response.stream
-        if isinstance(stream, self.library.ByteStream):
-            return self._reply(response, b"".join(stream))
-        if self._is_streamed(response):
-            return self._reply(response, None)
+        if isinstance(stream, self.library.ByteStream) or self._is_streamed(response):
+            return self._reply(response)
         chunks, size, rest = [], 0, iter(stream)
         try:
             for chunk in rest:
@@ -205,7 +210,7 @@ class _Exchange(Exchange):
                 size += len(chunk)
                 if size > self.options.max_answer:
                     response.stream = _joined(self.library.SyncByteStream)(chunks, rest, stream)
-                    return self._reply(response, None)
+                    return self._reply(response)
                 self._check_time(end)
         except BaseException:
             stream.close()
@@ -218,20 +223,23 @@ class _Exchange(Exchange):
             raise self.library.ReadTimeout("The answer did not end before the deadline of the operation.")
 
     def _whole(self, response: Any, chunks: list[bytes]) -> Reply:
-        body = b"".join(chunks)
-        response.stream = self.library.ByteStream(body)
-        return self._reply(response, body)
+        response.stream = self.library.ByteStream(b"".join(chunks))
+        return self._reply(response)
 
-    def _reply(self, response: Any, body: bytes | None) -> Reply:
-        def content() -> bytes:
-            try:
-                copy = self.library.Response(response.status_code, headers=response.headers, content=body or b"")
-            except self.library.DecodingError:
-                return b""
-            return copy.content  # type: ignore[no-any-return]  # the library is not known here
+    def _reply(self, response: Any) -> Reply:
+        return Reply(response.status_code, response.headers, partial(self._content, response), response)
 
-        self._body = body
-        return Reply(response.status_code, response.headers, content, response)
+    def _content(self, response: Any) -> bytes:
+        """Return what was read of an answer, decoded; the answer itself is left as it came."""
+        try:
+            copy = self.library.Response(200, headers=response.headers, content=self._body(response) or b"")
+        except self.library.DecodingError:
+            return b""
+        return copy.content  # type: ignore[no-any-return]  # the library is not known here
+
+    def _body(self, response: Any) -> bytes | None:
+        """Return the whole of an answer; None: it is handed over as it comes."""
+        return b"".join(response.stream) if isinstance(response.stream, self.library.ByteStream) else None
 
     def _is_streamed(self, response: Any) -> bool:
         """Whether the answer is handed over as it comes, by what its head says."""
@@ -252,17 +260,17 @@ class _Exchange(Exchange):
 
     def _within(self, seconds: float) -> dict[str, float]:
         """Return the time limits of one try: those of the caller, as far as the deadline allows."""
-        limits = self._limits.get
-        return {
-            name: seconds if (limit := limits(name)) is None or limit > seconds else limit
-            for name in ("connect", "read", "write", "pool")
-        }
+        limits = self._limits
+        given = limits.values()
+        if len(given) == len(_LIMITS) and None not in given and max(given) <= seconds:  # type: ignore[type-var,operator]
+            return limits  # type: ignore[return-value]  # as was just seen
+        return {name: seconds if (limit := limits.get(name)) is None or limit > seconds else limit for name in _LIMITS}
 
     def outgoing(self) -> Outgoing:
         """Return the request as it is sent."""
         request = self._request
         headers = tuple((name.lower(), said) for name, said in request.headers.raw)
-        return Outgoing(request.method, self.terms.url, headers, b"".join(request.stream))
+        return Outgoing(request.method, self.url(), headers, b"".join(request.stream))
 
     def restore(self, outgoing: Outgoing) -> None:
         """Send what the journal has."""
@@ -279,7 +287,7 @@ class _Exchange(Exchange):
     def answer_of(self, reply: Reply) -> Answer:
         """Return what the journal keeps."""
         headers = tuple((name.lower(), said) for name, said in reply.response.headers.raw)
-        return Answer(reply.status, headers, self._body)
+        return Answer(reply.status, headers, self._body(reply.response))
 
     def stored(self, answer: Answer) -> Any:
         """Make a response of what the journal has."""
@@ -300,10 +308,8 @@ class _AsyncExchange(_Exchange):
 
     async def _aread(self, response: Any, end: float) -> Reply:
         stream = response.stream
-        if isinstance(stream, self.library.ByteStream):
-            return self._reply(response, b"".join(stream))
-        if self._is_streamed(response):
-            return self._reply(response, None)
+        if isinstance(stream, self.library.ByteStream) or self._is_streamed(response):
+            return self._reply(response)
         chunks, size, rest = [], 0, aiter(stream)
         try:
             async for chunk in rest:
@@ -311,7 +317,7 @@ class _AsyncExchange(_Exchange):
                 size += len(chunk)
                 if size > self.options.max_answer:
                     response.stream = _joined(self.library.AsyncByteStream)(chunks, rest, stream)
-                    return self._reply(response, None)
+                    return self._reply(response)
                 self._check_time(end)
         except BaseException:
             await stream.aclose()
@@ -394,6 +400,7 @@ def _library(kind: type[Any]) -> Any:
     )
 
 
+_LIMITS = ("connect", "read", "write", "pool")
 _WITHOUT_BODY = frozenset({"GET", "HEAD"})
 #: A longer Content-Length is no number that means anything.
 _DIGITS = 20

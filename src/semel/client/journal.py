@@ -52,10 +52,13 @@ VERSION = 1
 LEASE = timedelta(seconds=10)
 #: How long answers are kept. In this time the same intent is not sent again.
 KEEP = timedelta(days=90)
-MAX_ENTRIES = 10_000
+MAX_ENTRIES = 100_000
 MAX_BYTES = 256 * 2**20
 #: An answer needs room, too, when its time comes.
 _ROOM_FOR_AN_ANSWER = 4096
+
+#: Counting reads the whole table.
+_COUNT_SECONDS = 60.0
 
 _TOKEN_BYTES = 16
 _PRIMARY = 0xFF
@@ -88,6 +91,7 @@ class Journal:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._clock = clock
+        self._count, self._counts_at = 0, 0.0
         self._connection = Connection(Place(self.path, Names()))
         with self._opened():
             pass
@@ -112,10 +116,9 @@ class Journal:
         own = Outgoing(sent.method, without_login(sent.url), sent.headers, sent.body)
         lease = {"intent": wish.intent, "token": token, "leased_to": now + self._lease}
         with self._opened() as connection, _transaction(connection):
-            connection.execute(SQL["expire"], {"before": now - self._keep})
             found = connection.execute(SQL["find"], {"intent": wish.intent}).fetchone()
             if found is None:
-                self._make_room(connection, len(own.body))
+                self._make_room(connection, len(own.body), now)
                 row = {
                     "key": wish.key,
                     "method": own.method,
@@ -210,16 +213,22 @@ class Journal:
 
         return await aresume(self, client)
 
-    def _make_room(self, connection: sqlite3.Connection, size: int) -> None:
-        ((count,),) = connection.execute(SQL["count"]).fetchall()
+    def _make_room(self, connection: sqlite3.Connection, size: int, now: float) -> None:
+        """Remove what is too old, and see that there is room. Other processes' entries are counted once a minute."""
+        if now >= self._counts_at or self._count >= self._max_entries:
+            connection.execute(SQL["expire"], {"before": now - self._keep})
+            ((self._count,),) = connection.execute(SQL["count"]).fetchall()
+            self._counts_at = now + _COUNT_SECONDS
         pages, free, page = (
             connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
         )
-        if count >= self._max_entries or (pages - free) * page + size + _ROOM_FOR_AN_ANSWER > self._max_bytes:
+        used = (pages - free) * page
+        if self._count >= self._max_entries or used + size + _ROOM_FOR_AN_ANSWER > self._max_bytes:
             raise JournalFull(
-                f"{self.path} has {count} entries in {(pages - free) * page} bytes. Nothing was sent. Remove what is "
-                f"no longer needed (semel journal forget), or raise max_entries and max_bytes."
+                f"{self.path} has {self._count} entries in {used} bytes. Nothing was sent. Remove what is no longer "
+                f"needed (semel journal forget), or raise max_entries and max_bytes."
             )
+        self._count += 1
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:

@@ -23,7 +23,7 @@ from semel.client.journal import Journal
 from semel.client.options import Options
 from semel.core.intent import Outgoing, checked
 from semel.core.message import Answer
-from semel.core.retrying import Failure, origin_of
+from semel.core.retrying import Failure, Origin, origin_of
 from semel.errors import ConfigurationError, RedirectRefused, RequestNotRepeatable
 from semel.flows.send import NoReply, Reply, Terms, send
 from semel.stores.transaction import at_once
@@ -33,17 +33,17 @@ INTENT_HEADER = "Semel-Intent"
 
 _WITHOUT_BODY = frozenset({"GET", "HEAD"})
 _CHUNK = 2**16
-#: The same intent and place must be found again after a redirect, of which requests copies the headers alone.
-_Place = tuple[str, str, int | None]
 
 
 class _Mark(str):
-    """A key that knows for which intent, and to which place, it was sent. It is a header's value."""
+    """A key that knows for which intent, and to which place, it was sent: of a request that is redirected, requests
+    copies the headers alone.
+    """
 
     __slots__ = ("intent", "place")
 
     intent: str | None
-    place: _Place
+    place: Origin
 
 
 class IdempotentAdapter(BaseAdapter):
@@ -94,8 +94,8 @@ class IdempotentAdapter(BaseAdapter):
         if intent is not None:
             checked(intent)
         key = str(given or self.options.new_key())
-        terms = Terms(key, url, self.options.deadline.total_seconds(), intent, self.options.follow_accepted)
-        exchange = _Exchange(self.wrapped, request, self.options, terms, sending, is_key_given=given is not None)
+        terms = Terms(key, self.options.seconds, intent, self.options.follow_accepted)
+        exchange = _Exchange(self.wrapped, request, self.options, place, terms, sending, is_key_given=given is not None)
         exchange.is_redirected = mark is not None
         exchange.mark()
         if request.body is not None and not isinstance(request.body, (bytes, str)):
@@ -112,26 +112,31 @@ class IdempotentAdapter(BaseAdapter):
 class _Exchange(Exchange):
     """One request."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - it is called in one place
         self,
         adapter: HTTPAdapter,
         request: requests.PreparedRequest,
         options: Options,
+        place: Origin,
         terms: Terms,
         sending: dict[str, Any],
         *,
         is_key_given: bool,
     ) -> None:
-        super().__init__(options, origin_of(terms.url), terms, is_key_given=is_key_given)
+        super().__init__(options, place, terms, is_key_given=is_key_given)
         self._adapter = adapter
         self._request = request
         self._sending = sending
         self._body: bytes | None = None
 
+    def url(self) -> str:
+        """Return where it is sent to."""
+        return self._request.url or ""
+
     def mark(self) -> None:
         """Set the key that is sent."""
         mark = _Mark(self.key)
-        mark.intent, mark.place = self.terms.intent, origin_of(self.terms.url)
+        mark.intent, mark.place = self.terms.intent, self._place
         self._request.headers[self.options.header] = mark
 
     def buffer(self, body: bytes) -> None:
@@ -212,7 +217,7 @@ class _Exchange(Exchange):
         """Return the request as it is sent."""
         request = self._request
         headers = tuple((_bytes(name).lower(), _bytes(said)) for name, said in request.headers.items())
-        return Outgoing(request.method or "", self.terms.url, headers, _bytes(cast("bytes", request.body or b"")))
+        return Outgoing(request.method or "", self.url(), headers, _bytes(cast("bytes", request.body or b"")))
 
     def restore(self, outgoing: Outgoing) -> None:
         """Send what the journal has."""

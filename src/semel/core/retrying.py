@@ -141,6 +141,12 @@ _ACCEPTED = 202
 _SERVER_ERROR = 500
 
 
+#: Scheme, host and port.
+Origin = tuple[str, str, int | None]
+
+PORTS = {"http": 80, "https": 443}
+
+
 def judge(status: int, headers: Mapping[str, str], body: bytes, *, now: float) -> Verdict:
     """Say what an answer to a request with a key means.
 
@@ -179,10 +185,10 @@ def status_url(url: str, location: str) -> str | None:
         return None
 
 
-def origin_of(url: str) -> tuple[str, str, int | None]:
+def origin_of(url: str) -> Origin:
     """Return scheme, host and port: where *url* is sent to."""
     parts = urlsplit(url)
-    return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname or "", parts.port or PORTS.get(parts.scheme)
 
 
 def _by_status(status: int, after: float | None) -> Meaning:

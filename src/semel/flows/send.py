@@ -7,7 +7,7 @@ The key is made before this begins, and is the same for every try.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol
 
 from semel.core.intent import Beginning, Ended, Lapsed, Taken
 from semel.core.message import Answer
@@ -70,7 +70,6 @@ class Terms:
     """How one operation is sent."""
 
     key: str
-    url: str
     #: Seconds from its beginning to its end, tries and pauses together.
     deadline: float
     intent: str | None = None
@@ -89,6 +88,9 @@ class SendPorts(Protocol):
 
     def dice(self) -> float:
         """Return a random number from 0 to 1."""
+
+    def url(self) -> str:
+        """Return where the request is sent to."""
 
     def begin(self) -> Awaitable[Beginning]:
         """Write the intent into the journal, on the disk, or find what is there."""
@@ -139,7 +141,7 @@ async def send(ports: SendPorts, terms: Terms) -> Any:
     if isinstance(begun, Taken):
         raise IntentBusy(key=begun.key, intent=terms.intent)
     try:
-        own = Terms(begun.key, terms.url, terms.deadline, terms.intent, terms.follows)
+        own = Terms(begun.key, terms.deadline, terms.intent, terms.follows)
         return await _tries(ports, own, end, in_doubt=begun.is_resumed)
     finally:
         ports.release()
@@ -161,6 +163,12 @@ async def _tries(ports: SendPorts, terms: Terms, end: float, *, in_doubt: bool) 
         left = max(end - ports.now(), MIN_TRY_SECONDS)
         got = await (ports.attempt(left) if where is None else ports.look(where, left))
         verdict = _judged(ports, got)
+        if isinstance(verdict, Final):
+            assert isinstance(got, Reply)  # noqa: S101 - for the type checker
+            ports.answered()
+            if terms.intent is not None:
+                await ports.settle(got)
+            return got.response
         if isinstance(verdict, Retry):
             # What is said at a status URL may be about the look: the request itself is then sent again, and gets 202,
             # or the answer of the operation, marked as a replay.
@@ -176,32 +184,22 @@ async def _tries(ports: SendPorts, terms: Terms, end: float, *, in_doubt: bool) 
             continue
         assert isinstance(got, Reply)  # noqa: S101 - without an answer, the verdict is Retry
         if not isinstance(verdict, Follow):
-            return await _ended(ports, terms, got, verdict, in_doubt=in_doubt or where is not None)
-        where = status_url(terms.url, verdict.location) if terms.follows else None
+            return _stopped(terms, got, verdict, in_doubt=in_doubt or where is not None)
+        where = status_url(ports.url(), verdict.location) if terms.follows else None
         wait = pause(1, FOLLOW_SECONDS if verdict.after is None else verdict.after, ports.dice())
         if where is None or ports.now() + wait >= end:
             return got.response  # A 202 is true: it was accepted, and has not ended.
         await ports.pause(wait)
 
 
-async def _ended(
-    ports: SendPorts, terms: Terms, got: Reply, verdict: Final | Refused | Unknown, *, in_doubt: bool
-) -> Any:
-    match verdict:
-        case Final():
-            ports.answered()
-            if terms.intent is not None:
-                await ports.settle(got)
-            return got.response
-        case Refused():
-            # One that is redirected goes on elsewhere, under the same key.
-            if got.status >= _CLIENT_ERROR and in_doubt:
-                raise RequestOutcomeUnknown(key=terms.key, intent=terms.intent, response=got.response)
-            return got.response
-        case Unknown():
-            raise RequestOutcomeUnknown(_SERVER_SAYS, key=terms.key, intent=terms.intent, response=got.response)
-        case _:
-            assert_never(verdict)
+def _stopped(terms: Terms, got: Reply, verdict: Refused | Unknown, *, in_doubt: bool) -> Any:
+    """Return an answer that is not the operation's, if nothing can have happened."""
+    if isinstance(verdict, Unknown):
+        raise RequestOutcomeUnknown(_SERVER_SAYS, key=terms.key, intent=terms.intent, response=got.response)
+    # One that is redirected goes on elsewhere, under the same key.
+    if in_doubt and got.status >= _CLIENT_ERROR:
+        raise RequestOutcomeUnknown(key=terms.key, intent=terms.intent, response=got.response)
+    return got.response
 
 
 def _judged(ports: SendPorts, got: Reply | NoReply) -> Verdict:
