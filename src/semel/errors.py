@@ -572,8 +572,8 @@ class RequestNotRepeatable(ClientError):
 
 
 class RedirectRefused(ClientError):
-    """This request was redirected to another host, which knows nothing of its key. It was not sent there; change its
-    URL.
+    """This request was redirected to another host, port or scheme, which may know nothing of its key. It was not sent
+    there; change its URL.
     """
 
 

@@ -311,6 +311,10 @@ def test_credentials_are_not_stored(server: Served, call: Call, path: Path) -> N
 def test_private(path: Path) -> None:
     """The file, and its log, are for this user alone; one that was open to others is made private."""
     path.touch(0o644)
+    Journal(path).close()
+    for each in (path, path.with_name(f"{path.name}-wal")):
+        each.touch()
+        each.chmod(0o644)
     with Journal(path) as journal:
         journal.begin(wish(), b"t")
         assert len(list(path.parent.glob(f"{path.name}*"))) > 1

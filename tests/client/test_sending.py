@@ -269,6 +269,29 @@ def test_streams(library: Any, headers: dict[str, str]) -> None:
     assert streams[1].is_closed
 
 
+@pytest.mark.parametrize("library", [httpx, httpx2])
+def test_streams_of_tries_are_closed(library: Any) -> None:
+    """An answer that is not read to its end, and not returned either, is closed: its connection is free again."""
+    streams: list[Chunks] = []
+
+    def answer(_: Any) -> Any:
+        streams.append(Chunks([b"one", b"two"]))
+        return library.Response(503 if len(streams) < 3 else 201, stream=streams[-1])
+
+    with library.Client(transport=IdempotentTransport(library.MockTransport(answer), max_answer=4)) as client:
+        assert client.post("http://here/").content == b"onetwo"
+
+    async def called() -> None:
+        streams.clear()
+        inner = AsyncIdempotentTransport(library.MockTransport(answer), max_answer=4)
+        async with library.AsyncClient(transport=inner) as client:
+            assert (await client.post("http://here/")).content == b"onetwo"
+
+    assert [stream.is_closed for stream in streams] == [True] * 3
+    asyncio.run(called())
+    assert [stream.is_closed for stream in streams] == [True] * 3
+
+
 def test_threads_share_a_transport(server: Served, call: Call, kind: str) -> None:
     """Requests of several threads at once have each its own key and its own answer."""
     if kind.startswith("async"):
@@ -304,6 +327,7 @@ def test_http2(sqlite_url: str, tmp_path: Path) -> None:
         ({"hosts": "api.example.com"}, r"\['api.example.com'\]"),
         ({"hosts": ["https://api.example.com"]}, "localhost:8000"),
         ({"max_body": -1}, "bytes"),
+        ({"header": "Idempotency Key"}, "name of a header"),
     ],
 )
 def test_configuration(options: dict[str, Any], words: str) -> None:

@@ -245,6 +245,13 @@ def test_intent_has_the_stored_key() -> None:
     assert world.done == ["begin", "send", "release"]
 
 
+def test_challenge_after_a_crash() -> None:
+    """An intent that is resumed may be asked for a login: its 401 is returned, and it stays pending."""
+    world = World([reply(401)], [Begun("k-1", OUTGOING, is_resumed=True)])
+    assert sent(world, INTENT) == "response 401"
+    assert world.done == ["begin", "send", "release"]
+
+
 def test_intent_with_an_answer() -> None:
     """An intent that has its answer is not sent, and neither is one with an answer that was too large to keep."""
     world = World([], [Ended("k-1", Answer(201))])

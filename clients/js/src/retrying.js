@@ -125,7 +125,7 @@ function momentOf(word) {
 
 /** Seconds to wait after try number `attempt`, from 1. `dice` is a random number below 1. */
 export function pause(attempt, after, dice) {
-  if (after !== null) return after * (1 + SPREAD * dice);
+  if (after !== null) return Math.max(after, FIRST_PAUSE) * (1 + SPREAD * dice);
   return dice * Math.min(MAX_PAUSE, FIRST_PAUSE * 2 ** Math.min(attempt - 1, 30));
 }
 

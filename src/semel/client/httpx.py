@@ -168,6 +168,8 @@ class _Exchange(Exchange):
         self._transport = transport
         self._request = request
         self._limits: dict[str, float | None] = request.extensions.get("timeout") or {}
+        #: An answer that was not read to its end, and has to be closed before the next try.
+        self._last: Any = None
 
     def buffer(self, body: bytes | None) -> None:
         """Keep the *body* for every try; None: it is too large."""
@@ -193,6 +195,8 @@ class _Exchange(Exchange):
 
     async def _try(self, request: Any, seconds: float) -> Reply | NoReply:
         request.extensions["timeout"] = self._within(seconds)
+        if self._last is not None:
+            self._last.stream.close()
         try:
             return self._read(self._transport.handle_request(request), self.now() + seconds)
         except Exception as error:  # noqa: BLE001 - its class is told by its name
@@ -201,8 +205,10 @@ class _Exchange(Exchange):
     def _read(self, response: Any, end: float) -> Reply:
         """Read the whole answer, so that a connection that is lost on the way is not the caller's."""
         stream = response.stream
-        if isinstance(stream, self.library.ByteStream) or self._is_streamed(response):
+        if isinstance(stream, self.library.ByteStream):
             return self._reply(response)
+        if self._is_streamed(response):
+            return self._handed_over(response)
         chunks, size, rest = [], 0, iter(stream)
         try:
             for chunk in rest:
@@ -210,7 +216,7 @@ class _Exchange(Exchange):
                 size += len(chunk)
                 if size > self.options.max_answer:
                     response.stream = _joined(self.library.SyncByteStream)(chunks, rest, stream)
-                    return self._reply(response)
+                    return self._handed_over(response)
                 self._check_time(end)
         except BaseException:
             stream.close()
@@ -224,6 +230,10 @@ class _Exchange(Exchange):
 
     def _whole(self, response: Any, chunks: list[bytes]) -> Reply:
         response.stream = self.library.ByteStream(b"".join(chunks))
+        return self._reply(response)
+
+    def _handed_over(self, response: Any) -> Reply:
+        self._last = response
         return self._reply(response)
 
     def _reply(self, response: Any) -> Reply:
@@ -301,6 +311,8 @@ class _AsyncExchange(_Exchange):
 
     async def _try(self, request: Any, seconds: float) -> Reply | NoReply:
         request.extensions["timeout"] = self._within(seconds)
+        if self._last is not None:
+            await self._last.stream.aclose()
         try:
             return await self._aread(await self._transport.handle_async_request(request), self.now() + seconds)
         except Exception as error:  # noqa: BLE001 - its class is told by its name
@@ -308,8 +320,10 @@ class _AsyncExchange(_Exchange):
 
     async def _aread(self, response: Any, end: float) -> Reply:
         stream = response.stream
-        if isinstance(stream, self.library.ByteStream) or self._is_streamed(response):
+        if isinstance(stream, self.library.ByteStream):
             return self._reply(response)
+        if self._is_streamed(response):
+            return self._handed_over(response)
         chunks, size, rest = [], 0, aiter(stream)
         try:
             async for chunk in rest:
@@ -317,7 +331,7 @@ class _AsyncExchange(_Exchange):
                 size += len(chunk)
                 if size > self.options.max_answer:
                     response.stream = _joined(self.library.AsyncByteStream)(chunks, rest, stream)
-                    return self._reply(response)
+                    return self._handed_over(response)
                 self._check_time(end)
         except BaseException:
             await stream.aclose()

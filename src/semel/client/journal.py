@@ -8,6 +8,7 @@ again, and the same key gets the same answer from the server.
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 import sqlite3
@@ -246,21 +247,23 @@ class Journal:
     def _open(self) -> sqlite3.Connection:
         is_new = not self.path.exists()
         try:
+            # Before it is opened: SQLite makes its log with the same permissions.
+            for file in [] if is_new else [self.path, *self.path.parent.glob(f"{glob.escape(self.path.name)}-*")]:
+                if file.is_file() and file.stat().st_mode & _OTHERS:
+                    file.chmod(0o600)
+        except OSError as error:
+            raise JournalError(f"The journal can't be made private: {error}. Nothing was sent.") from error
+        try:
             opened = connect(self.path)
         except StoreError as error:  # Of a client: the server's own kinds are answered with statuses.
             raise JournalError(f"The journal can't be used: {error} Nothing was sent.") from error
         try:
-            if not is_new and self.path.stat().st_mode & _OTHERS:
-                self.path.chmod(0o600)
             _prepare(opened, self.path)
-            if is_new:
-                _sync_folder(self.path.parent)
-        except OSError as error:
-            opened.close()
-            raise JournalError(f"The journal can't be made private: {error} Nothing was sent.") from error
         except BaseException:
             opened.close()
             raise
+        if is_new:
+            _sync_folder(self.path.parent)
         return opened
 
     def _explained(self, error: sqlite3.Error) -> JournalError:

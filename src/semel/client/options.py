@@ -30,6 +30,7 @@ SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "CONNECT"})
 #: Hosts of which the quota is remembered.
 MAX_HOSTS = 1000
 
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HOST = re.compile(r"(?:\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::[0-9]{1,5})?")
 
 
@@ -104,6 +105,8 @@ class Options:
         for name in ("max_body", "max_answer"):
             if not isinstance(size := getattr(self, name), int) or size < 0:
                 raise ConfigurationError(f"{name} is a number of bytes, not {size!r}.")
+        if not _HEADER.fullmatch(str(self.header)):
+            raise ConfigurationError(f"header is the name of a header, such as 'Idempotency-Key', not {self.header!r}.")
         object.__setattr__(self, "hosts", _checked_hosts(self.hosts))
         object.__setattr__(self, "seconds", self.deadline.total_seconds())
         if self.journal is not None and not isinstance(self.journal, Journal):

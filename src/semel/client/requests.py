@@ -10,7 +10,7 @@ from typing import Any, cast
 try:
     import requests
     from requests.adapters import BaseAdapter, HTTPAdapter
-    from requests.exceptions import ChunkedEncodingError, ConnectTimeout, ProxyError, ReadTimeout, SSLError
+    from requests.exceptions import ChunkedEncodingError, ConnectTimeout, ReadTimeout, SSLError
     from urllib3 import HTTPResponse
     from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ReadTimeoutError
 except ModuleNotFoundError as missing:
@@ -128,6 +128,7 @@ class _Exchange(Exchange):
         self._request = request
         self._sending = sending
         self._body: bytes | None = None
+        self._last: requests.Response | None = None
 
     def url(self) -> str:
         """Return where it is sent to."""
@@ -158,6 +159,7 @@ class _Exchange(Exchange):
 
     def _try(self, request: requests.PreparedRequest, seconds: float) -> Reply | NoReply:
         sending = {**self._sending, "timeout": _within(self._sending["timeout"], seconds)}
+        self._drop()
         try:
             response = self._adapter.send(request, stream=True, **sending)
             return self._read(response, self.now() + seconds)
@@ -167,10 +169,15 @@ class _Exchange(Exchange):
                 raise
             return NoReply(failure, error)
 
+    def _drop(self) -> None:
+        """Close the answer of the last try, if it was not read to its end."""
+        if self._last is not None:
+            self._last.close()
+
     def _read(self, response: requests.Response, end: float) -> Reply:
         """Read the whole answer, so that a connection that is lost on the way is not the caller's."""
         raw, headers = response.raw, response.headers
-        self._body = None
+        self._body, self._last = None, response
         length = headers.get("content-length", "")
         if EVENT_STREAM in headers.get("content-type", "") or (length.isdecimal() and float(length) > self._max):
             return self._reply(response)
@@ -313,8 +320,9 @@ def _failure(error: requests.RequestException) -> Failure | None:
     """Say what became of a try; None: another try would end in the same way."""
     if is_untrusted(error):
         return None
-    if isinstance(error, (ConnectTimeout, ProxyError)):
+    if isinstance(error, ConnectTimeout):
         return Failure.NOT_SENT
+    # ProxyError is among them: older versions of urllib3 call a connection so that was lost behind the proxy.
     if isinstance(error, (requests.ConnectionError, requests.Timeout, ChunkedEncodingError, SSLError)):
         reason = getattr(error.args[0] if error.args else None, "reason", None)
         return Failure.NOT_SENT if isinstance(reason, (NewConnectionError, ConnectTimeoutError)) else Failure.LOST

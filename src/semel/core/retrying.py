@@ -277,7 +277,8 @@ def _moment(said: str) -> float | None:
 def pause(attempt: int, after: float | None, dice: float) -> float:
     """Return the seconds to wait after try number *attempt* (from 1). *dice* is a random number below 1."""
     if after is not None:
-        return after * (1 + SPREAD * dice)
+        # Not at once, even if the server says so: what is not counted would be sent without an end.
+        return max(after, FIRST_PAUSE) * (1 + SPREAD * dice)
     # Full jitter: the whole of the pause is random. The exponent is bounded, since a float is.
     return dice * min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** min(attempt - 1, 30))
 

@@ -130,19 +130,19 @@ async def send(ports: SendPorts, terms: Terms) -> Any:
     """
     end = ports.now() + terms.deadline
     if terms.intent is None:
-        return await _tries(ports, terms, end, in_doubt=False)
-    begun = await _begun(ports, end)
-    if isinstance(begun, Ended):
-        if begun.answer is None:
-            raise AnswerNotKept(key=begun.key, intent=terms.intent)
-        return ports.stored(begun.answer)
-    if isinstance(begun, Lapsed):
-        raise RequestOutcomeUnknown(_TOO_LATE, key=begun.key, intent=terms.intent)
-    if isinstance(begun, Taken):
-        raise IntentBusy(key=begun.key, intent=terms.intent)
+        return await _tries(ports, terms, end, was_sent=False)
     try:
+        begun = await _begun(ports, end)
+        if isinstance(begun, Ended):
+            if begun.answer is None:
+                raise AnswerNotKept(key=begun.key, intent=terms.intent)
+            return ports.stored(begun.answer)
+        if isinstance(begun, Lapsed):
+            raise RequestOutcomeUnknown(_TOO_LATE, key=begun.key, intent=terms.intent)
+        if isinstance(begun, Taken):
+            raise IntentBusy(key=begun.key, intent=terms.intent)
         own = Terms(begun.key, terms.deadline, terms.intent, terms.follows)
-        return await _tries(ports, own, end, in_doubt=begun.is_resumed)
+        return await _tries(ports, own, end, was_sent=begun.is_resumed)
     finally:
         ports.release()
 
@@ -155,8 +155,9 @@ async def _begun(ports: SendPorts, end: float) -> Beginning:
         await ports.pause(LOOK_SECONDS)
 
 
-async def _tries(ports: SendPorts, terms: Terms, end: float, *, in_doubt: bool) -> Any:
-    tries = 0
+async def _tries(ports: SendPorts, terms: Terms, end: float, *, was_sent: bool) -> Any:
+    """Send until there is an end. *was_sent*: an earlier process may have sent it before."""
+    tries, in_doubt = 0, False
     #: The status URL, while it is followed.
     where: str | None = None
     while True:
@@ -177,7 +178,7 @@ async def _tries(ports: SendPorts, terms: Terms, end: float, *, in_doubt: bool) 
             tries += 1
             wait = pause(tries, verdict.after, ports.dice())
             if ports.now() + wait >= end or (verdict.is_counted and not ports.spend()):
-                return _given_up(terms, got, in_doubt=in_doubt)
+                return _given_up(terms, got, in_doubt=in_doubt or was_sent)
             await ports.pause(wait)
             if terms.intent is not None:
                 await ports.renew()
@@ -193,7 +194,10 @@ async def _tries(ports: SendPorts, terms: Terms, end: float, *, in_doubt: bool) 
 
 
 def _stopped(terms: Terms, got: Reply, verdict: Refused | Unknown, *, in_doubt: bool) -> Any:
-    """Return an answer that is not the operation's, if nothing can have happened."""
+    """Return an answer that is not the operation's, if nothing can have happened in this call.
+
+    What an earlier process did is in the journal, and such an answer may be a challenge to log in.
+    """
     if isinstance(verdict, Unknown):
         raise RequestOutcomeUnknown(_SERVER_SAYS, key=terms.key, intent=terms.intent, response=got.response)
     # One that is redirected goes on elsewhere, under the same key.
