@@ -9,7 +9,7 @@ import json
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +22,7 @@ from semel import Policy, stores
 from semel.wsgi import IdempotencyMiddleware
 
 HANG_SECONDS = 60
+DRIP_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Say:
 
 
 #: What the network does to one request: "lose before" it is handled or "after", "cut" its answer, "garbage", "hang",
-#: or say something else; None: nothing.
+#: "drip" an answer that never ends, or say something else; None: nothing.
 Fault = str | Say | None
 
 
@@ -157,6 +158,13 @@ class Handler(BaseHTTPRequestHandler):
             return
         if fault == "hang":
             served.is_over.wait(HANG_SECONDS)
+            self.close_connection = True
+            return
+        if fault == "drip":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            with suppress(OSError):  # The client has gone.
+                while not served.is_over.wait(DRIP_SECONDS):
+                    self.wfile.write(b".")
             self.close_connection = True
             return
         said = fault if isinstance(fault, Say) else served.handle(seen)

@@ -131,9 +131,10 @@ def test_bodies_that_are_too_large(server: Served, call: Call, kind: str) -> Non
     assert caller.post(server.url, content=b"four").status == 201
 
 
-def test_a_server_that_hangs(server: Served, call: Call) -> None:
-    """The deadline ends a try that hangs, whatever its time limit; the exception has the key that was sent."""
-    server.outage = "hang"
+@pytest.mark.parametrize("fault", ["hang", "drip"])
+def test_a_server_that_hangs(server: Served, call: Call, fault: str) -> None:
+    """The deadline ends a try that hangs, or drips, whatever its time limit; the exception has the key."""
+    server.outage = fault
     with pytest.raises(RequestOutcomeUnknown) as caught:
         call(deadline=SHORT).post(server.url, json={}, timeout=None)
     assert {caught.value.key} == set(server.keys)
