@@ -554,9 +554,9 @@ class ClientError(SemelError):
         self.key = key
         self.intent = intent
         self.response = response
-        whose = f" Its key is {key}" if key else ""
-        whose += f", its intent {intent!r}" if key and intent is not None else ""
-        super().__init__(f"{message or _said(type(self))}{whose}{'.' if whose else ''}")
+        about = f" Its key is {key}" if key else ""
+        about += f", its intent {intent!r}" if key and intent is not None else ""
+        super().__init__(f"{message or _said(type(self))}{about}{'.' if about else ''}")
 
 
 class RequestOutcomeUnknown(ClientError):

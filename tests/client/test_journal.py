@@ -242,7 +242,7 @@ def test_resume_through_another_client(server: Served, call: Call, path: Path, t
 
 
 def test_past_retention(server: Served, call: Call, path: Path) -> None:
-    """An intent past the server's retention is unknown for good: it is not sent, by no one."""
+    """An intent past the server's retention is unknown for good: it is not sent, and not resumed."""
     now = 1_000_000.0
     with Journal(path, clock=lambda: now) as journal:
         outgoing = Outgoing("POST", f"{server.url}/", (), b"")

@@ -34,7 +34,7 @@ const CODES = {
   "request-body-too-large": "refused",
 };
 const STATUSES = { 307: "refused", 308: "refused", 408: "doubt", 425: "later", 429: "later", 501: "final", 505: "final" };
-const NOT_ABOUT_THE_OPERATION = new Set([206, 304, 401, 405, 407, 413, 415, 416, 421]);
+const NOT_ABOUT_THE_OPERATION = new Set([304, 401, 405, 407, 413, 415, 416, 421]);
 const DIRECTIVES = ["stripe-should-retry", "x-should-retry", "transient-error"];
 const IN_MILLISECONDS = ["retry-after-ms", "x-ms-retry-after-ms", "x-amz-retry-after"];
 const NUMBER = /^[0-9]{1,15}(?:\.[0-9]{1,9})?$/;
@@ -46,6 +46,7 @@ export function judge(status, headers, body, now) {
   const said = (name) => (headers.get(name) ?? "").trim();
   const after = retryAfter(said, now);
   if (status === 202 && said("location")) return { verdict: "follow", location: said("location"), after };
+  if (status >= 200 && status < 300) return { verdict: "final" };
   if (said("idempotent-replayed").toLowerCase() === "true") return { verdict: "final" };
   const problem = said("content-type").includes("json") ? parsed(body) : {};
   const known = CODES[codeOf(problem)];

@@ -300,10 +300,10 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     # What is deleted was a request: its bytes must not stay in the file.
     connection.execute("PRAGMA secure_delete = ON").close()
     with _transaction(connection):
-        ((whose,),) = connection.execute("PRAGMA application_id").fetchall()
+        ((owner,),) = connection.execute("PRAGMA application_id").fetchall()
         ((version,),) = connection.execute("PRAGMA user_version").fetchall()
         ((objects,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
-        if whose != APPLICATION_ID and (whose or objects):
+        if owner != APPLICATION_ID and (owner or objects):
             raise JournalError(f"{path} is no journal, but another program's database. Nothing was sent.")
         if version > VERSION:
             raise JournalNewer(

@@ -138,6 +138,7 @@ DIRECTIVES = ("stripe-should-retry", "x-should-retry", "transient-error")
 _IN_MILLISECONDS = ("retry-after-ms", "x-ms-retry-after-ms", "x-amz-retry-after")
 _NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,9})?")
 _ACCEPTED = 202
+SUCCESSES = range(200, 300)
 _SERVER_ERROR = 500
 
 
@@ -156,6 +157,8 @@ def judge(status: int, headers: Mapping[str, str], body: bytes, *, now: float) -
     after = retry_after(headers, now=now)
     if status == _ACCEPTED and (location := headers.get("location")):
         return Follow(location, after)
+    if status in SUCCESSES:
+        return Final()  # Whatever it says: it is the application's.
     if _is_said(headers, "idempotent-replayed"):
         return Final()  # It is what was stored, and the next try would get the same: a server error, too.
     problem = _problem(headers, body)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from semel.core.intent import Beginning, Ended, Lapsed, Taken
 from semel.core.message import Answer
 from semel.core.retrying import (
+    SUCCESSES,
     Failure,
     Final,
     Follow,
@@ -34,7 +35,6 @@ MIN_TRY_SECONDS = 0.05
 #: Seconds between two looks at a status URL, where the server does not say.
 FOLLOW_SECONDS = 1.0
 
-_SUCCESS = range(200, 300)
 _ACCEPTED = 202
 _CLIENT_ERROR = 400
 
@@ -209,8 +209,8 @@ def _stopped(terms: Terms, got: Reply, verdict: Refused | Unknown, *, in_doubt: 
 def _judged(ports: SendPorts, got: Reply | NoReply) -> Verdict:
     if isinstance(got, NoReply):
         return judge_failure(got.failure)
-    if got.status in _SUCCESS and got.status != _ACCEPTED:
-        return _FINAL
+    if got.status in SUCCESSES and got.status != _ACCEPTED:
+        return _FINAL  # As judge would say, but without a look at the answer.
     return judge(got.status, got.headers, got.content(), now=ports.today())
 
 
