@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-from bench import calls, messages
+from bench import calls, messages, sending
 from bench.cases import CASES, EXTRAS, NAMES, QUICK, Plan, StoreKind
 from bench.load import LoadFailed
 from bench.measure import measure
@@ -57,6 +57,11 @@ def _messages(asked: argparse.Namespace) -> None:
     print(messages.as_json(facts) if asked.json else messages.listed(facts))
 
 
+def _client(asked: argparse.Namespace) -> None:
+    rows = sending.measure_client()
+    print(sending.as_json(rows) if asked.json else sending.listed(rows))
+
+
 def _profile(asked: argparse.Namespace) -> None:
     print(profile(NAMES[asked.case], seconds=asked.seconds))
 
@@ -96,6 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     telling = commands.add_parser("messages", help="measure the outbox and its relay, in some minutes")
     telling.set_defaults(do=_messages)
     telling.add_argument("--json", action="store_true", help="print JSON in place of the lines")
+    calling = commands.add_parser("client", help="measure what the client adds to a request, in some seconds")
+    calling.set_defaults(do=_client)
+    calling.add_argument("--json", action="store_true", help="print JSON in place of the lines")
     profiling = commands.add_parser("profile", help="show in which functions a server spends its time")
     profiling.set_defaults(do=_profile)
     profiling.add_argument("case", choices=NAMES)

@@ -25,9 +25,9 @@ def bare(program: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_standard_library_only() -> None:
-    """Semel, its entry points, its test kit and its webhooks can be imported where nothing else is installed."""
+    """Semel, its entry points, its client, its test kit and its webhooks can be imported where nothing else is."""
     program = """
-import semel, semel.asgi, semel.wsgi, semel.testing, semel.webhooks
+import semel, semel.asgi, semel.wsgi, semel.testing, semel.webhooks, semel.client, semel.client.httpx
 known = sys.stdlib_module_names | {"semel", "__main__"}
 print(sorted({name.partition(".")[0] for name in sys.modules} - known))
 """
@@ -70,6 +70,7 @@ for url in ("memory://", "sqlite:///" + {str(tmp_path / "semel.db")!r}):
             "pip install 'semel[webhooks]'",
         ),
         ("from semel.core.webhook import new_keys; new_keys(bytes(32))", "pip install 'semel[webhooks]'"),
+        ("from semel.client.requests import IdempotentAdapter", "pip install requests"),
         ("from semel.django import idempotent", "pip install 'semel[django]'"),
         ("from semel.django import IdempotencyMiddleware", "pip install 'semel[django]'"),
     ],

@@ -58,6 +58,16 @@
     │   └── MessageUnidentified    no id to know it by
     ├── RowNotSeen                 the database neither inserts a row nor shows the existing one
     ├── EndpointUnknown            there is no endpoint of webhooks with this name
+    ├── ClientError                met by the client of an API; it has the key
+    │   ├── RequestOutcomeUnknown  no answer came, or none that tells what happened
+    │   ├── RequestNotRepeatable   its body is too large to be kept for another try
+    │   ├── RedirectRefused        to another host
+    │   ├── IntentDiffers          another request has the same intent
+    │   ├── IntentBusy             another process sends it
+    │   └── AnswerNotKept          it is done, and its answer was too large to be kept
+    ├── JournalError               the journal of a client can't be used; nothing was sent
+    │   ├── JournalNewer
+    │   └── JournalFull
     ├── FailedBefore               the function raised, and that is its outcome
     ├── LeaseLost                  another worker has the operation now
     └── Interrupted                the caller of a flow was cancelled
@@ -541,6 +551,65 @@ class FailedBefore(SemelError):
         failed = cls(f"{_said(cls)} It was {error}: {words}")
         failed.error, failed.words = error, words
         return failed
+
+
+class ClientError(SemelError):
+    """A request with an idempotency key did not get its answer."""
+
+    def __init__(
+        self, message: str | None = None, *, key: str = "", intent: str | None = None, response: Any = None
+    ) -> None:
+        """Keep the *key*, for the next try; the *intent*, with a journal; and the last *response*, if there is one."""
+        self.key = key
+        self.intent = intent
+        self.response = response
+        about = f" Its key is {key}" if key else ""
+        about += f", its intent {intent!r}" if key and intent is not None else ""
+        super().__init__(f"{message or _said(type(self))}{about}{'.' if about else ''}")
+
+
+class RequestOutcomeUnknown(ClientError):
+    """It is not known whether this request took effect. Send it again with the same key, or look it up; with a new key
+    it may take effect twice.
+    """
+
+
+class RequestNotRepeatable(ClientError):
+    """The body of this request is too large to be kept for another try. Nothing was sent. Raise max_body, or send it
+    through a client without retries.
+    """
+
+
+class RedirectRefused(ClientError):
+    """This request was redirected to another host, port or scheme, which may know nothing of its key. It was not sent
+    there; change its URL.
+    """
+
+
+class IntentDiffers(ClientError):
+    """The journal has another request under this intent. Nothing was sent. Another operation needs an intent of its
+    own.
+    """
+
+
+class IntentBusy(ClientError):
+    """Another process is sending the request of this intent, and has not ended in time. Try again later."""
+
+
+class AnswerNotKept(ClientError):
+    """The operation of this intent is done. Its answer was too large to be kept, so it is not sent again."""
+
+
+class JournalError(SemelError):
+    """The journal can't be used. Nothing was sent."""
+
+
+class JournalNewer(JournalError):
+    """The journal was written by a newer version of Semel. Nothing was sent. Update Semel."""
+
+
+class JournalFull(JournalError):
+    """The journal is full. Nothing was sent. Remove what is no longer needed: semel journal forget."""
 
 
 class LeaseLost(SemelError):

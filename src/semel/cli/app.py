@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from semel import __version__
-from semel.cli import inbox, keys, outbox, relay, schema, webhooks, work
+from semel.cli import inbox, journal, keys, outbox, relay, schema, webhooks, work
 from semel.cli.demo import command as demo
 
 VERSION = "Print the version of Semel."
@@ -27,6 +27,7 @@ app.command("work")(work.work)
 app.command("relay")(relay.relay)
 app.add_typer(keys.app, name="keys")
 app.add_typer(inbox.app, name="inbox")
+app.add_typer(journal.app, name="journal")
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(webhooks.app, name="webhooks")
 

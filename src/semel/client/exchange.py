@@ -1,0 +1,168 @@
+"""One operation on its way: the ports of ``flows/send.py`` in which no library of HTTP has a part. How a request is
+sent and an answer is read, each library's own file says.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from semel.client.journal import Journal, new_token
+from semel.client.options import Options
+from semel.core.intent import Beginning, Begun, Outgoing, Wish
+from semel.core.message import Answer
+from semel.core.retrying import Origin
+from semel.errors import JournalError
+from semel.flows.send import Reply, Terms
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_logger = logging.getLogger("semel")
+
+#: Of a request that is not sent to a status URL: it asks, and has no body.
+NOT_OF_A_LOOK = frozenset(
+    {"expect", "prefer", "transfer-encoding", "content-length", "content-type", "content-encoding"}
+)
+EVENT_STREAM = "text/event-stream"
+
+
+class Exchange:
+    """What sending takes, apart from the library: clocks, dice, the quota, the journal."""
+
+    now = staticmethod(time.monotonic)
+    today = staticmethod(time.time)
+    dice = staticmethod(random.random)
+
+    #: Whether the server has sent the request on to another URL.
+    is_redirected = False
+
+    def __init__(self, options: Options, place: Origin, terms: Terms, *, is_key_given: bool) -> None:
+        """Nothing is sent or written yet; *place* is where it goes."""
+        self.options = options
+        self.terms = terms
+        self.key = terms.key
+        self._is_key_given = is_key_given
+        self._place = place
+        self._token = b""
+        #: Whether the journal has it for us.
+        self._is_ours = False
+
+    def spend(self) -> bool:
+        """Take one retry from the host's quota."""
+        return self.options.quotas.spend(self._place)
+
+    def answered(self) -> None:
+        """Give something back."""
+        self.options.quotas.answered(self._place)
+
+    async def begin(self) -> Beginning:
+        """Write the intent down."""
+        self._token = self._token or new_token()
+        wish = Wish(
+            self.intent,
+            self.key,
+            self.outgoing(),
+            self.options.retention.total_seconds(),
+            self.options.seconds,
+            self._is_key_given,
+            self.is_redirected,
+        )
+        # Before the call: it may be cancelled when the entry is made.
+        self._is_ours = True
+        found = await self.call(self.journal.begin, wish, self._token)
+        if isinstance(found, Begun):
+            self.key = found.key
+            self.restore(found.outgoing)
+        else:
+            self._is_ours = False
+        return found
+
+    async def renew(self) -> None:
+        """Keep the intent for one more try."""
+        try:
+            await self.call(self.journal.renew, self.intent, self._token)
+        except JournalError as error:  # Others may send as well, with the same key.
+            _logger.warning("The journal could not renew %r: %s", self.intent, error)
+
+    async def settle(self, reply: Reply) -> None:
+        """Write the answer down. Without it, the operation is pending, and the server has its answer."""
+        try:
+            await self.call(self.journal.settle, self.intent, self.key, self.answer_of(reply))
+            self._is_ours = False
+        except JournalError as error:
+            _logger.warning("The journal could not keep the answer of %r: %s", self.intent, error)
+
+    def release(self) -> None:
+        """Give the intent back."""
+        if self._is_ours:
+            self._is_ours = False
+            try:
+                self.journal.release(self.intent, self._token)
+            except JournalError as error:  # It is free when its lease is over.
+                _logger.warning("The journal could not release %r: %s", self.intent, error)
+
+    @property
+    def journal(self) -> Journal:
+        """The journal: an intent without one is refused before."""
+        opened = self.options.opened
+        assert opened is not None  # noqa: S101 - for the type checker
+        return opened
+
+    @property
+    def intent(self) -> str:
+        """The intent: only asked where there is one."""
+        assert self.terms.intent is not None  # noqa: S101 - for the type checker
+        return self.terms.intent
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call what waits for the disk."""
+        return function(*args, **kwargs)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, in this thread."""
+        time.sleep(seconds)  # noqa: ASYNC251 - on a loop, it is another method
+
+    def url(self) -> str:
+        """Return where it is sent to."""
+        raise NotImplementedError
+
+    def outgoing(self) -> Outgoing:
+        """Return the request as it is sent."""
+        raise NotImplementedError
+
+    def restore(self, outgoing: Outgoing) -> None:
+        """Send what the journal has: the same key and the same bytes."""
+        raise NotImplementedError
+
+    def answer_of(self, reply: Reply) -> Answer:
+        """Return what the journal keeps of an answer."""
+        raise NotImplementedError
+
+
+def is_untrusted(error: BaseException) -> bool:
+    """Whether the server's certificate was refused, which does not change with time."""
+    seen: BaseException | None = error
+    for _ in range(10):  # A chain of causes is short, unless it is a circle.
+        if seen is None:
+            return False
+        if isinstance(seen, ssl.SSLCertVerificationError) or any(
+            isinstance(each, ssl.SSLCertVerificationError) for each in (*seen.args, getattr(seen, "reason", None))
+        ):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def looked_at(headers: list[tuple[Any, Any]], header: str) -> list[tuple[Any, Any]]:
+    """Return the headers of a request to a status URL: those of the operation, without its key and its body's."""
+    return [
+        (name, said)
+        for name, said in headers
+        if (text := (name.decode("latin-1") if isinstance(name, bytes) else name).lower()) not in NOT_OF_A_LOOK
+        and text != header.lower()
+    ]

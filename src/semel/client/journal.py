@@ -1,0 +1,358 @@
+"""The journal of a client: a SQLite file with the operations that it means to carry out, each written down before the
+first byte leaves. It sends nothing; ``resuming.py`` has what goes on after a crash.
+
+What it has under an intent outlives the process: the key, the bytes, and in the end the answer. One write for each
+operation waits for the disk, the first. The answer's does not: if it is lost in a power cut, the operation is pending
+again, and the same key gets the same answer from the server.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from semel.core.intent import (
+    Beginning,
+    Begun,
+    Ended,
+    Entry,
+    EntryState,
+    Lapsed,
+    Outgoing,
+    Taken,
+    Wish,
+    checked,
+    fingerprint,
+    is_same,
+    kept_headers,
+    without_login,
+)
+from semel.core.message import Answer
+from semel.errors import ConfigurationError, IntentDiffers, JournalError, JournalFull, JournalNewer, StoreError
+from semel.stores.headers import read_back, written
+from semel.stores.sqlite.file import Connection, Place, connect, explained
+from semel.stores.statement import Names, load_queries
+
+if TYPE_CHECKING:
+    from semel.client.resuming import Resumed
+
+#: "Smlj": tells the file from other SQLite files.
+APPLICATION_ID = 0x536D6C6A
+VERSION = 1
+
+#: Longer than a try with the usual time limits. While it lasts, other processes wait. They may send as well after it:
+#: the key is the same, and the server sees to it.
+LEASE = timedelta(seconds=10)
+#: How long answers are kept. In this time the same intent is not sent again.
+KEEP = timedelta(days=90)
+MAX_ENTRIES = 100_000
+MAX_BYTES = 256 * 2**20
+#: An answer needs room, too, when its time comes.
+_ROOM_FOR_AN_ANSWER = 4096
+
+#: Counting reads the whole table.
+_COUNT_SECONDS = 60.0
+
+_TOKEN_BYTES = 16
+_PRIMARY = 0xFF
+_OTHERS = 0o077
+_NOT_KEPT_OF_ANSWERS = ("content-length",)
+
+
+class Journal:
+    """The operations of a client, in one file, for any number of processes on this machine."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        lease: timedelta = LEASE,
+        keep: timedelta = KEEP,
+        max_entries: int = MAX_ENTRIES,
+        max_bytes: int = MAX_BYTES,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Open the file, or make it: only this user can read it. A file that can't be used is an error at once.
+
+        Answers are kept for *keep*; at *max_entries*, or *max_bytes*, new intents are refused.
+        """
+        if not str(path) or lease <= timedelta(0) or keep <= timedelta(0) or max_entries < 1 or max_bytes < 1:
+            raise ConfigurationError("A journal has a path; its lease, its time to keep and its limits are above zero.")
+        self.path = Path(path).absolute()
+        self._lease = lease.total_seconds()
+        self._keep = keep.total_seconds()
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._count, self._counts_at = 0, 0.0
+        self._connection = Connection(Place(self.path, Names()))
+        with self._opened():
+            pass
+
+    def close(self) -> None:
+        """Close the file. It is opened again by the next use."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def begin(self, wish: Wish, token: bytes) -> Beginning:
+        """Write down what is about to be sent, or return what is there: committed, and on the disk.
+
+        *token* is the sender's own: it has the intent from now on.
+        """
+        now = self._clock()
+        sent = wish.outgoing
+        own = Outgoing(sent.method, without_login(sent.url), sent.headers, sent.body)
+        lease = {"intent": wish.intent, "token": token, "leased_to": now + self._lease}
+        with self._opened() as connection, _transaction(connection):
+            found = connection.execute(SQL["find"], {"intent": wish.intent}).fetchone()
+            if found is None:
+                self._make_room(connection, len(own.body), now)
+                row = {
+                    "key": wish.key,
+                    "method": own.method,
+                    "url": own.url,
+                    "headers": written(kept_headers(own.headers)),
+                    "body": own.body,
+                    "fingerprint": fingerprint(own),
+                    "now": now,
+                    # What begins before this has ended before the server forgets the key.
+                    "not_after": now + wish.retention - wish.deadline,
+                }
+                connection.execute(SQL["insert"], row | lease)
+                return Begun(wish.key, own, is_resumed=False)
+            stored = _Stored(*found)
+            is_another_key = wish.is_key_given and wish.key != stored.key
+            if is_another_key or not (wish.is_redirected or is_same(stored.fingerprint, own)):
+                raise IntentDiffers(key=stored.key, intent=wish.intent)
+            if stored.state == "done":
+                return Ended(stored.key, stored.answered)
+            if stored.leased_to > now:
+                return Taken(stored.key)
+            if stored.state == "unknown" or stored.not_after <= now:
+                connection.execute(SQL["lapse"], {"now": now})
+                return Lapsed(stored.key)
+            connection.execute(SQL["take"], lease)
+            return Begun(stored.key, own if wish.is_redirected else stored.outgoing, is_resumed=True)
+
+    def renew(self, intent: str, token: bytes) -> None:
+        """Keep the intent for one more try."""
+        with self._opened() as connection, _unsynced(connection):
+            given = {"intent": intent, "token": token, "leased_to": self._clock() + self._lease}
+            connection.execute(SQL["renew"], given)
+
+    def release(self, intent: str, token: bytes) -> None:
+        """Give the intent back: it is still to be sent."""
+        with self._opened() as connection, _unsynced(connection):
+            connection.execute(SQL["release"], {"intent": intent, "token": token})
+
+    def settle(self, intent: str, key: str, answer: Answer) -> None:
+        """Write the answer down. The request's bytes are no longer kept."""
+        with self._opened() as connection, _unsynced(connection):
+            given = {
+                "intent": intent,
+                "key": key,
+                "status": answer.status,
+                "headers": written(kept_headers(answer.headers, *_NOT_KEPT_OF_ANSWERS)),
+                "body": answer.body,
+                "now": self._clock(),
+            }
+            connection.execute(SQL["settle"], given)
+
+    def pending(self) -> list[Entry]:
+        """Return what has no answer yet and can still be sent, the oldest first."""
+        return self.entries("pending")
+
+    def entries(self, state: EntryState | None = None, *, after: float = 0.0) -> list[Entry]:
+        """Return all entries, or those in one *state*, the oldest first; none that began before *after*."""
+        now = self._clock()
+        with self._opened() as connection:
+            with _unsynced(connection):
+                connection.execute(SQL["lapse"], {"now": now})
+            rows = connection.execute(SQL["list"], {"state": state, "after": after, "now": now}).fetchall()
+        return [
+            Entry(intent, key, of, method, url, tries, first, last, bool(leased), status, ended)
+            for intent, key, of, method, url, tries, first, last, leased, status, ended in rows
+        ]
+
+    def request(self, intent: str) -> Outgoing | None:
+        """Return what is to be sent for *intent*, without credentials; None: nothing is."""
+        with self._opened() as connection:
+            found = connection.execute(SQL["find"], {"intent": intent}).fetchone()
+        stored = _Stored(*found) if found else None
+        return stored.outgoing if stored and stored.state == "pending" else None
+
+    def forget(self, intent: str) -> bool:
+        """Remove an entry, unless a process has it at this moment: sent again, its intent is a new operation.
+
+        It returns whether there was one.
+        """
+        with self._opened() as connection:
+            return connection.execute(SQL["forget"], {"intent": checked(intent), "now": self._clock()}).rowcount > 0
+
+    def resume(self, client: Any) -> list[Resumed]:
+        """Send what is pending through *client*, which has this journal: an ``httpx.Client``, ``requests.Session``."""
+        from semel.client.resuming import resume  # noqa: PLC0415 - it needs this module
+
+        return resume(self, client)
+
+    async def aresume(self, client: Any) -> list[Resumed]:
+        """Send what is pending through *client*, an ``httpx.AsyncClient`` that has this journal."""
+        from semel.client.resuming import aresume  # noqa: PLC0415 - as above
+
+        return await aresume(self, client)
+
+    def _make_room(self, connection: sqlite3.Connection, size: int, now: float) -> None:
+        """Remove what is too old, and see that there is room. Other processes' entries are counted once a minute."""
+        if now >= self._counts_at or self._count >= self._max_entries:
+            connection.execute(SQL["expire"], {"before": now - self._keep})
+            ((self._count,),) = connection.execute(SQL["count"]).fetchall()
+            self._counts_at = now + _COUNT_SECONDS
+        pages, free, page = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        )
+        used = (pages - free) * page
+        if self._count >= self._max_entries or used + size + _ROOM_FOR_AN_ANSWER > self._max_bytes:
+            raise JournalFull(
+                f"{self.path} has {self._count} entries in {used} bytes. Nothing was sent. Remove what is no longer "
+                f"needed (semel journal forget), or raise max_entries and max_bytes."
+            )
+        self._count += 1
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """Have the connection for this thread alone; say in words what is wrong with the file."""
+        with self._connection.lock:
+            try:
+                opened = self._connection.opened
+                if opened is None or self._connection.opened_by != os.getpid():
+                    opened = self._open()
+                    self._connection.keep(opened)
+                yield opened
+            except sqlite3.Error as error:
+                raise self._explained(error) from error
+
+    def _open(self) -> sqlite3.Connection:
+        is_new = not self.path.exists()
+        try:
+            # Before it is opened: SQLite makes its log with the same permissions.
+            for file in [] if is_new else [self.path, *self.path.parent.glob(f"{glob.escape(self.path.name)}-*")]:
+                if file.is_file() and file.stat().st_mode & _OTHERS:
+                    file.chmod(0o600)
+        except OSError as error:
+            raise JournalError(f"The journal can't be made private: {error}. Nothing was sent.") from error
+        try:
+            opened = connect(self.path)
+        except StoreError as error:  # Of a client: the server's own kinds are answered with statuses.
+            raise JournalError(f"The journal can't be used: {error} Nothing was sent.") from error
+        try:
+            _prepare(opened, self.path)
+        except BaseException:
+            opened.close()
+            raise
+        if is_new:
+            _sync_folder(self.path.parent)
+        return opened
+
+    def _explained(self, error: sqlite3.Error) -> JournalError:
+        if getattr(error, "sqlite_errorcode", 0) & _PRIMARY == sqlite3.SQLITE_FULL:
+            return JournalFull(f"{self.path} can't grow: the disk is full. Nothing was sent.")
+        return JournalError(f"The journal can't be used: {explained(error, self.path)} Nothing was sent.")
+
+
+class _Stored:
+    """A row, as ``find`` returns it."""
+
+    def __init__(self, *columns: Any) -> None:
+        self.key: str = columns[0]
+        self.state: str = columns[1]
+        self._url, self._method, self._headers, self._body = columns[2:6]
+        self.fingerprint: bytes = columns[6]
+        self.not_after: float = columns[7]
+        self.leased_to: float = columns[8]
+        self._status, self._answer_headers, self._answer = columns[9:12]
+
+    @property
+    def outgoing(self) -> Outgoing:
+        return Outgoing(self._method, self._url, read_back(self._headers), self._body)
+
+    @property
+    def answered(self) -> Answer | None:
+        if self._answer is None:
+            return None
+        return Answer(self._status, read_back(self._answer_headers), self._answer)
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the table in an empty file; refuse a file that is another program's, or a newer version's."""
+    # What is deleted was a request: its bytes must not stay in the file.
+    connection.execute("PRAGMA secure_delete = ON").close()
+    with _transaction(connection):
+        ((owner,),) = connection.execute("PRAGMA application_id").fetchall()
+        ((version,),) = connection.execute("PRAGMA user_version").fetchall()
+        ((objects,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+        if owner != APPLICATION_ID and (owner or objects):
+            raise JournalError(f"{path} is no journal, but another program's database. Nothing was sent.")
+        if version > VERSION:
+            raise JournalNewer(
+                f"{path} has version {version}, and this Semel knows version {VERSION}. Nothing was sent. Update Semel."
+            )
+        if version < VERSION:
+            connection.execute(SQL["create"])
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):  # One that failed with a full disk has rolled itself back.
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
+def _unsynced(connection: sqlite3.Connection) -> Iterator[None]:
+    """Commit without waiting for the disk: what gets lost in a power cut is found out again from the server."""
+    connection.execute("PRAGMA synchronous = NORMAL")
+    try:
+        yield
+    finally:
+        connection.execute("PRAGMA synchronous = FULL")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the name of a new file on the disk, too."""
+    with suppress(OSError):  # not where folders can't be opened
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+def new_token() -> bytes:
+    """Return what tells one sender from another."""
+    return secrets.token_bytes(_TOKEN_BYTES)
+
+
+SQL: Mapping[str, str] = {
+    name: query.text for name, query in load_queries("semel.client", Names(), "journal.sql").items()
+}

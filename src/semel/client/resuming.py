@@ -1,0 +1,107 @@
+"""Goes on after a crash: what a journal has pending is sent, with its own key and bytes, through a client of the
+application's. The client brings the credentials, which are in no journal; nothing is retried or judged here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from semel.core.intent import Entry, Outgoing
+from semel.core.value import value
+from semel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from semel.client.journal import Journal
+
+#: As in ``semel.client.httpx`` and ``.requests``: each needs its library.
+_EXTENSION = "semel.intent"
+_HEADER = "Semel-Intent"
+
+_ELSEWHERE = (
+    "This client does not send through a transport with the journal {}, so nothing was sent. Make it with "
+    "IdempotentTransport(…, journal=…)."
+)
+
+
+@value
+class Resumed:
+    """What became of one entry."""
+
+    intent: str
+    key: str
+    #: Of its answer; None: it has none, and *error* says why.
+    status: int | None = None
+    error: Exception | None = None
+
+
+def resume(journal: Journal, client: Any) -> list[Resumed]:
+    """Send what is pending, one after another; what fails is told, and stays pending."""
+    ended = []
+    for entry in journal.pending():
+        outgoing = journal.request(entry.intent)
+        if outgoing is None:
+            continue  # Another process has ended it meanwhile.
+        _check(journal, client, entry.url)
+        try:
+            if hasattr(client, "build_request"):
+                response = client.request(**_of_httpx(entry, outgoing))
+            else:
+                response = client.request(**_of_requests(entry, outgoing))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next entry is to be sent, too
+            ended.append(Resumed(entry.intent, entry.key, error=error))
+        else:
+            ended.append(Resumed(entry.intent, entry.key, response.status_code))
+    return ended
+
+
+async def aresume(journal: Journal, client: Any) -> list[Resumed]:
+    """Do the same on an event loop."""
+    ended = []
+    for entry in journal.pending():
+        outgoing = journal.request(entry.intent)
+        if outgoing is None:
+            continue
+        _check(journal, client, entry.url)
+        try:
+            response = await client.request(**_of_httpx(entry, outgoing))
+        except Exception as error:  # noqa: BLE001 - as above
+            ended.append(Resumed(entry.intent, entry.key, error=error))
+        else:
+            ended.append(Resumed(entry.intent, entry.key, response.status_code))
+    return ended
+
+
+def _check(journal: Journal, client: Any, url: str) -> None:
+    """Refuse a client that would send it in another way: without its lease, and without a word to the journal."""
+    if hasattr(client, "get_adapter"):
+        through = client.get_adapter(url)
+    elif hasattr(client, "_transport_for_url"):
+        through = client._transport_for_url(client.build_request("POST", url).url)  # noqa: SLF001 - it has no other name
+    else:
+        return
+    own = getattr(through, "journal", None)
+    if own is None or own.path != journal.path:
+        raise ConfigurationError(_ELSEWHERE.format(journal.path))
+
+
+def _of_httpx(entry: Entry, outgoing: Outgoing) -> dict[str, Any]:
+    return {
+        "method": entry.method,
+        "url": entry.url,
+        "headers": list(outgoing.headers),
+        "content": outgoing.body or None,
+        "extensions": {_EXTENSION: entry.intent},
+    }
+
+
+def _of_requests(entry: Entry, outgoing: Outgoing) -> dict[str, Any]:
+    headers: dict[str, str] = {}
+    for name, said in outgoing.headers:
+        text = name.decode("latin-1")
+        headers[text] = f"{headers[text]}, {said.decode('latin-1')}" if text in headers else said.decode("latin-1")
+    return {
+        "method": entry.method,
+        "url": entry.url,
+        "headers": headers | {_HEADER: entry.intent},
+        "data": outgoing.body or None,
+    }

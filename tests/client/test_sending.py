@@ -1,0 +1,366 @@
+"""What clients send, over a network that loses requests and answers: one effect, one key, the same bytes."""
+
+import asyncio
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import httpx2
+import pytest
+from requests.adapters import HTTPAdapter
+
+from semel.client.httpx import AsyncIdempotentTransport, IdempotentTransport
+from semel.client.options import Quotas
+from semel.client.requests import IdempotentAdapter
+from semel.errors import ConfigurationError, RedirectRefused, RequestNotRepeatable, RequestOutcomeUnknown
+from tests.client.callers import Caller
+from tests.client.served import Fault, Say, Serve, Served
+from tests.web.serving import Backstage
+
+Call = Callable[..., Caller]
+
+SHORT = timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        ["lose before"],
+        ["lose after"],
+        ["cut"],
+        ["garbage"],
+        ["lose after", "lose before", "cut"],
+        [Say(503), "lose after", Say(429, {"Retry-After": "0"}), Say(425)],
+    ],
+    ids=str,
+)
+def test_one_effect(server: Served, call: Call, faults: list[Fault]) -> None:
+    """Whatever is lost on the way, the request is sent again with the same key and bytes, and takes effect once."""
+    server.faults.extend(faults)
+    got = call().post(f"{server.url}/pay?a=1", json={"amount": 5})
+    assert got.status == 201
+    assert json.loads(got.body)["paid"] == 1
+    assert list(server.effects.values()) == [1]
+    assert len(server.seen) == len(faults) + 1
+    assert len({(each.key, each.body, each.path) for each in server.seen}) == 1
+    assert server.seen[0].key
+
+
+def test_keys_differ(server: Served, call: Call) -> None:
+    """Each operation has a key of its own; a caller's own key is used as it is."""
+    caller = call()
+    for _ in range(2):
+        caller.post(server.url, json={})
+    caller.post(server.url, json={}, headers={"idempotency-key": '"mine"'})
+    first, second, own = server.keys
+    assert (len({first, second}), own) == (2, '"mine"')
+
+
+def test_other_requests_are_not_touched(server: Served, call: Call) -> None:
+    """A GET, and a PUT without a key, are sent once and without a key; a PUT with a key is retried."""
+    caller = call()
+    for method in ("GET", "PUT"):
+        server.faults.append("lose before")
+        with pytest.raises(caller.Lost):
+            caller.request(method, server.url)
+    assert server.keys == [None, None]
+    server.faults.append("lose before")
+    assert caller.request("PUT", server.url, headers={"Idempotency-Key": "mine"}).status == 201
+    assert server.keys[2:] == ["mine", "mine"]
+
+
+def test_hosts(server: Served, call: Call) -> None:
+    """A request to a host that is not known to honour keys is sent once, without a key, and its error is the
+    library's.
+    """
+    plain, known = call(hosts=["api.example.com"]), call(hosts=["api.example.com", f"127.0.0.1:{server.port}"])
+    server.faults.extend(["lose before"] * 2)
+    with pytest.raises(plain.Lost):
+        plain.post(server.url, json={}, headers={"Idempotency-Key": "mine"})
+    assert server.keys == ["mine"]
+    assert known.post(server.url, json={}).status == 201
+    assert len(server.seen) == 3
+    plain.post(server.url, json={})
+    assert server.keys[-1] is None
+
+
+def test_bodies_that_are_read_once(server: Served, call: Call, kind: str) -> None:
+    """A body that can be read only once is kept for the next try."""
+
+    def chunks() -> Iterator[bytes]:
+        yield from (b"a", b"b")
+
+    async def achunks() -> Any:
+        for chunk in chunks():
+            yield chunk
+
+    server.faults.append("lose after")
+    call().post(server.url, content=achunks() if kind.startswith("async") else chunks())
+    assert [each.body for each in server.seen] == [b"ab", b"ab"]
+
+
+def test_multipart(server: Served, call: Call, tmp_path: Path) -> None:
+    """A form with a file is sent with the same boundary and bytes each time."""
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"receipt")
+    server.faults.append("lose before")
+    with file.open("rb") as opened:
+        call().post(server.url, files={"receipt": opened})
+    first, second = server.seen
+    assert b"receipt" in first.body
+    assert (first.body, first.header("content-type")) == (second.body, second.header("content-type"))
+
+
+def test_bodies_that_are_too_large(server: Served, call: Call, kind: str) -> None:
+    """A body that is too large to be kept is refused, and nothing is sent; one that the library keeps is not."""
+    caller = call(max_body=3)
+
+    async def achunks() -> Any:
+        yield b"four"
+
+    with pytest.raises(RequestNotRepeatable, match="max_body"):
+        caller.post(server.url, content=achunks() if kind.startswith("async") else iter([b"fo", b"ur"]))
+    assert not server.seen
+    assert caller.post(server.url, content=b"four").status == 201
+
+
+@pytest.mark.parametrize("fault", ["hang", "drip"])
+def test_a_server_that_hangs(server: Served, call: Call, fault: str) -> None:
+    """The deadline ends a try that hangs, or drips, whatever its time limit; the exception has the key."""
+    server.outage = fault
+    with pytest.raises(RequestOutcomeUnknown) as caught:
+        call(deadline=SHORT).post(server.url, json={}, timeout=None)
+    assert {caught.value.key} == set(server.keys)
+    assert caught.value.response is None
+
+
+def test_nothing_listens(call: Call) -> None:
+    """Where nothing was sent, the error is the library's own."""
+    caller = call(deadline=SHORT)
+    with pytest.raises(caller.Lost):
+        caller.post("http://127.0.0.1:1/", json={})
+
+
+def test_final_answers(server: Served, call: Call) -> None:
+    """A replayed server error, and a 422, are returned after one try."""
+    for said in (Say(503, {"Idempotent-Replayed": "true", "Retry-After": "1"}), Say(422), Say(400)):
+        server.faults.append(said)
+        assert call().post(server.url, json={}).status == said.status
+    assert len(server.seen) == 3
+
+
+def test_compressed_problems(server: Served, call: Call) -> None:
+    """A problem is read, however it was encoded; and the caller gets the answer as it came."""
+    problem = json.dumps({"code": "outcome-unknown"}).encode()
+    headers = {"Content-Type": "application/problem+json", "Content-Encoding": "gzip"}
+    server.faults.append(Say(409, headers, gzip.compress(problem)))
+    with pytest.raises(RequestOutcomeUnknown) as caught:
+        call().post(server.url, json={})
+    assert caught.value.response.status_code == 409
+    server.faults.append(Say(409, {**headers, "Idempotent-Replayed": "true"}, gzip.compress(problem)))
+    assert call().post(server.url, json={}).body == problem
+    server.faults.append(Say(409, {**headers, "Retry-After": "0"}, b"no gzip"))
+    assert call().post(server.url, json={}).status == 201
+
+
+def test_accepted(serve: Serve, call: Call) -> None:
+    """A 202 is followed to its result, with the credentials of the request and without its key."""
+    server = serve(in_progress="accept")
+    got = call().post(f"{server.url}/pay", json={"a": 1}, headers={"Authorization": "Bearer x"})
+    assert (got.status, json.loads(got.body)["paid"]) == (201, 1)
+    look = server.seen[-1]
+    assert (look.method, look.key, look.header("authorization")) == ("GET", None, "Bearer x")
+    assert look.body == b""
+
+
+def test_accepted_elsewhere(server: Served, call: Call) -> None:
+    """A status URL of another host is not asked: credentials would go there."""
+    server.faults.append(Say(202, {"Location": "http://localhost:1/status", "Retry-After": "0"}))
+    assert call().post(server.url, json={}).status == 202
+    assert len(server.seen) == 1
+
+
+def test_redirects(server: Served, call: Call) -> None:
+    """A redirect on the same host keeps the key; one to another host is refused; a GET that follows has none."""
+    caller = call()
+    server.faults.extend(["lose before", Say(307, {"Location": "/moved"}), "lose after"])
+    assert caller.post(f"{server.url}/pay", json={}, follow_redirects=True).status == 201
+    assert [each.path for each in server.seen] == ["/pay", "/pay", "/moved", "/moved"]
+    assert len(set(server.keys)) == 1
+
+    server.faults.append(Say(307, {"Location": f"http://localhost:{server.port}/"}))
+    with pytest.raises(RedirectRefused):
+        caller.post(server.url, json={}, follow_redirects=True)
+    server.faults.append(Say(303, {"Location": "/result"}))
+    assert caller.post(server.url, json={}, follow_redirects=True).status == 201
+    assert (server.seen[-1].method, server.keys[-1]) == ("GET", None)
+
+
+def test_outage(server: Served, call: Call) -> None:
+    """An outage costs the server at most a tenth more requests."""
+    server.outage = Say(503, {"Retry-After": "0"})
+    caller = call(deadline=timedelta(minutes=10))
+    for _ in range(100):
+        with pytest.raises(RequestOutcomeUnknown):
+            caller.post(server.url, json={})
+    assert len(server.seen) <= 110
+
+
+def test_answers_that_are_too_large(server: Served, call: Call) -> None:
+    """An answer over the limit is handed over as it comes, whole."""
+    large = bytes(range(256)) * 40
+    server.faults.append(Say(201, {}, large))
+    assert call(max_answer=10).post(server.url, json={}).body == large
+
+
+class Chunks(httpx.SyncByteStream, httpx2.SyncByteStream, httpx.AsyncByteStream, httpx2.AsyncByteStream):
+    """An answer without a length, which ends, or breaks."""
+
+    def __init__(self, chunks: list[bytes | Exception]) -> None:
+        self._chunks = chunks
+        self.is_closed: object = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._chunks:
+            if isinstance(chunk, Exception):
+                raise chunk
+            yield chunk
+
+    async def __aiter__(self) -> Any:
+        for chunk in self:
+            yield chunk
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
+@pytest.mark.parametrize("headers", [{"content-type": "text/event-stream"}, {}], ids=["events", "large"])
+def test_streams(library: Any, headers: dict[str, str]) -> None:
+    """A stream of events, and what is larger than the limit, flow through, and are closed by the caller."""
+    streams: list[Chunks] = []
+
+    def answer(_: Any) -> Any:
+        streams.append(Chunks([b"one", b"two", b"three"]))
+        return library.Response(200, headers=headers, stream=streams[-1])
+
+    transport = IdempotentTransport(library.MockTransport(answer), max_answer=4)
+    with library.Client(transport=transport) as client, client.stream("POST", "http://here/") as response:
+        assert not streams[0].is_closed
+        assert b"".join(response.iter_raw()) == b"onetwothree"
+    assert streams[0].is_closed
+
+    async def called() -> bytes:
+        inner = AsyncIdempotentTransport(library.MockTransport(answer), max_answer=4)
+        async with library.AsyncClient(transport=inner) as client, client.stream("POST", "http://here/") as response:
+            assert not streams[1].is_closed
+            return b"".join([chunk async for chunk in response.aiter_raw()])
+
+    assert asyncio.run(called()) == b"onetwothree"
+    assert streams[1].is_closed
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
+def test_streams_of_tries_are_closed(library: Any) -> None:
+    """An answer that is not read to its end, and not returned either, is closed: its connection is free again."""
+    streams: list[Chunks] = []
+
+    def answer(_: Any) -> Any:
+        streams.append(Chunks([b"one", b"two"]))
+        return library.Response(503 if len(streams) < 3 else 201, stream=streams[-1])
+
+    with library.Client(transport=IdempotentTransport(library.MockTransport(answer), max_answer=4)) as client:
+        assert client.post("http://here/").content == b"onetwo"
+
+    async def called() -> None:
+        streams.clear()
+        inner = AsyncIdempotentTransport(library.MockTransport(answer), max_answer=4)
+        async with library.AsyncClient(transport=inner) as client:
+            assert (await client.post("http://here/")).content == b"onetwo"
+
+    assert [stream.is_closed for stream in streams] == [True] * 3
+    asyncio.run(called())
+    assert [stream.is_closed for stream in streams] == [True] * 3
+
+
+def test_threads_share_a_transport(server: Served, call: Call, kind: str) -> None:
+    """Requests of several threads at once have each its own key and its own answer."""
+    if kind.startswith("async"):
+        pytest.skip("a loop has one thread")
+    caller = call()
+    with ThreadPoolExecutor(8) as threads:
+        got = list(threads.map(lambda number: caller.post(server.url, json={"number": number}), range(40)))
+    assert {each.status for each in got} == {201}
+    assert len(set(server.keys)) == 40
+    assert set(server.effects.values()) == {1}
+
+
+def test_http2(sqlite_url: str, tmp_path: Path) -> None:
+    """The wrapped transport's HTTP/2 stays."""
+    backstage = Backstage(tmp_path, sqlite_url)
+    try:
+        server = backstage.serve("hypercorn")
+        for library in (httpx, httpx2):
+            inner: Any = library.HTTPTransport(http1=False, http2=True, verify=False)
+            with library.Client(transport=IdempotentTransport(inner)) as client:
+                response = client.post(f"{server.url}/pay", json={})
+            assert (response.status_code, response.http_version) == (201, "HTTP/2")
+    finally:
+        backstage.close()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"deadline": timedelta(hours=24)}, "shorter than the server's retention"),
+        ({"deadline": timedelta(hours=1), "retention": timedelta(hours=1)}, "shorter than the server's retention"),
+        ({"deadline": 5}, "timedelta"),
+        ({"hosts": "api.example.com"}, r"\['api.example.com'\]"),
+        ({"hosts": ["https://api.example.com"]}, "localhost:8000"),
+        ({"max_body": -1}, "bytes"),
+        ({"header": "Idempotency Key"}, "name of a header"),
+    ],
+)
+def test_configuration(options: dict[str, Any], words: str) -> None:
+    """What can't work is refused at construction."""
+    with pytest.raises(ConfigurationError, match=words):
+        IdempotentTransport(httpx.HTTPTransport(verify=False), **options)
+
+
+def test_adapters_that_retry_by_themselves() -> None:
+    """An adapter of requests that retries below ours is refused."""
+    with pytest.raises(ConfigurationError, match="max_retries=0"):
+        IdempotentAdapter(HTTPAdapter(max_retries=3))
+
+
+def test_requests_of_another_library() -> None:
+    """A request of a library that is not known is refused with words."""
+    transport = IdempotentTransport(None)
+    request = httpx.Request("POST", "http://here/")
+    request.__class__ = type("Strange", (), {})
+    with pytest.raises(ConfigurationError, match="httpx or httpx2"):
+        transport.handle_request(request)
+
+
+def test_neither_library_is_imported() -> None:
+    """The transports import neither library of HTTP."""
+    program = "import sys, semel.client.httpx; print({'httpx', 'httpx2', 'requests', 'anyio'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_quotas_are_bounded() -> None:
+    """The quotas of many hosts take no more memory than those of a thousand."""
+    quotas = Quotas()
+    assert all(quotas.spend(("https", f"host-{number}", 443)) for number in range(3000))
+    assert len(quotas._of) == 1000

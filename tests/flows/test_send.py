@@ -1,0 +1,284 @@
+"""A client's flow: what it sends, when it stops, and what a crash at any point leaves behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from semel.core.intent import Beginning, Begun, Ended, Lapsed, Outgoing, Taken
+from semel.core.message import Answer
+from semel.core.retrying import Failure
+from semel.errors import AnswerNotKept, ClientError, IntentBusy, RequestOutcomeUnknown
+from semel.flows.send import NoReply, Reply, Terms, send
+from semel.stores.transaction import at_once
+
+URL = "https://api.example/pay"
+TERMS = Terms("k-1", deadline=60)
+INTENT = Terms("k-1", deadline=60, intent="invoice 17")
+OUTGOING = Outgoing("POST", URL, (), b"{}")
+
+
+class NotConnected(Exception):
+    """The library's own error."""
+
+
+def reply(status: int, code: str = "", **headers: str) -> Reply:
+    named = {name.replace("_", "-"): said for name, said in headers.items()}
+    kind = {"content-type": "application/problem+json"} if code else {}
+    body = json.dumps({"code": code}).encode() if code else b""
+    return Reply(status, named | kind, lambda: body, f"response {status}")
+
+
+LOST = NoReply(Failure.LOST, NotConnected("lost"))
+NOT_SENT = NoReply(Failure.NOT_SENT, NotConnected("not sent"))
+BUSY = reply(409, "idempotency-key-in-progress", retry_after="1")
+ACCEPTED = reply(202, location="/status/1", retry_after="1")
+
+Got = Reply | NoReply
+
+
+@dataclass
+class World:
+    """Answers in their order, and a list of what was done. Time passes by pauses alone."""
+
+    replies: Sequence[Got]
+    beginnings: Sequence[Beginning] = ()
+    quota: int = 10
+    is_quick: bool = True
+    done: list[str] = field(default_factory=list)
+    clock: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self._replies = iter(self.replies)
+        self._beginnings = iter(self.beginnings)
+
+    def now(self) -> float:
+        return self.clock
+
+    def today(self) -> float:
+        return 0.0
+
+    def url(self) -> str:
+        return URL
+
+    def dice(self) -> float:
+        return 0.5
+
+    async def begin(self) -> Beginning:
+        self.done.append("begin")
+        return next(self._beginnings)
+
+    async def renew(self) -> None:
+        self.done.append("renew")
+
+    async def settle(self, got: Reply) -> None:
+        self.done.append(f"settle {got.status}")
+
+    def release(self) -> None:
+        self.done.append("release")
+
+    async def attempt(self, seconds: float) -> Got:
+        assert seconds > 0
+        self.done.append("send")
+        return self._next(seconds)
+
+    async def look(self, url: str, seconds: float) -> Got:
+        assert seconds > 0
+        self.done.append(f"look {url}")
+        return self._next(seconds)
+
+    def _next(self, seconds: float) -> Got:
+        got = next(self._replies)
+        self.clock += 0 if self.is_quick else seconds
+        return got
+
+    async def pause(self, seconds: float) -> None:
+        self.done.append(f"pause {seconds:g}")
+        self.clock += seconds
+
+    def spend(self) -> bool:
+        self.quota -= 1
+        return self.quota >= 0
+
+    def answered(self) -> None:
+        self.done.append("answered")
+
+    def stored(self, answer: Answer) -> Any:
+        return f"stored {answer.status}"
+
+
+def sent(world: World, terms: Terms = TERMS) -> Any:
+    return at_once(send(world, terms))
+
+
+def refused(kind: type[ClientError], world: World, terms: Terms = TERMS) -> ClientError:
+    with pytest.raises(kind) as caught:
+        sent(world, terms)
+    assert (caught.value.key, caught.value.intent) == ("k-1", terms.intent)
+    assert "k-1" in str(caught.value)
+    return caught.value
+
+
+def test_success() -> None:
+    """A request that succeeds is sent once, and nothing is waited for."""
+    world = World([reply(201)])
+    assert sent(world) == "response 201"
+    assert world.done == ["send", "answered"]
+
+
+def test_lost_connections_are_retried() -> None:
+    """A lost connection is no answer: the request is sent again, after longer pauses."""
+    world = World([LOST, LOST, NOT_SENT, reply(200)])
+    assert sent(world) == "response 200"
+    assert [each for each in world.done if "pause" in each] == ["pause 0.05", "pause 0.1", "pause 0.2"]
+
+
+def test_busy() -> None:
+    """A key that is in progress is waited for as the server says, and costs no quota."""
+    world = World([BUSY, BUSY, reply(201)], quota=0)
+    assert sent(world) == "response 201"
+    assert world.done.count("pause 1.05") == 2
+
+
+@pytest.mark.parametrize("last", [reply(400), reply(422), reply(500, idempotent_replayed="true"), reply(303)])
+def test_final_answers(last: Reply) -> None:
+    """An answer that will not change is returned at once."""
+    world = World([LOST, last])
+    assert sent(world) == f"response {last.status}"
+
+
+def test_deadline_without_an_answer() -> None:
+    """When the time is over and a try may have taken effect, the outcome is unknown, and the exception has the key."""
+    world = World([LOST] * 2, is_quick=False)
+    error = refused(RequestOutcomeUnknown, world)
+    assert isinstance(error.__cause__, NotConnected)
+    assert error.response is None
+    assert world.done == ["send"]
+
+
+def test_deadline_with_an_answer_in_doubt() -> None:
+    """An error that may hide an effect is no outcome either; the exception has the last response."""
+    world = World([reply(502), reply(503, retry_after="60")])
+    assert refused(RequestOutcomeUnknown, world).response == "response 503"
+
+
+def test_deadline_without_a_doubt() -> None:
+    """Where no try can have taken effect, the last answer or error is the outcome."""
+    assert sent(World([NOT_SENT, reply(429, retry_after="100")])) == "response 429"
+    with pytest.raises(NotConnected, match="not sent"):
+        sent(World([reply(503, "store-unavailable"), NOT_SENT], quota=1))
+
+
+def test_quota() -> None:
+    """Without quota a failure is told at once: a server in trouble gets no more requests."""
+    world = World([LOST], quota=0)
+    refused(RequestOutcomeUnknown, world)
+    assert world.done == ["send"]
+
+
+def test_refused_after_doubt() -> None:
+    """A 401 says nothing about an earlier try that was lost."""
+    assert sent(World([reply(401)])) == "response 401"
+    assert refused(RequestOutcomeUnknown, World([LOST, reply(401)])).response == "response 401"
+    assert sent(World([LOST, reply(307)])) == "response 307"
+
+
+def test_unknown() -> None:
+    """A server that can't tell what happened is believed."""
+    error = refused(RequestOutcomeUnknown, World([reply(409, "outcome-unknown")]))
+    assert error.response == "response 409"
+
+
+def test_accepted() -> None:
+    """A 202 is followed to its result."""
+    world = World([ACCEPTED, ACCEPTED, reply(201)])
+    assert sent(world) == "response 201"
+    looks = "look https://api.example/status/1"
+    assert world.done == ["send", "pause 1.05", looks, "pause 1.05", looks, "answered"]
+
+
+def test_accepted_and_unsure() -> None:
+    """An error at the status URL may be the result: the request itself, sent again, says so."""
+    world = World([ACCEPTED, reply(500), reply(500, idempotent_replayed="true")])
+    assert sent(world) == "response 500"
+    assert [each for each in world.done if "send" in each or "look" in each] == [
+        "send",
+        "look https://api.example/status/1",
+        "send",
+    ]
+    refused(RequestOutcomeUnknown, World([ACCEPTED, reply(401)]))
+    refused(RequestOutcomeUnknown, World([ACCEPTED, NOT_SENT], quota=0))
+
+
+@pytest.mark.parametrize(
+    "world, terms",
+    [
+        (World([reply(202, location="https://other.example/status/1")]), TERMS),
+        (World([reply(202, location="/status/1", retry_after="100")]), TERMS),
+        (World([reply(202, location="/status/1")]), Terms("k-1", deadline=60, follows=False)),
+        (World([reply(202, location="/status/1")]), Terms("k-1", deadline=1)),
+    ],
+    ids=["another host", "too late", "not wanted", "no time left"],
+)
+def test_not_followed(world: World, terms: Terms) -> None:
+    """A 202 is returned if it is not followed, to no other host at all, and not past the deadline."""
+    assert sent(world, terms) == "response 202"
+    assert world.done == ["send"]
+
+
+def test_intent() -> None:
+    """An intent is written down, sent, and settled."""
+    world = World([LOST, reply(201)], [Begun("k-1", OUTGOING, is_resumed=False)])
+    assert sent(world, INTENT) == "response 201"
+    assert world.done == ["begin", "send", "pause 0.05", "renew", "send", "answered", "settle 201", "release"]
+
+
+def test_intent_has_the_stored_key() -> None:
+    """The key of an intent is the one in the journal, in errors too; a try before a crash may have taken effect."""
+    world = World([NOT_SENT], [Begun("k-1", OUTGOING, is_resumed=True)], quota=0)
+    other = Terms("k-2", deadline=60, intent="invoice 17")
+    refused(RequestOutcomeUnknown, world, other)
+    assert world.done == ["begin", "send", "release"]
+
+
+def test_challenge_after_a_crash() -> None:
+    """An intent that is resumed may be asked for a login: its 401 is returned, and it stays pending."""
+    world = World([reply(401)], [Begun("k-1", OUTGOING, is_resumed=True)])
+    assert sent(world, INTENT) == "response 401"
+    assert world.done == ["begin", "send", "release"]
+
+
+def test_intent_with_an_answer() -> None:
+    """An intent that has its answer is not sent, and neither is one with an answer that was too large to keep."""
+    world = World([], [Ended("k-1", Answer(201))])
+    assert sent(world, INTENT) == "stored 201"
+    refused(AnswerNotKept, World([], [Ended("k-1", None)]), INTENT)
+
+
+def test_intent_past_retention() -> None:
+    """An intent past the server's retention is not sent."""
+    refused(RequestOutcomeUnknown, World([], [Lapsed("k-1")]), INTENT)
+
+
+def test_intent_elsewhere() -> None:
+    """An intent that another process sends is waited for, up to the deadline."""
+    world = World([], [Taken("k-1")] * 3 + [Ended("k-1", Answer(201))])
+    assert sent(world, INTENT) == "stored 201"
+    refused(IntentBusy, World([], [Taken("k-1")] * 1000), INTENT)
+
+
+def test_intent_is_released_whatever_happens() -> None:
+    """An error on the way gives the intent back to other processes."""
+
+    class Broken(World):
+        async def attempt(self, seconds: float) -> Got:
+            raise KeyboardInterrupt
+
+    world = Broken([], [Begun("k-1", OUTGOING, is_resumed=False)])
+    with pytest.raises(KeyboardInterrupt):
+        sent(world, INTENT)
+    assert world.done == ["begin", "release"]
