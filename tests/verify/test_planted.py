@@ -1,0 +1,107 @@
+"""Every planted mistake is found by the check that is named for it, and a correct API has none."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from semel.verify.message import Request
+from semel.verify.model import Verdict
+from semel.verify.runner import CHECKS
+from tests.verify.asking import ACCOUNT, told, verdicts, verified
+from tests.verify.planted import Planted, served
+
+
+
+def failing(bug: str) -> Request:
+    """A request that the handler takes, and answers with 500."""
+    headers = (ACCOUNT, ("Content-Type", "application/json"))
+    return Request("POST", f"/{bug}/payments", headers, b'{"amount": 666}')
+
+
+FOUND_BY = {
+    "no-lock": "race-8",
+    "look-then-claim": "race-2",
+    "500-on-race": "race-no-server-error",
+    "no-fingerprint": "other-body-refused",
+    "fingerprint-when-finished": "other-body-in-flight",
+    "fingerprint-of-the-beginning": "large-body-end",
+    "query-ignored": "other-query",
+    "path-ignored": "other-path",
+    "method-ignored": "other-method",
+    "user-agent-counts": "retry-other-headers",
+    "mismatch-is-409": "other-body-status",
+    "mismatch-without-problem": "other-body-explained",
+    "mismatch-forgets-first": "other-body-keeps-first",
+    "lower-cased-key": "key-case",
+    "key-cut": "long-key-not-cut",
+    "opaque-keys": "quoted-is-bare",
+    "two-keys-joined": "two-keys",
+    "empty-key-passes": "empty-key",
+    "malformed-is-500": "malformed-key",
+    "missing-key-shared": "missing-key-not-shared",
+    "body-is-the-key": "new-key-runs",
+    "json-only-replay": "replay-body",
+    "replay-is-200": "replay-status",
+    "headers-lost": "replay-headers",
+    "cookies-replayed": "replay-no-cookies",
+    "date-replayed": "replay-date",
+    "forgets-after-a-replay": "replay-many",
+    "patch-ignored": "patch-guarded",
+    "large-unguarded": "large-body",
+    "chunked-unguarded": "retry-chunked",
+    "scope-ignored": "other-principal",
+    "guard-before-login": "no-replay-without-credentials",
+    "busy-is-425": "busy-status",
+    "no-retry-after": "busy-retry-after",
+    "busy-without-problem": "busy-explained",
+    "busy-kept": "busy-not-kept",
+    "claims-before-body": "half-a-request",
+    "gives-up-with-the-client": "client-hangs-up",
+}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served(Planted()) as found:
+        yield found
+
+
+@pytest.mark.parametrize("bug", FOUND_BY)
+async def test_planted(url: str, bug: str) -> None:
+    """A mistake is found by the check that is named for it."""
+    check = FOUND_BY[bug]
+    report = await verified(f"{url}/{bug}", check)
+    assert verdicts(report) == {check: "fail"}, report.findings
+
+
+@pytest.mark.parametrize("bug, check", [("key-burnt-by-invalid", "invalid-frees-key"), ("errors-not-kept", "error-replayed")])
+async def test_planted_into_stripes_form(url: str, bug: str, check: str) -> None:
+    """What Stripe demands, and the IETF draft leaves open, is a failure in the profile of Stripe only."""
+    assert verdicts(await verified(f"{url}/{bug}", check, profile="stripe", failing=failing(bug))) == {check: "fail"}
+
+
+async def test_correct(url: str) -> None:
+    """A correct API fails no check, and all that apply to it are decided."""
+    report = await verified(f"{url}/correct", failing=failing("correct"))
+    assert told(report, Verdict.FAIL) == {}
+    assert told(report, Verdict.INCONCLUSIVE) == {}
+    assert len(report.findings) > 60
+    names = {each.check.name for each in (*report.findings, *report.not_run)}
+    assert names == {each.name for each in CHECKS}
+
+
+async def test_correct_without_a_counter(url: str) -> None:
+    """Without a counter, what answers name is compared; the report says so, and no check fails."""
+    report = await verified(f"{url}/correct-too", count=None, skip=["replay-date"])
+    assert told(report, Verdict.FAIL) == {}
+    assert set(told(report, Verdict.INCONCLUSIVE)) == {"client-hangs-up"}
+    assert report.evidence.startswith("no counter: Location is compared")
+
+
+async def test_deterministic(url: str) -> None:
+    """A handler with the same answer to every operation proves nothing without a counter, and that is said."""
+    report = await verified(f"{url}/deterministic", "replay-*", "race-*", count=None, skip=["replay-date"])
+    assert set(verdicts(report).values()) == {"inconclusive"}
+    assert all("varies" in each.reason for each in report.findings)
+    counted = await verified(f"{url}/deterministic", "replay-*", "race-*", skip=["replay-date"])
+    assert set(verdicts(counted).values()) == {"pass"}
