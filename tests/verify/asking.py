@@ -27,16 +27,16 @@ async def verified(
     profile: str = "ietf",
     skip: Sequence[str] = (),
     request: Request | None = None,
-    timeout: float = HANG_SECONDS,
+    hang: float = HANG_SECONDS,
     **given: Any,
 ) -> Report:
     """Verify the API at *url*, which takes payments."""
-    target = Target(url, timeout=timeout)
+    target = Target(url, timeout=hang)
     json = (("Content-Type", "application/json"), ACCOUNT)
     asked = request_of(
         target, file=None, content=None, headers=(), found=request or Request("POST", "/payments", json, BODY)
     )
-    times = {"settle": 0.001, "patience": 1.0, "recovery": 5.0, "other": OTHER}
+    times: dict[str, Any] = {"settle": 0.001, "patience": 1.0, "recovery": 5.0, "other": OTHER}
     settings = replace(Settings(PROFILES[profile]), **times | given)
     effects: Counter | None = counter(count, target.base, (ACCOUNT,), target.client_for) if count else None
     lab = Lab(target.client, asked, settings, effects, Teller(target.origin, key_header="Idempotency-Key"))

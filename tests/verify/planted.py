@@ -57,7 +57,7 @@ class Asked:
         return next(iter(self.all(name)), None)
 
 
-class Refused(Exception):  # noqa: N818 - a reply on its way
+class Refused(Exception):
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
 
@@ -155,7 +155,9 @@ class Shop:
         self.replays[name] = self.replays.get(name, 0) + 1
         if self.has("forgets-after-a-replay") and self.replays[name] == 2:
             del self.records[name]
-        return Reply(record.reply.status, record.reply.content, [*record.reply.headers, ("idempotent-replayed", "true")])
+        return Reply(
+            record.reply.status, record.reply.content, [*record.reply.headers, ("idempotent-replayed", "true")]
+        )
 
     def mismatch(self, name: object, record: Record, fingerprint: bytes) -> Reply:
         if self.has("mismatch-forgets-first"):

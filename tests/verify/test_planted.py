@@ -11,7 +11,6 @@ from tests.verify.asking import ACCOUNT, told, verdicts, verified
 from tests.verify.planted import Planted, served
 
 
-
 def failing(bug: str) -> Request:
     """A request that the handler takes, and answers with 500."""
     headers = (ACCOUNT, ("Content-Type", "application/json"))
@@ -59,6 +58,9 @@ FOUND_BY = {
     "gives-up-with-the-client": "client-hangs-up",
 }
 
+#: Found in the profile of Stripe only.
+IN_STRIPES_FORM = [("key-burnt-by-invalid", "invalid-frees-key"), ("errors-not-kept", "error-replayed")]
+
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
@@ -74,7 +76,7 @@ async def test_planted(url: str, bug: str) -> None:
     assert verdicts(report) == {check: "fail"}, report.findings
 
 
-@pytest.mark.parametrize("bug, check", [("key-burnt-by-invalid", "invalid-frees-key"), ("errors-not-kept", "error-replayed")])
+@pytest.mark.parametrize("bug, check", IN_STRIPES_FORM)
 async def test_planted_into_stripes_form(url: str, bug: str, check: str) -> None:
     """What Stripe demands, and the IETF draft leaves open, is a failure in the profile of Stripe only."""
     assert verdicts(await verified(f"{url}/{bug}", check, profile="stripe", failing=failing(bug))) == {check: "fail"}
@@ -86,7 +88,7 @@ async def test_correct(url: str) -> None:
     assert told(report, Verdict.FAIL) == {}
     assert told(report, Verdict.INCONCLUSIVE) == {}
     assert len(report.findings) > 60
-    names = {each.check.name for each in (*report.findings, *report.not_run)}
+    names = {each.check.name for each in report.findings} | {each.check.name for each in report.not_run}
     assert names == {each.name for each in CHECKS}
 
 

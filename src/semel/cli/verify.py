@@ -1,8 +1,8 @@
 """``semel verify``: whether an HTTP API in any language honours idempotency keys. How that is found out is in
 ``semel.verify``.
 
-It exits with 0 if every check has passed, with 1 if one has failed, with 2 if one is inconclusive, with 3 if the command
-line or the set-up is wrong.
+It exits with 0 if every check has passed, with 1 if one has failed, with 2 if one is inconclusive, and with 3 if the
+command line or the set-up is wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from semel.cli.output import put, safe
-
 from semel.errors import ConfigurationError
 from semel.verify import report as reports
 from semel.verify import runner, target
@@ -151,13 +150,15 @@ def verify(  # noqa: PLR0917 - typer makes an option of each
 ) -> None:
     """Verify from outside that an HTTP API in any language honours idempotency keys. It creates what it is to count.
 
-    Exits with 0 if every check has passed, 1 if one has failed, 2 if one is inconclusive, 3 if the command line is wrong.
+    Exits with 0 if every check has passed, 1 if one has failed, 2 if one is inconclusive, 3 if the usage is wrong.
     """
     if listing:
         _list()
         return
     try:
-        given = _Given(url, openapi, operation, header or [], key_header, timeout, is_checked=not insecure)
+        given = _Given(
+            url, openapi, operation, header or [], key_header=key_header, timeout=timeout, is_checked=not insecure
+        )
         lab_request = target.request_of(
             given.target, file=request, content=json_body, headers=given.headers, found=given.found
         )
@@ -200,9 +201,9 @@ class _Given:
         openapi: str | None,
         operation: str | None,
         headers: list[str],
+        *,
         key_header: str | None,
         timeout: str,
-        *,
         is_checked: bool,
     ) -> None:
         if url is None:

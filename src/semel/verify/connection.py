@@ -11,6 +11,7 @@ import asyncio
 import re
 import ssl
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from semel.errors import ConfigurationError
@@ -33,7 +34,7 @@ _HEADER_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00\r\n]*?)
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;.*)?")
 
 
-class Unreadable(Exception):  # noqa: N818 - it says what is the matter, as all exceptions here do
+class Unreadable(Exception):
     """The server's bytes are no HTTP answer."""
 
 
@@ -110,7 +111,8 @@ class Connection:
 
     @property
     def _writer(self) -> asyncio.StreamWriter:
-        assert self._stream is not None, "It is not open."
+        if self._stream is None:
+            raise ConnectionError("The connection is not open.")
         return self._stream
 
     async def _head(self) -> tuple[int, Headers]:
@@ -192,16 +194,15 @@ class Connection:
 class Client:
     """Sends requests to one place, each within *timeout* seconds."""
 
-    def __init__(self, place: Place, timeout: float) -> None:  # noqa: ASYNC109 - it is applied to every request
+    def __init__(self, place: Place, timeout: float) -> None:
         self.place = place
         self.timeout = timeout
 
     async def send(self, request: Request) -> Outcome:
         """Send *request*, and return what came."""
         connection = Connection(self.place, request)
-        outcome = await self._opened(connection)
-        if outcome is None:
-            outcome = await self._finished(connection, send=True)
+        failed = await self._opened(connection)
+        outcome = failed or await self._finished(connection, send=True)
         connection.abort()
         return outcome
 
@@ -271,10 +272,8 @@ class Client:
         try:
             async with asyncio.timeout(self.timeout):
                 if send:
-                    try:
+                    with suppress(OSError):  # A server may answer and close before it has read it all: that counts.
                         await connection.send()
-                    except OSError:
-                        pass  # A server may answer and close before it has read everything: the answer counts.
                 return await connection.answer()
         except Unreadable as error:
             return NoAnswer(str(error))

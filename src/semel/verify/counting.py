@@ -29,7 +29,7 @@ _READ_ONLY = re.compile(r"\s*(?:SELECT|WITH|VALUES|TABLE)\b", re.IGNORECASE)
 _POSTGRES = ("postgres", "postgresql")
 
 
-class CountFailed(Exception):  # noqa: N818 - it says what is the matter, as all exceptions here do
+class CountFailed(Exception):
     """The counter could not be read. The message says why."""
 
 
@@ -95,7 +95,7 @@ def counter(text: str, base: str, headers: Headers, client_for: Callable[[str], 
     address, mark, fragment = text.partition("#")
     if not mark or not fragment.strip():
         raise ConfigurationError(
-            "--count is URL#$.path, URL#header:NAME, or a database and a query: sqlite:///shop.db#SELECT count(*) FROM x"
+            "--count is URL#$.path, URL#header:NAME, or a database and a query: sqlite:///shop.db#SELECT …"
         )
     scheme = urlsplit(address).scheme
     if scheme == "sqlite" or scheme.partition("+")[0] in _POSTGRES:

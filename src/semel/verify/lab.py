@@ -15,7 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from semel.verify.connection import Client
-from semel.verify.counting import CountFailed, Counter
+from semel.verify.counting import Counter, CountFailed
 from semel.verify.message import Answer, NoAnswer, Outcome, Request
 from semel.verify.model import Check, Finding, KeyHeader, NotRun, Profile, Undecided, Verdict
 from semel.verify.telling import Step, Teller
@@ -268,13 +268,14 @@ class Lab:
         await asyncio.sleep(self.settings.settle)
         return await self._read() - watch.before
 
-    async def is_still(self) -> bool:
-        """Whether the counter stays as it is while nothing is sent."""
+    async def must_be_still(self) -> None:
+        """Go on only if the counter stays as it is while nothing is sent."""
         if self._counter is None:
-            return True
+            return
         before = await self._read()
         await asyncio.sleep(self.settings.settle)
-        return await self._read() == before
+        if await self._read() != before:
+            raise Undecided("The counter moves while nothing is sent: there is other traffic.")
 
     async def other(self) -> Request:
         """Return a request for another operation of the same kind, which the API has accepted once."""
@@ -317,7 +318,7 @@ class Lab:
 
     def has(self, check: Check) -> bool:
         """Whether something is written down about *check*."""
-        return any(each.check is check for each in (*self.findings, *self.not_run))
+        return check in {each.check for each in self.findings} | {each.check for each in self.not_run}
 
     def begin(self) -> None:
         """Begin another experiment."""
@@ -348,7 +349,8 @@ class Lab:
         self._sent_at = time.monotonic()
 
     async def _read(self) -> int:
-        assert self._counter is not None
+        if self._counter is None:
+            raise Undecided("There is no counter.")
         try:
             return await self._counter.read()
         except CountFailed as failed:

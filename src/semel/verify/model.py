@@ -125,5 +125,5 @@ class Report:
         return Verdict.PASS
 
 
-class Undecided(Exception):  # noqa: N818 - it says what is the matter, as all exceptions here do
+class Undecided(Exception):
     """What was seen does not decide a check. The message is the reason."""

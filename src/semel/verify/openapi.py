@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -38,25 +38,28 @@ class Found:
         self.key_header = key_header
 
 
-async def load(source: str, client_for: Any) -> Any:
+async def load(source: str, client_for: Callable[[str], tuple[Client, str]]) -> Any:
     """Read the document at *source*, a file or a URL."""
     if re.match(r"https?://", source):
         client, path = client_for(source)
-        assert isinstance(client, Client)
         outcome = await client.send(Request("GET", path, (("Accept", "application/json"),)))
         if isinstance(outcome, NoAnswer) or not outcome.is_success:
             said = outcome.reason if isinstance(outcome, NoAnswer) else f"it is answered with {outcome.status}"
             raise ConfigurationError(f"--openapi can't be read: {said}.")
         data = outcome.body
     else:
-        try:
-            data = Path(source).read_bytes()
-        except OSError as error:
-            raise ConfigurationError(f"{source} can't be read: {error.strerror}.") from None
+        data = _file(source)
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         return _yaml(data, str(error))
+
+
+def _file(name: str) -> bytes:
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{name} can't be read: {error.strerror}.") from None
 
 
 def found_in(document: Any, operation: str | None) -> Found:
@@ -139,7 +142,7 @@ def _first(examples: Any) -> Any:
     return None
 
 
-def _sample(document: Any, schema: Any, depth: int = 0) -> Any:  # noqa: PLR0911 - one return for each kind of schema
+def _sample(document: Any, schema: Any, depth: int = 0) -> Any:  # noqa: C901, PLR0911 - a branch for each kind
     schema = _resolved(document, schema)
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return None

@@ -1,4 +1,4 @@
-"""Runs the experiments, one after the other, and makes a report. What each of them sends and judges is in ``checks``."""
+"""Runs the experiments one after the other, and makes a report. What each sends and judges is in ``checks``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from fnmatch import fnmatchcase
 from semel.errors import ConfigurationError
 from semel.verify.checks import EXPERIMENTS
 from semel.verify.checks.base import DRAFT, Experiment
-from semel.verify.counting import CountFailed, Counter
+from semel.verify.counting import Counter, CountFailed
 from semel.verify.lab import DETERMINISTIC, Lab
+from semel.verify.message import Answer
 from semel.verify.model import Check, Report, Undecided
 
 TWO = 2
@@ -107,12 +108,9 @@ async def _learn(lab: Lab) -> str | None:
     """Find out what a success looks like, and what tells two operations apart. Return why nothing can be decided."""
     lab.begin()
     try:
-        if not await lab.is_still():
-            raise Undecided("The counter moves while nothing is sent: there is other traffic.")
+        await lab.must_be_still()
         before = await lab.watch()
-        first = await lab.answered(lab.keyed(lab.new_key()))
-        if not first.is_success:
-            raise Undecided(_refusal(first.status, first.header("location")))
+        first = _succeeded(await lab.answered(lab.keyed(lab.new_key())))
         lab.latency = first.seconds
         rise = await lab.learn_rise(before)
         between = await lab.watch()
@@ -148,6 +146,12 @@ def _look_at_rise(lab: Lab, rise: int, second: int) -> None:
         raise Undecided(f"One request changed the counter by {rise}, the next by {second}: there is other traffic.")
     else:
         lab.passed(NEW_KEY, f"Two operations: the counter rose by {rise} each time.")
+
+
+def _succeeded(answer: Answer) -> Answer:
+    if answer.is_success:
+        return answer
+    raise Undecided(_refusal(answer.status, answer.header("location")))
 
 
 def _refusal(status: int, location: str | None) -> str:

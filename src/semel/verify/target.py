@@ -23,6 +23,7 @@ from semel.verify.request_file import RequestFileWrong, parse
 MAX_FILE = 16 * 1024 * 1024
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_WHICH = "Which request? Give one of --request FILE, --json BODY and --openapi FILE."
 _VALUE = re.compile(r"[\t -~\x80-\xff]*")
 
 
@@ -74,8 +75,8 @@ def request_of(
     target: Target, *, file: Path | None, content: str | None, headers: Iterable[tuple[str, str]], found: Request | None
 ) -> Request:
     """Return the request: from a *file*, from JSON *content* for the URL itself, or as it was *found* elsewhere."""
-    if sum(each is not None for each in (file, content, found)) != 1:
-        raise ConfigurationError("Which request? Give one of --request FILE, --json BODY and --openapi FILE.")
+    if sum(each is not None for each in (file, content, found)) > 1:
+        raise ConfigurationError(_WHICH)
     if file is not None:
         request = read(file)
         prefixed = Request(request.method, target.prefix + request.target, request.headers, request.body)
@@ -83,9 +84,10 @@ def request_of(
         _look_at(content)
         path = (target.path or "/") + (f"?{target.query}" if target.query else "")
         prefixed = Request("POST", path, (("Content-Type", "application/json"),), content.encode())
-    else:
-        assert found is not None
+    elif found is not None:
         prefixed = Request(found.method, target.prefix + found.target, found.headers, found.body)
+    else:
+        raise ConfigurationError(_WHICH)
     given = list(headers)
     if target.credentials and prefixed.header("authorization") is None:
         given.append(("Authorization", target.credentials))

@@ -39,7 +39,7 @@ class Step:
 
 
 class Teller:
-    """Tells steps, for one server. *secrets* are header names whose values are credentials, beside those that look so."""
+    """Tells steps, for one server. *secrets* are names of headers with credentials, beside those that look so."""
 
     def __init__(
         self, base: str, *, key_header: str, secrets: Sequence[str] = (), shows_credentials: bool = False
@@ -173,7 +173,7 @@ def _body(body: bytes) -> str:
     try:
         text = body[: 4 * MAX_SHOWN].decode()
     except UnicodeDecodeError as error:
-        if error.start < len(body[: 4 * MAX_SHOWN]) - 4 or len(body) <= 4 * MAX_SHOWN:  # noqa: PLR2004 - a cut character
+        if error.start < len(body[: 4 * MAX_SHOWN]) - 4 or len(body) <= 4 * MAX_SHOWN:
             return f"{len(body)} bytes that are not text"
         text = body[: error.start].decode()
     text = _UNPRINTABLE.sub(lambda match: " " if match[0] in "\r\n\t" else f"\\x{ord(match[0]):02x}", text)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from semel.verify.lab import Lab, Watch
 from semel.verify.message import CLIENT_ERROR, SERVER_ERROR, Answer, NoAnswer, Outcome
@@ -15,6 +16,8 @@ DRAFT = "IETF draft Idempotency-Key"
 SF = "RFC 9651"
 HTTP = "RFC 9110"
 STRIPE = "Stripe, Idempotent requests"
+
+T = TypeVar("T")
 
 
 def _always(_: Lab) -> str | None:
@@ -54,8 +57,9 @@ def is_replay_of(first: Answer, again: Outcome) -> bool:
     return isinstance(again, Answer) and (again.status, again.body) == (first.status, first.body)
 
 
-async def judge_retry(lab: Lab, check: Check, watch: Watch, first: Answer, again: Answer, what: str) -> None:
-    """Judge *again*, the answer to a retry that must get the stored answer. *what* says which retry it was."""
+async def judge_retry(lab: Lab, check: Check, watch: Watch, answers: tuple[Answer, Answer], what: str) -> None:
+    """Judge the answer to a retry, which must be the stored one. *what* says which retry it was."""
+    first, again = answers
     runs = await lab.runs(watch, [first, again], 1)
     if runs.count > 1:
         lab.failed(check, f"{what} ran the operation again: {runs.how}.")
@@ -79,7 +83,14 @@ async def judge_refusal(lab: Lab, check: Check, watch: Watch, answer: Answer, wh
         lab.passed(check, f"{what} is refused with {answer.status}.")
 
 
-async def control(lab: Lab, answer: Answer, what: str) -> None:
+def control(answer: Answer, what: str) -> None:
     """Go on only if *answer*, to a request under a new key, is a success."""
     if not answer.is_success:
         raise Undecided(f"{what} is answered with {answer.status} under a new key, so nothing can be seen by it.")
+
+
+def given(what: T | None) -> T:
+    """Return what an experiment needs. It is not run without."""
+    if what is None:
+        raise Undecided("Something that this needs was not given.")
+    return what

@@ -1,12 +1,12 @@
-"""Checks of what goes wrong: a client that hangs up, a request that is not valid, a handler that fails, a server that is
-killed. Whether two at once are told apart is not here.
+"""Checks of what goes wrong: a client that hangs up, a request that is not valid, a handler that fails, a server that
+is killed. Whether two at once are told apart is not here.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from semel.verify.checks.base import DRAFT, STRIPE, Experiment, is_refusal, is_replay_of, is_server_error, said
+from semel.verify.checks.base import DRAFT, STRIPE, Experiment, given, is_refusal, is_replay_of, is_server_error, said
 from semel.verify.lab import BUSY, Lab
 from semel.verify.message import Answer, NoAnswer, Outcome, Request
 from semel.verify.model import Check, Undecided
@@ -43,7 +43,7 @@ INVALID = Check(
 )
 ERROR = Check(
     "error-replayed",
-    f"An error of the handler is kept as any other answer ({STRIPE}, server errors too), and its effect is not repeated",
+    f"An error of the handler is kept as any other answer ({STRIPE}: server errors too), its effect not repeated",
     "An operation that failed half-way may have had its effect. A retry must not have it again.",
 )
 DURABLE = Check(
@@ -53,7 +53,7 @@ DURABLE = Check(
 )
 KILLED = Check(
     "kill-in-flight",
-    f"A request whose server is killed takes effect once after its retry, or ends with a final refusal ({DRAFT}, 2.6)",
+    f"A request that loses its server by a crash takes effect once after its retry, or is finally refused ({DRAFT}, 2.6)",
     "A crash between the effect and its record is where operations are doubled, lost, or in progress for ever.",
 )
 
@@ -69,7 +69,9 @@ async def _hang_up(lab: Lab) -> None:
         lab.failed(HUNG_UP, f"The retry gets {said(again)}.")
         return
     if not lab.has_counter:
-        raise Undecided("Whether the first, whose answer was not read, took effect too, only a counter shows: --count.")
+        raise Undecided(
+            "The answer to the first was not read; whether it took effect too, only a counter shows: --count."
+        )
     runs = await lab.runs(watch, [again], 1)
     bad = f"It took effect {runs.count} times: {runs.how}."
     lab.judge(HUNG_UP, ok=runs.count == 1, good=f"The retry gets {said(again)}; {runs.how}.", bad=bad)
@@ -90,8 +92,7 @@ async def _half(lab: Lab) -> None:
 
 
 async def _invalid(lab: Lab) -> None:
-    request = broken(lab.request)
-    assert request is not None
+    request = given(broken(lab.request))
     key, watch = lab.new_key(), await lab.watch()
     first, again = await lab.answered(lab.keyed(key, request)), await lab.answered(lab.keyed(key, request))
     statuses = f"{first.status}, then {again.status}"
@@ -121,8 +122,7 @@ async def _invalid(lab: Lab) -> None:
 
 
 async def _error(lab: Lab) -> None:
-    failing = lab.settings.failing
-    assert failing is not None
+    failing = given(lab.settings.failing)
     request, watch = lab.keyed(lab.new_key(), failing), await lab.watch()
     first, again = await lab.answered(request), await lab.answered(request)
     if first.is_success:
@@ -140,8 +140,7 @@ async def _error(lab: Lab) -> None:
 
 
 async def _durable(lab: Lab) -> None:
-    command = lab.settings.restart_cmd
-    assert command is not None
+    command = given(lab.settings.restart_cmd)
     request, watch = lab.keyed(lab.new_key()), await lab.watch()
     first = await lab.first(request)
     done = await restart(lab.client, command)
@@ -167,8 +166,7 @@ async def _durable(lab: Lab) -> None:
 
 
 async def _killed(lab: Lab) -> None:
-    command = lab.settings.restart_cmd
-    assert command is not None
+    command = given(lab.settings.restart_cmd)
     watch = await lab.watch()
     lost, answered = await _while_restarting(lab, command)
     if not lost:
@@ -176,7 +174,7 @@ async def _killed(lab: Lab) -> None:
     lab.record(
         Step(tuple(lost), tuple(NoAnswer("the server was killed") for _ in lost), note="while the server was killed")
     )
-    endings = [await lab.finished(each, lab.settings.recovery) for each in lost]
+    endings = await asyncio.gather(*(lab.finished(each, lab.settings.recovery) for each in lost))
     stuck = [each for each in endings if _is_stuck(each)]
     if stuck:
         time = f"{lab.settings.recovery:g} s"
@@ -202,8 +200,12 @@ async def _while_restarting(lab: Lab, command: str) -> tuple[list[Request], list
     lost: list[Request] = []
     answered: list[Request] = []
 
+    is_over = asyncio.Event()
+
     async def stream() -> None:
         for _ in range(STREAM):
+            if is_over.is_set():
+                return
             request = lab.keyed(lab.new_key())
             outcome = await lab.client.send(request)
             if isinstance(outcome, Answer):
@@ -218,6 +220,7 @@ async def _while_restarting(lab: Lab, command: str) -> tuple[list[Request], list
     try:
         done = await restart(lab.client, command)
     finally:
+        is_over.set()
         await asyncio.gather(*streams)
     lab.note(f"the server was restarted in {done.seconds:.1f} s")
     return lost, answered

@@ -97,7 +97,7 @@ async def _other_body(lab: Lab) -> None:
     request = lab.keyed(key)
     first = await lab.first(request)
     answer = await lab.answered(lab.keyed(key, other))
-    await _judge_mismatch(lab, REFUSED, watch, first, answer, "Another body under the same key")
+    await _judge_mismatch(lab, REFUSED, watch, (first, answer), "Another body under the same key")
     if is_refusal(answer):
         bad = f"It is refused with {answer.status}, not with {lab.profile.mismatch}."
         lab.judge(STATUS, ok=answer.status == lab.profile.mismatch, good=f"It is {answer.status}.", bad=bad)
@@ -107,7 +107,7 @@ async def _other_body(lab: Lab) -> None:
         for check in (STATUS, EXPLAINED):
             lab.failed(check, f"It is not refused: {answer.status}.")
     again = await lab.answered(request)
-    await judge_retry(lab, KEPT, await _since(lab, watch, answer), first, again, "The first request, sent again,")
+    await judge_retry(lab, KEPT, await _since(lab, watch, answer), (first, again), "The first request, sent again,")
 
 
 async def _since(lab: Lab, watch: Watch, answer: Answer) -> Watch:
@@ -126,7 +126,8 @@ def _fault(lab: Lab, answer: Answer) -> str | None:
     return fault
 
 
-async def _judge_mismatch(lab: Lab, check: Check, watch: Watch, first: Answer, answer: Answer, what: str) -> None:
+async def _judge_mismatch(lab: Lab, check: Check, watch: Watch, answers: tuple[Answer, Answer], what: str) -> None:
+    first, answer = answers
     if is_server_error(answer):
         lab.failed(check, f"{what} is answered with {answer.status}, a server error.")
     elif is_refusal(answer):
@@ -162,18 +163,18 @@ async def _large_end(lab: Lab) -> None:
         raise Undecided("The other request is not a JSON object.")
     key, watch = lab.new_key(), await lab.watch()
     first = await lab.answered(lab.keyed(key, large))
-    await control(lab, first, "A large body")
+    control(first, "A large body")
     answer = await lab.answered(lab.keyed(key, other))
-    await _judge_mismatch(lab, END, watch, first, answer, "A large body with another end")
+    await _judge_mismatch(lab, END, watch, (first, answer), "A large body with another end")
 
 
 async def _query(lab: Lab) -> None:
     other = with_query(lab.request)
-    await control(lab, await lab.answered(lab.keyed(lab.new_key(), other)), "One more parameter in the query")
+    control(await lab.answered(lab.keyed(lab.new_key(), other)), "One more parameter in the query")
     key, watch = lab.new_key(), await lab.watch()
     first = await lab.first(lab.keyed(key))
     answer = await lab.answered(lab.keyed(key, other))
-    await _judge_mismatch(lab, QUERY, watch, first, answer, "Another query under the same key")
+    await _judge_mismatch(lab, QUERY, watch, (first, answer), "Another query under the same key")
 
 
 async def _elsewhere(lab: Lab) -> None:
@@ -214,7 +215,7 @@ async def _patch(lab: Lab) -> None:
     if first.status in UNGUARDED:
         lab.skipped(PATCH, f"The path takes no PATCH ({first.status}). Give a file that begins with PATCH.")
         return
-    await control(lab, first, "PATCH with the same body")
+    control(first, "PATCH with the same body")
     again = await lab.answered(request)
     runs = await lab.runs(watch, [first, again], 1)
     if runs.count > 1:

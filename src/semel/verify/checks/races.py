@@ -120,7 +120,7 @@ async def _busy(lab: Lab) -> None:
         if refusals:
             break
     else:
-        await _judge_waiting(lab, request, outcomes)
+        _judge_waiting(lab, outcomes)
         return
     busy = [each for each in refusals if each.status == BUSY]
     lab.judge(
@@ -145,7 +145,7 @@ async def _busy(lab: Lab) -> None:
     lab.judge(NOT_KEPT, ok=done, good=f"The retry gets {said(again)}.", bad=f"The retry still gets {said(again)}.")
 
 
-async def _judge_waiting(lab: Lab, request: Request, outcomes: Sequence[Outcome]) -> None:
+def _judge_waiting(lab: Lab, outcomes: Sequence[Outcome]) -> None:
     """All duplicates succeeded: they waited, or came too late, or all ran. Only the last is wrong."""
     if any(isinstance(each, NoAnswer) for each in outcomes):
         raise Undecided(f"A duplicate got no answer: {_statuses(outcomes)}.")

@@ -6,7 +6,17 @@ import asyncio
 import time
 from dataclasses import replace
 
-from semel.verify.checks.base import DRAFT, HTTP, SF, STRIPE, Experiment, control, is_refusal, is_replay_of, judge_retry
+from semel.verify.checks.base import (
+    DRAFT,
+    HTTP,
+    STRIPE,
+    Experiment,
+    control,
+    given,
+    is_refusal,
+    is_replay_of,
+    judge_retry,
+)
 from semel.verify.lab import Lab, Runs
 from semel.verify.message import Answer, Request
 from semel.verify.model import Check, Undecided
@@ -185,22 +195,22 @@ async def _spellings(lab: Lab) -> None:
         "Accept-Language": "la",
     }
     again = await lab.answered(request.having(*headers.items()))
-    await judge_retry(lab, OTHER_CLIENT, watch, first, again, "A retry with other headers")
+    await judge_retry(lab, OTHER_CLIENT, watch, (first, again), "A retry with other headers")
     name = lab.settings.key_header.name
     for spelled in (name.lower(), name.upper()):
         shouted = request.lacking(name).having((spelled, lab.spelled(key)))
         again = await lab.answered(shouted)
         if not is_replay_of(first, again):
             break
-    await judge_retry(lab, HEADER_CASE, watch, first, again, f"A retry with the header {spelled}")
+    await judge_retry(lab, HEADER_CASE, watch, (first, again), f"A retry with the header {spelled}")
 
 
 async def _chunked(lab: Lab) -> None:
-    await control(lab, await lab.answered(replace(lab.keyed(lab.new_key()), is_chunked=True)), "A body in chunks")
+    control(await lab.answered(replace(lab.keyed(lab.new_key()), is_chunked=True)), "A body in chunks")
     request, watch = lab.keyed(lab.new_key()), await lab.watch()
     first = await lab.first(request)
     again = await lab.answered(replace(request, is_chunked=True))
-    await judge_retry(lab, CHUNKED, watch, first, again, "A retry in chunks")
+    await judge_retry(lab, CHUNKED, watch, (first, again), "A retry in chunks")
 
 
 async def _expect(lab: Lab) -> None:
@@ -208,14 +218,13 @@ async def _expect(lab: Lab) -> None:
     first = await lab.answered(request)
     if first.status == 417:  # noqa: PLR2004 - Expectation Failed: RFC 9110 allows it
         raise Undecided("The server takes no Expect header (417).")
-    await control(lab, first, "A request with Expect")
+    control(first, "A request with Expect")
     again = await lab.answered(replace(request, expects=False))
-    await judge_retry(lab, EXPECT, watch, first, again, "A retry without Expect")
+    await judge_retry(lab, EXPECT, watch, (first, again), "A retry without Expect")
 
 
 async def _reordered(lab: Lab) -> None:
-    other = reordered(lab.request)
-    assert other is not None
+    other = given(reordered(lab.request))
     key, watch = lab.new_key(), await lab.watch()
     first = await lab.first(lab.keyed(key))
     again = await lab.answered(lab.keyed(key, other))
@@ -231,8 +240,7 @@ async def _reordered(lab: Lab) -> None:
 
 
 async def _large(lab: Lab) -> None:
-    large = padded(lab.request)
-    assert large is not None
+    large = given(padded(lab.request))
     await _twice(lab, LARGE, large, "A large body")
 
 
@@ -252,7 +260,7 @@ async def _twice(lab: Lab, check: Check, request: Request, what: str) -> None:
         else:
             lab.passed(check, f"{what} is refused with {first.status}, both times.")
     elif first.is_success:
-        await judge_retry(lab, check, watch, first, again, f"{what}, sent again,")
+        await judge_retry(lab, check, watch, (first, again), f"{what}, sent again,")
     else:
         lab.failed(check, f"{what} is answered with {first.status}, then with {again.status}.")
 

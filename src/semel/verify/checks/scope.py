@@ -1,4 +1,4 @@
-"""Checks of whose key it is: two principals with one key never meet, and a replay needs the same permission as the
+"""Checks of the owner of a key: two principals with one key never meet, and a replay needs the same permission as the
 first request. How an API knows its users is not known here.
 """
 
@@ -51,7 +51,7 @@ async def _principals(lab: Lab) -> None:
     after = await lab.watch()
     again = await lab.answered(request)
     if after.before is None:
-        await judge_retry(lab, OWN, after, first, again, "The first principal's retry")
+        await judge_retry(lab, OWN, after, (first, again), "The first principal's retry")
         return
     runs = await lab.runs(after, [], 0)
     ok = is_replay_of(first, again) and runs.count == 0
