@@ -317,9 +317,9 @@ async def _send(send: Send, reply: Reply) -> None:
 
 
 @contextmanager
-def served(app: Any) -> Iterator[str]:
-    """Serve *app* from a thread, and yield its URL."""
-    settings = uvicorn.Config(app, port=0, log_level="critical", lifespan="auto", date_header=False, backlog=128)
+def served(app: Any, *, dates: bool = True) -> Iterator[str]:
+    """Serve *app* from a thread, and yield its URL. An app may make its *dates* itself."""
+    settings = uvicorn.Config(app, port=0, log_level="critical", lifespan="auto", date_header=dates, backlog=128)
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run)
     thread.start()

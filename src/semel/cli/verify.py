@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterator
 from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -39,6 +41,8 @@ STATUSES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 2}
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.INCONCLUSIVE: "yellow"}
 #: Requests in a second to a host that is not this machine, unless told otherwise.
 POLITE_RATE = 10.0
+#: Rows of a table that may have one reason.
+MAX_ALIKE = 6
 
 
 class Format(StrEnum):
@@ -279,8 +283,8 @@ def _show_table(report: Report, *, is_detailed: bool) -> None:
     table.add_column("verdict", no_wrap=True)
     table.add_column("check", no_wrap=True)
     table.add_column("what was seen")
-    for each in report.findings:
-        table.add_row(Text(each.verdict, COLOURS[each.verdict]), each.check.name, Text(safe(each.reason)))
+    for verdict, name, reason in _rows(report):
+        table.add_row(Text(verdict, COLOURS[verdict]), name, Text(safe(reason)))
     for missing in report.not_run:
         table.add_row(Text("not run", "dim"), Text(missing.check.name, "dim"), Text(safe(missing.reason), "dim"))
     put(table)
@@ -303,6 +307,17 @@ def _show_table(report: Report, *, is_detailed: bool) -> None:
     colour = COLOURS[report.verdict]
     console.print(f"[{colour}]{report.verdict}[/]: {reports.summary(report)}; profile {report.profile};", end=" ")
     console.print(f"{escape(safe(report.evidence))}.")
+
+
+def _rows(report: Report) -> Iterator[tuple[Verdict, str, str]]:
+    """Yield a row for each check; one for many that are inconclusive for the same reason."""
+    for (verdict, reason), group in groupby(report.findings, key=lambda each: (each.verdict, each.reason)):
+        some = list(group)
+        if verdict is Verdict.INCONCLUSIVE and len(some) > MAX_ALIKE:
+            yield verdict, some[0].check.name, reason
+            yield verdict, f"and {len(some) - 1} more", "For the same reason."
+        else:
+            yield from ((verdict, each.check.name, reason) for each in some)
 
 
 def _list() -> None:

@@ -96,6 +96,7 @@ class Lab:
         self._steps: list[Step] = []
         self._varying: tuple[str, ...] | None = None
         self._is_located = False
+        self._is_compared = False
         self._sent_at = 0.0
         self._other = settings.other_request
         #: An operation that was finished early in the run: its request, its answer, and when.
@@ -244,12 +245,15 @@ class Lab:
         """How effects are counted, for the report."""
         if self._counter is not None:
             return f"effects are counted by {self._counter.name}"
+        if not self._is_compared:
+            return "no counter"
         if self._varying is None:
             return "no counter, and answers do not vary: effects can't be seen"
         return f"no counter: {self._compared()}, so effects that no answer names are not seen"
 
     def compare(self, one: Answer, other: Answer) -> None:
         """Learn from the answers to two operations what tells one from the other."""
+        self._is_compared = True
         places = one.header("location"), other.header("location")
         if places[0] != places[1] and all(places):
             self._varying, self._is_located = (), True

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -72,7 +72,8 @@ class Teller:
 
     def curl(self, steps: Sequence[Step]) -> str:
         """Return one line for a shell that sends the same."""
-        return "; ".join(self._line(step) for step in steps if step.requests)
+        lines = [self._line(step) for step in _joined(steps) if step.requests]
+        return "; ".join(lines)
 
     def clean(self, text: str) -> str:
         """Return *text* without the credentials of requests that were sent."""
@@ -158,6 +159,15 @@ class Teller:
             return shlex.quote(f"{name}: {value.encode(WIRE).decode()}")
         except UnicodeDecodeError:
             return shlex.quote(f"{name}: {value}")
+
+
+def _joined(steps: Sequence[Step]) -> Iterator[Step]:
+    """Yield the steps, with requests that are sent one after the other in one step."""
+    for is_race, some in groupby(steps, key=lambda each: each.is_race):
+        if is_race:
+            yield from some
+        else:
+            yield Step(tuple(request for each in some for request in each.requests), ())
 
 
 def _shown(text: str) -> str:

@@ -53,7 +53,7 @@ DURABLE = Check(
 )
 KILLED = Check(
     "kill-in-flight",
-    f"A request that loses its server by a crash takes effect once after its retry, or is finally refused ({DRAFT}, 2.6)",
+    f"A request that loses its server to a crash takes effect once after a retry, or is finally refused ({DRAFT}, 2.6)",
     "A crash between the effect and its record is where operations are doubled, lost, or in progress for ever.",
 )
 

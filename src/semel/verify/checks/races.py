@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from semel.verify.checks.base import DRAFT, Experiment, is_replay_of, is_server_error, said
+from semel.verify.checks.base import DRAFT, Experiment, is_refusal, is_replay_of, is_server_error, said
 from semel.verify.checks.refusals import fault_of
 from semel.verify.lab import BUSY, Lab
 from semel.verify.message import Answer, NoAnswer, Outcome, Request
@@ -17,6 +17,9 @@ RACERS = (2, 8, 32)
 #: How often a duplicate is sent until one meets the first while it runs.
 ROUNDS = 3
 DUPLICATES = 3
+#: The same for another body, with pairs of the two: each time sooner after the first.
+TRIES = 6
+PAIRS = 4
 UNAVAILABLE = 503
 #: What a client may be told by a server that will not serve it now.
 LATER = frozenset({BUSY, 425, 429, UNAVAILABLE})
@@ -160,44 +163,40 @@ def _judge_waiting(lab: Lab, outcomes: Sequence[Outcome]) -> None:
 
 async def _in_flight(lab: Lab) -> None:
     other = await lab.other()
-    for _ in range(ROUNDS):
+    for number in range(TRIES):
         key = lab.new_key()
-        first, stranger = lab.keyed(key), lab.keyed(key, other)
-        # An equal duplicate on either side shows that the first was still running when the stranger came.
-        outcomes = await lab.race([first, first, stranger, stranger, first], _delays(lab, 4))
-        strangers = [each for each in outcomes[2:4] if isinstance(each, Answer)]
-        was_running = isinstance(outcomes[4], Answer) and outcomes[4].status == BUSY
-        if any(each.status == BUSY for each in strangers) or (was_running and strangers):
-            break
-    statuses = [each.status for each in strangers]
-    if any(each.is_success for each in strangers):
-        winners = [each for each in outcomes if isinstance(each, Answer) and each.is_success]
-        if any(
-            is_replay_of(winner, each)
-            for each in strangers
-            for winner in (outcomes[0], outcomes[1])
-            if isinstance(winner, Answer) and winner.is_success
-        ):
-            lab.failed(
-                IN_FLIGHT, f"Another body under the same key is answered with {statuses[0]}, as if it were the same."
-            )
-        elif len(winners) > len([each for each in strangers if each.is_success]):
-            lab.failed(IN_FLIGHT, "Two different requests under one key both succeeded.")
-        else:
-            raise Undecided("The other request came first.")
-    elif BUSY in statuses:
-        lab.failed(IN_FLIGHT, f"Another body under a key in use gets 409 (wait), not {lab.profile.mismatch} (never).")
-    elif not strangers or any(each.status >= 500 for each in strangers):  # noqa: PLR2004 - server errors
-        raise Undecided(f"The other body got {_statuses(outcomes[2:4])}.")
-    elif was_running:
-        lab.passed(IN_FLIGHT, f"Another body under a key in use gets {statuses[0]} while the first runs.")
-    else:
-        raise Undecided("The first request was over before another body came. A slower request would show it.")
+        # By turns: a request that is refused as busy shows that the first still ran when those before it came.
+        requests = [lab.keyed(key), lab.keyed(key, other)] * PAIRS
+        outcomes = await lab.race(requests, _delays(lab, len(requests) - 1, 0.5**number))
+        winners = {each.body for each, got in zip(requests, outcomes, strict=True) if _has_won(got)}
+        if not winners:
+            continue
+        same = [got for each, got in zip(requests, outcomes, strict=True) if each.body in winners]
+        strangers = [got for each, got in zip(requests, outcomes, strict=True) if each.body not in winners]
+        if len(winners) > 1:
+            lab.failed(IN_FLIGHT, "Two different requests under one key were both answered with a success.")
+            return
+        if any(_is(each, BUSY) for each in strangers):
+            bad = f"Another body under a key in use gets 409 (wait), not {lab.profile.mismatch} (never)."
+            lab.failed(IN_FLIGHT, bad)
+            return
+        if any(_is(each, BUSY) for each in same) and all(map(is_refusal, strangers)):
+            lab.passed(IN_FLIGHT, f"While the first runs, another body gets {_statuses(strangers)}.")
+            return
+    raise Undecided("No request met another one that still ran. A slower request would show it.")
 
 
-def _delays(lab: Lab, duplicates: int = DUPLICATES) -> list[float]:
+def _has_won(outcome: Outcome) -> bool:
+    return isinstance(outcome, Answer) and outcome.is_success
+
+
+def _is(outcome: Outcome, status: int) -> bool:
+    return isinstance(outcome, Answer) and outcome.status == status
+
+
+def _delays(lab: Lab, duplicates: int = DUPLICATES, part: float = 1.0) -> list[float]:
     """Let the first begin, and send the others while it runs: all of them in the first half of the time it takes."""
-    start = min(lab.latency / 4, 1.0)
+    start = part * min(lab.latency / 4, 1.0)
     return [0.0, *(start + start * number / duplicates for number in range(duplicates))]
 
 
@@ -221,5 +220,5 @@ EXPERIMENTS = (
         for check, racers in zip(RACES, RACERS, strict=True)
     ),
     Experiment(_busy, (STATUS, RETRY_AFTER, EXPLAINED, NOT_KEPT), creates=ROUNDS, sends=ROUNDS * (1 + DUPLICATES) + 1),
-    Experiment(_in_flight, (IN_FLIGHT,), creates=ROUNDS, sends=5 * ROUNDS),
+    Experiment(_in_flight, (IN_FLIGHT,), creates=TRIES, sends=2 * PAIRS * TRIES),
 )
