@@ -146,7 +146,7 @@ def verify(  # noqa: PLR0917 - typer makes an option of each
     show_credentials: Annotated[
         bool, typer.Option("--show-credentials", help="Print credentials in the report, as they were sent.")
     ] = False,
-    details: Annotated[bool, typer.Option("--details", help="Show the details of every check.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Show what was sent and received for each check.")] = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask before requests are sent to a host that is not local.")
     ] = False,
@@ -297,8 +297,8 @@ def _show_table(report: Report, *, is_detailed: bool) -> None:
                 ("seen", each.reason),
                 ("rule", each.check.rule),
                 ("why", each.check.why),
-                ("sent", each.sent),
-                ("received", each.received),
+                ("sent", each.sent if is_detailed else ""),
+                ("received", each.received if is_detailed else ""),
                 ("repeat", each.curl),
             ):
                 for number, line in enumerate(text.splitlines()):

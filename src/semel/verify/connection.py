@@ -155,7 +155,7 @@ class Connection:
             raise Unreadable(f"the connection was closed after {got} of {count} bytes of the body") from None
 
     async def _chunks(self) -> bytes:
-        body = b""
+        body = bytearray()
         while True:
             line = await self._line()
             if not (match := _CHUNK_SIZE.fullmatch(line)):
@@ -169,15 +169,15 @@ class Connection:
                 raise Unreadable("a chunk of the answer is longer than its size says")
         while await self._line():  # trailers
             pass
-        return body
+        return bytes(body)
 
     async def _until_closed(self) -> bytes:
-        body = b""
+        body = bytearray()
         while part := await self._reader.read(MAX_HEAD):
             body += part
             if len(body) > MAX_BODY:
                 raise Unreadable(f"the answer is longer than {MAX_BODY} bytes")
-        return body
+        return bytes(body)
 
     async def _line(self) -> bytes:
         try:

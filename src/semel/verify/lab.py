@@ -286,7 +286,9 @@ class Lab:
         if self._other is None:
             tried = []
             for each in islice(others(self.request), MAX_TRIED):
-                answer = await self.answered(self.keyed(self.new_key(), each))
+                answer = await self.client.send(self.keyed(self.new_key(), each))
+                if isinstance(answer, NoAnswer):
+                    raise Undecided(f"There is no answer to another body: {answer.reason}.")
                 if answer.is_success:
                     self._other = each
                     return each

@@ -19,6 +19,7 @@ from semel.verify.connection import Client, Place, tls
 from semel.verify.message import Request
 from semel.verify.model import KeyHeader
 from semel.verify.request_file import RequestFileWrong, parse
+from semel.verify.telling import OWN_HEADERS
 
 MAX_FILE = 16 * 1024 * 1024
 
@@ -92,9 +93,7 @@ def request_of(
     if target.credentials and prefixed.header("authorization") is None:
         given.append(("Authorization", target.credentials))
     request = prefixed.having(*given)
-    if request.header("accept") is None:
-        request = request.having(("Accept", "*/*"))
-    return request if request.header("user-agent") else request.having(("User-Agent", "semel-verify"))
+    return request.having(*(each for each in OWN_HEADERS if request.header(each[0]) is None))
 
 
 def read(file: Path, environment: Mapping[str, str] = os.environ) -> Request:

@@ -17,13 +17,22 @@ from semel.verify.message import WIRE, Answer, Outcome, Request
 MAX_SHOWN = 160
 #: A body that is longer is not put into a line for a shell.
 MAX_PASTED = 2000
+#: Characters of a body that are looked at for what is shown.
+MAX_READ = 1024 * 1024
+#: Different outcomes of a race that are shown.
+MAX_TOLD = 4
 MIN_SECRET = 4
+#: Prints a UUID, on macOS and on Linux.
+FRESH = "uuidgen || cat /proc/sys/kernel/random/uuid"
 HIDDEN = "***"
+#: Sent unless others are given. curl has its own.
+OWN_HEADERS = (("Accept", "*/*"), ("User-Agent", "semel-verify"))
 #: Headers of an answer that say something about retries.
 TELLING = ("idempotent-replayed", "retry-after", "location", "etag", "set-cookie")
 
 _UNPRINTABLE = re.compile(r"[^ -~\u00a0-\u2000\u2010-\u2027\u2030-\ud7ff\U00010000-\U0001ffff]")
 _SECRET_QUERY = re.compile(r"([?&][^=&]*(?:key|token|secret|passw|sig|auth)[^=&]*=)[^&#]*", re.IGNORECASE)
+_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _NO_NAME = re.compile(r"[^A-Za-z0-9]+")
 
 
@@ -72,8 +81,8 @@ class Teller:
 
     def curl(self, steps: Sequence[Step]) -> str:
         """Return one line for a shell that sends the same."""
-        lines = [self._line(step) for step in _joined(steps) if step.requests]
-        return "; ".join(lines)
+        line = "; ".join(self._line(step) for step in _joined(steps) if step.requests)
+        return self._with_fresh_keys(line, [request for step in steps for request in step.requests])
 
     def clean(self, text: str) -> str:
         """Return *text* without the credentials of requests that were sent."""
@@ -82,6 +91,18 @@ class Teller:
                 text = text.replace(value, HIDDEN)
             text = _SECRET_QUERY.sub(rf"\1{HIDDEN}", text)
         return text
+
+    def _with_fresh_keys(self, line: str, requests: Sequence[Request]) -> str:
+        """Put variables in place of the keys: under a key that was used, nothing would run again."""
+        headers = [header for each in requests for header in each.headers]
+        values = " ".join(value for name, value in headers if name.lower() == self._key_header)
+        keys = list(dict.fromkeys(_UUID.findall(values)))
+        if len({each.lower() for each in keys}) < len(keys):
+            return line  # Two that differ in case only are what this is about.
+        names = ["K"] if len(keys) == 1 else [f"K{number}" for number in range(1, len(keys) + 1)]
+        for name, key in zip(names, keys, strict=True):
+            line = line.replace(key, f"'${name}'")  # All headers are in single quotes.
+        return " ".join([*(f"{name}=$({FRESH});" for name in names), line])
 
     def _sent(self, step: Step) -> str:
         kinds = [(each, len(list(same))) for each, same in groupby(step.requests)]
@@ -103,7 +124,9 @@ class Teller:
     def _received(self, step: Step) -> str:
         told = [self._told(each) for each in step.outcomes]
         counted = {each: told.count(each) for each in told}
-        return "; ".join(f"{count} times {each}" if count > 1 else each for each, count in counted.items()) or "-"
+        shown = [f"{count} times {each}" if count > 1 else each for each, count in counted.items()]
+        more = [f"and {len(shown) - MAX_TOLD} others"] if len(shown) > MAX_TOLD else []
+        return "; ".join(shown[:MAX_TOLD] + more) or "-"
 
     def _told(self, outcome: Outcome) -> str:
         if not isinstance(outcome, Answer):
@@ -117,21 +140,19 @@ class Teller:
         return self.clean(", ".join(filter(None, said)))
 
     def _line(self, step: Step) -> str:
+        end = " &" if step.is_race else ";"
         lines = []
         for request, same in groupby(step.requests):
             count, line = len(list(same)), self._curl(request)
-            if step.is_race:
-                lines.append(f"for i in $(seq {count}); do {line} & done" if count > 1 else f"{line} &")
-            else:
-                lines.append(f"for i in $(seq {count}); do {line}; done" if count > 1 else line)
-        return " ".join([*lines, "wait"]) if step.is_race else "; ".join(lines)
+            lines.append(f"for i in $(seq {count}); do {line}{end} done;" if count > 1 else f"{line}{end}")
+        return " ".join([*lines, "wait"] if step.is_race else lines).rstrip(";")
 
     def _curl(self, request: Request) -> str:
         words = ["curl -si"] if request.method != "HEAD" else ["curl -sI"]
         if request.method not in {"GET", "HEAD"}:
             words.append(f"-X {request.method}")
         words.append(shlex.quote(self.clean(self.base + request.target)))
-        words += [f"-H {self._header(name, value)}" for name, value in request.headers]
+        words += [f"-H {self._header(*each)}" for each in request.headers if each not in OWN_HEADERS]
         if request.is_chunked:
             words.append("-H 'Transfer-Encoding: chunked'")
         if request.expects:
@@ -181,11 +202,10 @@ def _cookie(value: str) -> str:
 
 def _body(body: bytes) -> str:
     try:
-        text = body[: 4 * MAX_SHOWN].decode()
-    except UnicodeDecodeError as error:
-        if error.start < len(body[: 4 * MAX_SHOWN]) - 4 or len(body) <= 4 * MAX_SHOWN:
-            return f"{len(body)} bytes that are not text"
-        text = body[: error.start].decode()
+        text = body.decode()
+    except UnicodeDecodeError:
+        return f"{len(body)} bytes that are not text"
+    text = re.sub(r" {4,}", " … ", text.strip()[:MAX_READ])
     text = _UNPRINTABLE.sub(lambda match: " " if match[0] in "\r\n\t" else f"\\x{ord(match[0]):02x}", text)
-    text = re.sub(r" {4,}", " … ", text)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(body)} bytes)"
+    shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+    return shown if len(body) <= MAX_SHOWN else f"{shown} ({len(body)} bytes)"

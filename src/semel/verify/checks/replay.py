@@ -129,7 +129,7 @@ async def _replay(lab: Lab) -> None:
     runs = await lab.runs(watch, [first, again, *answers], 1)
     differing = [each for each in answers if not is_replay_of(again, each)]
     is_fine = runs.count == 1 and not differing
-    bad = f"of {REPLAYS} retries, {len(differing)} got another answer than the first retry; {runs.how}."
+    bad = f"Of {REPLAYS} retries, {len(differing)} got another answer than the first retry; {runs.how}."
     lab.judge(MANY, ok=is_fine, good=f"{REPLAYS} retries got one answer; {runs.how}.", bad=bad)
 
 
