@@ -18,6 +18,8 @@ ACCOUNT = ("X-Account", "alice")
 OTHER = (("X-Account", "bob"),)
 BODY = b'{"amount": 500}'
 HANG_SECONDS = 20.0
+#: What was said before each verification: how many operations it creates at most, and if keys are not honoured.
+bounds: list[tuple[int, int]] = []
 
 
 async def verified(
@@ -41,7 +43,10 @@ async def verified(
     effects: Counter | None = counter(count, target.base, (ACCOUNT,), target.client_for) if count else None
     lab = Lab(target.client, asked, settings, effects, Teller(target.origin, key_header="Idempotency-Key"))
     checks = runner.chosen(only, skip)
-    return await runner.verify(lab, runner.plan(lab, checks), checks, effects)
+    plan = runner.plan(lab, checks)
+    report = await runner.verify(lab, plan, checks, effects)
+    bounds.append((plan.creates, plan.sends))
+    return report
 
 
 def verdicts(report: Report) -> dict[str, str]:

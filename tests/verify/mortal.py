@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 #: A request is under way for so long that a kill meets it.
-HANDLER_SECONDS = 0.25
-LEASE_SECONDS = 0.4
+HANDLER_SECONDS = 0.15
+LEASE_SECONDS = 0.3
 
 mode, folder = sys.argv[1], Path(sys.argv[2])
 in_memory: dict[str, bytes] = {}

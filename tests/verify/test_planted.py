@@ -8,7 +8,7 @@ import pytest
 from semel.verify.message import Request
 from semel.verify.model import Verdict
 from semel.verify.runner import CHECKS
-from tests.verify.asking import ACCOUNT, told, verdicts, verified
+from tests.verify.asking import ACCOUNT, bounds, told, verdicts, verified
 from tests.verify.planted import Planted, served
 
 
@@ -66,8 +66,13 @@ IN_STRIPES_FORM = [("key-burnt-by-invalid", "invalid-frees-key"), ("errors-not-k
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with served(Planted(), dates=False) as found:
+def planted() -> Planted:
+    return Planted()
+
+
+@pytest.fixture(scope="module")
+def url(planted: Planted) -> Iterator[str]:
+    with served(planted, dates=False) as found:
         yield found
 
 
@@ -89,14 +94,22 @@ async def test_planted_into_stripes_form(url: str, bug: str, check: str) -> None
     assert verdicts(await verified(f"{url}/{bug}", check, profile="stripe", failing=failing(bug))) == {check: "fail"}
 
 
-async def test_correct(url: str) -> None:
-    """A correct API fails no check, and all that apply to it are decided."""
+async def test_correct(url: str, planted: Planted) -> None:
+    """A correct API fails no check, all that apply to it are decided, and no more is created than was said."""
     report = await verified(f"{url}/correct", failing=failing("correct"))
     assert told(report, Verdict.FAIL) == {}
     assert told(report, Verdict.INCONCLUSIVE) == {}
     assert len(report.findings) > 60
     names = {each.check.name for each in report.findings} | {each.check.name for each in report.not_run}
     assert names == {each.name for each in CHECKS}
+    assert len(planted.shops["correct"].payments) <= bounds[-1][0]
+
+
+async def test_keys_ignored(url: str, planted: Planted) -> None:
+    """An API that ignores keys fails most checks, and what it creates is within the bound that was said for that."""
+    report = await verified(f"{url}/keys-ignored", skip=["replay-date"])
+    assert len(told(report, Verdict.FAIL)) > 25
+    assert len(planted.shops["keys-ignored"].payments) <= bounds[-1][1]
 
 
 async def test_correct_without_a_counter(url: str) -> None:
