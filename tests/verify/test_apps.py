@@ -16,6 +16,8 @@ from semel import Policy
 from semel.asgi import IdempotencyMiddleware
 from semel.fastapi import Idempotent, install
 from semel.verify.model import Verdict
+from semel.verify.request_file import parse
+from tests.docs.served import ROOT, load
 from tests.kit.servers import NoServerBinary
 from tests.kit.servers.programs import EXPRESS
 from tests.verify.asking import told, verdicts, verified
@@ -74,6 +76,18 @@ async def test_semel_per_route(tmp_path: Path) -> None:
     with served(app) as url:
         report = await verified(url, count=None, skip=["replay-date"])
     assert told(report, Verdict.FAIL) == {}
+
+
+async def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request of the page on verifying is read, and the first program of the README passes with it."""
+    page = (ROOT / "docs" / "how-to" / "verify-an-api.md").read_text()
+    shown = page.partition("```http\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    with served(load("quickstart").app) as url:
+        given = parse(shown.encode(), {})
+        report = await verified(url, "replay-*", "race-*", "key-*", count=None, skip=["replay-date"], request=given)
+    assert report.verdict is Verdict.PASS, report.findings
+    assert "$.payment compared" in report.evidence
 
 
 async def test_flask_without_semel() -> None:

@@ -92,7 +92,12 @@ def verify(  # noqa: PLR0917 - typer makes an option of each
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option("--header", "-H", metavar="'NAME: VALUE'", help="A header of the request. Repeatable."),
+        typer.Option(
+            "--header",
+            "-H",
+            metavar="'NAME: VALUE'",
+            help="A header of the request, or a vendor as in --key-header. Repeatable.",
+        ),
     ] = None,
     key_header: Annotated[
         str | None,
