@@ -167,7 +167,8 @@ def test_curl_lines_can_be_run() -> None:
         (Answer(422, PROBLEM, b'{"type": "https://a/b", "status": 400}'), False),
         (Answer(422, PROBLEM, b'{"title": "no"}'), False),
         (Answer(422, PROBLEM, b"no"), False),
-        (Answer(422, JSON, b'{"type": "https://a/b"}'), False),
+        (Answer(422, JSON, b'{"code": "key-reused"}'), True),
+        (Answer(422, JSON, b'{"detail": "no"}'), False),
     ],
 )
 def test_problems(answer: Answer, is_fine: bool) -> None:

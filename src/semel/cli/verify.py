@@ -96,7 +96,7 @@ def verify(  # noqa: PLR0917 - typer makes an option of each
             "--header",
             "-H",
             metavar="'NAME: VALUE'",
-            help="A header of the request, or a vendor as in --key-header. Repeatable.",
+            help="A header of the request; or a vendor. Repeatable.",
         ),
     ] = None,
     key_header: Annotated[
@@ -139,13 +139,13 @@ def verify(  # noqa: PLR0917 - typer makes an option of each
     timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="How long an answer may take.")] = "10s",
     settle: Annotated[
         str, typer.Option("--settle", metavar="TIME", help="How long an effect may take until it is counted.")
-    ] = "100ms",
+    ] = "50ms",
     patience: Annotated[
         str, typer.Option("--patience", metavar="TIME", help="How long an operation may be in progress.")
     ] = "15s",
     recovery: Annotated[
         str, typer.Option("--recovery", metavar="TIME", help="The same after a crash: longer than the server's lease.")
-    ] = "2m",
+    ] = "45s",
     *,
     insecure: Annotated[bool, typer.Option("--insecure", help="Accept any certificate.")] = False,
     show_credentials: Annotated[

@@ -8,6 +8,8 @@ from semel.verify.message import Answer
 from semel.verify.model import Profile
 
 PROBLEM = "application/problem+json"
+#: Members of a JSON object that name an error, whatever its shape.
+TELLING = ("type", "code", "error", "error_code", "errors")
 
 
 def fault_of(profile: Profile, answer: Answer) -> str | None:
@@ -25,7 +27,11 @@ def fault_of(profile: Profile, answer: Answer) -> str | None:
 def _fault_of_problem(answer: Answer, content: object) -> str | None:
     if answer.media_type != PROBLEM:
         linked = any("describedby" in each or "help" in each for each in answer.all("link"))
-        return None if linked else f"The {answer.status} is {answer.media_type or 'without a type'}, not {PROBLEM}."
+        # The draft recommends problems; an error of another shape will do if a program can tell what it is.
+        is_told = isinstance(content, dict) and any(content.get(each) for each in TELLING)
+        if linked or is_told:
+            return None
+        return f"The {answer.status} is {answer.media_type or 'without a type'}, not {PROBLEM}, and has no code."
     if not isinstance(content, dict):
         return f"The {answer.status} says that it is a problem, and its body is no JSON object."
     status, kind = content.get("status"), content.get("type", "about:blank")

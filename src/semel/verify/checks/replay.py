@@ -28,8 +28,9 @@ RESULT_HEADERS = (
     *("content-encoding", "content-disposition", "cache-control"),
 )
 REPLAYS = 4
-#: Two dates of a clock with whole seconds are different after this time.
-DATE_SECONDS = 1.1
+#: Two dates with whole seconds are different after the first of these. Servers keep a date for some time, and a busy
+#: one longer: so a replay with the date of the first is asked for again.
+DATE_SECONDS = (1.1, 2.5, 4.0)
 
 ONE_EFFECT = Check(
     "replay-one-effect",
@@ -123,7 +124,13 @@ async def _replay(lab: Lab) -> None:
     first = await lab.first(request)
     lab.early = request, first, time.monotonic()
     again = await lab.answered(request)
-    _judge_effect(lab, first, again, await lab.runs(watch, [first, again], 1))
+    try:
+        runs = await lab.runs(watch, [first, again], 1)
+    except Undecided as undecided:
+        lab.doubt = str(undecided)
+        _judge_answer(lab, first, again)
+        raise
+    _judge_effect(lab, first, again, runs)
     _judge_answer(lab, first, again)
     answers = [await lab.answered(request) for _ in range(REPLAYS - 1)]
     runs = await lab.runs(watch, [first, again, *answers], 1)
@@ -270,8 +277,11 @@ async def _date(lab: Lab) -> None:
         request = lab.keyed(lab.new_key())
         lab.early = request, await lab.first(request), time.monotonic()
     request, first, at = lab.early
-    await asyncio.sleep(max(at + DATE_SECONDS - time.monotonic(), 0))
-    again = await lab.answered(request)
+    for pause in DATE_SECONDS:
+        await asyncio.sleep(max(at + pause - time.monotonic(), 0))
+        again = await lab.answered(request)
+        if again.header("date") != first.header("date"):
+            break
     dates = first.header("date"), again.header("date")
     if not all(dates):
         raise Undecided("An answer has no Date.")
@@ -279,7 +289,7 @@ async def _date(lab: Lab) -> None:
         DATE,
         ok=dates[0] != dates[1],
         good=f"The first has {dates[0]}, the replay {dates[1]}.",
-        bad=f"The replay has the Date of the first answer, {dates[0]}, more than a second later.",
+        bad=f"The replay has the Date of the first answer, {dates[0]}, {DATE_SECONDS[-1]:g} s later.",
     )
 
 
@@ -318,4 +328,4 @@ EXPERIMENTS = (
     Experiment(_unicode, (UNICODE,), creates=1, sends=2, reason_against=_no_text),
 )
 #: A date has whole seconds, so this one comes at the end, when time has passed by itself.
-LAST = (Experiment(_date, (DATE,), creates=1, sends=2),)
+LAST = (Experiment(_date, (DATE,), creates=1, sends=1 + len(DATE_SECONDS)),)
