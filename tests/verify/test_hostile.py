@@ -1,6 +1,8 @@
 """Servers that hang, close early, lie about lengths or answer nonsense: each gets a reason, and none an exception."""
 
 import asyncio
+import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from semel.errors import ConfigurationError
-from semel.verify.connection import MAX_BODY, Client, Place
+from semel.verify.connection import MAX_BODY, Client, Place, connected, tls
 from semel.verify.message import Answer, NoAnswer, Outcome, Request
 from semel.verify.model import Verdict
 from tests.verify.asking import told, verified
+from tests.webhooks.test_guarding import certificate
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -19,7 +22,7 @@ POST = Request("POST", "/payments", (), b"{}")
 
 
 @asynccontextmanager
-async def talking(talk: Talk) -> AsyncIterator[int]:
+async def talking(talk: Talk, secured: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     """Serve each connection with *talk*; yields the port."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -30,7 +33,7 @@ async def talking(talk: Talk) -> AsyncIterator[int]:
         finally:
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "localhost", 0, family=socket.AF_INET, ssl=secured)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
@@ -170,6 +173,22 @@ async def test_a_race_is_released_together() -> None:
         outcomes = await Client(Place("127.0.0.1", port), 5).race([Request("POST", "/", (), body) for body in bodies])
     assert all(isinstance(each, Answer) for each in outcomes)
     assert (most, early) == (8, 0)
+
+
+async def test_tls(tmp_path: Path) -> None:
+    """TLS works in races too; a certificate that is not trusted is told, and accepted only if that is asked for."""
+    serves, trusts = certificate(tmp_path, "localhost")
+    ok = saying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+    async with talking(ok, serves) as port:
+        trusting = Client(Place("localhost", port, trusts), 5)
+        outcomes = [await trusting.send(POST), *await trusting.race([POST] * 3)]
+        assert [each.body for each in outcomes if isinstance(each, Answer)] == [b"ok"] * 4
+        careless = await Client(Place("localhost", port, tls(is_checked=False)), 5).send(POST)
+        assert isinstance(careless, Answer)
+        with pytest.raises(ConfigurationError, match="certificate is not valid"):
+            await connected(Client(Place("localhost", port, tls(is_checked=True)), 5), "https://localhost")
+        plain = await Client(Place("localhost", port), 5).send(POST)
+        assert isinstance(plain, NoAnswer)
 
 
 @pytest.mark.parametrize(

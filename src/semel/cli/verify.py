@@ -186,7 +186,6 @@ def verify(  # noqa: PLR0917 - typer makes an option of each
         teller = Teller(
             given.target.origin,
             key_header=given.key_header.name,
-            secrets=given.secrets,
             shows_credentials=show_credentials,
         )
         effects = counter(count, given.target.base, lab_request.headers, given.target.client_for) if count else None
@@ -229,8 +228,6 @@ class _Given:
         self.found = described.request if described else None
         name = key_header or next(iter(presets), None) or (described.key_header if described else None)
         self.key_header = target.key_header(name) if name else KeyHeader()
-        #: Of names that were typed; those that look like credentials are known anyway.
-        self.secrets: tuple[str, ...] = ()
 
     def prepared(self, file: Path | None) -> Any:
         """Return the request in *file*, for this server and with the headers that were typed."""

@@ -102,6 +102,11 @@ class Connection:
         body = await self._body(status, headers)
         return Answer(status, headers, body, time.perf_counter() - self._started)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the server has hung up."""
+        return self._stream is None or self._stream.transport.is_closing() or self._reader.at_eof()
+
     def abort(self) -> None:
         """Hang up at once, whatever is under way."""
         if self._first is not None:
@@ -242,6 +247,11 @@ class Client:
         await asyncio.sleep(after)
         connection.abort()
         return NoAnswer("the client hung up" if is_whole else "the client hung up before the last byte")
+
+    async def opened(self) -> Connection | None:
+        """Return a connection on which nothing is sent; None if there is none to be had."""
+        connection = Connection(self.place, Request("GET", "/"))
+        return None if await self._opened(connection) else connection
 
     async def is_up(self) -> bool:
         """Whether the server accepts connections."""

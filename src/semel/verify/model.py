@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from semel.core.key import DEFAULT_MAX_LENGTH
@@ -108,8 +108,6 @@ class Report:
     evidence: str
     findings: tuple[Finding, ...]
     not_run: tuple[NotRun, ...] = ()
-    #: What the reader should know about the run as a whole.
-    remarks: tuple[str, ...] = field(default=())
 
     def count(self, verdict: Verdict) -> int:
         """Return how many checks have come to *verdict*."""

@@ -48,21 +48,18 @@ class Step:
 
 
 class Teller:
-    """Tells steps, for one server. *secrets* are names of headers with credentials, beside those that look so."""
+    """Tells steps, for one server."""
 
-    def __init__(
-        self, base: str, *, key_header: str, secrets: Sequence[str] = (), shows_credentials: bool = False
-    ) -> None:
+    def __init__(self, base: str, *, key_header: str, shows_credentials: bool = False) -> None:
         self.base = base
         self._key_header = key_header.lower()
-        self._secrets = frozenset(each.lower() for each in secrets)
         self._shows = shows_credentials
         self._values: set[str] = set()
 
     def is_secret(self, name: str) -> bool:
         """Whether the header *name* holds a credential."""
         lowered = name.lower()
-        return lowered != self._key_header and (lowered in self._secrets or looks_secret(lowered))
+        return lowered != self._key_header and looks_secret(lowered)
 
     def learn(self, request: Request) -> None:
         """Remember the credentials of *request*, so that they are left out wherever they turn up."""
