@@ -105,6 +105,8 @@ class Shop:
             return await self.handled(asked)
         if self.has("chunked-unguarded") and asked.one("content-length") is None:
             return await self.handled(asked)
+        if self.has("few-at-once") and sum(each.reply is None for each in self.records.values()):
+            return Reply(429)
         name = (account, key)
         if self.has("body-is-the-key"):
             name = (account, asked.body.hex())

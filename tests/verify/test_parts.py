@@ -101,6 +101,14 @@ async def test_counting_by_sql(tmp_path: Path) -> None:
         by("DELETE FROM payments")
 
 
+@pytest.mark.parametrize("address, sent", [("/n", "sesame"), ("http://here:1/n", "sesame"), ("http://there:1/n", None)])
+def test_credentials_stay_with_their_server(address: str, sent: str | None) -> None:
+    """A counter on another server is asked without the credentials of the first."""
+    target = Target("http://here:1", timeout=1)
+    counts: Any = counter(f"{address}#n", target.base, (("Authorization", "sesame"),), target.client_for)
+    assert counts._request.header("authorization") == sent
+
+
 async def test_counting_on_postgres(postgres_url: str) -> None:
     """PostgreSQL is asked in a transaction that can't write, and its password is not in the report."""
     target = Target("http://127.0.0.1", timeout=1)

@@ -120,6 +120,13 @@ async def test_correct_without_a_counter(url: str) -> None:
     assert report.evidence.startswith("no counter: Location is compared")
 
 
+async def test_limits(url: str) -> None:
+    """A server that refuses what comes too fast is not accused of anything by that."""
+    report = await verified(f"{url}/few-at-once", "race-*", "busy-*", "other-body-in-flight")
+    assert told(report, Verdict.FAIL) == {}
+    assert set(told(report, Verdict.INCONCLUSIVE)) >= {"busy-status", "other-body-in-flight"}
+
+
 async def test_deterministic(url: str) -> None:
     """A handler with the same answer to every operation proves nothing without a counter, and that is said."""
     report = await verified(f"{url}/deterministic", "replay-*", "race-*", count=None, skip=["replay-date"])

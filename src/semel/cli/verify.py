@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from enum import StrEnum
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -312,14 +312,16 @@ def _show_table(report: Report, *, is_detailed: bool) -> None:
 
 
 def _rows(report: Report) -> Iterator[tuple[Verdict, str, str]]:
-    """Yield a row for each check; one for many that are inconclusive for the same reason."""
-    for (verdict, reason), group in groupby(report.findings, key=lambda each: (each.verdict, each.reason)):
-        some = list(group)
-        if verdict is Verdict.INCONCLUSIVE and len(some) > MAX_ALIKE:
-            yield verdict, some[0].check.name, reason
-            yield verdict, f"and {len(some) - 1} more", "For the same reason."
-        else:
-            yield from ((verdict, each.check.name, reason) for each in some)
+    """Yield a row for each check; two for many that are inconclusive for the same reason."""
+    counted = Counter(each.reason for each in report.findings if each.verdict is Verdict.INCONCLUSIVE)
+    told: set[str] = set()
+    for each in report.findings:
+        if each.verdict is not Verdict.INCONCLUSIVE or counted[each.reason] <= MAX_ALIKE:
+            yield each.verdict, each.check.name, each.reason
+        elif each.reason not in told:
+            told.add(each.reason)
+            yield each.verdict, each.check.name, each.reason
+            yield each.verdict, f"and {counted[each.reason] - 1} more", "For the same reason."
 
 
 def _list() -> None:
@@ -332,9 +334,9 @@ def _list() -> None:
 
 
 def _noun(path: str) -> str:
-    """Return what a path such as ``/v1/payments`` is about."""
+    """Return what a path such as ``/v1/payments`` makes, as its last plural says."""
     words = [each for each in path.partition("?")[0].split("/") if each.isascii() and each.isalpha()]
-    return safe(words[-1]) if words else "operations"
+    return words[-1] if words and words[-1].endswith("s") else "operations"
 
 
 def _interval(rate: float | None, *, is_local: bool) -> float:

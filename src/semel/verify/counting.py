@@ -108,8 +108,10 @@ def counter(text: str, base: str, headers: Headers, client_for: Callable[[str], 
     if not fragment.lower().startswith("header:"):
         fragment = _path(fragment)
     client, target = client_for(address)
+    # Credentials are for the server that they were given for.
+    sent = headers if urlsplit(base).netloc == client.place.authority else ()
     shown = urlunsplit(urlsplit(address)._replace(netloc=client.place.authority, query=""))
-    return WebCounter(f"{shown}#{fragment}", client, Request("GET", target, headers), fragment)
+    return WebCounter(f"{shown}#{fragment}", client, Request("GET", target, sent).lacking("content-type"), fragment)
 
 
 def at(content: Any, path: str) -> Any:

@@ -133,11 +133,7 @@ class Lab:
 
     async def send(self, request: Request) -> Outcome:
         """Send *request*. One that is told that there are too many is sent once more, later."""
-        await self._pace()
-        outcome = await self.client.send(request)
-        if isinstance(outcome, Answer) and outcome.status == TOO_MANY:
-            await asyncio.sleep(min(_seconds(outcome.header("retry-after")), MAX_PAUSE))
-            outcome = await self.client.send(request)
+        outcome = await self._sent(request)
         self._record(Step((request,), (outcome,)))
         return outcome
 
@@ -288,7 +284,7 @@ class Lab:
         if self._other is None:
             tried = []
             for each in islice(others(self.request), MAX_TRIED):
-                answer = await self.client.send(self.keyed(self.new_key(), each))
+                answer = await self._sent(self.keyed(self.new_key(), each))
                 if isinstance(answer, NoAnswer):
                     raise Undecided(f"There is no answer to another body: {answer.reason}.")
                 if answer.is_success:
@@ -353,6 +349,14 @@ class Lab:
 
     def _record(self, step: Step) -> None:
         self._steps.append(step)
+
+    async def _sent(self, request: Request) -> Outcome:
+        await self._pace()
+        outcome = await self.client.send(request)
+        if isinstance(outcome, Answer) and outcome.status == TOO_MANY:
+            await asyncio.sleep(min(_seconds(outcome.header("retry-after")), MAX_PAUSE))
+            outcome = await self.client.send(request)
+        return outcome
 
     async def _pace(self) -> None:
         wait = self._sent_at + self.settings.interval - time.monotonic()

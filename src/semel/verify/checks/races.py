@@ -9,7 +9,7 @@ from functools import partial
 
 from semel.verify.checks.base import DRAFT, Experiment, is_refusal, is_replay_of, is_server_error, said
 from semel.verify.checks.refusals import fault_of
-from semel.verify.lab import BUSY, Lab
+from semel.verify.lab import BUSY, TOO_MANY, Lab
 from semel.verify.message import Answer, NoAnswer, Outcome, Request
 from semel.verify.model import Check, Undecided
 
@@ -21,8 +21,6 @@ DUPLICATES = 3
 TRIES = 6
 PAIRS = 4
 UNAVAILABLE = 503
-#: What a client may be told by a server that will not serve it now.
-LATER = frozenset({BUSY, 425, 429, UNAVAILABLE})
 
 RACES = tuple(
     Check(
@@ -119,6 +117,7 @@ async def _busy(lab: Lab) -> None:
     for _ in range(ROUNDS):
         request = lab.keyed(lab.new_key())
         outcomes = await lab.race([request] * (1 + DUPLICATES), _delays(lab))
+        _must_not_be_limited(outcomes)
         refusals = [each for each in outcomes if isinstance(each, Answer) and not each.is_success]
         if refusals:
             break
@@ -168,6 +167,7 @@ async def _in_flight(lab: Lab) -> None:
         # By turns: a request that is refused as busy shows that the first still ran when those before it came.
         requests = [lab.keyed(key), lab.keyed(key, other)] * PAIRS
         outcomes = await lab.race(requests, _delays(lab, len(requests) - 1, 0.5**number))
+        _must_not_be_limited(outcomes)
         winners = {each.body for each, got in zip(requests, outcomes, strict=True) if _has_won(got)}
         if not winners:
             continue
@@ -184,6 +184,12 @@ async def _in_flight(lab: Lab) -> None:
             lab.passed(IN_FLIGHT, f"While the first runs, another body gets {_statuses(strangers)}.")
             return
     raise Undecided("No request met another one that still ran. A slower request would show it.")
+
+
+def _must_not_be_limited(outcomes: Sequence[Outcome]) -> None:
+    for each in outcomes:
+        if _is(each, TOO_MANY) or (_is(each, UNAVAILABLE) and isinstance(each, Answer) and each.header("retry-after")):
+            raise Undecided(f"The server does not take that many requests at once: {_statuses(outcomes)}.")
 
 
 def _has_won(outcome: Outcome) -> bool:
