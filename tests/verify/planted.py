@@ -147,8 +147,8 @@ class Shop:
         if record.reply is None:
             more = [] if self.has("no-retry-after") else [("retry-after", "1")]
             reply = problem(409, "in-progress", *more)
-            if self.has("busy-without-problem"):
-                reply = Reply(409, b"busy", more)
+            if self.has("busy-without-body"):
+                reply = Reply(409, b"", more)
             if self.has("busy-is-425"):
                 reply.status = 425
             if self.has("busy-kept"):
@@ -166,6 +166,8 @@ class Shop:
             self.records.pop(name, None)
         if self.has("mismatch-is-409"):
             return problem(409, "key-reused")
+        if self.has("mismatch-with-a-wrong-problem"):
+            return Reply(422, problem(400, "key-reused").content, [("content-type", "application/problem+json")])
         if self.has("mismatch-without-problem"):
             return Reply(422, b'{"detail": "no"}', [("content-type", "application/json")])
         return problem(422, "key-reused")
@@ -177,8 +179,8 @@ class Shop:
         if len(lines) > 1 and not self.has("two-keys-joined"):
             raise Refused(problem(400, "two-keys"))
         line = ", ".join(lines).strip()
-        if self.has("empty-key-passes") and not line:
-            return None
+        if self.has("empty-key-passes", "empty-key-shared") and not line:
+            return "empty" if self.has("empty-key-shared") else None
         if self.has("malformed-is-500") and line.count('"') == 1:
             raise Refused(Reply(500, b"Traceback"))
         if self.has("opaque-keys"):

@@ -147,6 +147,9 @@ def verify(  # noqa: PLR0917 - typer makes an option of each
         str, typer.Option("--recovery", metavar="TIME", help="The same after a crash: longer than the server's lease.")
     ] = "45s",
     *,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="The letter of the standards, and what they only recommend.")
+    ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Accept any certificate.")] = False,
     show_credentials: Annotated[
         bool, typer.Option("--show-credentials", help="Print credentials in the report, as they were sent.")
@@ -175,6 +178,7 @@ def verify(  # noqa: PLR0917 - typer makes an option of each
             profile=PROFILES[profile],
             key_header=given.key_header,
             other=tuple(map(target.header, other_header or [])),
+            is_strict=strict,
             restart_cmd=restart_cmd,
             other_request=given.prepared(other_request),
             failing=given.prepared(failing_request),

@@ -47,6 +47,8 @@ class Settings:
     key_header: KeyHeader = field(default_factory=KeyHeader)
     #: Headers of a second principal, in place of those of the same names.
     other: tuple[tuple[str, str], ...] = ()
+    #: Whether the letter of RFC 9651 is asked for.
+    is_strict: bool = False
     restart_cmd: str | None = None
     #: A request for another operation of the same kind, and one that the handler answers with an error.
     other_request: Request | None = None

@@ -12,11 +12,11 @@ PROBLEM = "application/problem+json"
 TELLING = ("type", "code", "error", "error_code", "errors")
 
 
-def fault_of(profile: Profile, answer: Answer) -> str | None:
-    """Say what is wrong with the body of a refusal; None if it can be told by a program what it is."""
+def fault_of(profile: Profile, answer: Answer, *, is_strict: bool) -> str | None:
+    """Say what is wrong with the body of a refusal; None if it says what it is: strictly, to a program."""
     content = answer.json()
     if profile.has_problems:
-        return _fault_of_problem(answer, content)
+        return _fault_of_problem(answer, content, is_strict=is_strict)
     error = content.get("error") if isinstance(content, dict) else None
     if not isinstance(error, dict):
         return f'The {answer.status} has no body such as {{"error": {{"type": …}}}}.'
@@ -24,14 +24,14 @@ def fault_of(profile: Profile, answer: Answer) -> str | None:
     return None if isinstance(kind, str) and kind else f"The error of the {answer.status} has no type."
 
 
-def _fault_of_problem(answer: Answer, content: object) -> str | None:
+def _fault_of_problem(answer: Answer, content: object, *, is_strict: bool) -> str | None:
     if answer.media_type != PROBLEM:
         linked = any("describedby" in each or "help" in each for each in answer.all("link"))
-        # The draft recommends problems; an error of another shape will do if a program can tell what it is.
+        # The draft recommends problems. An error of another shape will do if it tells what it is.
         is_told = isinstance(content, dict) and any(content.get(each) for each in TELLING)
-        if linked or is_told:
+        if linked or is_told or (answer.body.strip() and not is_strict):
             return None
-        return f"The {answer.status} is {answer.media_type or 'without a type'}, not {PROBLEM}, and has no code."
+        return f"The {answer.status} is {answer.media_type or 'without a type'}, not {PROBLEM}, and names no error."
     if not isinstance(content, dict):
         return f"The {answer.status} says that it is a problem, and its body is no JSON object."
     status, kind = content.get("status"), content.get("type", "about:blank")
