@@ -138,7 +138,7 @@ SECRET = Request(
     ),
     b'{"a": "it\'s"}',
 )
-ECHO = Answer(401, (("Set-Cookie", "session=hijklmn; Path=/"),), b'{"token": "sesame-open"}')
+ECHO = Answer(401, (("Set-Cookie", "session=hijklmn; Path=/"),), b'{"token": "sesame-open", "you": "abcdefg"}')
 
 
 def test_credentials_are_not_told() -> None:

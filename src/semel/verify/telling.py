@@ -65,7 +65,8 @@ class Teller:
         """Remember the credentials of *request*, so that they are left out wherever they turn up."""
         for name, value in request.headers:
             if self.is_secret(name):
-                self._values.update(each for each in (value, *value.split()) if len(each) >= MIN_SECRET)
+                cookies = [each.partition("=")[2].strip() for each in value.split(";")] if "=" in value else []
+                self._values.update(each for each in (value, *value.split(), *cookies) if len(each) >= MIN_SECRET)
         self._values -= {"Bearer", "Basic", "Digest", "Token"}
 
     def sent(self, steps: Sequence[Step]) -> str:
