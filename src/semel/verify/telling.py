@@ -1,0 +1,209 @@
+"""What was sent and what came, in words and as a line for a shell. Credentials are left out, unless they are asked for.
+Nothing is sent or judged here.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from semel.core.credentials import looks_secret
+from semel.verify.message import WIRE, Answer, Outcome, Request
+
+#: Characters of a body that are shown: enough to recognise it.
+MAX_SHOWN = 160
+#: A body that is longer is not put into a line for a shell.
+MAX_PASTED = 2000
+#: Characters of a body that are looked at for what is shown.
+MAX_READ = 1024 * 1024
+#: Different outcomes of a race that are shown.
+MAX_TOLD = 4
+MIN_SECRET = 4
+#: Prints a UUID, on macOS and on Linux.
+FRESH = "uuidgen || cat /proc/sys/kernel/random/uuid"
+HIDDEN = "***"
+#: Sent unless others are given. curl has its own.
+OWN_HEADERS = (("Accept", "*/*"), ("User-Agent", "semel-verify"))
+#: Headers of an answer that say something about retries.
+TELLING = ("idempotent-replayed", "retry-after", "location", "etag", "set-cookie")
+
+_UNPRINTABLE = re.compile(r"[^ -~\u00a0-\u2000\u2010-\u2027\u2030-\ud7ff\U00010000-\U0001ffff]")
+_SECRET_QUERY = re.compile(r"([?&][^=&]*(?:key|token|secret|passw|sig|auth)[^=&]*=)[^&#]*", re.IGNORECASE)
+_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_NO_NAME = re.compile(r"[^A-Za-z0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Requests that were sent one by one, or all at once, and what came."""
+
+    requests: tuple[Request, ...]
+    outcomes: tuple[Outcome, ...]
+    is_race: bool = False
+    #: What else there is to say: that the client hung up, or that the server was restarted.
+    note: str = ""
+
+
+class Teller:
+    """Tells steps, for one server."""
+
+    def __init__(self, base: str, *, key_header: str, shows_credentials: bool = False) -> None:
+        self.base = base
+        self._key_header = key_header.lower()
+        self._shows = shows_credentials
+        self._values: set[str] = set()
+
+    def is_secret(self, name: str) -> bool:
+        """Whether the header *name* holds a credential."""
+        lowered = name.lower()
+        return lowered != self._key_header and looks_secret(lowered)
+
+    def learn(self, request: Request) -> None:
+        """Remember the credentials of *request*, so that they are left out wherever they turn up."""
+        for name, value in request.headers:
+            if self.is_secret(name):
+                cookies = [each.partition("=")[2].strip() for each in value.split(";")] if "=" in value else []
+                self._values.update(each for each in (value, *value.split(), *cookies) if len(each) >= MIN_SECRET)
+        self._values -= {"Bearer", "Basic", "Digest", "Token"}
+
+    def sent(self, steps: Sequence[Step]) -> str:
+        """Say what was sent, one line for each step."""
+        return "\n".join(f"{number}. {self._sent(step)}" for number, step in enumerate(steps, 1))
+
+    def received(self, steps: Sequence[Step]) -> str:
+        """Say what came, one line for each step."""
+        return "\n".join(f"{number}. {self._received(step)}" for number, step in enumerate(steps, 1))
+
+    def curl(self, steps: Sequence[Step]) -> str:
+        """Return one line for a shell that sends the same."""
+        line = "; ".join(self._line(step) for step in _joined(steps) if step.requests)
+        return self._with_fresh_keys(line, [request for step in steps for request in step.requests])
+
+    def clean(self, text: str) -> str:
+        """Return *text* without the credentials of requests that were sent."""
+        if not self._shows:
+            for value in sorted(self._values, key=len, reverse=True):
+                text = text.replace(value, HIDDEN)
+            text = _SECRET_QUERY.sub(rf"\1{HIDDEN}", text)
+        return text
+
+    def _with_fresh_keys(self, line: str, requests: Sequence[Request]) -> str:
+        """Put variables in place of the keys: under a key that was used, nothing would run again."""
+        headers = [header for each in requests for header in each.headers]
+        values = " ".join(value for name, value in headers if name.lower() == self._key_header)
+        keys = list(dict.fromkeys(_UUID.findall(values)))
+        if len({each.lower() for each in keys}) < len(keys):
+            return line  # Two that differ in case only are what this is about.
+        names = ["K"] if len(keys) == 1 else [f"K{number}" for number in range(1, len(keys) + 1)]
+        for name, key in zip(names, keys, strict=True):
+            line = line.replace(key, f"'${name}'")  # All headers are in single quotes.
+        return " ".join([*(f"{name}=$({FRESH});" for name in names), line])
+
+    def _sent(self, step: Step) -> str:
+        kinds = [(each, len(list(same))) for each, same in groupby(step.requests)]
+        parts = [self._described(request) + (f" ({count} times)" if count > 1 else "") for request, count in kinds]
+        text = " + ".join(parts) + (", all at once" if step.is_race else "")
+        return self.clean(" ".join(filter(None, [text, step.note and f"[{step.note}]"])))
+
+    def _described(self, request: Request) -> str:
+        keys = [f"{name}: {_shown(value)}" for name, value in request.headers if name.lower() == self._key_header]
+        said = [f"{request.method} {request.target}", *(keys or ["no key"])]
+        if request.body:
+            said.append(_body(request.body))
+        if request.is_chunked:
+            said.append("chunked")
+        if request.expects:
+            said.append("Expect: 100-continue")
+        return ", ".join(said)
+
+    def _received(self, step: Step) -> str:
+        told = [self._told(each) for each in step.outcomes]
+        counted = {each: told.count(each) for each in told}
+        shown = [f"{count} times {each}" if count > 1 else each for each, count in counted.items()]
+        more = [f"and {len(shown) - MAX_TOLD} others"] if len(shown) > MAX_TOLD else []
+        return "; ".join(shown[:MAX_TOLD] + more) or "-"
+
+    def _told(self, outcome: Outcome) -> str:
+        if not isinstance(outcome, Answer):
+            return f"no answer: {self.clean(outcome.reason)}"
+        said = [str(outcome.status), outcome.media_type]
+        for name in TELLING:
+            for value in outcome.all(name):
+                said.append(f"{name}: {_cookie(value) if name == 'set-cookie' else _shown(value)}")  # noqa: PERF401 - two loops in one line are harder to read
+        if outcome.body:
+            said.append(_body(outcome.body))
+        return self.clean(", ".join(filter(None, said)))
+
+    def _line(self, step: Step) -> str:
+        end = " &" if step.is_race else ";"
+        lines = []
+        for request, same in groupby(step.requests):
+            count, line = len(list(same)), self._curl(request)
+            lines.append(f"for i in $(seq {count}); do {line}{end} done;" if count > 1 else f"{line}{end}")
+        return " ".join([*lines, "wait"] if step.is_race else lines).rstrip(";")
+
+    def _curl(self, request: Request) -> str:
+        words = ["curl -si"] if request.method != "HEAD" else ["curl -sI"]
+        if request.method not in {"GET", "HEAD"}:
+            words.append(f"-X {request.method}")
+        words.append(shlex.quote(self.clean(self.base + request.target)))
+        words += [f"-H {self._header(*each)}" for each in request.headers if each not in OWN_HEADERS]
+        if request.is_chunked:
+            words.append("-H 'Transfer-Encoding: chunked'")
+        if request.expects:
+            words.append("-H 'Expect: 100-continue'")
+        if not request.body:
+            return " ".join(words)
+        if len(request.body) > MAX_PASTED:
+            return " ".join([*words, "--data-binary @BODY"])
+        try:
+            text = request.body.decode()
+        except UnicodeDecodeError:
+            text = "\0"
+        if text.isprintable() or not _UNPRINTABLE.search(text.replace("\n", "")):
+            return " ".join([*words, f"--data-binary {shlex.quote(self.clean(text))}"])
+        octets = "".join(f"\\{byte:03o}" for byte in request.body)
+        return f"printf '{octets}' | {' '.join([*words, '--data-binary @-'])}"
+
+    def _header(self, name: str, value: str) -> str:
+        if self.is_secret(name) and not self._shows:
+            # A variable, so that the line works once it is set.
+            return f'"{name}: ${_NO_NAME.sub("_", name).upper()}"'
+        if not value:
+            return shlex.quote(f"{name};")  # curl's own spelling of a header without a value
+        try:
+            return shlex.quote(f"{name}: {value.encode(WIRE).decode()}")
+        except UnicodeDecodeError:
+            return shlex.quote(f"{name}: {value}")
+
+
+def _joined(steps: Sequence[Step]) -> Iterator[Step]:
+    """Yield the steps, with requests that are sent one after the other in one step."""
+    for is_race, some in groupby(steps, key=lambda each: each.is_race):
+        if is_race:
+            yield from some
+        else:
+            yield Step(tuple(request for each in some for request in each.requests), ())
+
+
+def _shown(text: str) -> str:
+    safe = _UNPRINTABLE.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    return safe if len(safe) <= MAX_SHOWN else f"{safe[:40]}… ({len(safe)} characters)"
+
+
+def _cookie(value: str) -> str:
+    return f"{_shown(value.partition('=')[0])}={HIDDEN}"
+
+
+def _body(body: bytes) -> str:
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return f"{len(body)} bytes that are not text"
+    text = re.sub(r" {4,}", " … ", text.strip()[:MAX_READ])
+    text = _UNPRINTABLE.sub(lambda match: " " if match[0] in "\r\n\t" else f"\\x{ord(match[0]):02x}", text)
+    shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+    return shown if len(body) <= MAX_SHOWN else f"{shown} ({len(body)} bytes)"

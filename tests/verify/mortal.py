@@ -1,0 +1,102 @@
+"""A small server that is killed and started again, as a program. Its payments and keys are in a SQLite file, and what
+it does after a crash is chosen by a word. It is not Semel.
+
+    python mortal.py MODE FOLDER PORT
+"""
+
+import json
+import sqlite3
+import sys
+import time
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+#: A request is under way for so long that a kill meets it.
+HANDLER_SECONDS = 0.15
+LEASE_SECONDS = 0.3
+
+mode, folder = sys.argv[1], Path(sys.argv[2])
+in_memory: dict[str, bytes] = {}
+
+
+def database() -> sqlite3.Connection:
+    return sqlite3.connect(folder / "payments.db", timeout=10, isolation_level=None)
+
+
+def claimed(key: str) -> bytes | bool | None:
+    """Whether the key is this request's now; else the stored answer, or None while another runs."""
+    with closing(database()) as connection:
+        row = connection.execute("SELECT body, until FROM keys WHERE key = ?", [key]).fetchone()
+        if row is None:
+            new = "INSERT OR IGNORE INTO keys VALUES (?, NULL, ?)"
+            return connection.execute(new, [key, time.time() + LEASE_SECONDS]).rowcount == 1 or None
+        if row[0] is not None:
+            return bytes(row[0])
+        if mode == "409-for-ever":
+            return None
+        over = "UPDATE keys SET until = ? WHERE key = ? AND body IS NULL AND until < ?"
+        return connection.execute(over, [time.time() + LEASE_SECONDS, key, time.time()]).rowcount == 1 or None
+
+
+def paid(key: str) -> bytes:
+    with closing(database()) as connection:
+        insert = "INSERT INTO payments DEFAULT VALUES"
+        if mode == "effect-before-record":
+            number = connection.execute(insert).lastrowid
+            time.sleep(HANDLER_SECONDS)
+        else:
+            time.sleep(HANDLER_SECONDS)
+            connection.execute("BEGIN IMMEDIATE")
+            number = connection.execute(insert).lastrowid
+        body = json.dumps({"id": number}).encode()
+        connection.execute("INSERT OR REPLACE INTO keys VALUES (?, ?, 0)", [key, body])
+        if connection.in_transaction:
+            connection.execute("COMMIT")
+    return body
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        with closing(database()) as connection:
+            self.reply(200, json.dumps(connection.execute("SELECT count(*) FROM payments").fetchone()[0]).encode())
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        key = self.headers["idempotency-key"]
+        if mode == "keys-in-memory":
+            if key not in in_memory:
+                in_memory[key] = paid(key)
+            self.reply(201, in_memory[key])
+            return
+        claim = claimed(key)
+        if claim is None:
+            self.reply(409, b"{}")
+        else:
+            self.reply(201, paid(key) if claim is True else bytes(claim))
+
+    def reply(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+
+if __name__ == "__main__":
+    with closing(database()) as tables:
+        tables.execute("PRAGMA journal_mode = WAL")
+        tables.execute("CREATE TABLE IF NOT EXISTS payments (id INTEGER PRIMARY KEY)")
+        tables.execute("CREATE TABLE IF NOT EXISTS keys (key TEXT PRIMARY KEY, body BLOB, until REAL)")
+    Server(("127.0.0.1", int(sys.argv[3])), Handler).serve_forever()
