@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from semel import __version__
-from semel.cli import inbox, keys, outbox, relay, schema, webhooks, work
+from semel.cli import inbox, keys, outbox, proxy, relay, schema, webhooks, work
 from semel.cli.demo import command as demo
 
 VERSION = "Print the version of Semel."
@@ -25,6 +25,7 @@ app.command("sweep")(work.sweep)
 app.command("reap")(work.reap)
 app.command("work")(work.work)
 app.command("relay")(relay.relay)
+app.command("proxy")(proxy.proxy)
 app.add_typer(keys.app, name="keys")
 app.add_typer(inbox.app, name="inbox")
 app.add_typer(outbox.app, name="outbox")
