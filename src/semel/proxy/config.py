@@ -105,6 +105,11 @@ def read(path: str | None, typed: Mapping[str, Any], *, store: str) -> Settings:
     tables = _tables(path) if path is not None else {}
     given = {"store": store} | {name.replace("-", "_"): each for name, each in tables.get("proxy", {}).items()}
     given |= {name: each for name, each in typed.items() if each is not None}
+    return made(given, tables.get("policy", {}))
+
+
+def made(given: Mapping[str, Any], rules: Mapping[str, Any]) -> Settings:
+    """Return the settings of two tables: options by name, and the fields of a policy."""
     names = [each.name for each in fields(Settings) if each.name != "policy"]
     for name in given:
         if name not in names:
@@ -112,9 +117,7 @@ def read(path: str | None, typed: Mapping[str, Any], *, store: str) -> Settings:
     for name in ("upstream", "scope"):
         if not given.get(name):
             raise ConfigurationError(f"Which {name}? Give --{name}, or {name} = … under [proxy] in --config FILE.")
-    return Settings(
-        **{name: _option(name, each) for name, each in given.items()}, policy=policy(tables.get("policy", {}))
-    )
+    return Settings(**{name: _option(name, each) for name, each in given.items()}, policy=policy(rules))
 
 
 def policy(table: Mapping[str, Any]) -> Policy:
