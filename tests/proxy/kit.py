@@ -163,6 +163,8 @@ class World:
             yield Client(reader, writer)
         finally:
             writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
     async def raw(self, data: bytes, method: str = "POST") -> Got:
         async with self.connected() as client:
@@ -199,7 +201,15 @@ async def proxied(
     """Run a proxy in front of *origin*, with *rules* as its policy."""
     origin = origin or Origin()
     loop = asyncio.get_running_loop()
-    upstream = await asyncio.start_server(origin.serve, "127.0.0.1", 0)
+    serving: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        serving[task] = writer
+        await origin.serve(reader, writer)
+
+    upstream = await asyncio.start_server(serve, "127.0.0.1", 0)
     origin.port = upstream.sockets[0].getsockname()[1]
     given = {"upstream": origin.url, "scope": "header:X-User", "store": f"sqlite:///{folder}/keys.db", "work": False}
     proxy = build(made(given | settings, rules or {}))
@@ -222,6 +232,12 @@ async def proxied(
         if state.tasks:
             await asyncio.wait(state.tasks, timeout=HANG)
     upstream.close()
+    for task, writer in serving.items():
+        task.cancel()
+        writer.close()
+    if serving:
+        await asyncio.wait(serving)
+        await asyncio.gather(*(each.wait_closed() for each in serving.values()), return_exceptions=True)
 
 
 @asynccontextmanager

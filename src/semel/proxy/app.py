@@ -179,7 +179,7 @@ class Forwarder:
         headers = self._rules.outgoing(scope["headers"], peer, attempt=attempt)
         try:
             await exchange.run(scope["method"], target_of(scope), headers, framing, self._judge(operation))
-        except (UpstreamUnreachable, UpstreamLost, RequestAmbiguous, BodyIncomplete) as refusal:
+        except (UpstreamUnreachable, UpstreamLost, BodyIncomplete) as refusal:
             await self._failed(send, exchange, operation, refusal)
 
     def _judge(self, operation: Operation | None) -> _Judge | None:
@@ -219,8 +219,8 @@ class Forwarder:
         except aiohttp.WSServerHandshakeError as error:
             await _deny(scope, send, error.status)
             return
-        except (UpstreamUnreachable, RequestAmbiguous) as refusal:
-            await _deny(scope, send, HTTPStatus.BAD_GATEWAY if isinstance(refusal, UpstreamUnreachable) else 400)
+        except UpstreamUnreachable:
+            await _deny(scope, send, HTTPStatus.BAD_GATEWAY)
             return
         async with socket:
             await send({"type": "websocket.accept", "subprotocol": socket.protocol})

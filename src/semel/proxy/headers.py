@@ -135,6 +135,8 @@ class HeaderRules:
         """Refuse what can be read in two ways, or names a user that is not to be believed; return the framing."""
         hosts = identities = 0
         for name, each in headers:
+            if not each.isascii():
+                _check_text(each)
             if name == b"host":
                 hosts += 1
             elif name == self.identity:
@@ -183,6 +185,14 @@ class HeaderRules:
         if attempt is not None:
             kept.append((ATTEMPT, b"%d" % attempt))
         return kept
+
+
+def _check_text(each: bytes) -> None:
+    try:
+        each.decode()
+    except UnicodeDecodeError:
+        # To some servers it is Latin-1, to some an error; and the client of this proxy writes UTF-8.
+        raise RequestAmbiguous("A header is neither ASCII nor UTF-8.") from None
 
 
 #: Each hop adds to them.

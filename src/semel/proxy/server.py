@@ -71,23 +71,31 @@ def build(settings: Settings) -> Proxy:
 class Protocol(HttpToolsProtocol):
     """uvicorn's protocol, with a limit to what comes before a body."""
 
-    #: Bytes since the last request began.
-    _head = 0
-    #: Its head has not ended.
+    #: Whether the head of a request is being read; bytes that have come of it in reads without its end, and of headers.
     _is_in_head = False
+    _head = _size = 0
 
     def data_received(self, data: bytes) -> None:
         """Take what has come, unless it is too long to be the head of a request."""
-        self._head += len(data)
         super().data_received(data)
-        if self._is_in_head and self._head > MAX_HEAD and not self.transport.is_closing():
-            self.send_400_response("The head of the request is too long.")
+        if self._is_in_head:
+            # One line of it may be without an end, and is not seen below.
+            self._head += len(data)
+            if self._head > MAX_HEAD and not self.transport.is_closing():
+                self.send_400_response("The head of the request is too long.")
 
     def on_message_begin(self) -> None:
         """Begin to read a request."""
         super().on_message_begin()
         self._is_in_head = True
-        self._head = 0
+        self._head = self._size = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header."""
+        super().on_header(name, value)
+        self._size += len(name) + len(value)
+        if self._size > MAX_HEAD:
+            raise ValueError("The head of the request is too long.")
 
     def on_headers_complete(self) -> None:
         """Begin with its body."""

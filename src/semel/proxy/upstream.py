@@ -19,7 +19,7 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from semel.errors import ConfigurationError, RequestAmbiguous, UpstreamLost, UpstreamUnreachable
+from semel.errors import ConfigurationError, UpstreamLost, UpstreamUnreachable
 
 #: Bytes of one header of an answer, or of its status line.
 MAX_HEADER = 64 * 1024
@@ -206,8 +206,5 @@ async def _follow_none(*_args: object) -> None:
 
 
 def _fields(headers: Iterable[tuple[bytes, bytes]]) -> CIMultiDict[str]:
-    try:
-        return CIMultiDict([(name.decode("ascii"), each.decode()) for name, each in headers])
-    except UnicodeDecodeError:
-        # aiohttp writes UTF-8, and would leave out what is not.
-        raise RequestAmbiguous("A header is neither ASCII nor UTF-8.") from None
+    # aiohttp writes UTF-8, and other bytes were refused.
+    return CIMultiDict([(name.decode("ascii"), each.decode()) for name, each in headers])
