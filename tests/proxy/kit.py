@@ -92,7 +92,7 @@ async def read_request(reader: asyncio.StreamReader) -> Seen | None:
     if head is None:
         return None
     method, target, _ = head[0].split(" ")
-    return Seen(method, target, head[1], await read_body(reader, dict((n.lower(), v) for n, v in head[1])))
+    return Seen(method, target, head[1], await read_body(reader, {name.lower(): each for name, each in head[1]}))
 
 
 async def read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
@@ -228,7 +228,7 @@ async def proxied(
         yield World(origin, proxy, listener.sockets[0].getsockname()[1])
         listener.close()
         for each in list(state.connections):
-            each.transport.close()  # type: ignore[union-attr]
+            each.transport.close()
         if state.tasks:
             await asyncio.wait(state.tasks, timeout=HANG)
     upstream.close()

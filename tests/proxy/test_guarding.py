@@ -8,7 +8,8 @@ import pytest
 from semel.core.state import State
 from tests.proxy.kit import BOB, KEY, Origin, Seen, created, gathered, proxied, replying
 
-Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
+Reader = asyncio.StreamReader
+Writer = asyncio.StreamWriter
 
 
 async def test_replay(tmp_path: Path) -> None:
@@ -236,7 +237,7 @@ async def test_report_mode(tmp_path: Path) -> None:
     async with proxied(tmp_path, rules={"enforcement": "report"}) as world:
         answers = [await world.pay() for _ in range(2)]
     assert [each.is_replay for each in answers] == [False, False]
-    assert world.proxy.guard.tally.snapshot()
+    assert world.proxy.guard.tally.snapshot().total == {"new": 1, "replay": 1}
     assert len(world.origin.seen) == 2
 
 

@@ -9,7 +9,8 @@ from semel.errors import IdentityRefused, RequestAmbiguous
 from semel.proxy.headers import Framing, HeaderRules, Pairs, Peer, framing, incoming
 from tests.proxy.kit import BOB, KEY, Origin, Seen, proxied, replying, request
 
-Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
+Reader = asyncio.StreamReader
+Writer = asyncio.StreamWriter
 
 RULES = HeaderRules(b"x-user", (b"idempotency-key",))
 TRUSTED = Peer("10.0.0.1", is_trusted=True)

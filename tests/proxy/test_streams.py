@@ -10,7 +10,8 @@ from aiohttp import web
 
 from tests.proxy.kit import BOB, HANG, KEY, Origin, Seen, created, proxied, request
 
-Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
+Reader = asyncio.StreamReader
+Writer = asyncio.StreamWriter
 MEGABYTE = 1024 * 1024
 
 
