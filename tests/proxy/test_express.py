@@ -31,7 +31,12 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "examples" / "express", folder)
     quiet = ["--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error"]
     installed = subprocess.run(
-        ["npm", "install", *quiet], cwd=folder, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
+        ["npm", "install", *quiet],  # noqa: S607 - found above
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_SECONDS,
+        check=False,
     )
     if installed.returncode:
         pytest.skip(f"npm install failed, so no Express was tested: {installed.stderr.strip()[:200]}")
