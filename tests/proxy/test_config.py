@@ -10,6 +10,7 @@ from semel.errors import ConfigurationError
 from semel.proxy.config import made, read
 from semel.proxy.upstream import Address
 
+ROOT = Path(__file__).parents[2]
 STORE = "sqlite:///x.db"
 TYPED = {"upstream": "http://127.0.0.1:3000", "scope": "single"}
 
@@ -41,6 +42,15 @@ def test_file(tmp_path: Path) -> None:
     assert (policy.dialect, policy.required, policy.server_errors) == ("stripe", True, "keep")
     assert (policy.lease, policy.retention) == (timedelta(seconds=10), timedelta(hours=1))
     assert (policy.keep, policy.methods) == (frozenset({200, 201}), frozenset({"POST", "PUT"}))
+
+
+def test_file_of_the_documentation(tmp_path: Path) -> None:
+    """The file that the how-to page shows can be read."""
+    page = (ROOT / "docs/how-to/guard-any-language.md").read_text()
+    file = tmp_path / "semel.toml"
+    file.write_text(page.partition("```toml\n")[2].partition("```")[0])
+    settings = read(str(file), {}, store=STORE)
+    assert (settings.store, settings.policy.in_progress) == ("postgresql:///app", "wait")
 
 
 def test_defaults() -> None:
