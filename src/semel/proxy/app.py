@@ -7,6 +7,7 @@ upstream was lost after it was sent, and the outcome is unknown: the operation i
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -42,8 +43,9 @@ SEEN = "semel.proxy"
 
 #: What a gateway says that has lost a server of its own: it is not known what that server has done.
 _GATEWAY_LOST = frozenset({502, 504})
-#: Seconds after which it is watched whether the client is still there. Most requests have ended by then.
-_WATCHED_AFTER = 1.0
+#: Seconds between two looks at whether the client is still there, and the upstream too silent. Most requests have ended
+#: before the first, and a timer for each thing that is heard would cost more than all else here.
+_LOOK_EVERY = 1.0
 _HTTP_DISCONNECT = "http.disconnect"
 
 #: Of WebSockets: RFC 6455.
@@ -274,7 +276,8 @@ class Exchange:
         self, method: str, target: str, headers: list[tuple[bytes, bytes]], framing: Framing, judge: _Judge | None
     ) -> None:
         """Forward the request, and its answer, unless its client goes away."""
-        timer = self._loop.call_later(_WATCHED_AFTER, self._watch)
+        self._heard = self._loop.time()
+        self._timer = self._loop.call_later(min(_LOOK_EVERY, self._timeout), self._look)
         response: aiohttp.ClientResponse | None = None
         try:
             async with asyncio.timeout(None) as self._clock:
@@ -289,7 +292,7 @@ class Exchange:
             if not self._is_gone:
                 raise
         finally:
-            timer.cancel()
+            self._timer.cancel()
             if self._ear is not None:
                 self._ear.cancel()
             if response is not None and not response.closed:
@@ -341,7 +344,7 @@ class Exchange:
         if judge is not None:
             judge(response.status, headers)
         if may_be_endless(headers):
-            self._timeout = 0.0  # Silence is no fault of a stream.
+            self._timeout = math.inf  # Silence is no fault of a stream.
         self._wind()
         left = _length(headers) if method != "HEAD" else None
         self.has_begun = judge is None
@@ -360,7 +363,17 @@ class Exchange:
 
     def _wind(self) -> None:
         """Begin to wait anew: something was heard."""
-        self._clock.reschedule(self._loop.time() + self._timeout if self._timeout else None)
+        self._heard = self._loop.time()
+
+    def _look(self) -> None:
+        """See whether the upstream has been silent for too long."""
+        now = self._loop.time()
+        left = self._heard + self._timeout - now
+        if left <= 0:
+            self._clock.reschedule(now)
+            return
+        self._watch()
+        self._timer = self._loop.call_later(min(_LOOK_EVERY, left), self._look)
 
     def _watch(self) -> None:
         """Notice if the client goes away. Not before its body is read: that is asked for by the same call."""

@@ -165,7 +165,9 @@ class HeaderRules:
 
         *attempt* is that of a guarded request.
         """
-        dropped = self._dropped | listed(headers)  # type: ignore[attr-defined]  # as above
+        dropped: frozenset[bytes] = self._dropped  # type: ignore[attr-defined]  # as above
+        if any(name == b"connection" for name, _ in headers):
+            dropped |= listed(headers)
         if not peer.is_trusted:
             dropped |= FORWARDING
         kept: list[tuple[bytes, bytes]] = []

@@ -45,7 +45,8 @@ def build(settings: Settings) -> Proxy:
     )
     upstream = Upstream(
         Address.read(settings.upstream),
-        connect_timeout=settings.connect_timeout,
+        # So that what is over before it has connected is never taken for what was sent.
+        connect_timeout=min(settings.connect_timeout, settings.timeout / 2),
         keepalive=settings.keepalive,
         connections=settings.connections,
         ca=settings.upstream_ca,
