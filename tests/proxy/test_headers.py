@@ -283,3 +283,36 @@ async def test_answer_with_a_large_header(tmp_path: Path) -> None:
 
     async with proxied(tmp_path, Origin(large)) as world:
         assert (await world.send(BOB, method="GET", body=b"")).values("x-a") == ["a" * 40_000]
+
+
+async def test_trailers(tmp_path: Path) -> None:
+    """What comes behind a body is no header: it can't name a user, nor a key."""
+    chunked = "Transfer-Encoding: chunked"
+    trailers = b"2\r\n{}\r\n0\r\nX-User: eve\r\nX-Trailer: 1\r\nIdempotency-Key: other\r\nSemel-Attempt: 7\r\n\r\n"
+    async with proxied(tmp_path) as world:
+        for lines in ((KEY, BOB), (BOB,)):
+            async with world.connected() as client:
+                head = spelled(*lines, chunked)
+                client.writer.write(head + trailers[:7])
+                await client.writer.drain()
+                client.writer.write(trailers[7:])
+                assert (await client.got()).status == 201
+        assert [(each.scope, each.key) for each in await world.records()] == [("bob", "key-1")]
+    for seen in world.origin.seen:
+        assert (seen.values("x-user"), seen.values("x-trailer"), seen.body) == (["bob"], [], b"{}")
+    assert [each.values("semel-attempt") for each in world.origin.seen] == [["1"], []]
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+async def test_upgrade_with_a_key_or_a_body(tmp_path: Path, method: str) -> None:
+    """A request is not made a WebSocket to get past the guard."""
+    lines = [
+        "Connection: Upgrade",
+        "Upgrade: websocket",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: " + "A" * 22 + "==",
+    ]
+    async with proxied(tmp_path) as world:
+        got = await world.raw(request(KEY, BOB, *lines, method=method, body=b"GET / HTTP/1.1\r\n\r\n"))
+        assert got.status >= 400
+    assert world.origin.seen == []

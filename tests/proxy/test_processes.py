@@ -8,10 +8,13 @@ import ssl
 import stat
 from pathlib import Path
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from semel.errors import ConfigurationError
+from semel.proxy.server import bound, shown
 from tests.proxy.kit import BOB, HANG, Origin, Seen, created, proxied
 from tests.proxy.running import running
 
@@ -105,6 +108,15 @@ async def test_workers(tmp_path: Path) -> None:
     assert len(origin.seen) == 1
     assert not (tmp_path / "semel.sock").exists()
     upstream.close()
+
+
+def test_unix_socket_that_is_there(tmp_path: Path) -> None:
+    """A socket that another process listens on is left to it; one that was left behind is replaced."""
+    where = f"unix:{tmp_path}/semel.sock"
+    with bound(where), pytest.raises(ConfigurationError, match="another process"):
+        bound(where)
+    with bound(where) as listener:
+        assert shown(listener) == where
 
 
 async def test_unix_upstream(tmp_path: Path) -> None:

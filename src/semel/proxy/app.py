@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import timedelta
 from email.utils import formatdate
 from http import HTTPStatus
@@ -81,6 +82,8 @@ class Proxy:
             if answer is not None:
                 await send_answer(send, answer, is_ours=True)
                 return
+        # The server's own list may grow: what is checked here is what is passed on.
+        scope["headers"] = [*scope["headers"]]
         client = scope.get("client")
         address = client[0] if client else None
         peer = Peer(address, self._peers.trusts(address), _SCHEMES[scope["scheme"]])
@@ -189,8 +192,8 @@ class Forwarder:
 
     async def _failed(self, send: ASGISend, exchange: Exchange, operation: Operation | None, refusal: Refusal) -> None:
         """Answer for what was not answered; or end half-way, so that the client sees that something is missing."""
-        cause = refusal.__cause__ or refusal
-        logger.warning("Upstream: %s (%s: %s)", refusal.slug, type(cause).__name__, cause)
+        # Of the error its kind alone: its words may quote the address of a request, with what is in its query.
+        logger.warning("Upstream: %s (%s)", refusal.slug, type(refusal.__cause__ or refusal).__name__)
         if operation is None:
             if not exchange.has_begun:
                 await send_answer(send, refused(refusal, self._policy), is_ours=True)
@@ -228,9 +231,11 @@ class Forwarder:
             await send({"type": "websocket.accept", "subprotocol": socket.protocol})
             upward = asyncio.create_task(_upward(receive, socket))
             try:
-                await _downward(socket, send, upward)
+                with suppress(OSError):  # Of a client that has gone.
+                    await _downward(socket, send, upward)
             finally:
                 upward.cancel()
+                await asyncio.gather(upward, return_exceptions=True)
 
 
 def _stored(scope: ASGIScope) -> tuple[Peer, Framing]:

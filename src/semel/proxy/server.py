@@ -70,7 +70,7 @@ def build(settings: Settings) -> Proxy:
 
 
 class Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, with a limit to what comes before a body."""
+    """uvicorn's protocol, with a limit to what comes before a body, and without what could come past our checks."""
 
     #: Whether the head of a request is being read; bytes that have come of it in reads without its end, and of headers.
     _is_in_head = False
@@ -92,15 +92,21 @@ class Protocol(HttpToolsProtocol):
         self._head = self._size = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header."""
+        """Take a header; a trailer is left out, or it would be taken for a header that was checked."""
+        if not self._is_in_head:
+            return
         super().on_header(name, value)
         self._size += len(name) + len(value)
         if self._size > MAX_HEAD:
             raise ValueError("The head of the request is too long.")
 
     def on_headers_complete(self) -> None:
-        """Begin with its body."""
+        """Begin with the body. A WebSocket begins with a GET that has none, and what came with it would be lost."""
         self._is_in_head = False
+        if self.parser.should_upgrade() and self._should_upgrade():
+            has_body = any(name in {b"content-length", b"transfer-encoding"} for name, _ in self.headers)
+            if has_body or self.parser.get_method() != b"GET":
+                raise ValueError("A WebSocket begins with a GET without a body.")
         super().on_headers_complete()
 
 
@@ -183,7 +189,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _listening(where: str) -> Iterator[socket.socket]:
-    listener = _bound(where)
+    listener = bound(where)
     try:
         yield listener
     finally:
@@ -193,7 +199,7 @@ def _listening(where: str) -> Iterator[socket.socket]:
                 Path(where.removeprefix(_UNIX)).unlink()
 
 
-def _bound(where: str) -> socket.socket:
+def bound(where: str) -> socket.socket:
     """Return a socket that listens *where*: ``127.0.0.1:8080``, ``[::1]:8080``, ``unix:/run/semel.sock``."""
     try:
         if where.startswith(_UNIX):
@@ -213,9 +219,11 @@ def _bound(where: str) -> socket.socket:
 
 def _bound_file(path: str) -> socket.socket:
     """Return a Unix socket. Who may connect may also name a user, so it is open to this user and its group only."""
-    with suppress(FileNotFoundError):
-        if Path(path).is_socket():
-            Path(path).unlink()
+    if Path(path).is_socket():
+        with socket.socket(socket.AF_UNIX) as probe, suppress(ConnectionRefusedError):
+            probe.connect(path)
+            raise ConfigurationError(f"--listen: another process listens on {path}.")
+        Path(path).unlink()  # It is left over from a process that was killed.
     listener = socket.socket(socket.AF_UNIX)
     before = os.umask(0o117)
     try:
