@@ -66,7 +66,7 @@ def test_hop_by_hop() -> None:
     ]
     passed = RULES.outgoing(sent, TRUSTED)
     assert passed[:4] == [HOST, (b"accept", b"a"), (b"x-b", b"1"), (b"accept", b"c")]
-    assert named(passed[4:]) == [b"via", b"forwarded", b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host"]
+    assert named(passed[4:]) == [b"via", b"forwarded", b"x-forwarded-proto", b"x-forwarded-for", b"x-forwarded-host"]
 
 
 @pytest.mark.parametrize(

@@ -354,7 +354,7 @@ class Exchange:
         left = _length(headers) if method != "HEAD" else None
         self.has_begun = judge is None
         await self._send({"type": "http.response.start", "status": response.status, "headers": list(headers)})
-        async for chunk in self._upstream.chunks(response):
+        while chunk := await self._upstream.more(response):
             self._wind()
             if left is not None:
                 left -= len(chunk)

@@ -201,21 +201,24 @@ def _check_text(each: bytes) -> None:
 _JOINED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
 
 
-def _travelled(said: dict[bytes, list[bytes]], peer: Peer, host: bytes) -> Iterable[tuple[bytes, bytes]]:
+def _travelled(said: dict[bytes, list[bytes]], peer: Peer, host: bytes) -> list[tuple[bytes, bytes]]:
     """Return where the request has come from, and by which way."""
     scheme = peer.scheme.encode()
     address = peer.address.encode() if peer.address else None
     element = b"for=%s;proto=%s" % (_node(address), scheme)
     if host:
         element += b";host=" + _quoted(host)
-    yield b"via", b", ".join([*said.get(b"via", []), _VIA])
-    yield b"forwarded", b", ".join([*said.get(b"forwarded", []), element])
+    made = [
+        (b"via", b", ".join([*said.get(b"via", ()), _VIA])),
+        (b"forwarded", b", ".join([*said.get(b"forwarded", ()), element])),
+        (b"x-forwarded-proto", b", ".join(said.get(b"x-forwarded-proto", [scheme]))),
+    ]
     before = said.get(b"x-forwarded-for", [])
     if address or before:
-        yield b"x-forwarded-for", b", ".join([*before, *([address] if address else [])])
-    yield b"x-forwarded-proto", b", ".join(said.get(b"x-forwarded-proto", [scheme]))
+        made.append((b"x-forwarded-for", b", ".join([*before, *([address] if address else [])])))
     if host or b"x-forwarded-host" in said:
-        yield b"x-forwarded-host", b", ".join(said.get(b"x-forwarded-host", [host]))
+        made.append((b"x-forwarded-host", b", ".join(said.get(b"x-forwarded-host", [host]))))
+    return made
 
 
 def _node(address: bytes | None) -> bytes:

@@ -72,9 +72,9 @@ def build(settings: Settings) -> Proxy:
 class Protocol(HttpToolsProtocol):
     """uvicorn's protocol, with a limit to what comes before a body, and without what could come past our checks."""
 
-    #: Whether the head of a request is being read; bytes that have come of it in reads without its end, and of headers.
+    #: Whether the head of a request is being read, and the bytes that have come of it in reads without its end.
     _is_in_head = False
-    _head = _size = 0
+    _head = 0
 
     def data_received(self, data: bytes) -> None:
         """Take what has come, unless it is too long to be the head of a request."""
@@ -89,25 +89,22 @@ class Protocol(HttpToolsProtocol):
         """Begin to read a request."""
         super().on_message_begin()
         self._is_in_head = True
-        self._head = self._size = 0
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; a trailer is left out, or it would be taken for a header that was checked."""
-        if not self._is_in_head:
-            return
-        super().on_header(name, value)
-        self._size += len(name) + len(value)
-        if self._size > MAX_HEAD:
-            raise ValueError("The head of the request is too long.")
+        self._head = 0
 
     def on_headers_complete(self) -> None:
         """Begin with the body. A WebSocket begins with a GET that has none, and what came with it would be lost."""
         self._is_in_head = False
-        if self.parser.should_upgrade() and self._should_upgrade():
+        if sum([len(name) + len(value) for name, value in self.headers]) > MAX_HEAD:
+            raise ValueError("The head of the request is too long.")
+        is_upgrade = self.parser.should_upgrade()
+        if is_upgrade and self._should_upgrade():
             has_body = any(name in {b"content-length", b"transfer-encoding"} for name, _ in self.headers)
             if has_body or self.parser.get_method() != b"GET":
                 raise ValueError("A WebSocket begins with a GET without a body.")
         super().on_headers_complete()
+        if not is_upgrade:
+            # What comes behind the body would be put to the headers, and those were checked.
+            self.headers = []
 
 
 class Server(uvicorn.Server):

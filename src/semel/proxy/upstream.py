@@ -153,11 +153,10 @@ class Upstream:
                 raise  # The caller's own.
             raise UpstreamLost from error
 
-    async def chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        """Return the body of an answer as it comes."""
+    async def more(self, response: aiohttp.ClientResponse) -> bytes:
+        """Return what has come of the body of an answer; nothing: that was all."""
         try:
-            async for chunk in response.content.iter_any():
-                yield chunk
+            return await response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
                 raise
