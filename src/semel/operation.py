@@ -53,6 +53,7 @@ class Operation:
         "_transaction",
         "has_no_effect",
         "hold",
+        "is_freed",
         "is_refused",
         "story",
     )
@@ -77,6 +78,8 @@ class Operation:
         self.has_no_effect = False
         #: Whether a framework refused the request as it was sent, before the handler could do anything. Internal.
         self.is_refused = False
+        #: Whether the key is freed, whatever the answer: nothing was begun, or another guard keeps it. Internal.
+        self.is_freed = False
         self._take_steps = steps
         #: Made with the first step: most handlers take none.
         self._steps: Steps | None = None

@@ -77,9 +77,11 @@ async def test_key_can_be_hidden(tmp_path: Path) -> None:
     assert world.origin.seen[0].values("idempotency-key") == []
 
 
-async def test_nothing_ran(tmp_path: Path) -> None:
-    """If the upstream can't be connected to, the key is freed, and a retry runs."""
-    async with proxied(tmp_path, upstream="http://127.0.0.1:1") as world:
+@pytest.mark.parametrize("server_errors", ["auto", "release", "keep"])
+async def test_nothing_ran(tmp_path: Path, server_errors: str) -> None:
+    """If the upstream can't be connected to, the key is freed, whatever the policy says of server errors."""
+    rules = {"server_errors": server_errors}
+    async with proxied(tmp_path, upstream="http://127.0.0.1:1", rules=rules) as world:
         got = await world.pay()
         assert (got.status, got.code, got.values("retry-after")) == (503, "upstream-unreachable", ["1"])
         assert await world.record() is None
@@ -162,9 +164,11 @@ async def test_silence(tmp_path: Path) -> None:
         assert (free.status, free.code) == (504, "upstream-timeout")
 
 
-async def test_rerun_by_choice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("preset", ["ietf", "stripe"])
+async def test_rerun_by_choice(tmp_path: Path, preset: str) -> None:
     """With on_crash="rerun" an upstream that is lost frees the key: it may be sent again."""
-    async with proxied(tmp_path, Origin(closes), rules={"on_crash": "rerun"}) as world:
+    rules = {"on_crash": "rerun", "preset": preset, "dialect": "ietf"}
+    async with proxied(tmp_path, Origin(closes), rules=rules) as world:
         assert (await world.pay()).code == "upstream-lost"
         world.origin.answer = created
         got = await world.pay()
@@ -258,6 +262,26 @@ async def test_client_that_hangs_up(tmp_path: Path) -> None:
         go.set()
         assert (await again).is_replay
     assert len(world.origin.seen) == 1
+
+
+@pytest.mark.slow  # A worker tries again after ten seconds.
+async def test_accepted_while_the_upstream_is_down(tmp_path: Path) -> None:
+    """What was accepted is run when the upstream is back, once."""
+    async with proxied(tmp_path) as there:
+        pass  # Its port is free now.
+    async with proxied(tmp_path, rules={"in_progress": "accept"}, work=True, upstream=there.origin.url) as world:
+        [where] = (await world.pay()).values("location")
+
+        async def state() -> int:
+            return (await world.send(BOB, method="GET", target=where, body=b"")).status
+
+        assert await state() == 202
+        back = await asyncio.start_server(there.origin.serve, "127.0.0.1", there.origin.port)
+        async with asyncio.timeout(60):
+            while await state() != 201:  # noqa: ASYNC110 - a client can only ask
+                await asyncio.sleep(0.05)
+        back.close()
+    assert len(there.origin.seen) == 1
 
 
 async def test_accepted(tmp_path: Path) -> None:

@@ -199,17 +199,13 @@ class Forwarder:
                 await send_answer(send, refused(refusal, self._policy), is_ours=True)
         elif operation.story.is_over:
             return  # Its answer is a stream, which has begun and is known not to be kept.
-        elif isinstance(refusal, UpstreamUnreachable):
+        elif isinstance(refusal, UpstreamLost) and self._policy.on_crash == "refuse":
+            await operation.park("upstream")
             raise refusal
-        elif isinstance(refusal, UpstreamLost):
-            if self._policy.on_crash == "refuse":
-                await operation.park("upstream")
-                raise refusal
-            # It may be sent again: the policy says so.
-            operation.no_effect()
-            await send_answer(send, refused(refusal, self._policy), is_ours=True)
         else:
-            operation.is_refused = True  # Nothing of it was sent.
+            # Nothing of it was sent; or it may be sent again, since the policy says so.
+            operation.is_freed = True
+            operation.no_effect()
             await send_answer(send, refused(refusal, self._policy), is_ours=True)
 
     async def _bridge(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
@@ -255,8 +251,7 @@ class _Judge:
         """Look at an answer before it is kept."""
         if is_replay(headers):
             # The upstream keeps this key by itself, so it is not kept here: its rules apply, and a retry is its own.
-            self._operation.is_refused = True
-            self._operation.no_effect()
+            self._operation.is_freed = True
         elif status in _GATEWAY_LOST and (self._policy.server_errors, self._policy.on_crash) == ("auto", "refuse"):
             raise UpstreamLost from RuntimeError(f"it answered {status}")
 

@@ -19,6 +19,7 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
+from semel.core.decision import RETRY_AFTER_SECONDS
 from semel.errors import ConfigurationError, UpstreamLost, UpstreamUnreachable
 
 #: Bytes of one header of an answer, or of its status line.
@@ -147,7 +148,7 @@ class Upstream:
         try:
             return await self._session.request(method, url, headers=fields, data=body, allow_redirects=False)
         except _NOT_CONNECTED as error:
-            raise UpstreamUnreachable from error
+            raise UpstreamUnreachable(retry_after=RETRY_AFTER_SECONDS) from error
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
                 raise  # The caller's own.
