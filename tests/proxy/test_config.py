@@ -65,6 +65,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"scope": ""}, {}, "scope"),
     ({"wrokers": 2}, {}, "workers"),
     ({"workers": 0}, {}, "workers"),
+    ({"workers": 2, "store": "memory://"}, {}, "memory"),
     ({"workers": "2"}, {}, "number"),
     ({"work": "yes"}, {}, "true or false"),
     ({"timeout": "soon"}, {}, "duration"),

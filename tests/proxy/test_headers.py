@@ -116,6 +116,13 @@ def test_forwarded() -> None:
     assert strange[b"x-forwarded-for"] == b"2001:db8::1"
 
 
+async def test_circle(tmp_path: Path) -> None:
+    """A request that has passed too many of these proxies goes round in a circle, and is refused."""
+    async with proxied(tmp_path) as world:
+        assert (await world.send(BOB, "Via: " + ", ".join(["1.1 semel"] * 8))).code == "request-ambiguous"
+        assert (await world.send(BOB, "Via: " + ", ".join(["1.1 semel"] * 2))).status == 201
+
+
 def test_forwarded_quotes_its_host() -> None:
     """A host can't add an element of its own."""
     made = dict(RULES.outgoing([(b"host", b'a";for=evil')], Peer(None, is_trusted=True)))

@@ -26,6 +26,7 @@ from semel.core.problem import refused
 from semel.core.replay import may_be_endless
 from semel.errors import (
     BodyIncomplete,
+    IdentityRefused,
     Refusal,
     RequestAmbiguous,
     UpstreamLost,
@@ -49,6 +50,9 @@ _GATEWAY_LOST = frozenset({502, 504})
 _LOOK_EVERY = 1.0
 _HTTP_DISCONNECT = "http.disconnect"
 
+#: How many addresses that are not trusted are told of.
+_MAX_STRANGERS = 100
+
 #: Of WebSockets: RFC 6455.
 _GOING_AWAY = 1001
 _UPSTREAM_ERROR = 1014
@@ -65,6 +69,7 @@ class Proxy:
         self._rules = rules
         self._peers = peers
         self._policy = policy
+        self._strangers: set[str | None] = set()
 
     def drain(self) -> None:
         """Take on no guarded request any more, and say so to who asks whether this proxy is ready."""
@@ -92,9 +97,17 @@ class Proxy:
             if not target_of(scope).startswith("/"):
                 raise RequestAmbiguous("The target of a request is a path.")
         except Refusal as refusal:
+            self._tell(peer, refusal)
             await self._refuse(scope, receive, send, refusal)
             return
         await self.guard(scope, receive, send)
+
+    def _tell(self, peer: Peer, refusal: Refusal) -> None:
+        """Say once of an address that it is not trusted: that may be a mistake in what is set."""
+        is_stranger = isinstance(refusal, IdentityRefused) and not peer.is_trusted
+        if is_stranger and peer.address not in self._strangers and len(self._strangers) < _MAX_STRANGERS:
+            self._strangers.add(peer.address)
+            logger.warning("%s names users and is not trusted: it is refused. If it may, give --trusted.", peer.address)
 
     async def _refuse(self, scope: ASGIScope, receive: Receive, send: ASGISend, refusal: Refusal) -> None:
         if scope["type"] == "websocket":

@@ -81,6 +81,10 @@ class Settings:
             )
         if self.policy.may_accept and not self.work:
             raise ConfigurationError("Only the proxy can run what it has accepted (202): don't turn its work off.")
+        if self.workers > 1 and self.store.startswith("memory:"):
+            raise ConfigurationError(
+                "memory:// is the memory of one process: with several workers, give another --store."
+            )
         for name in ("workers", "connections"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} can't be {getattr(self, name)}: it is 1 or more.")

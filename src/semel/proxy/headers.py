@@ -56,6 +56,8 @@ _NEVER_IMITATED = FORWARDING | HOP_BY_HOP | {ATTEMPT, b"authorization", b"conten
 
 #: The name of this proxy in ``Via``.
 _VIA = b"1.1 semel"
+#: How often a request may pass a proxy of this name. One that is its own upstream would never end.
+MAX_HOPS = 8
 #: Statuses whose answers have no body. A length is then one of another answer.
 _BODILESS = frozenset({204, 205, 304})
 
@@ -143,6 +145,8 @@ class HeaderRules:
                 identities += 1
             elif name == b"connection":
                 self._check_listed(each)
+            elif name == b"via" and each.count(_VIA) >= MAX_HOPS:
+                raise RequestAmbiguous("This request goes round in a circle of proxies.")
         if hosts > 1 or (hosts == 0 and http_version != "1.0"):
             raise RequestAmbiguous("A request has one Host header.")
         if identities > 1:
