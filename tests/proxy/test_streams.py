@@ -67,6 +67,20 @@ async def test_download_of_any_size(tmp_path: Path) -> None:
     assert peak < 16 * MEGABYTE
 
 
+async def test_slow_client(tmp_path: Path) -> None:
+    """A client that takes its time is not taken for a silent upstream."""
+    size = 16 * MEGABYTE
+
+    async def much(_seen: Seen, _reader: Reader, writer: Writer) -> None:
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n".encode() + bytes(size))
+
+    async with proxied(tmp_path, Origin(much), timeout=0.5) as world, world.connected() as client:
+        client.writer.write(request(BOB, method="GET", body=b""))
+        await client.reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(1.2)  # Longer than the upstream may be silent.
+        assert len(await client.reader.readexactly(size)) == size
+
+
 async def test_chunks_in_both_directions(tmp_path: Path) -> None:
     """A body of unknown length passes as it comes, and the answer may begin before it has ended."""
 

@@ -363,15 +363,17 @@ class Exchange:
         self.has_begun = judge is None
         await self._send({"type": "http.response.start", "status": response.status, "headers": list(headers)})
         while chunk := await self._upstream.more(response):
-            self._wind()
             if left is not None:
                 left -= len(chunk)
+            self._heard = math.inf  # The client may take its time, and so may the store.
             # The last of it is said to be the last, or a client would get it in two pieces.
             await self._send({"type": "http.response.body", "body": chunk, "more_body": left != 0})
             if left == 0:
                 return
+            self._wind()
             if self._ear is None:
                 self._watch()
+        self._heard = math.inf
         await self._send({"type": "http.response.body", "body": b""})
 
     def _wind(self) -> None:
