@@ -158,21 +158,26 @@ async def test_guarded_events(tmp_path: Path) -> None:
 async def test_upload_that_breaks_off(tmp_path: Path) -> None:
     """If a client goes away in its body, the upstream sees that the body is not whole."""
     seen: list[bytes] = []
-    has_ended = asyncio.Event()
+    has_come, has_ended = asyncio.Event(), asyncio.Event()
 
     class Reading(Origin):
         async def serve(self, reader: Reader, writer: Writer) -> None:
-            seen.append(await reader.read())
+            data = b""
+            while part := await reader.read(MEGABYTE):
+                data += part
+                if b"hello" in data:
+                    has_come.set()
+            seen.append(data)
             has_ended.set()
             writer.close()
 
     async with proxied(tmp_path, Reading()) as world, asyncio.timeout(HANG):
         for framing in (b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", b"Content-Length: 50\r\n\r\nhello"):
+            has_come.clear()
             has_ended.clear()
             async with world.connected() as client:
                 client.writer.write(b"POST / HTTP/1.1\r\nHost: shop\r\n" + framing)
-                await client.writer.drain()
-                await asyncio.sleep(0.1)  # So that it is sent on.
+                await has_come.wait()
             await has_ended.wait()
     assert all(each.endswith((b"5\r\nhello\r\n", b"hello")) for each in seen)
 
