@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-from bench import calls, messages, sending
+from bench import calls, messages, proxy, sending
 from bench.cases import CASES, EXTRAS, NAMES, QUICK, Plan, StoreKind
 from bench.load import LoadFailed
 from bench.measure import measure
@@ -62,6 +62,11 @@ def _client(asked: argparse.Namespace) -> None:
     print(sending.as_json(rows) if asked.json else sending.listed(rows))
 
 
+def _proxy(asked: argparse.Namespace) -> None:
+    facts = proxy.measure_proxy()
+    print(proxy.as_json(facts) if asked.json else proxy.listed(facts))
+
+
 def _profile(asked: argparse.Namespace) -> None:
     print(profile(NAMES[asked.case], seconds=asked.seconds))
 
@@ -104,6 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     calling = commands.add_parser("client", help="measure what the client adds to a request, in some seconds")
     calling.set_defaults(do=_client)
     calling.add_argument("--json", action="store_true", help="print JSON in place of the lines")
+    forwarding = commands.add_parser("proxy", help="measure the proxy against its bare upstream, in seconds")
+    forwarding.set_defaults(do=_proxy)
+    forwarding.add_argument("--json", action="store_true", help="print JSON in place of the lines")
     profiling = commands.add_parser("profile", help="show in which functions a server spends its time")
     profiling.set_defaults(do=_profile)
     profiling.add_argument("case", choices=NAMES)

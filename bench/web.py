@@ -56,6 +56,11 @@ class WebServer:
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         self._process.communicate(timeout=END_SECONDS)
 
+    @property
+    def pid(self) -> int:
+        """The id of its process."""
+        return self._process.pid
+
     def facts(self) -> Facts:
         """Ask how often the handler ran, and how much work the process did."""
         with urlopen(f"http://{LOOPBACK}:{self.port}/facts") as answer:

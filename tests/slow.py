@@ -23,6 +23,7 @@ REPETITIONS = frozenset(
     {
         *("asgi-memory", "asgi-tiered", "wsgi-memory", "wsgi-postgres", "wsgi-redis", "wsgi-tiered"),
         *("fastapi-postgres", "litestar-postgres", "decorator-sqlite", "async-postgres", "rest-postgres"),
+        "proxy-postgres",
     }
 )
 #: Names and values of parameters that say where something is tested: under which server, in which colour, on which

@@ -104,6 +104,34 @@ WEBHOOKS: dict[type[errors.Refusal], str] = {
     errors.WebhookParked: "it has failed too often, and waits for an operator",
 }
 
+# What the proxy answers by itself, beside what any guard does: when, and what was done.
+PROXY: dict[type[errors.Refusal], tuple[str, str]] = {
+    errors.RequestAmbiguous: (
+        "two servers could read the request differently, or its target is no path",
+        "nothing was sent",
+    ),
+    errors.IdentityRefused: (
+        "what names the user was sent twice, or by a peer that is not trusted",
+        "nothing was sent",
+    ),
+    errors.UpstreamUnreachable: (
+        "no connection to the upstream could be made",
+        "nothing was sent, and the key is free",
+    ),
+    errors.UpstreamLost: (
+        "without a key: the upstream broke off, or its answer can't be read",
+        "it may have been carried out",
+    ),
+    errors.UpstreamTimeout: (
+        "without a key: the upstream was silent for longer than `--timeout`",
+        "it may have been carried out",
+    ),
+    errors.OutcomeUnknown: (
+        "with a key: the upstream was lost or silent after the request was sent, or answered `502` or `504`",
+        "it may have been carried out; it is parked, and not sent again",
+    ),
+}  # fmt: skip - a row of the table a line
+
 # What the source does not say beside the name itself.
 NOTES = {
     "CANT_TELL": "What `verify` returns when it can't be known whether an effect happened.",
@@ -153,6 +181,13 @@ def fields_of(cls: type[Any], *presets: Any) -> Iterator[str]:
             choices = " or ".join(f'`"{each}"`' for each in get_args(policy._CHOICES.get(field.name)))  # noqa: SLF001 - documented here
             said = " ".join(filter(None, [comments[field.name], choices and f"({choices})"]))
             yield _row(f"`{field.name}`", *values, said)
+
+
+def proxied() -> Iterator[str]:
+    """What the proxy answers by itself."""
+    yield from _head("status", "`code`", "when", "what was done")
+    for error, (when, done) in PROXY.items():
+        yield _row(error.status, f"`{error.slug}`", when, done)
 
 
 def webhooks() -> Iterator[str]:
@@ -238,6 +273,7 @@ GENERATED: dict[str, Callable[[], Iterable[str]]] = {
     "body-hash": lambda: fields_of(BodyHash, BodyHash(fields=["amount"], window=timedelta(minutes=10))),
     "vendors": vendors,
     "webhooks": webhooks,
+    "proxy": proxied,
     "outcomes": outcomes,
     "states": states,
     "headers": headers,
@@ -308,7 +344,7 @@ def uncovered(root: Path) -> Iterator[str]:
     slugs: set[str] = {vars(each).get("slug", "refused") for each in vars(errors).values() if isinstance(each, type)}
     shown = set(re.findall(r"generated: problem/(\S+) ", (root / PROBLEMS).read_text()))
     told = shown & {each.slug for each in SITUATIONS} & {each.slug for each in ADVICE}
-    received = {each.slug for each in WEBHOOKS}
+    received = {each.slug for each in (*WEBHOOKS, *PROXY)}
     untold = sorted(slugs - told - received - UNSENT - {"refused"})
     yield from (f"{PROBLEMS}, SITUATIONS or ADVICE: nothing about {slug}" for slug in untold)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from torture.accepted import Accepted
 from torture.duels import TEN_YEARS_SECONDS, Planted, Rivals
+from torture.forwarded import KilledProxies
 from torture.instant import InstantTakeOver
 from torture.lines import KillAtLines
 from torture.lost_commits import LostCommits
@@ -37,6 +38,6 @@ class StrangeClocks:
 SCENARIOS: tuple[Scenario, ...] = (
     *(Planted(), KillAtLines(), Rivals(), StrangeClocks()),
     *(Zombies(), LostCommits(), Restarts(), InstantTakeOver()),
-    *(RedisRestarts(), SplitBrain(), Accepted()),
+    *(RedisRestarts(), SplitBrain(), Accepted(), KilledProxies()),
     *(PlantedMessages(), Messages(), MessageLines()),
 )

@@ -7,6 +7,8 @@
     │   │   ├── KeyInvalid         400
     │   │   ├── ScopeMissing       400
     │   │   ├── BodyIncomplete     400
+    │   │   ├── RequestAmbiguous   400   by the proxy, as are the next one and the upstream's
+    │   │   ├── IdentityRefused    400
     │   │   ├── OperationNotFound  404
     │   │   ├── Abandoned          408
     │   │   ├── InProgress         409
@@ -27,7 +29,10 @@
     │   ├── HandlerEnded           caused by the handler
     │   │   ├── OperationFailed    500
     │   │   ├── OperationUnfinished 503  raised in the middle of its steps: a retry goes on
+    │   │   ├── UpstreamLost       502   the server behind the proxy
+    │   │   │   └── UpstreamTimeout 504
     │   │   └── NoEffect           503   raised by a handler, to say that nothing happened
+    │   │       └── UpstreamUnreachable 503
     │   ├── StoreError             caused by the store
     │   │   ├── StoreUnavailable   503
     │   │   │   ├── CommitUnknown  503   the reply to a COMMIT was lost
@@ -146,6 +151,20 @@ class BodyIncomplete(RequestRefused):
     slug = "request-body-incomplete"
     title = "Request body incomplete"
     retryable = True
+
+
+class RequestAmbiguous(RequestRefused):
+    """Two servers could read this request differently. Nothing was forwarded."""
+
+    slug = "request-ambiguous"
+    title = "Request can be read in two ways"
+
+
+class IdentityRefused(RequestRefused):
+    """What names the user of this request can't be trusted. Nothing was forwarded."""
+
+    slug = "identity-refused"
+    title = "User not accepted"
 
 
 class OperationNotFound(RequestRefused):
@@ -336,6 +355,30 @@ class NoEffect(HandlerEnded):
     status = 503
     retryable = True
     stripe_type = "api_error"
+
+
+class UpstreamUnreachable(NoEffect):
+    """The server behind this proxy can't be reached. Nothing was sent to it; send the same request again."""
+
+    slug = "upstream-unreachable"
+    title = "Upstream can't be reached"
+
+
+class UpstreamLost(HandlerEnded):
+    """The server behind this proxy broke off, or answered what can't be read. The request may have been carried out."""
+
+    slug = "upstream-lost"
+    title = "Upstream lost"
+    status = 502
+    stripe_type = "api_error"
+
+
+class UpstreamTimeout(UpstreamLost):
+    """The server behind this proxy did not answer in time. The request may have been carried out."""
+
+    slug = "upstream-timeout"
+    title = "Upstream silent"
+    status = 504
 
 
 class StoreError(Refusal):

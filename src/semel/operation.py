@@ -13,7 +13,7 @@ from semel.core.record import Hold, Milestone
 from semel.core.recovery import Progress
 from semel.errors import ConfigurationError, NoConnection, NotGuarded
 from semel.flows.serve import Around
-from semel.flows.steps import OnUnknown, Story, effect, mark, phase
+from semel.flows.steps import OnUnknown, Story, effect, mark, park, phase
 from semel.outbox import Headers, Publishing, publishing
 from semel.stores.transaction import AsyncTransaction, Transaction
 
@@ -53,6 +53,7 @@ class Operation:
         "_transaction",
         "has_no_effect",
         "hold",
+        "is_freed",
         "is_refused",
         "story",
     )
@@ -77,6 +78,8 @@ class Operation:
         self.has_no_effect = False
         #: Whether a framework refused the request as it was sent, before the handler could do anything. Internal.
         self.is_refused = False
+        #: Whether the key is freed, whatever the answer: nothing was begun, or another guard keeps it. Internal.
+        self.is_freed = False
         self._take_steps = steps
         #: Made with the first step: most handlers take none.
         self._steps: Steps | None = None
@@ -308,6 +311,13 @@ class Operation:
     def no_effect(self) -> None:
         """Say that nothing happened, so that an error answer (5xx) frees the key. ``raise NoEffect`` says it too."""
         self.has_no_effect = True
+
+    def park(self, what: str) -> Any:
+        """Say that it can't be known what became of *what*: an operator is to resolve it. The handler then ends.
+
+        To be awaited in an async handler. Internal.
+        """
+        return self._here("park", what).note(park, self.story, what)
 
     @property
     def around(self) -> Around | None:

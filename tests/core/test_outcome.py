@@ -8,13 +8,16 @@ from semel import errors
 from semel.core.outcome import OUTCOMES, UNCHANGED, outcome_of, route_of
 from semel.errors import (
     Abandoned,
+    IdentityRefused,
     KeyReused,
     NotReplayable,
     OperationExpired,
     OperationNotFound,
     Refusal,
+    RequestAmbiguous,
     RequestRefused,
     RowDiffers,
+    ScopeMissing,
     ShuttingDown,
     StoreRefused,
     StoreUnavailable,
@@ -43,7 +46,10 @@ def test_every_refusal_has_an_outcome() -> None:
     kinds = [each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, RequestRefused)]
     # A replay's, an operator's, one that a handler raises, and those of an address where nothing is run.
     of_addresses: set[type[Refusal]] = {OperationNotFound, OperationExpired}
-    others: set[type[Refusal]] = {RequestRefused, Abandoned, NotReplayable, RowDiffers, *of_addresses}
+    # The proxy's own: one is refused before any guard, the other is a user that is not accepted, as good as none.
+    of_proxy: set[type[Refusal]] = {RequestAmbiguous, IdentityRefused}
+    assert outcome_of(IdentityRefused()) == outcome_of(ScopeMissing())
+    others: set[type[Refusal]] = {RequestRefused, Abandoned, NotReplayable, RowDiffers, *of_addresses, *of_proxy}
     before_running = {*kinds, ShuttingDown} - others
     outcomes = [outcome_of(kind()) for kind in before_running]
     assert len(set(outcomes)) == len(outcomes)

@@ -9,6 +9,7 @@ from semel.core.message import one_line
 from semel.errors import (
     BodyIncomplete,
     BodyTooLarge,
+    IdentityRefused,
     InProgress,
     KeyExpired,
     KeyInvalid,
@@ -64,6 +65,7 @@ _OF_REFUSALS: dict[type[Refusal], Outcome] = {
     KeyMissing: "missing",
     KeyInvalid: "malformed",
     ScopeMissing: "unscoped",
+    IdentityRefused: "unscoped",
     BodyTooLarge: "too_large",
     BodyIncomplete: "incomplete",
     InProgress: "conflict",

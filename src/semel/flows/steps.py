@@ -221,6 +221,18 @@ async def _park(ports: StepPorts, story: Story, name: str) -> None:
     raise OutcomeUnknown
 
 
+async def park(ports: Ports, story: Story, what: str) -> None:
+    """Stop the operation until an operator resolves it: its handler can't find out what became of *what*.
+
+    Where the store can't be reached, the record stays as it is, and ``on_crash`` decides at the end of its lease.
+    """
+    story.check()
+    with suppress(StoreError):
+        _check_fence(story, await ports.ask(Park(story.hold, reason=f"{what} unknown")))
+        ports.tell(ParkedUnknown(Key(story.hold.key).short(), story.hold.attempt, what))
+    story.is_parked = True
+
+
 async def _save(ports: StepPorts, story: Story, progress: Progress) -> None:
     """Store how far it has come, patiently: an effect may have happened already."""
     for pause in (*COMPLETE_PAUSES, None):

@@ -17,6 +17,8 @@ def answered(answer: Answer, operation: Operation, *, reached_handler: bool, no_
     story = operation.story
     if operation.is_refused and answer.status < FIRST_SERVER_ERROR and not story.is_used:
         reached_handler = False
+    if operation.is_freed:
+        reached_handler = False
     # What a handler of steps did is recorded, so an error leaves it where a retry can go on.
     nothing_lost = no_effect or operation.has_no_effect or story.is_used
     if not (story.is_used or story.promised or story.is_parked or story.is_lost):

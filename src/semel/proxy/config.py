@@ -1,0 +1,192 @@
+"""What can be set of a proxy: values, from a TOML file and from the command line, checked before anything listens.
+
+The command line comes first. Under ``[proxy]`` are its own options, under ``[policy]`` the fields of ``Policy``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from semel.core.policy import Policy, PolicyFields
+from semel.errors import ConfigurationError
+from semel.proxy.scope import TRUSTED
+from semel.work.plan import duration
+
+LISTEN = "127.0.0.1:8080"
+
+#: A policy's fields that a file can't hold: they are made of code.
+_CODE = {"fingerprint", "key_from"}
+_DURATIONS = {"lease", "retention", "wait", "max_response_time"}
+_PRESETS = {"ietf": Policy.ietf, "stripe": Policy.stripe}
+
+#: After an upstream is lost, a proxy knows nothing of what it did.
+_DEFAULTS = {"on_crash": "refuse"}
+
+_GUARD_ONLY = 'Policy.mode can\'t be "atomic" in a proxy: it has no part in the transaction of the server behind it.'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A whole proxy, as it was set. Every process of it is made from this."""
+
+    upstream: str
+    scope: str
+    store: str
+    policy: Policy
+    listen: str = LISTEN
+    workers: int = 1
+    #: Networks of peers that may name the user of a request.
+    trusted: tuple[str, ...] = TRUSTED
+    #: The file of the key, or the keys, that sign bearer tokens.
+    jwt_key: str | None = None
+    #: Patterns of the paths that are guarded; none: all.
+    paths: tuple[str, ...] = ()
+    #: How long the upstream may be silent.
+    timeout: timedelta = timedelta(seconds=60)
+    connect_timeout: timedelta = timedelta(seconds=5)
+    #: How long an idle connection is kept. Servers close theirs after 2 seconds or more, and a request that meets such
+    #: an end is lost: nothing tells whether it was carried out.
+    keepalive: timedelta = timedelta(seconds=1)
+    #: How many connections to the upstream each process has at most.
+    connections: int = 256
+    #: A file of certificates to trust, for an upstream by https.
+    upstream_ca: str | None = None
+    #: A path of the upstream that says by its status whether it is well.
+    check: str | None = None
+    #: How long guarded requests are refused with 503, once it is told to stop, before it no longer listens.
+    drain: timedelta = timedelta(0)
+    #: How long it then waits for requests under way.
+    grace: timedelta = timedelta(seconds=30)
+    #: Whether the upstream is shown the key.
+    pass_key: bool = True
+    #: Whether each process also sweeps and reaps, and runs what was accepted.
+    work: bool = True
+    healthz: str = "/healthz"
+    readyz: str = "/readyz"
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be."""
+        if self.policy.mode == "atomic":
+            raise ConfigurationError(_GUARD_ONLY)
+        if self.policy.may_accept and self.scope.partition(":")[0] in {"jwt", "cookie"}:
+            raise ConfigurationError(
+                "A request that is accepted (202) is stored without its credentials, and run later: the upstream would "
+                "not know its user. Accept requests with --scope header:NAME only, or take that from the policy."
+            )
+        if self.policy.may_accept and not self.work:
+            raise ConfigurationError("Only the proxy can run what it has accepted (202): don't turn its work off.")
+        if self.workers > 1 and self.store.startswith("memory:"):
+            raise ConfigurationError(
+                "memory:// is the memory of one process: with several workers, give another --store."
+            )
+        for name in ("workers", "connections"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} can't be {getattr(self, name)}: it is 1 or more.")
+        for name in ("healthz", "readyz", "check"):
+            path = getattr(self, name)
+            if path and not path.startswith("/"):
+                raise ConfigurationError(f"{name} can't be {path!r}: a path starts with a slash.")
+
+
+#: Which kind of value each option has in a file.
+_TIMES = {each.name for each in fields(Settings) if each.type == "timedelta"}
+_LISTS = {"trusted", "paths"}
+_NUMBERS = {"workers", "connections"}
+_SWITCHES = {"pass_key", "work"}
+
+
+def read(path: str | None, typed: Mapping[str, Any], *, store: str) -> Settings:
+    """Return the settings of a file, with what was *typed* in front; None there stands for what was not typed.
+
+    *store* is the one that is meant where none is named.
+    """
+    tables = _tables(path) if path is not None else {}
+    given = {"store": store} | {name.replace("-", "_"): each for name, each in tables.get("proxy", {}).items()}
+    given |= {name: each for name, each in typed.items() if each is not None}
+    return made(given, tables.get("policy", {}))
+
+
+def made(given: Mapping[str, Any], rules: Mapping[str, Any]) -> Settings:
+    """Return the settings of two tables: options by name, and the fields of a policy."""
+    names = [each.name for each in fields(Settings) if each.name != "policy"]
+    for name in given:
+        if name not in names:
+            raise ConfigurationError(f"[proxy] has no option {name!r}.{_hint(name, names)}")
+    for name in ("upstream", "scope"):
+        if not given.get(name):
+            raise ConfigurationError(f"Which {name}? Give --{name}, or {name} = … under [proxy] in --config FILE.")
+    return Settings(**{name: _option(name, each) for name, each in given.items()}, policy=policy(rules))
+
+
+def policy(table: Mapping[str, Any]) -> Policy:
+    """Return the policy that a table says."""
+    said = {name.replace("-", "_"): each for name, each in table.items()}
+    preset = said.pop("preset", "ietf")
+    if preset not in _PRESETS:
+        raise ConfigurationError(f'[policy] preset can\'t be {preset!r}: it is "ietf" or "stripe".')
+    if code := sorted(_CODE & said.keys()):
+        raise ConfigurationError(f"[policy] can't set {code[0]}: it is made of code. Use the middleware for that.")
+    wanted: dict[str, Any] = _DEFAULTS | {
+        name: _duration(f"[policy] {name}", each) if name in _DURATIONS else _plain(each) for name, each in said.items()
+    }
+    made: PolicyFields = wanted  # type: ignore[assignment]  # a name that is wrong is told by the policy itself
+    return _PRESETS[preset](**made)
+
+
+def _plain(each: Any) -> Any:
+    return tuple(each) if isinstance(each, list) else each
+
+
+def _tables(path: str) -> dict[str, Any]:
+    try:
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"--config: {path}: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--config: {path}: {error}.") from None
+    for name, table in tables.items():
+        if name not in {"proxy", "policy"} or not isinstance(table, dict):
+            raise ConfigurationError(f"--config: {path} has tables [proxy] and [policy], not {name!r}.")
+    return tables
+
+
+def _option(name: str, each: Any) -> Any:
+    """Return a value as ``Settings`` has it; it comes from a file, or was typed."""
+    where = f"[proxy] {name}"
+    if name in _TIMES:
+        return _duration(where, each)
+    if name in _LISTS:
+        many = (each,) if isinstance(each, str) else each
+        if not isinstance(many, list | tuple) or not all(isinstance(one, str) for one in many):
+            raise ConfigurationError(f"{where} can't be {each!r}: it is a list of strings.")
+        return tuple(many)
+    wanted, spelled = (
+        (int, "a number") if name in _NUMBERS else (bool, "true or false") if name in _SWITCHES else (str, "a string")
+    )
+    if not isinstance(each, wanted) or (wanted is int and isinstance(each, bool)):
+        raise ConfigurationError(f"{where} can't be {each!r}: it is {spelled}.")
+    return each
+
+
+def _duration(where: str, each: Any) -> timedelta:
+    """Return a number of seconds, or a string such as "30s", as a duration."""
+    if isinstance(each, timedelta):
+        return each
+    if isinstance(each, int | float) and not isinstance(each, bool) and each >= 0:
+        return timedelta(seconds=each)
+    if isinstance(each, str):
+        if each.strip() in {"0", "0s"}:
+            return timedelta(0)
+        return duration(each)
+    raise ConfigurationError(f'{where} can\'t be {each!r}: it is a number of seconds, or a string such as "30s".')
+
+
+def _hint(name: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    return f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(names)}."

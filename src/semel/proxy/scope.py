@@ -1,0 +1,165 @@
+"""The user of a proxied request: from a header, a verified or a whole token, or a cookie. Nothing is forwarded here.
+
+A scope decides which stored answers a client can be given, so a client must not be able to choose that of another.
+A header counts from trusted peers only (``headers.py`` refuses it from others). A token's claim counts when its
+signature was verified here; otherwise the whole token is the scope, which only its owner can send. A cookie, and a
+header that holds a credential, are hashed: the store must not hold what logs a user in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+from semel.core.credentials import looks_secret
+from semel.core.scope import MAX_PRINCIPAL_LENGTH, SINGLE_TENANT
+from semel.errors import ConfigurationError, IdentityRefused, ScopeMissing
+from semel.guard.request import RequestView
+from semel.proxy.tokens import TokenRefused, Verifier, claims_of
+
+NamesUser = Callable[[RequestView], Any]
+
+#: Their own processes: a sidecar and its neighbours.
+TRUSTED = ("127.0.0.0/8", "::1/128")
+
+SPELLINGS = "header:NAME, jwt:CLAIM, cookie:NAME or single"
+UNVERIFIED = (
+    "--scope jwt:%s without --jwt-key: signatures are not verified here, so the scope of a request is its claim and "
+    "its whole token. A retry with a renewed token is then a new operation, and runs again. Give --jwt-key FILE."
+)
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class Peers:
+    """Which peers are trusted to name the user of a request, by network. A Unix socket has its file's permissions."""
+
+    def __init__(self, networks: Iterable[str] = TRUSTED) -> None:
+        """Trust *networks*, such as ``10.0.0.0/8``."""
+        try:
+            self._networks = tuple(ipaddress.ip_network(each, strict=False) for each in networks)
+        except ValueError as error:
+            raise ConfigurationError(f"trusted: {error}. Write networks as 10.0.0.0/8, or one address.") from None
+        self.trusts = lru_cache(maxsize=1024)(self._trusts)
+
+    def _trusts(self, address: str | None) -> bool:
+        if address is None:
+            return True
+        try:
+            found = ipaddress.ip_address(address.partition("%")[0])
+        except ValueError:
+            return False
+        if found.version == 6 and found.ipv4_mapped is not None:  # noqa: PLR2004 - of IP
+            found = found.ipv4_mapped
+        return any(found in network for network in self._networks)
+
+
+class ByHeader:
+    """The value of one header. ``HeaderRules`` has seen to it that there is one at most, from a trusted peer."""
+
+    def __init__(self, name: str) -> None:
+        """Read the header *name*."""
+        self._name = name.lower()
+        self._is_secret = looks_secret(self._name)
+
+    @property
+    def identity(self) -> bytes | None:
+        """The header that only trusted peers may send; None: what it holds proves itself."""
+        return None if self._is_secret else self._name.encode()
+
+    def __call__(self, request: RequestView) -> str | None:
+        """Name the user."""
+        values = [each for name, each in request.raw["headers"] if name == self._name.encode()]
+        if len(values) > 1:
+            raise IdentityRefused("The header that names the user was sent more than once.")
+        text = values[0].decode("latin-1").strip() if values else ""
+        if not text:
+            return None
+        return _hashed(self._name, text) if self._is_secret else _bounded(text)
+
+
+class ByCookie:
+    """The hash of one cookie, such as that of a session."""
+
+    def __init__(self, name: str) -> None:
+        """Read the cookie *name*."""
+        self._name = name
+
+    def __call__(self, request: RequestView) -> str | None:
+        """Name the user."""
+        found = [
+            each.strip()
+            for name, line in request.raw["headers"]
+            if name == b"cookie"
+            for each in line.decode("latin-1").split(";")
+        ]
+        values = {text for name, equals, text in (each.partition("=") for each in found) if name == self._name}
+        if len(values) > 1:
+            raise IdentityRefused("The cookie that names the user was sent more than once.")
+        text = values.pop() if values else ""
+        return _hashed(self._name, text) if text else None
+
+
+class ByToken:
+    """A claim of the bearer token."""
+
+    def __init__(self, claim: str, verifier: Verifier | None) -> None:
+        """Read *claim* of a token that *verifier* has accepted; without one, the whole token is part of the scope."""
+        self._claim = claim
+        self._verifier = verifier
+
+    def __call__(self, request: RequestView) -> Any:
+        """Name the user."""
+        lines = [each for name, each in request.raw["headers"] if name == b"authorization"]
+        if len(lines) > 1:
+            raise IdentityRefused("Authorization was sent more than once.")
+        scheme, _, token = (lines[0].decode("latin-1") if lines else "").strip().partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        token = token.strip()
+        try:
+            claims = claims_of(token) if self._verifier is None else self._verifier.verified(token)
+        except TokenRefused as refused:
+            raise ScopeMissing(f"The bearer token is not accepted: {refused}") from None
+        claim, issuer = claims.get(self._claim), claims.get("iss")
+        if not isinstance(claim, str | int) or isinstance(claim, bool) or claim == "":
+            raise ScopeMissing(f"The bearer token has no claim {self._claim!r} that names a user.")
+        names = [str(each) for each in (issuer, claim) if isinstance(each, str | int)]
+        user = "/".join(each.replace("%", "%25").replace("/", "%2F") for each in names)
+        if self._verifier is None:
+            user = f"{user}/{hashlib.sha256(token.encode('latin-1')).hexdigest()}"
+        return _bounded(user)
+
+
+def scope_of(spelled: str, verifier: Verifier | None = None) -> NamesUser:
+    """Return what names the user, as it was *spelled* on the command line."""
+    kind, colon, name = spelled.partition(":")
+    if spelled == "single":
+        made: NamesUser = SINGLE_TENANT
+    elif not colon or kind not in {"header", "jwt", "cookie"} or not name:
+        raise ConfigurationError(f"--scope can't be {spelled!r}: it is {SPELLINGS}.")
+    elif kind == "jwt":
+        return ByToken(name, verifier)
+    elif not _NAME.fullmatch(name):
+        raise ConfigurationError(f"--scope: {name!r} can't be the name of a {kind}.")
+    else:
+        made = ByHeader(name) if kind == "header" else ByCookie(name)
+    if verifier is not None:
+        raise ConfigurationError("--jwt-key is for --scope jwt:CLAIM.")
+    return made
+
+
+def _bounded(text: str) -> str:
+    """Return *text* as a principal. It comes from a client, so what does not fit is the client's mistake."""
+    if _CONTROL.search(text):
+        raise IdentityRefused("The name of the user has a control character in it.")
+    return text if len(text) <= MAX_PRINCIPAL_LENGTH else _hashed("long", text)
+
+
+def _hashed(what: str, text: str) -> str:
+    return f"{what}:sha256:{hashlib.sha256(text.encode()).hexdigest()}"[-MAX_PRINCIPAL_LENGTH:]

@@ -1,0 +1,119 @@
+"""What can be set of a proxy, in a file and on the command line, and what a mistake is told."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.errors import ConfigurationError
+from semel.proxy.config import made, read
+from semel.proxy.upstream import Address
+
+ROOT = Path(__file__).parents[2]
+STORE = "sqlite:///x.db"
+TYPED = {"upstream": "http://127.0.0.1:3000", "scope": "single"}
+
+
+def test_file(tmp_path: Path) -> None:
+    """A file has the options and the policy; durations are numbers of seconds, or strings."""
+    file = tmp_path / "semel.toml"
+    file.write_text("""
+        [proxy]
+        upstream = "http://127.0.0.1:3000"
+        scope = "header:X-User"
+        listen = "127.0.0.1:9000"
+        workers = 2
+        trusted = ["10.0.0.0/8"]
+        timeout = 5
+        jwt-key = "key.pem"
+        [policy]
+        preset = "stripe"
+        required = true
+        methods = ["POST", "PUT"]
+        lease = "10s"
+        retention = 3600
+        keep = [200, 201]
+    """)
+    settings = read(str(file), {"workers": 3, "timeout": None}, store=STORE)
+    assert (settings.upstream, settings.listen, settings.workers) == ("http://127.0.0.1:3000", "127.0.0.1:9000", 3)
+    assert (settings.trusted, settings.timeout, settings.jwt_key) == (("10.0.0.0/8",), timedelta(seconds=5), "key.pem")
+    policy = settings.policy
+    assert (policy.dialect, policy.required, policy.server_errors) == ("stripe", True, "keep")
+    assert (policy.lease, policy.retention) == (timedelta(seconds=10), timedelta(hours=1))
+    assert (policy.keep, policy.methods) == (frozenset({200, 201}), frozenset({"POST", "PUT"}))
+
+
+def test_file_of_the_documentation(tmp_path: Path) -> None:
+    """The file that the how-to page shows can be read."""
+    page = (ROOT / "docs/how-to/guard-any-language.md").read_text()
+    file = tmp_path / "semel.toml"
+    file.write_text(page.partition("```toml\n")[2].partition("```")[0])
+    settings = read(str(file), {}, store=STORE)
+    assert (settings.store, settings.policy.in_progress) == ("postgresql:///app", "wait")
+
+
+def test_defaults() -> None:
+    """One process, on loopback; after a crash the outcome is unknown."""
+    settings = read(None, TYPED, store=STORE)
+    assert (settings.listen, settings.workers, settings.policy.on_crash) == ("127.0.0.1:8080", 1, "refuse")
+    assert made(TYPED | {"store": STORE}, {"on_crash": "rerun"}).policy.on_crash == "rerun"
+
+
+WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"upstream": None}, {}, "upstream"),
+    ({"scope": ""}, {}, "scope"),
+    ({"wrokers": 2}, {}, "workers"),
+    ({"workers": 0}, {}, "workers"),
+    ({"workers": 2, "store": "memory://"}, {}, "memory"),
+    ({"workers": "2"}, {}, "number"),
+    ({"work": "yes"}, {}, "true or false"),
+    ({"timeout": "soon"}, {}, "duration"),
+    ({"timeout": -1}, {}, "seconds"),
+    ({"trusted": 7}, {}, "list"),
+    ({"healthz": "up"}, {}, "slash"),
+    ({}, {"mode": "atomic"}, "transaction"),
+    ({}, {"preset": "paypal"}, "preset"),
+    ({}, {"lease": [1]}, "lease"),
+    ({}, {"requird": True}, "required"),
+    ({}, {"fingerprint": "body"}, "code"),
+    ({}, {"methods": ["GET"]}, "methods"),
+    ({"scope": "jwt:sub"}, {"in_progress": "accept"}, "credentials"),
+    ({"work": False}, {"in_progress": "accept"}, "work"),
+]
+
+
+@pytest.mark.parametrize("options, rules, word", WRONG)
+def test_mistakes(options: dict[str, Any], rules: dict[str, Any], word: str) -> None:
+    """Each is told by its name, before anything listens."""
+    with pytest.raises(ConfigurationError, match=word):
+        made(TYPED | {"store": STORE} | options, rules)
+
+
+@pytest.mark.parametrize("text", ["[proxy", "[proxies]\na = 1", "proxy = 1", None])
+def test_bad_files(tmp_path: Path, text: str | None) -> None:
+    """A file that can't be read is named, with the place of the mistake."""
+    file = tmp_path / "semel.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigurationError, match=r"semel\.toml"):
+        read(str(file), TYPED, store=STORE)
+
+
+def test_addresses() -> None:
+    """An upstream is a host by http or https, or the file of a Unix socket."""
+    assert Address.read("http://127.0.0.1:3000/") == Address("http://127.0.0.1:3000")
+    assert Address.read("https://[::1]").place == ("::1", 443)
+    assert Address.read("unix:///run/app.sock") == Address("http://localhost", "/run/app.sock")
+    for wrong in (
+        "127.0.0.1:3000",
+        "http://",
+        "ftp://a",
+        "http://a/b",
+        "http://u@a",
+        "http://a:b",
+        "unix://",
+        "http://a?b",
+    ):
+        with pytest.raises(ConfigurationError, match="--upstream"):
+            Address.read(wrong)

@@ -1,0 +1,300 @@
+"""A guarded request through the proxy: one effect, one answer, and what becomes of the key when the upstream fails."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from semel.core.state import State
+from tests.proxy.kit import BOB, KEY, Origin, Seen, created, gathered, proxied, replying
+
+Reader = asyncio.StreamReader
+Writer = asyncio.StreamWriter
+
+
+async def test_replay(tmp_path: Path) -> None:
+    """The upstream runs once, and a retry gets its answer, marked."""
+    async with proxied(tmp_path) as world:
+        first, again = await world.pay(), await world.pay()
+    assert (first.status, first.is_replay, again.status, again.is_replay) == (201, False, 201, True)
+    assert first.body == again.body
+    assert len(world.origin.seen) == 1
+
+
+async def test_race(tmp_path: Path) -> None:
+    """Of ten at once, the upstream gets one; the others are told to retry."""
+    arrived, go = asyncio.Event(), asyncio.Event()
+
+    async def held(seen: Seen, reader: Reader, writer: Writer) -> None:
+        arrived.set()
+        await go.wait()
+        await created(seen, reader, writer)
+
+    async with proxied(tmp_path, Origin(held)) as world:
+        first = asyncio.create_task(world.pay())
+        await arrived.wait()
+        others = await gathered(world.pay() for _ in range(9))
+        go.set()
+        assert (await first).status == 201
+    assert {(each.status, each.code) for each in others} == {(409, "idempotency-key-in-progress")}
+    assert len(world.origin.seen) == 1
+
+
+async def test_waiting(tmp_path: Path) -> None:
+    """A duplicate can wait for the first, and gets its answer."""
+    async with proxied(tmp_path, rules={"in_progress": "wait", "wait": "10s"}) as world:
+        answers = await gathered(world.pay() for _ in range(5))
+    assert sorted(each.is_replay for each in answers) == [False, True, True, True, True]
+    assert len(world.origin.seen) == 1
+
+
+async def test_mismatch_and_tenants(tmp_path: Path) -> None:
+    """The same key with another body is refused; the same key of another user is another operation."""
+    async with proxied(tmp_path) as world:
+        await world.pay()
+        assert (await world.pay(body=b"[]")).status == 422
+        other = await world.pay(user="eve")
+    assert (other.status, other.is_replay) == (201, False)
+    assert len(world.origin.seen) == 2
+
+
+async def test_key_and_attempt_are_passed_on(tmp_path: Path) -> None:
+    """The upstream is told the key and the number of the attempt; what a client says of that is dropped."""
+    async with proxied(tmp_path) as world:
+        await world.send(KEY, BOB, "Semel-Attempt: 9")
+        await world.send(BOB, "Semel-Attempt: 9", "Semel_Attempt: 9")
+    guarded, free = world.origin.seen
+    assert guarded.values("idempotency-key") == ["key-1"]
+    assert guarded.values("semel-attempt") == ["1"]
+    assert free.values("semel-attempt") == []
+    assert free.values("semel_attempt") == []
+
+
+async def test_key_can_be_hidden(tmp_path: Path) -> None:
+    """A hop behind the proxy that repeats keyed requests can be kept from knowing the key."""
+    async with proxied(tmp_path, pass_key=False) as world:
+        await world.pay()
+    assert world.origin.seen[0].values("idempotency-key") == []
+
+
+@pytest.mark.parametrize("server_errors", ["auto", "release", "keep"])
+async def test_nothing_ran(tmp_path: Path, server_errors: str) -> None:
+    """If the upstream can't be connected to, the key is freed, whatever the policy says of server errors."""
+    rules = {"server_errors": server_errors}
+    async with proxied(tmp_path, upstream="http://127.0.0.1:1", rules=rules) as world:
+        got = await world.pay()
+        assert (got.status, got.code, got.values("retry-after")) == (503, "upstream-unreachable", ["1"])
+        assert await world.record() is None
+        assert (await world.send(BOB)).code == "upstream-unreachable"
+
+
+async def closes(_seen: Seen, _reader: Reader, writer: Writer) -> None:
+    writer.close()
+
+
+async def resets(_seen: Seen, _reader: Reader, writer: Writer) -> None:
+    writer.transport.abort()
+
+
+async def speaks_nonsense(_seen: Seen, _reader: Reader, writer: Writer) -> None:
+    writer.write(b"220 smtp.example.com ESMTP\r\n\r\n")
+
+
+async def breaks_off_in_head(_seen: Seen, _reader: Reader, writer: Writer) -> None:
+    writer.write(b"HTTP/1.1 201 Created\r\nContent-Le")
+    writer.close()
+
+
+async def breaks_off_in_body(_seen: Seen, _reader: Reader, writer: Writer) -> None:
+    writer.write(b"HTTP/1.1 201 Created\r\nContent-Length: 100\r\n\r\nhalf")
+    writer.close()
+
+
+async def breaks_off_in_chunk(_seen: Seen, _reader: Reader, writer: Writer) -> None:
+    writer.write(b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n64\r\nhalf")
+    writer.close()
+
+
+async def lies_about_chunks(_seen: Seen, _reader: Reader, writer: Writer) -> None:
+    writer.write(b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nhalf\r\n0\r\n\r\n")
+
+
+async def says_bad_gateway(_seen: Seen, _reader: Reader, writer: Writer) -> None:
+    writer.write(replying("502 Bad Gateway"))
+
+
+LOST = [
+    closes,
+    resets,
+    speaks_nonsense,
+    breaks_off_in_head,
+    breaks_off_in_body,
+    breaks_off_in_chunk,
+    lies_about_chunks,
+    says_bad_gateway,
+]
+
+
+@pytest.mark.parametrize("answer", LOST)
+async def test_outcome_unknown(tmp_path: Path, answer: object) -> None:
+    """An upstream that is lost after it got the request leaves an unknown outcome: it is parked, and not sent again."""
+    async with proxied(tmp_path, Origin(answer)) as world:  # type: ignore[arg-type]
+        for _ in range(2):
+            got = await world.pay()
+            assert (got.status, got.code) == (409, "outcome-unknown")
+        record = await world.record()
+        assert record is not None
+        assert record.state is State.UNKNOWN
+    assert len(world.origin.seen) == 1
+
+
+async def test_silence(tmp_path: Path) -> None:
+    """An upstream that never answers leaves an unknown outcome, too; and so does one that stops in its answer."""
+
+    async def never(seen: Seen, reader: Reader, writer: Writer) -> None:
+        if b"begin" in seen.body:
+            writer.write(b"HTTP/1.1 201 Created\r\nContent-Length: 100\r\n\r\nhalf")
+        await reader.read()
+
+    async with proxied(tmp_path, Origin(never), timeout=0.2) as world:
+        got = await gathered([world.pay(), world.pay("key-2", b"begin")])
+        assert [each.code for each in got] == ["outcome-unknown"] * 2
+        assert {each.state for each in await world.records()} == {State.UNKNOWN}
+        free = await world.send(BOB)
+        assert (free.status, free.code) == (504, "upstream-timeout")
+
+
+@pytest.mark.parametrize("preset", ["ietf", "stripe"])
+async def test_rerun_by_choice(tmp_path: Path, preset: str) -> None:
+    """With on_crash="rerun" an upstream that is lost frees the key: it may be sent again."""
+    rules = {"on_crash": "rerun", "preset": preset, "dialect": "ietf"}
+    async with proxied(tmp_path, Origin(closes), rules=rules) as world:
+        assert (await world.pay()).code == "upstream-lost"
+        world.origin.answer = created
+        got = await world.pay()
+    assert (got.status, got.is_replay) == (201, False)
+
+
+async def test_answer_with_more_than_its_length(tmp_path: Path) -> None:
+    """What an upstream sends beyond the length of an answer is not taken for the answer to another request."""
+
+    async def longer(_seen: Seen, _reader: Reader, writer: Writer) -> None:
+        writer.write(replying("201 Created") + replying("200 OK", b"of another"))
+
+    async with proxied(tmp_path, Origin(longer)) as world:
+        for key in ("a", "b", "c"):
+            got = await world.pay(key)
+            assert (got.status, got.body) == (201, b"ok")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "GET"])
+async def test_sent_once(tmp_path: Path, method: str) -> None:
+    """A request that meets the end of a kept connection is not sent again, by whatever method."""
+
+    async def twice(seen: Seen, reader: Reader, writer: Writer) -> None:
+        if len(origin.seen) == 1:
+            await created(seen, reader, writer)
+        else:
+            writer.close()
+
+    origin = Origin(twice)
+    async with proxied(tmp_path, origin, keepalive=10, rules={"methods": ["POST", "PUT", "DELETE"]}) as world:
+        await world.send(BOB, method="GET", body=b"")
+        got = await world.send(KEY, BOB, method=method, body=b"")
+    assert got.code == ("upstream-lost" if method == "GET" else "outcome-unknown")
+    assert (len(origin.seen), origin.connections) == (2, 1)
+
+
+async def test_stands_down(tmp_path: Path) -> None:
+    """Where the upstream replays by itself, its record counts, and none is kept here."""
+
+    async def replays(_seen: Seen, _reader: Reader, writer: Writer) -> None:
+        writer.write(replying("201 Created", b"ok", "Idempotent-Replayed: true"))
+
+    async with proxied(tmp_path, Origin(replays)) as world:
+        for _ in range(2):
+            assert (await world.pay()).is_replay
+        assert await world.record() is None
+    assert len(world.origin.seen) == 2
+
+
+async def test_answer_is_replayed_whole(tmp_path: Path) -> None:
+    """Bytes of any kind, in chunks, with an encoding that is not undone."""
+
+    async def binary(_seen: Seen, _reader: Reader, writer: Writer) -> None:
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Encoding: gzip\r\nLink: a\r\nLink: b\r\n"
+            b"Content-Type: application/octet-stream\r\n\r\n3\r\n\x00\xff\x80\r\n2\r\n\r\n\r\n0\r\n\r\n"
+        )
+
+    async with proxied(tmp_path, Origin(binary)) as world:
+        first, again = await world.pay(), await world.pay()
+    assert first.body == again.body == b"\x00\xff\x80\r\n"
+    for each in (first, again):
+        assert each.values("link") == ["a", "b"]
+        assert each.values("content-encoding") == ["gzip"]
+    assert again.is_replay
+
+
+async def test_report_mode(tmp_path: Path) -> None:
+    """A proxy that only reports changes nothing."""
+    async with proxied(tmp_path, rules={"enforcement": "report"}) as world:
+        answers = [await world.pay() for _ in range(2)]
+    assert [each.is_replay for each in answers] == [False, False]
+    assert sum(world.proxy.guard.tally.snapshot().total.values()) == 2
+    assert len(world.origin.seen) == 2
+
+
+async def test_client_that_hangs_up(tmp_path: Path) -> None:
+    """A guarded request is finished without its client, and the retry gets its answer."""
+    arrived, go = asyncio.Event(), asyncio.Event()
+
+    async def held(seen: Seen, reader: Reader, writer: Writer) -> None:
+        arrived.set()
+        await go.wait()
+        await created(seen, reader, writer)
+
+    async with proxied(tmp_path, Origin(held), rules={"in_progress": "wait"}) as world:
+        first = asyncio.create_task(world.pay())
+        await arrived.wait()
+        first.cancel()
+        again = asyncio.create_task(world.pay())
+        go.set()
+        assert (await again).is_replay
+    assert len(world.origin.seen) == 1
+
+
+@pytest.mark.slow  # A worker tries again after ten seconds.
+async def test_accepted_while_the_upstream_is_down(tmp_path: Path) -> None:
+    """What was accepted is run when the upstream is back, once."""
+    async with proxied(tmp_path) as there:
+        pass  # Its port is free now.
+    async with proxied(tmp_path, rules={"in_progress": "accept"}, work=True, upstream=there.origin.url) as world:
+        [where] = (await world.pay()).values("location")
+
+        async def state() -> int:
+            return (await world.send(BOB, method="GET", target=where, body=b"")).status
+
+        assert await state() == 202
+        back = await asyncio.start_server(there.origin.serve, "127.0.0.1", there.origin.port)
+        async with asyncio.timeout(60):
+            while await state() != 201:  # noqa: ASYNC110 - a client can only ask
+                await asyncio.sleep(0.05)
+        back.close()
+    assert len(there.origin.seen) == 1
+
+
+async def test_accepted(tmp_path: Path) -> None:
+    """With in_progress="accept" a request is answered with 202, run by the proxy, and asked for at its status URL."""
+    async with proxied(tmp_path, rules={"in_progress": "accept"}, work=True) as world:
+        got = await world.pay()
+        assert got.status == 202
+        [where] = got.values("location")
+        for _ in range(200):
+            state = await world.send(BOB, method="GET", target=where, body=b"")
+            if state.status == 201:
+                break
+            await asyncio.sleep(0.02)
+        assert state.json() == {"body": 2}
+    [seen] = world.origin.seen
+    assert (seen.method, seen.body, seen.values("x-user")) == ("POST", b"{}", ["bob"])

@@ -1,0 +1,181 @@
+"""The proxy as a process: how it starts and stops, what a kill leaves behind, and by which ways it can be reached."""
+
+import asyncio
+import datetime as dt
+import os
+import signal
+import ssl
+import stat
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from semel.errors import ConfigurationError
+from semel.proxy.server import bound, shown
+from tests.proxy.kit import BOB, HANG, Origin, Seen, created, proxied
+from tests.proxy.running import running
+
+Reader = asyncio.StreamReader
+Writer = asyncio.StreamWriter
+
+
+class Held(Origin):
+    """An upstream that answers when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(self._hold)
+        self.arrived, self.go = asyncio.Event(), asyncio.Event()
+
+    async def _hold(self, seen: Seen, reader: Reader, writer: Writer) -> None:
+        self.arrived.set()
+        await self.go.wait()
+        await created(seen, reader, writer)
+
+
+async def test_drain(tmp_path: Path) -> None:
+    """On SIGTERM it is no longer ready, refuses guarded requests, finishes those under way, and ends with status 0."""
+    origin = Held()
+    upstream = await asyncio.start_server(origin.serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}"
+    async with running(tmp_path, url, "--drain", "2s") as proxy, asyncio.timeout(HANG):
+        assert (await proxy.get("/healthz")).status == 200
+        assert (await proxy.get("/readyz")).json() == {"status": "ok", "accepts": True, "store": True, "upstream": True}
+        first = asyncio.create_task(proxy.pay())
+        await origin.arrived.wait()
+        proxy.signal(signal.SIGTERM)
+        while (await proxy.get("/readyz")).status == 200:
+            pass
+        refused = await proxy.pay("key-2")
+        assert (refused.status, refused.code) == (503, "shutting-down")
+        assert refused.values("retry-after")
+        origin.go.set()
+        assert (await first).status == 201
+        assert await proxy.ended() == 0
+    assert [each.values("idempotency-key") for each in origin.seen] == [["key-1"]]
+    upstream.close()
+
+
+async def test_killed_after_the_upstream_did_it(tmp_path: Path) -> None:
+    """A proxy that is killed leaves an unknown outcome; the next proxy does not send the request again."""
+    origin = Held()
+    upstream = await asyncio.start_server(origin.serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}"
+    async with running(tmp_path, url, rules='lease = "1s"') as proxy:
+        first = asyncio.create_task(proxy.pay())
+        await asyncio.wait_for(origin.arrived.wait(), HANG)
+        proxy.signal(signal.SIGKILL)
+        await proxy.ended()
+        await asyncio.gather(first, return_exceptions=True)
+        origin.go.set()
+    async with running(tmp_path, url, rules='lease = "1s"') as proxy, asyncio.timeout(HANG):
+        while (got := await proxy.pay()).code == "idempotency-key-in-progress":  # noqa: ASYNC110 - a lease has no event
+            await asyncio.sleep(0.1)
+        assert (got.status, got.code) == (409, "outcome-unknown")
+        assert (await proxy.pay("key-2")).status == 201
+    assert [each.values("idempotency-key") for each in origin.seen] == [["key-1"], ["key-2"]]
+    upstream.close()
+
+
+def workers_of(pid: int) -> set[int]:
+    """Return the ids of the processes that serve."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return {int(each) for each in children if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()}
+
+
+async def test_workers(tmp_path: Path) -> None:
+    """Several processes share the keys; one that is killed is replaced, and all end with the first."""
+    origin = Origin()
+    upstream = await asyncio.start_server(origin.serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}"
+    where = f"unix:{tmp_path}/semel.sock"
+    async with running(tmp_path, url, "--workers", "2", listen=where) as proxy, asyncio.timeout(HANG):
+        got = await asyncio.gather(*(proxy.pay() for _ in range(16)))
+        assert {each.status for each in got} <= {201, 409}
+        again = await asyncio.gather(*(proxy.pay() for _ in range(8)))
+        assert all(each.is_replay for each in again)
+        first = workers_of(proxy.process.pid)
+        assert len(first) == 2
+        os.kill(min(first), signal.SIGKILL)
+        while len(now := workers_of(proxy.process.pid)) < 2 or now == first:  # noqa: ASYNC110 - nor has a process of others
+            await asyncio.sleep(0.05)
+        assert (await proxy.pay()).is_replay
+        assert stat.S_IMODE((tmp_path / "semel.sock").stat().st_mode) == 0o660
+        proxy.signal(signal.SIGTERM)
+        assert await proxy.ended() == 0
+    assert len(origin.seen) == 1
+    assert not (tmp_path / "semel.sock").exists()
+    upstream.close()
+
+
+def test_unix_socket_that_is_there(tmp_path: Path) -> None:
+    """A socket that another process listens on is left to it; one that was left behind is replaced."""
+    where = f"unix:{tmp_path}/semel.sock"
+    with bound(where), pytest.raises(ConfigurationError, match="another process"):
+        bound(where)
+    with bound(where) as listener:
+        assert shown(listener) == where
+
+
+async def test_unix_upstream(tmp_path: Path) -> None:
+    """An upstream can listen on a Unix socket."""
+    origin = Origin()
+    upstream = await asyncio.start_unix_server(origin.serve, tmp_path / "app.sock")
+    async with proxied(tmp_path, upstream=f"unix://{tmp_path}/app.sock") as world:
+        assert (await world.pay()).status == 201
+        assert (await world.pay()).is_replay
+        assert (await world.send(BOB, method="GET", target="/readyz", body=b"")).status == 200
+        upstream.close()
+        (tmp_path / "app.sock").unlink()
+        await asyncio.sleep(0)
+    assert origin.seen[0].values("host") == ["shop"]
+
+
+def certificate(folder: Path) -> ssl.SSLContext:
+    """Make a server's certificate that has signed itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now)
+        .not_valid_after(now + dt.timedelta(days=36500))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (folder / "cert.pem").write_bytes(made.public_bytes(pem))
+    none = serialization.NoEncryption()
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, none))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return context
+
+
+async def test_tls_upstream(tmp_path: Path) -> None:
+    """An upstream by https is verified; one that can't be is not sent anything, and the key is freed."""
+    origin = Origin()
+    upstream = await asyncio.start_server(origin.serve, "localhost", 0, ssl=certificate(tmp_path))
+    url = f"https://localhost:{upstream.sockets[0].getsockname()[1]}"
+    async with proxied(tmp_path, upstream=url, upstream_ca=str(tmp_path / "cert.pem")) as world:
+        assert (await world.pay()).status == 201
+    async with proxied(tmp_path, upstream=url) as world:
+        assert (await world.pay("key-2")).code == "upstream-unreachable"
+        assert await world.record("key-2") is None
+    assert len(origin.seen) == 1
+    upstream.close()
+
+
+async def test_health(tmp_path: Path) -> None:
+    """It is alive while it runs, and ready while store and upstream are; the paths can be left to the upstream."""
+    async with proxied(tmp_path, upstream="http://127.0.0.1:1") as world:
+        assert (await world.send(method="GET", target="/healthz", body=b"")).status == 200
+        got = await world.send(method="GET", target="/readyz", body=b"")
+        assert (got.status, got.json()["upstream"], got.json()["store"]) == (503, False, True)
+    async with proxied(tmp_path, healthz="", check="/up") as world:
+        assert (await world.send(method="GET", target="/healthz", body=b"")).status == 201
+        assert (await world.send(method="GET", target="/readyz", body=b"")).status == 200
+    assert [each.target for each in world.origin.seen] == ["/healthz", "/up"]

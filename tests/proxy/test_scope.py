@@ -1,0 +1,196 @@
+"""Which user a proxied request belongs to, and whose word is taken for it."""
+
+import base64
+import hashlib
+import hmac
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+
+from semel.errors import ConfigurationError
+from semel.proxy.scope import Peers, scope_of
+from semel.proxy.tokens import TokenRefused, Verifier
+from tests.proxy.kit import KEY, proxied
+
+SECRET = b"a shared secret of more than thirty-two bytes"
+
+
+def b64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def signed(claims: Any, sign: Any, **head: Any) -> str:
+    text = f"{b64(json.dumps(head).encode())}.{b64(json.dumps(claims).encode())}"
+    return f"{text}.{b64(sign(text.encode()))}"
+
+
+def hs256(claims: Any, secret: bytes = SECRET, **head: Any) -> str:
+    return signed(claims, lambda text: hmac.digest(secret, text, hashlib.sha256), **({"alg": "HS256"} | head))
+
+
+def bearer(token: str) -> str:
+    return f"Authorization: Bearer {token}"
+
+
+def test_peers() -> None:
+    """Loopback and Unix sockets are trusted, and what else is named."""
+    usual, more = Peers(), Peers(["10.0.0.0/8", "2001:db8::/32"])
+    assert all(map(usual.trusts, ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", None]))
+    assert not any(map(usual.trusts, ["10.1.2.3", "::2", "unknown"]))
+    assert all(map(more.trusts, ["10.1.2.3", "::ffff:10.1.2.3", "2001:db8::9%eth0"]))
+    assert not more.trusts("127.0.0.1")
+    with pytest.raises(ConfigurationError, match="trusted"):
+        Peers(["everybody"])
+
+
+@pytest.mark.parametrize("spelled", ["", "header", "header:", "header:X User", "query:user", "jwt", "cookie:a=b"])
+def test_spelled_wrongly(spelled: str) -> None:
+    """A scope is one of four."""
+    with pytest.raises(ConfigurationError):
+        scope_of(spelled)
+
+
+async def test_missing(tmp_path: Path) -> None:
+    """A key without a user is refused; a request without a key needs none."""
+    async with proxied(tmp_path) as world:
+        for lines in ((KEY,), (KEY, "X-User:"), (KEY, "X_User: bob")):
+            assert (await world.send(*lines)).code == "idempotency-scope-missing"
+        assert (await world.send()).status == 201
+        assert (await world.send(KEY, "X-User: a\tb")).code == "identity-refused"
+        assert (await world.send(KEY, "X-User: " + "a" * 300)).status == 201
+    assert len(world.origin.seen) == 2
+
+
+async def test_strangers(tmp_path: Path) -> None:
+    """A peer that is not trusted can't name a user, with or without a key; without a user it is served."""
+    async with proxied(tmp_path, trusted=["192.0.2.0/24"]) as world:
+        for lines in ((KEY, "X-User: bob"), ("X-User: bob",)):
+            assert (await world.send(*lines)).code == "identity-refused"
+        assert (await world.send()).status == 201
+    assert len(world.origin.seen) == 1
+
+
+async def test_single(tmp_path: Path) -> None:
+    """An API with one user says so."""
+    async with proxied(tmp_path, scope="single") as world:
+        assert [(await world.send(KEY)).is_replay for _ in range(2)] == [False, True]
+
+
+async def test_cookie(tmp_path: Path) -> None:
+    """A session's cookie is the scope, and the store holds its hash."""
+    async with proxied(tmp_path, scope="cookie:sid", trusted=["192.0.2.0/24"]) as world:
+        one, other = "Cookie: a=b; sid=s3cret; c=d", "Cookie: sid=other"
+        got = [await world.send(KEY, line) for line in (one, one, other)]
+        assert [each.is_replay for each in got] == [False, True, False]
+        assert (await world.send(KEY, "Cookie: a=b")).code == "idempotency-scope-missing"
+        assert (await world.send(KEY, "Cookie: sid=a", "Cookie: sid=b")).code == "identity-refused"
+        assert not [each for each in await world.records() if "s3cret" in each.scope]
+
+
+async def test_credential(tmp_path: Path) -> None:
+    """A header that holds a credential proves itself: any peer may send it, and the store holds its hash."""
+    async with proxied(tmp_path, scope="header:X-Api-Key", trusted=["192.0.2.0/24"]) as world:
+        line = "X-Api-Key: s3cret"
+        got = [await world.send(KEY, each) for each in (line, line, "X-Api-Key: other")]
+        assert [each.is_replay for each in got] == [False, True, False]
+        assert (await world.send(KEY, line, line)).code == "identity-refused"
+        assert not [each for each in await world.records() if "s3cret" in each.scope]
+
+
+async def test_unverified_token(tmp_path: Path) -> None:
+    """Without a key to verify it with, a claim alone is nothing: another token with the same claim is another scope."""
+    async with proxied(tmp_path, scope="jwt:sub") as world:
+        bob, forged = hs256({"sub": "bob"}), hs256({"sub": "bob"}, b"made up")
+        got = [await world.send(KEY, bearer(each)) for each in (bob, bob, forged)]
+        assert [each.is_replay for each in got] == [False, True, False]
+        for token in ("x", "a.b.c", hs256({}), hs256({"sub": ""}), hs256({"sub": {"a": 1}}), hs256(["sub"])):
+            assert (await world.send(KEY, bearer(token))).code == "idempotency-scope-missing"
+        assert (await world.send(KEY, "Authorization: Basic Ym9i")).code == "idempotency-scope-missing"
+
+
+async def test_verified_token(tmp_path: Path) -> None:
+    """With a key, the claim is the scope: a renewed token of the same user gets the replay, a forged one nothing."""
+    (tmp_path / "secret").write_bytes(SECRET + b"\n")
+    now = int(time.time())
+    async with proxied(tmp_path, scope="jwt:sub", jwt_key=str(tmp_path / "secret")) as world:
+        first, renewed = hs256({"sub": "bob", "exp": now + 60}), hs256({"sub": "bob", "exp": now + 90})
+        got = [await world.send(KEY, bearer(each)) for each in (first, renewed, hs256({"sub": "eve"}))]
+        assert [each.is_replay for each in got] == [False, True, False]
+        refused = [
+            hs256({"sub": "bob"}, b"made up"),
+            hs256({"sub": "bob", "exp": now - 100}),
+            hs256({"sub": "bob", "nbf": now + 100}),
+            hs256({"sub": "bob", "exp": "never"}),
+            hs256({"sub": "bob"}, alg="none"),
+            signed({"sub": "bob"}, lambda _: b"", alg="none"),
+        ]
+        for token in refused:
+            assert (await world.send(KEY, bearer(token))).code == "idempotency-scope-missing"
+    assert len(world.origin.seen) == 2
+
+
+def _pem(key: Any) -> bytes:
+    kind = serialization.PublicFormat.SubjectPublicKeyInfo
+    made: bytes = key.public_key().public_bytes(serialization.Encoding.PEM, kind)
+    return made
+
+
+def test_public_keys(tmp_path: Path) -> None:
+    """RSA, P-256 and Ed25519, each by its own algorithm; a public key is never taken for a shared secret."""
+    rsa_key, ec_key, ed_key = rsa.generate_private_key(65537, 2048), ec.generate_private_key(ec.SECP256R1()), None
+    ed_key = ed25519.Ed25519PrivateKey.generate()
+
+    def by_ec(text: bytes) -> bytes:
+        r, s = decode_dss_signature(ec_key.sign(text, ec.ECDSA(hashes.SHA256())))
+        return r.to_bytes(32) + s.to_bytes(32)
+
+    signing: dict[str, tuple[Any, Any]] = {
+        "RS256": (rsa_key, lambda text: rsa_key.sign(text, padding.PKCS1v15(), hashes.SHA256())),
+        "ES256": (ec_key, by_ec),
+        "EdDSA": (ed_key, ed_key.sign),
+    }
+    for alg, (key, sign) in signing.items():
+        file = tmp_path / alg
+        file.write_bytes(_pem(key))
+        verifier = Verifier.read(str(file))
+        token = signed({"sub": "bob"}, sign, alg=alg)
+        assert verifier.verified(token) == {"sub": "bob"}
+        body = b64(b'{"sub":"eve"}')
+        head, _, signature = token.split(".")
+        for forged in (f"{head}.{body}.{signature}", f"{head}.{body}.", hs256({"sub": "eve"}, _pem(key))):
+            with pytest.raises(TokenRefused):
+                verifier.verified(forged)
+
+
+def test_key_set(tmp_path: Path) -> None:
+    """A set of keys knows each token's by its id."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    numbers = rsa.generate_private_key(65537, 2048).public_key().public_numbers()
+    keys = [
+        {"kty": "OKP", "crv": "Ed25519", "kid": "one", "x": b64(raw)},
+        {"kty": "RSA", "kid": "two", "n": b64(numbers.n.to_bytes(256)), "e": "AQAB"},
+    ]
+    (tmp_path / "jwks").write_text(json.dumps({"keys": keys}))
+    verifier = Verifier.read(str(tmp_path / "jwks"))
+    assert verifier.verified(signed({"sub": "bob"}, key.sign, alg="EdDSA", kid="one")) == {"sub": "bob"}
+    for kid in ("two", "three"):
+        with pytest.raises(TokenRefused):
+            verifier.verified(signed({"sub": "bob"}, key.sign, alg="EdDSA", kid=kid))
+
+
+@pytest.mark.parametrize(
+    "text", [b"short", b"{", b'{"keys": []}', b'{"keys": [{"kty": "oct"}]}', b"-----BEGIN X", None]
+)
+def test_bad_keys(tmp_path: Path, text: bytes | None) -> None:
+    """A file without a key in it is refused at the start."""
+    if text is not None:
+        (tmp_path / "key").write_bytes(text)
+    with pytest.raises(ConfigurationError, match="--jwt-key"):
+        Verifier.read(str(tmp_path / "key"))
