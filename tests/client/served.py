@@ -132,6 +132,8 @@ class Served:
         self._server.shutdown()
         self._server.server_close()
         self._app.drain()
+        if self._app.workers is not None:
+            self._app.workers.stop()
         self._store.close()
 
 

@@ -18,8 +18,11 @@ const CODES = {
   "no-effect": "later",
   "shutting-down": "later",
   "store-unavailable": "later",
+  "upstream-unreachable": "later",
   "answer-not-stored": "doubt",
   "operation-unfinished": "doubt",
+  "upstream-lost": "doubt",
+  "upstream-timeout": "doubt",
   "idempotency-key-expired": "unknown",
   "operation-abandoned": "unknown",
   "operation-expired": "unknown",
@@ -31,6 +34,8 @@ const CODES = {
   "idempotency-key-invalid": "refused",
   "idempotency-key-missing": "refused",
   "idempotency-scope-missing": "refused",
+  "identity-refused": "refused",
+  "request-ambiguous": "refused",
   "request-body-too-large": "refused",
 };
 const STATUSES = { 307: "refused", 308: "refused", 408: "doubt", 425: "later", 429: "later", 501: "final", 505: "final" };

@@ -105,8 +105,11 @@ CODES = {
     "no-effect": Meaning.LATER,
     "shutting-down": Meaning.LATER,
     "store-unavailable": Meaning.LATER,
+    "upstream-unreachable": Meaning.LATER,
     "answer-not-stored": Meaning.DOUBT,
     "operation-unfinished": Meaning.DOUBT,
+    "upstream-lost": Meaning.DOUBT,
+    "upstream-timeout": Meaning.DOUBT,
     "idempotency-key-expired": Meaning.UNKNOWN,
     "operation-abandoned": Meaning.UNKNOWN,
     "operation-expired": Meaning.UNKNOWN,
@@ -118,6 +121,8 @@ CODES = {
     "idempotency-key-invalid": Meaning.REFUSED,
     "idempotency-key-missing": Meaning.REFUSED,
     "idempotency-scope-missing": Meaning.REFUSED,
+    "identity-refused": Meaning.REFUSED,
+    "request-ambiguous": Meaning.REFUSED,
     "request-body-too-large": Meaning.REFUSED,
 }
 
