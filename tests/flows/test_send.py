@@ -38,7 +38,7 @@ NOT_SENT = NoReply(Failure.NOT_SENT, NotConnected("not sent"))
 BUSY = reply(409, "idempotency-key-in-progress", retry_after="1")
 ACCEPTED = reply(202, location="/status/1", retry_after="1")
 
-Got = Reply | NoReply
+Got = Reply | NoReply | Exception
 
 
 @dataclass
@@ -81,19 +81,21 @@ class World:
     def release(self) -> None:
         self.done.append("release")
 
-    async def attempt(self, seconds: float) -> Got:
+    async def attempt(self, seconds: float) -> Reply | NoReply:
         assert seconds > 0
         self.done.append("send")
         return self._next(seconds)
 
-    async def look(self, url: str, seconds: float) -> Got:
+    async def look(self, url: str, seconds: float) -> Reply | NoReply:
         assert seconds > 0
         self.done.append(f"look {url}")
         return self._next(seconds)
 
-    def _next(self, seconds: float) -> Got:
+    def _next(self, seconds: float) -> Reply | NoReply:
         got = next(self._replies)
         self.clock += 0 if self.is_quick else seconds
+        if isinstance(got, Exception):
+            raise got
         return got
 
     async def pause(self, seconds: float) -> None:
@@ -214,6 +216,25 @@ def test_accepted_and_unsure() -> None:
     refused(RequestOutcomeUnknown, World([ACCEPTED, NOT_SENT], quota=0))
 
 
+@pytest.mark.parametrize("status", [307, 403, 404, 409, 410])
+def test_answers_to_a_look(status: int) -> None:
+    """What is said at the status URL is not the answer of the operation, unless it says so: a replica may be late."""
+    world = World([ACCEPTED, reply(status), reply(201)])
+    assert sent(world) == "response 201"
+    assert [each for each in world.done if "send" in each] == ["send", "send"]
+    marked = World([ACCEPTED, reply(status, idempotent_replayed="true")])
+    assert sent(marked) == f"response {status}"
+
+
+def test_an_error_after_a_doubt() -> None:
+    """An error that ends the tries does not hide that an earlier one may have taken effect."""
+    mistake = ValueError("a certificate")
+    assert refused(RequestOutcomeUnknown, World([LOST, mistake])).key == "k-1"
+    refused(RequestOutcomeUnknown, World([ACCEPTED, mistake]))
+    with pytest.raises(ValueError, match="a certificate"):
+        sent(World([NOT_SENT, mistake]))
+
+
 @pytest.mark.parametrize(
     "world, terms",
     [
@@ -275,7 +296,7 @@ def test_intent_is_released_whatever_happens() -> None:
     """An error on the way gives the intent back to other processes."""
 
     class Broken(World):
-        async def attempt(self, seconds: float) -> Got:
+        async def attempt(self, seconds: float) -> Reply | NoReply:
             raise KeyboardInterrupt
 
     world = Broken([], [Begun("k-1", OUTGOING, is_resumed=False)])

@@ -6,6 +6,7 @@ import hmac
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,6 +66,16 @@ async def test_missing(tmp_path: Path) -> None:
         assert (await world.send(KEY, "X-User: a\tb")).code == "identity-refused"
         assert (await world.send(KEY, "X-User: " + "a" * 300)).status == 201
     assert len(world.origin.seen) == 2
+
+
+@pytest.mark.parametrize("scope, line", [("header:X-User", "{}"), ("cookie:sid", "sid={}"), ("header:X-Api-Key", "{}")])
+def test_names_in_utf8(scope: str, line: str) -> None:
+    """Users are not taken for each other because a letter of theirs ends with a byte that Python takes for a blank."""
+    name = {"cookie": b"cookie"}.get(scope.partition(":")[0], scope.partition(":")[2].lower().encode())
+    named = scope_of(scope)
+    users = ["B\u00e0", "B\u00c5", "B", "\u0418\u0420", "\u0418\u0405"]
+    asked: list[Any] = [SimpleNamespace(raw={"headers": [(name, line.format(each).encode())]}) for each in users]
+    assert len({named(each) for each in asked}) == len(users)
 
 
 async def test_strangers(tmp_path: Path) -> None:
@@ -186,7 +197,17 @@ def test_key_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"short", b"{", b'{"keys": []}', b'{"keys": [{"kty": "oct"}]}', b"-----BEGIN X", None]
+    "text",
+    [
+        *(b"short", b"{", b'{"keys": []}', b'{"keys": [{"kty": "oct"}]}', b"-----BEGIN X", None),
+        # Public keys in forms that are not read here, and files that hold no key at all.
+        *(
+            b"ssh-rsa " + b"A" * 80,
+            b"\x30\x82" + b"\x01" * 80,
+            b"import os\n" * 9,
+            b"\xef\xbb\xbf-----BEGIN PUBLIC KEY-----",
+        ),
+    ],
 )
 def test_bad_keys(tmp_path: Path, text: bytes | None) -> None:
     """A file without a key in it is refused at the start."""

@@ -203,15 +203,25 @@ async def test_answer_that_breaks_off(tmp_path: Path) -> None:
             assert not got.endswith(b"0\r\n\r\n")
 
 
-async def test_body_of_a_refused_upgrade(tmp_path: Path) -> None:
-    """A request to upgrade to what is not known here does not leave its body to the next request."""
-    async with proxied(tmp_path) as world:
-        smuggled = request("X-User: eve", method="DELETE", body=b"")
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+async def test_body_of_a_refused_upgrade(tmp_path: Path, framing: str) -> None:
+    """A request to upgrade to what is not known here does not leave its body to the next request, nor lose it."""
+    smuggled = request("X-User: eve", method="DELETE", body=b"")
+    lines = [BOB, "Connection: Upgrade", "Upgrade: h2c"]
+    if framing == "chunked":
+        lines.append("Transfer-Encoding: chunked")
+    else:
+        lines.append(f"Content-Length: {len(smuggled)}")
+    head = "\r\n".join(["POST / HTTP/1.1", "Host: h", *lines, "", ""]).encode()
+    async with proxied(tmp_path) as world, asyncio.timeout(HANG):
         async with world.connected() as client:
-            client.writer.write(request("Connection: Upgrade", "Upgrade: x", body=smuggled))
-            await client.got()
+            client.writer.write(head)
+            got = await client.got()
+            client.writer.write(smuggled)
+            await client.reader.read()
         await world.send(BOB)
-    assert [each for each in world.origin.seen if each.method == "DELETE"] == []
+    assert got.status == 400
+    assert len(world.origin.seen) == 1
 
 
 async def upstream_of_sockets(request: web.Request) -> web.StreamResponse:

@@ -110,8 +110,15 @@ async function tries(operation, settings) {
   let { inDoubt } = operation;
   let where = null;
   for (let count = 0; ; ) {
-    const got = await attempt(operation, settings, where, Math.max(end - now(), 0.05));
-    const verdict = got.error ? judgeFailure(got.failure) : judge(got.status, got.headers, got.text, Date.now() / 1000);
+    let got;
+    try {
+      got = await attempt(operation, settings, where, Math.max(end - now(), 0.05));
+    } catch (error) {
+      if ((!inDoubt && where === null) || operation.request.signal.aborted) throw error;
+      throw new RequestOutcomeUnknown(UNKNOWN, about({ cause: error }));
+    }
+    let verdict = got.error ? judgeFailure(got.failure) : judge(got.status, got.headers, got.text, Date.now() / 1000);
+    if (where !== null && isAboutTheLook(got, verdict)) verdict = { verdict: "retry", after: null, in_doubt: true, is_counted: true };
     if (verdict.verdict === "retry") {
       inDoubt ||= verdict.in_doubt || where !== null;
       where = null; // The request itself is sent again: it gets 202, or its answer, marked as a replay.
@@ -136,6 +143,13 @@ async function tries(operation, settings) {
   }
 }
 
+/** Whether an answer at the status URL may be one to the look: no success, and not marked as the operation's. */
+function isAboutTheLook(got, { verdict }) {
+  if (got.error || (got.status >= 200 && got.status < 300) || got.status === 401) return false;
+  if (verdict !== "final" && verdict !== "refused") return false;
+  return (got.headers.get("idempotent-replayed") ?? "").trim().toLowerCase() !== "true";
+}
+
 const UNKNOWN =
   "It is not known whether this request took effect. Send it again with the same key, or look it up; with a new key " +
   "it may take effect twice.";
@@ -156,7 +170,8 @@ async function attempt({ request, body, key }, { fetch, header }, where, seconds
   if (body.byteLength) init.body = body;
   if (where !== null) {
     for (const name of [...NOT_OF_A_LOOK, header]) headers.delete(name);
-    init = { ...shared, method: "GET", headers };
+    // Not followed: another host must not get what this one is sent.
+    init = { ...shared, method: "GET", headers, redirect: "manual" };
   }
   try {
     return await whole(await fetch(where ?? request.url, init));

@@ -37,6 +37,7 @@ FOLLOW_SECONDS = 1.0
 
 _ACCEPTED = 202
 _CLIENT_ERROR = 400
+_UNAUTHORIZED = 401
 
 _TOO_LATE = (
     "It is not known whether this request took effect, and its key is past the server's retention, so it is not sent "
@@ -162,8 +163,8 @@ async def _tries(ports: SendPorts, terms: Terms, end: float, *, was_sent: bool) 
     where: str | None = None
     while True:
         left = max(end - ports.now(), MIN_TRY_SECONDS)
-        got = await (ports.attempt(left) if where is None else ports.look(where, left))
-        verdict = _judged(ports, got)
+        got = await _tried(ports, terms, where, left, in_doubt=in_doubt or was_sent)
+        verdict = _judged(ports, got) if where is None else _judged_look(ports, got)
         if isinstance(verdict, Final):
             assert isinstance(got, Reply)  # noqa: S101 - for the type checker
             ports.answered()
@@ -212,6 +213,29 @@ def _judged(ports: SendPorts, got: Reply | NoReply) -> Verdict:
     if got.status in SUCCESSES and got.status != _ACCEPTED:
         return _FINAL  # As judge would say, but without a look at the answer.
     return judge(got.status, got.headers, got.content(), now=ports.today())
+
+
+async def _tried(
+    ports: SendPorts, terms: Terms, where: str | None, seconds: float, *, in_doubt: bool
+) -> Reply | NoReply:
+    try:
+        return await (ports.attempt(seconds) if where is None else ports.look(where, seconds))
+    except Exception as error:
+        if in_doubt or where is not None:
+            # It ends the tries, and must not hide that an earlier one may have taken effect.
+            raise RequestOutcomeUnknown(key=terms.key, intent=terms.intent) from error
+        raise
+
+
+def _judged_look(ports: SendPorts, got: Reply | NoReply) -> Verdict:
+    """Judge what was said at a status URL. It may be about the look alone, if it is no success, and not marked as the
+    answer of the operation: a replica is late, or a login is over.
+    """
+    verdict = _judged(ports, got)
+    if isinstance(got, NoReply) or got.status in SUCCESSES or got.status == _UNAUTHORIZED:
+        return verdict
+    is_marked = got.headers.get("idempotent-replayed", "").strip().lower() == "true"
+    return Retry() if isinstance(verdict, Final | Refused) and not is_marked else verdict
 
 
 def _given_up(terms: Terms, got: Reply | NoReply, *, in_doubt: bool) -> Any:

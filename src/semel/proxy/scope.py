@@ -32,6 +32,9 @@ UNVERIFIED = (
     "its whole token. A retry with a renewed token is then a new operation, and runs again. Give --jwt-key FILE."
 )
 
+#: What HTTP takes for white space around a value. Python takes more, bytes of letters in UTF-8 among it: two users
+#: would become one.
+_BLANK = " \t"
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -77,7 +80,7 @@ class ByHeader:
         values = [each for name, each in request.raw["headers"] if name == self._name.encode()]
         if len(values) > 1:
             raise IdentityRefused("The header that names the user was sent more than once.")
-        text = values[0].decode("latin-1").strip() if values else ""
+        text = values[0].decode("latin-1").strip(_BLANK) if values else ""
         if not text:
             return None
         return _hashed(self._name, text) if self._is_secret else _bounded(text)
@@ -93,7 +96,7 @@ class ByCookie:
     def __call__(self, request: RequestView) -> str | None:
         """Name the user."""
         found = [
-            each.strip()
+            each.strip(_BLANK)
             for name, line in request.raw["headers"]
             if name == b"cookie"
             for each in line.decode("latin-1").split(";")
@@ -118,10 +121,10 @@ class ByToken:
         lines = [each for name, each in request.raw["headers"] if name == b"authorization"]
         if len(lines) > 1:
             raise IdentityRefused("Authorization was sent more than once.")
-        scheme, _, token = (lines[0].decode("latin-1") if lines else "").strip().partition(" ")
+        scheme, _, token = (lines[0].decode("latin-1") if lines else "").strip(_BLANK).partition(" ")
         if scheme.lower() != "bearer":
             return None
-        token = token.strip()
+        token = token.strip(_BLANK)
         try:
             claims = claims_of(token) if self._verifier is None else self._verifier.verified(token)
         except TokenRefused as refused:

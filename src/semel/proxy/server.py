@@ -92,15 +92,17 @@ class Protocol(HttpToolsProtocol):
         self._head = 0
 
     def on_headers_complete(self) -> None:
-        """Begin with the body. A WebSocket begins with a GET that has none, and what came with it would be lost."""
+        """Begin with the body. Of a request that asks for another protocol, uvicorn would read it as the next request,
+        or lose it; and a WebSocket begins with a GET.
+        """
         self._is_in_head = False
         if sum([len(name) + len(value) for name, value in self.headers]) > MAX_HEAD:
             raise ValueError("The head of the request is too long.")
         is_upgrade = self.parser.should_upgrade()
-        if is_upgrade and self._should_upgrade():
+        if is_upgrade:
             has_body = any(name in {b"content-length", b"transfer-encoding"} for name, _ in self.headers)
-            if has_body or self.parser.get_method() != b"GET":
-                raise ValueError("A WebSocket begins with a GET without a body.")
+            if has_body or (self._should_upgrade() and self.parser.get_method() != b"GET"):
+                raise ValueError("A request that asks for another protocol (Upgrade) can't have a body.")
         super().on_headers_complete()
         if not is_upgrade:
             # What comes behind the body would be put to the headers, and those were checked.

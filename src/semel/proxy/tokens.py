@@ -11,6 +11,7 @@ import binascii
 import hashlib
 import hmac
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +23,8 @@ from semel.errors import ConfigurationError
 LEEWAY = 60
 #: Bytes. Shorter secrets can be found by trying.
 MIN_SECRET = 32
+_SECRET = re.compile(rb"[ -~]*")
+_PUBLIC_FORMS = (b"ssh-", b"ecdsa-", b"sk-")
 #: A token of three parts.
 _PARTS = 3
 
@@ -56,11 +59,17 @@ class Verifier:
             data = Path(path).read_bytes()
         except OSError as error:
             raise ConfigurationError(f"--jwt-key: {path}: {error.strerror}.") from None
-        if data.lstrip().startswith(b"-----BEGIN"):
-            return cls({"": _public(data)})
+        if (begin := data.find(b"-----BEGIN")) >= 0:
+            return cls({"": _public(data[begin:])})
         if data.lstrip().startswith(b"{"):
             return cls(_key_set(data, path))
         secret = data.rstrip(b"\r\n")
+        # A public key in another form would be a secret that everyone has.
+        if not _SECRET.fullmatch(secret) or secret.startswith(_PUBLIC_FORMS):
+            raise ConfigurationError(
+                f"--jwt-key: {path} is neither a public key (PEM), nor a set of keys (JWKS), nor a shared secret, "
+                "which is one line of printable ASCII."
+            )
         if len(secret) < MIN_SECRET:
             raise ConfigurationError(f"--jwt-key: {path}: a shared secret has {MIN_SECRET} bytes or more.")
         return cls({"": _shared(secret)})
