@@ -101,6 +101,12 @@ def test_an_error_is_one_bounded_line() -> None:
     assert said(ValueError()) == "ValueError"
     assert len(said(ValueError("x" * 10_000))) <= MAX_ERROR + len("...")
 
+    class Wordless(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert said(Wordless()) == "Wordless"
+
 
 def test_what_a_handler_is_called_with_is_compared() -> None:
     """Data is, bytes included, whatever the order of its names; what is no data is not, nor is nothing at all."""
