@@ -58,7 +58,7 @@ _NEVER_IMITATED = FORWARDING | HOP_BY_HOP | {ATTEMPT, b"authorization", b"conten
 _VIA = b"1.1 semel"
 #: How often a request may pass a proxy of this name. One that is its own upstream would never end.
 MAX_HOPS = 8
-#: Statuses whose answers have no body. A length is then one of another answer.
+#: Answers with these statuses have no body. A length is then one of another answer.
 _BODILESS = frozenset({204, 205, 304})
 
 _NOT_A_WORD = re.compile(rb"[^a-z0-9]+")
