@@ -68,6 +68,16 @@ def test_resume(semel: Semel, journal: Journal, server: Served) -> None:
     assert semel("journal", "resume", "payments.journal").stdout == "0 resumed.\n"
 
 
+def test_resume_under_another_header(semel: Semel, tmp_path: Path, server: Served) -> None:
+    """A key is sent in the header that it was sent in before."""
+    begun = time.time() - 60
+    with Journal(tmp_path / "own.journal", lease=timedelta(milliseconds=1), clock=lambda: begun) as journal:
+        outgoing = Outgoing("POST", f"{server.url}/pay", (), b"{}")
+        journal.begin(Wish("invoice 19", "key-19", outgoing, DAY, 60, header="X-My-Key"), b"dead")
+    semel("journal", "resume", "own.journal", "--deadline", "1s")
+    assert {(each.header("x-my-key"), each.key) for each in server.seen} == {("key-19", None)}
+
+
 def test_resume_fails(semel: Semel, journal: Journal, server: Served) -> None:
     """What has no answer in its time stays pending, and the command fails."""
     server.outage = "lose after"

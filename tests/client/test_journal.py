@@ -19,7 +19,7 @@ from semel.client import Journal
 from semel.client.httpx import AsyncIdempotentTransport
 from semel.client.journal import VERSION
 from semel.client.options import Quotas
-from semel.core.intent import Outgoing, Wish
+from semel.core.intent import Begun, Lapsed, Outgoing, Wish
 from semel.core.message import Answer
 from semel.core.retrying import Origin
 from semel.errors import (
@@ -239,6 +239,31 @@ def test_resume_through_another_client(server: Served, call: Call, path: Path, t
         caller.resume(call().client)
     with pytest.raises(ConfigurationError, match="journal"):
         caller.resume(call(journal=tmp_path / "other.journal").client)
+
+
+def test_not_past_retention_by_another_deadline(path: Path) -> None:
+    """A process that would need longer, or that knows of a shorter retention, leaves an intent alone in time."""
+    now = 1_000_000.0
+    outgoing = Outgoing("POST", "http://here/pay", (), b"")
+    with Journal(path, clock=lambda: now) as journal:
+        journal.begin(Wish(INTENT, "k-1", outgoing, DAY, 60), b"dead")
+        now += DAY - 120
+        assert journal.begin(Wish(INTENT, "k-2", outgoing, DAY, 3600), b"slow") == Lapsed("k-1")
+        assert journal.begin(Wish(INTENT, "k-2", outgoing, DAY / 2, 60), b"short") == Lapsed("k-1")
+        assert journal.begin(Wish(INTENT, "k-2", outgoing, DAY, 60), b"own") == Begun("k-1", outgoing, is_resumed=True)
+
+
+def test_another_header(path: Path) -> None:
+    """The key of an intent is sent in no other header than before: the server would not know it."""
+    now = 1_000_000.0
+    outgoing = Outgoing("POST", "http://here/pay", (), b"")
+    with Journal(path, clock=lambda: now) as journal:
+        journal.begin(Wish(INTENT, "k-1", outgoing, DAY, 60, header="X-My-Key"), b"dead")
+        now += 60
+        with pytest.raises(ConfigurationError, match="header='x-my-key'"):
+            journal.begin(Wish(INTENT, "k-2", outgoing, DAY, 60), b"other")
+        own = journal.begin(Wish(INTENT, "k-2", outgoing, DAY, 60, header="x-my-key"), b"own")
+    assert own == Begun("k-1", outgoing, is_resumed=True)
 
 
 def test_past_retention(server: Served, call: Call, path: Path) -> None:

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from semel.cli.output import JsonOption, brief, put, relative, safe
 from semel.cli.resolving import YesOption
-from semel.client import Entry, Journal, Resumed
+from semel.client import Entry, Journal, Resumed, resuming
 from semel.client.httpx import IdempotentTransport
 from semel.errors import ConfigurationError, SemelError
 from semel.work.plan import duration
@@ -80,17 +80,18 @@ def resume(
         ),
     ] = None,
     deadline: Annotated[str, typer.Option(metavar="TIME", help="How long to try each of them.")] = "2m",
-    key_header: Annotated[str, typer.Option(metavar="NAME", help="The header of the key.")] = "Idempotency-Key",
 ) -> None:
     """Send what is pending, with its own keys and bytes, and write the answers down."""
     library = _library()
     given = dict(_header(each) for each in header or [])
+    ended: list[Resumed] = []
     with _opened(file) as journal:
-        transport = IdempotentTransport(
-            library.HTTPTransport(), journal=journal, deadline=duration(deadline), header=key_header
-        )
-        with library.Client(transport=transport, headers=given) as client:
-            ended = journal.resume(client)
+        for name in sorted({entry.header for entry in journal.pending()}):
+            transport = IdempotentTransport(
+                library.HTTPTransport(), journal=journal, deadline=duration(deadline), header=name
+            )
+            with library.Client(transport=transport, headers=given) as client:
+                ended += resuming.resume(journal, client, name)
         left = len(journal.pending())
     for each in ended:
         print(_line(each))

@@ -71,6 +71,7 @@ class Exchange:
             self.options.seconds,
             self._is_key_given,
             self.is_redirected,
+            self.options.header,
         )
         # Before the call: it may be cancelled when the entry is made.
         self._is_ours = True

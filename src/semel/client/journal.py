@@ -128,8 +128,10 @@ class Journal:
                     "body": own.body,
                     "fingerprint": fingerprint(own),
                     "now": now,
+                    "header": wish.header.lower(),
                     # What begins before this has ended before the server forgets the key.
                     "not_after": now + wish.retention - wish.deadline,
+                    "forgotten_at": now + wish.retention,
                 }
                 connection.execute(SQL["insert"], row | lease)
                 return Begun(wish.key, own, is_resumed=False)
@@ -144,6 +146,14 @@ class Journal:
             if stored.state == "unknown" or stored.not_after <= now:
                 connection.execute(SQL["lapse"], {"now": now})
                 return Lapsed(stored.key)
+            if now + wish.deadline > min(stored.forgotten_at, stored.first_at + wish.retention):
+                return Lapsed(stored.key)  # For this process: one with a shorter deadline may still send it.
+            if stored.header != wish.header.lower():
+                raise ConfigurationError(
+                    f"The key of {wish.intent!r} is sent in the header {stored.header}, and this client sends keys in "
+                    f"{wish.header}: the server would take it for another operation. Nothing was sent. Make the client "
+                    f"with header={stored.header!r}."
+                )
             connection.execute(SQL["take"], lease)
             return Begun(stored.key, own if wish.is_redirected else stored.outgoing, is_resumed=True)
 
@@ -183,8 +193,8 @@ class Journal:
                 connection.execute(SQL["lapse"], {"now": now})
             rows = connection.execute(SQL["list"], {"state": state, "after": after, "now": now}).fetchall()
         return [
-            Entry(intent, key, of, method, url, tries, first, last, bool(leased), status, ended)
-            for intent, key, of, method, url, tries, first, last, leased, status, ended in rows
+            Entry(intent, key, of, method, url, tries, first, last, bool(leased), status, ended, header)
+            for intent, key, of, method, url, tries, first, last, leased, status, ended, header in rows
         ]
 
     def request(self, intent: str) -> Outgoing | None:
@@ -283,6 +293,9 @@ class _Stored:
         self.not_after: float = columns[7]
         self.leased_to: float = columns[8]
         self._status, self._answer_headers, self._answer = columns[9:12]
+        self.header: str = columns[12]
+        self.first_at: float = columns[13]
+        self.forgotten_at: float = columns[14]
 
     @property
     def outgoing(self) -> Outgoing:

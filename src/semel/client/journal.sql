@@ -6,6 +6,8 @@ CREATE TABLE IF NOT EXISTS semel_journal (
     -- The application's name for the operation.
     intent      TEXT PRIMARY KEY,
     key         TEXT NOT NULL,
+    -- The header that the key is sent in, in lower case.
+    header      TEXT NOT NULL,
     state       TEXT NOT NULL CHECK (state = 'pending' OR state = 'done' OR state = 'unknown'),
     method      TEXT NOT NULL,
     url         TEXT NOT NULL,
@@ -17,6 +19,8 @@ CREATE TABLE IF NOT EXISTS semel_journal (
     first_at    REAL NOT NULL,
     -- No try may begin after this: the server may have forgotten the key.
     not_after   REAL NOT NULL,
+    -- When the server forgets it.
+    forgotten_at REAL NOT NULL,
     -- The process that sends it, and until when others leave it alone.
     token       BLOB,
     leased_to   REAL NOT NULL,
@@ -30,16 +34,21 @@ CREATE TABLE IF NOT EXISTS semel_journal (
 ) STRICT
 
 -- name: find
-SELECT key, state, url, method, headers, body, fingerprint, not_after, leased_to, status, answer_headers, answer
+SELECT key, state, url, method, headers, body, fingerprint, not_after, leased_to, status, answer_headers, answer,
+       header, first_at, forgotten_at
 FROM semel_journal
 WHERE intent = :intent
 
 -- name: insert
 -- It is committed, and on the disk, before the first byte of the request leaves.
 INSERT INTO semel_journal (
-    intent, key, state, method, url, headers, body, fingerprint, attempts, first_at, not_after, token, leased_to
+    intent, key, header, state, method, url, headers, body, fingerprint, attempts, first_at, not_after, forgotten_at,
+    token, leased_to
 )
-VALUES (:intent, :key, 'pending', :method, :url, :headers, :body, :fingerprint, 1, :now, :not_after, :token, :leased_to)
+VALUES (
+    :intent, :key, :header, 'pending', :method, :url, :headers, :body, :fingerprint, 1, :now, :not_after, :forgotten_at,
+    :token, :leased_to
+)
 
 -- name: take
 -- Its process has died, or gave it back.
@@ -79,7 +88,7 @@ WHERE state = 'done' AND ended_at <= :before
 SELECT count(*) FROM semel_journal
 
 -- name: list
-SELECT intent, key, state, method, url, attempts, first_at, not_after, leased_to > :now, status, ended_at
+SELECT intent, key, state, method, url, attempts, first_at, not_after, leased_to > :now, status, ended_at, header
 FROM semel_journal
 WHERE (:state IS NULL OR state = :state) AND first_at > :after
 ORDER BY first_at, intent

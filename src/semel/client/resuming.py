@@ -34,10 +34,14 @@ class Resumed:
     error: Exception | None = None
 
 
-def resume(journal: Journal, client: Any) -> list[Resumed]:
-    """Send what is pending, one after another; what fails is told, and stays pending."""
+def resume(journal: Journal, client: Any, header: str | None = None) -> list[Resumed]:
+    """Send what is pending, one after another; what fails is told, and stays pending. With *header*, only entries with
+    their keys in that one.
+    """
     ended = []
     for entry in journal.pending():
+        if header not in {None, entry.header}:
+            continue
         outgoing = journal.request(entry.intent)
         if outgoing is None:
             continue  # Another process has ended it meanwhile.

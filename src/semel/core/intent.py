@@ -24,6 +24,10 @@ _OF_A_TRY = frozenset(
 )
 
 
+#: Where a key is sent, unless a client says otherwise.
+KEY_HEADER = "idempotency-key"
+
+
 @value
 class Outgoing:
     """A request as it is sent: the same bytes with every try."""
@@ -54,6 +58,8 @@ class Entry:
     #: Of its answer.
     status: int | None = None
     ended_at: float | None = None
+    #: That the key is sent in, in lower case.
+    header: str = KEY_HEADER
 
 
 @value
@@ -71,6 +77,8 @@ class Wish:
     is_key_given: bool = False
     #: Whether the server has sent it on to another URL: that is no other content.
     is_redirected: bool = False
+    #: That the key is sent in.
+    header: str = KEY_HEADER
 
 
 @value
