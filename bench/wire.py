@@ -14,6 +14,7 @@ from tests.kit.carrier import Carrier, greet, message
 
 _ASKS = frozenset({b"Q", b"S"})  # a query, or Sync: each is answered with "ready"
 _FLUSH = b"H"
+_GOODBYE = b"X"  # is not answered: the client waits for nothing
 _READY = b"Z"
 _DONE = frozenset({b"C", b"I", b"s"})  # a statement is complete, was empty, or has given as many rows as were asked for
 
@@ -65,6 +66,8 @@ class _Link:
         self._is_flushed = False
 
     def asked(self, kind: bytes) -> None:
+        if kind == _GOODBYE:
+            return
         if not self._is_under_way:
             self._is_under_way = True
             self._wire.trips += 1
