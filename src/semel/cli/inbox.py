@@ -19,6 +19,7 @@ from rich.text import Text
 
 from semel.cli.address import StoreOption, opened
 from semel.cli.finding import spellings
+from semel.cli.lists import Listing, WatchOption, show_list
 from semel.cli.output import JsonOption, brief, pasteable, put, relative, safe, typed
 from semel.cli.resolving import YesOption, operator
 from semel.cli.showing import STUCK_STYLE, Line, sheet_of, trail_facts, trail_lines
@@ -69,24 +70,26 @@ class MessageBusy(SemelError):
 
 @app.command("list")
 def list_messages(
+    *,
     store: StoreOption = None,
     consumer: Annotated[str | None, typer.Option(help="Only messages of this consumer.")] = None,
     state: Annotated[
         Shown | None, typer.Option(help="Only these: parked wait for a person, failing for their next delivery.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many, the last changed first.")] = 20,
-    as_json: JsonOption = False,  # noqa: FBT002 - typer makes an option of it
+    as_json: JsonOption = False,
+    watch: WatchOption = False,
 ) -> None:
     """List the messages that have failed: those that are parked, and those that will be tried again."""
     wanted = None if state is None else ReceiptState(state.value)
-    with opened(store) as keys, _transaction(keys) as (transaction, statements):
-        found = transaction.run(statements.list(consumer, wanted, limit))
-    if as_json:
-        print(json.dumps([_facts(each) for each in found], indent=2))
-    elif found:
-        put(_table(found))
-    else:
-        print("No messages.")
+    with opened(store) as keys:
+
+        def read() -> Listing:
+            with _transaction(keys) as (transaction, statements):
+                found = transaction.run(statements.list(consumer, wanted, limit))
+            return Listing([_facts(each) for each in found], _table(found) if found else None, "No messages.")
+
+        show_list(read, as_json=as_json, watch=watch)
 
 
 @app.command()
@@ -94,7 +97,7 @@ def show(
     message: MessageArgument,
     store: StoreOption = None,
     consumer: ConsumerOption = None,
-    as_json: JsonOption = False,  # noqa: FBT002 - as above
+    as_json: JsonOption = False,  # noqa: FBT002 - typer makes an option of it
 ) -> None:
     """Show everything about one message: its receipt, its last error, and what operators did."""
     with opened(store) as keys:

@@ -15,6 +15,7 @@ from rich.text import Text
 from semel.cli import resolving
 from semel.cli.address import StoreOption, opened
 from semel.cli.finding import KeyArgument, KeyNotFound, ScopeOption, find, missing, spellings
+from semel.cli.lists import Listing, WatchOption, show_list
 from semel.cli.output import JsonOption, put, typed
 from semel.cli.showing import (
     all_facts_of,
@@ -55,24 +56,25 @@ app = typer.Typer(help="Look at the keys of a store, and free or resolve one.", 
 
 @app.command("list")
 def list_keys(
+    *,
     store: StoreOption = None,
     state: Annotated[
         Shown | None, typer.Option(help="Only these: unknown must be resolved, stuck have lost their worker.")
     ] = None,
     scope: Annotated[str | None, typer.Option(help="Only keys of this owner, spelled as it is shown.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 20,
-    as_json: JsonOption = False,  # noqa: FBT002 - typer makes an option of it
+    as_json: JsonOption = False,
+    watch: WatchOption = False,
 ) -> None:
     """List the newest keys, and after them older ones that must be resolved."""
     with opened(store) as keys:
         scopes = (None,) if scope is None else spellings(scope)
-        records = next((found for found in (_listed(keys, state, each, limit) for each in scopes) if found), ())
-    if as_json:
-        print(json.dumps([facts_of(record) for record in records], indent=2))
-    elif records:
-        put(table_of(records))
-    else:
-        print("No keys.")
+
+        def read() -> Listing:
+            records = next((found for found in (_listed(keys, state, each, limit) for each in scopes) if found), ())
+            return Listing([facts_of(record) for record in records], table_of(records) if records else None, "No keys.")
+
+        show_list(read, as_json=as_json, watch=watch)
 
 
 @app.command()
@@ -80,7 +82,7 @@ def show(
     key: KeyArgument,
     store: StoreOption = None,
     scope: ScopeOption = None,
-    body: Annotated[bool, typer.Option("--body", help="Show the body of the stored answer, too.")] = False,  # noqa: FBT002 - as above
+    body: Annotated[bool, typer.Option("--body", help="Show the body of the stored answer, too.")] = False,  # noqa: FBT002 - typer makes an option of it
     as_json: JsonOption = False,  # noqa: FBT002 - as above
 ) -> None:
     """Show everything about one key: its record, its steps and its audit trail, which is kept longer."""

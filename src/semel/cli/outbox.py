@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from semel.cli.address import StoreOption, opened
+from semel.cli.lists import Listing, WatchOption, show_list
 from semel.cli.output import JsonOption, as_text, brief, hex_dump, put, safe
 from semel.cli.resolving import YesOption, operator
 from semel.cli.showing import sheet_of
@@ -69,33 +70,36 @@ class MessageNotFound(SemelError):
 
 @app.command("list")
 def list_messages(
+    *,
     store: StoreOption = None,
     state: Annotated[State | None, typer.Option(help="Only these. Without: all that are not sent.")] = None,
     to: ToOption = None,
     limit: Annotated[int, typer.Option(min=1, help="How many.")] = 20,
-    as_json: JsonOption = False,  # noqa: FBT002 - typer makes an option of it
+    as_json: JsonOption = False,
+    watch: WatchOption = False,
 ) -> None:
     """List messages: dead letters first, then those that wait for another try, then those that are ready."""
     with opened(store) as keys:
         statements = OutboxStatements(messages_of(keys, "outbox"))
-        messages: list[Stored] = []
-        for each in (state,) if state else UNSENT:
-            if left := limit - len(messages):
-                messages += _carry_out(keys, statements.browse(each, to, left))
-        now = keys.perform(Now()).timestamp()
-    if as_json:
-        print(json.dumps([_facts(each) for each in messages], indent=2))
-    elif messages:
-        put(_table(messages, now))
-    else:
-        print("No messages.")
+
+        def read() -> Listing:
+            messages: list[Stored] = []
+            for each in (state,) if state else UNSENT:
+                if left := limit - len(messages):
+                    messages += _carry_out(keys, statements.browse(each, to, left))
+            now = keys.perform(Now()).timestamp()
+            return Listing(
+                [_facts(each) for each in messages], _table(messages, now) if messages else None, "No messages."
+            )
+
+        show_list(read, as_json=as_json, watch=watch)
 
 
 @app.command()
 def show(
     message_id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.")],
     store: StoreOption = None,
-    body: Annotated[bool, typer.Option("--body", help="Show the payload, too.")] = False,  # noqa: FBT002 - as above
+    body: Annotated[bool, typer.Option("--body", help="Show the payload, too.")] = False,  # noqa: FBT002 - typer makes an option of it
     as_json: JsonOption = False,  # noqa: FBT002 - as above
 ) -> None:
     """Show everything about one message, with the error of its last try and its audit trail."""

@@ -18,7 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from semel.cli.address import StoreOption, opened
-from semel.cli.output import JsonOption, brief, put, safe
+from semel.cli.lists import Listing, WatchOption, show_list
+from semel.cli.output import JsonOption, brief, safe
 from semel.core.delivery import Endpoint
 from semel.core.webhook import KEY_BYTES, new_keys, new_secret
 from semel.webhooks import Endpoints
@@ -41,18 +42,19 @@ app = typer.Typer(help="The endpoints that webhooks are sent to.", no_args_is_he
 
 @app.command("list")
 def list_endpoints(
+    *,
     store: StoreOption = None,
-    as_json: JsonOption = False,  # noqa: FBT002 - typer makes an option of it
+    as_json: JsonOption = False,
+    watch: WatchOption = False,
 ) -> None:
     """List all endpoints: whether each is on, since when it fails, and where its secrets are."""
     with _endpoints(store) as endpoints:
-        found = endpoints.list()
-    if as_json:
-        print(json.dumps([_facts(each) for each in found], indent=2))
-    elif found:
-        put(_table(found))
-    else:
-        print("No endpoints.")
+
+        def read() -> Listing:
+            found = endpoints.list()
+            return Listing([_facts(each) for each in found], _table(found) if found else None, "No endpoints.")
+
+        show_list(read, as_json=as_json, watch=watch)
 
 
 @app.command()
@@ -108,7 +110,7 @@ def secret(
     kind: Annotated[
         Kind, typer.Option(help="v1: one secret for both sides. v1a: a private and a public key.")
     ] = Kind.V1,
-    as_json: JsonOption = False,  # noqa: FBT002 - as above
+    as_json: JsonOption = False,  # noqa: FBT002 - typer makes an option of it
 ) -> None:
     """Print a fresh signing secret, or a pair of keys. It is kept nowhere."""
     if kind is Kind.V1:
