@@ -147,7 +147,9 @@ def test_list_in_a_terminal(environment: dict[str, str], sqlite_url: str) -> Non
 
 def in_a_terminal(arguments: list[str], environment: dict[str, str]) -> list[str]:
     terminal, end = pty.openpty()
-    with subprocess.Popen([sys.executable, "-m", "semel", *arguments], env=environment, stdin=end, stdout=end):
+    with subprocess.Popen(
+        [sys.executable, "-m", "semel", *arguments], env=environment, stdin=end, stdout=end, stderr=end
+    ):
         os.close(end)
         shown = b""
         with suppress(OSError):  # Linux: the last of those who had the terminal open has gone.

@@ -19,6 +19,7 @@ from semel.core.state import Event, State
 from semel.errors import ConfigurationError
 from semel.stores import Store, store
 from semel.work.plan import duration
+from tests.cli.test_keys import in_a_terminal
 
 Semel = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -69,6 +70,13 @@ def test_reap(semel: Semel, url: str, keys: Store) -> None:
     assert set(states(keys)) == {"stuck", "opaque", "running"}
     again = json.loads(semel("reap", "--store", url, "--json", "--batch", "5").stdout)
     assert again == {"deleted": 0, "stripped": 0, "abandoned": 0, "audit_lines": 0, "batch": 5, "error": None}
+
+
+def test_reap_on_a_terminal(environment: dict[str, str], url: str, keys: Store) -> None:
+    """On a terminal a long run says how many records it has found; the line goes when the report comes."""
+    lines = in_a_terminal(["reap", "--store", url], environment | {"TERM": "xterm"})
+    assert any("Reaping: 1" in line for line in lines)
+    assert lines[-1].endswith("reaped: 1 deleted, 0 stripped, 0 abandoned, 0 audit lines deleted")
 
 
 def test_reap_the_trail(semel: Semel, url: str, keys: Store) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Annotated
 
@@ -42,6 +44,20 @@ def put(table: Table) -> None:
         console.print(table)
     # Cells are padded with blanks, which a program does not need.
     print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+@contextmanager
+def counting(said: str) -> Iterator[Callable[[int], None]]:
+    """Show on a terminal that work goes on, and how much of it is done; yield what counts more. A pipe sees nothing."""
+    done = 0
+    with Console(stderr=True, highlight=False).status(said) as status:
+
+        def count(more: int) -> None:
+            nonlocal done
+            done += more
+            status.update(f"{said}: {done:,}")
+
+        yield count
 
 
 def brief(duration: timedelta) -> str:

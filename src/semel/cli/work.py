@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -16,16 +16,19 @@ import semel.asgi
 import semel.wsgi
 from semel.cli.address import StoreOption, opened
 from semel.cli.application import load, started
-from semel.cli.output import JsonOption
+from semel.cli.output import JsonOption, counting
 from semel.cli.relay import Destinations, KeepOption, LeaseOption, ToOption
+from semel.core.commands import Command, Reaped
 from semel.core.upkeep import MAX_ATTEMPTS, MAX_BATCH
 from semel.errors import ConfigurationError
 from semel.flows.receive import InboxReport
 from semel.flows.upkeep import ReapReport, SweepReport
+from semel.stores import Store
 from semel.stores.dialect import keeps_messages
 from semel.work import AsyncBacklog, AsyncWorkers, Backlog, InboxReaper, Plan, Reaper, Sweeper, Workers
 from semel.work.backlog import CONCURRENCY, looks_every
 from semel.work.plan import duration
+from semel.work.service import ServicePorts
 from semel.work.service import as_json as spelled
 
 AuditOption = Annotated[str, typer.Option(metavar="TIME", help="How long the audit trail is kept: 90d, 12h.")]
@@ -39,6 +42,32 @@ AppOption = Annotated[
     typer.Option(metavar="MODULE:NAME", help="The app. With it, operations with a stored request are finished."),
 ]
 
+T = TypeVar("T")
+
+
+class _Counting(ServicePorts):
+    """Tells a terminal how many records its run has found so far: after a long standstill there may be millions."""
+
+    count: Callable[[int], None]
+
+    async def ask(self, command: Command[T]) -> T:
+        """Ask the store, and count what came back."""
+        outcome = await super().ask(command)
+        if isinstance(outcome, Reaped):
+            self.count(outcome.total)
+        elif isinstance(outcome, tuple):
+            self.count(len(outcome))
+        return outcome
+
+
+class _CountingSweeper(_Counting, Sweeper[Store]):
+    """A sweeper that counts."""
+
+
+class _CountingReaper(_Counting, Reaper[Store]):
+    """A reaper that counts."""
+
+
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -48,8 +77,11 @@ def sweep(
     as_json: JsonOption = False,
 ) -> None:
     """Free the keys of workers that died, once; park the operations that may not run again."""
-    with opened(store) as keys:
-        _put(Sweeper(keys).run_once(), as_json=as_json)
+    with opened(store) as keys, counting("Sweeping") as count:
+        sweeper = _CountingSweeper(keys)
+        sweeper.count = count
+        report = sweeper.run_once()
+    _put(report, as_json=as_json)
 
 
 def reap(
@@ -63,7 +95,11 @@ def reap(
     """Clear the records past their retention, once. Records in progress and parked ones stay."""
     kept, known = duration(audit_retention), duration(inbox_retention)
     with opened(store) as keys:
-        _put(Reaper(keys, audit_retention=kept, batch=batch).run_once(), as_json=as_json)
+        with counting("Reaping") as count:
+            reaper = _CountingReaper(keys, audit_retention=kept, batch=batch)
+            reaper.count = count
+            report = reaper.run_once()
+        _put(report, as_json=as_json)
         if keeps_messages(keys):
             receipts = InboxReaper(keys, retention=known, batch=batch).run_once()
             if not receipts.is_idle:
