@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from semel.client.exchange import EVENT_STREAM, Exchange, is_untrusted, looked_at
+from semel.client.exchange import EVENT_STREAM, Exchange, is_untrusted, looked_at, redirect_words
 from semel.client.journal import Journal
 from semel.client.options import Options
 from semel.core.intent import Outgoing, checked
@@ -45,6 +45,8 @@ else:
 class _Mark:
     key: str
     place: Origin
+    #: Whether it may have taken effect there.
+    in_doubt: bool = False
 
 
 class _Wrapped(_Base):  # type: ignore[misc]  # as above
@@ -76,7 +78,7 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
                 del headers[header]  # A redirect has made a GET of it: it is another request, and the key is not its.
                 intent = None
             elif mark.place != place:
-                raise RedirectRefused(key=mark.key, intent=intent)
+                raise RedirectRefused(redirect_words(mark.place, place), key=mark.key, intent=intent)
         if not self.options.guards(request.method, place, has_key=given is not None, has_intent=intent is not None):
             return None
         if intent is not None:
@@ -85,9 +87,11 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
         if key is None:
             key = headers[header] = self.options.new_key()
         request.extensions = {**extensions, _MARK: _Mark(key, place)}
-        terms = Terms(key, self.options.seconds, intent, self.options.follow_accepted)
+        is_redirected = mark is not None and given == mark.key
+        was_sent = is_redirected and mark is not None and mark.in_doubt
+        terms = Terms(key, self.options.seconds, intent, self.options.follow_accepted, was_sent)
         exchange = kind(self.wrapped, request, self.options, place, terms, is_key_given=given is not None)
-        exchange.is_redirected = mark is not None and given == mark.key
+        exchange.is_redirected = is_redirected
         return exchange
 
 
@@ -179,9 +183,18 @@ class _Exchange(Exchange):
         self._request.headers.pop("transfer-encoding", None)
         self._request.headers["content-length"] = str(len(body))
 
+    def method(self) -> str:
+        """Return the request's method."""
+        return self._request.method  # type: ignore[no-any-return]  # the library is not known here
+
     def url(self) -> str:
         """Return where it is sent to."""
         return str(self._request.url)
+
+    def leave_doubt(self, *, in_doubt: bool) -> None:
+        """Tell the request: a redirect copies its extensions."""
+        if in_doubt != self._request.extensions[_MARK].in_doubt:
+            self._request.extensions[_MARK] = _Mark(self.key, self._place, in_doubt)
 
     async def attempt(self, seconds: float) -> Reply | NoReply:
         """Send the request, and read the answer."""
@@ -287,7 +300,7 @@ class _Exchange(Exchange):
         headers = self._request.headers
         if headers.get(self.options.header) != self.key:
             headers[self.options.header] = self.key
-            self._request.extensions[_MARK] = _Mark(self.key, self._request.extensions[_MARK].place)
+            self._request.extensions[_MARK] = _Mark(self.key, self._place)
         if outgoing.body != b"".join(self._request.stream):
             self.buffer(outgoing.body)
             for name, said in outgoing.headers:
@@ -301,9 +314,11 @@ class _Exchange(Exchange):
 
     def stored(self, answer: Answer) -> Any:
         """Make a response of what the journal has."""
-        return self.library.Response(
-            answer.status, headers=list(answer.headers), content=answer.body, extensions={"semel.stored": True}
-        )
+        body = answer.body or b""
+        headers = [*answer.headers, (b"content-length", str(len(body)).encode())]
+        # As a stream: the client reads it, and then knows how long it took.
+        stream = self.library.ByteStream(body)
+        return self.library.Response(answer.status, headers=headers, stream=stream, extensions={"semel.stored": True})
 
 
 class _AsyncExchange(_Exchange):
