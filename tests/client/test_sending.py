@@ -389,6 +389,27 @@ def test_redirects_to_another_adapter(server: Served, mounted: requests.Session)
     assert [each.method for each in server.seen] == ["POST", "POST", "POST", "GET"]
 
 
+@pytest.mark.parametrize("library", [httpx, httpx2])
+@pytest.mark.parametrize("status", [301, 308])
+def test_redirects_to_another_transport(server: Served, library: Any, status: int) -> None:
+    """The same for a transport that is mounted for one host: no other can send what was redirected."""
+    server.faults.extend([Say(status, {"Location": f"http://localhost:{server.port}/"})] * 2)
+    inner = IdempotentTransport(library.HTTPTransport(), quotas=Quotas())
+    keyed = {"Idempotency-Key": "mine"}
+    client = library.Client(mounts={server.url: inner}, follow_redirects=True, trust_env=False)
+    with client, pytest.raises(RedirectRefused):
+        client.put(server.url, json={}, headers=keyed)
+
+    async def called() -> None:
+        inner = AsyncIdempotentTransport(library.AsyncHTTPTransport(), quotas=Quotas())
+        async with library.AsyncClient(mounts={server.url: inner}, follow_redirects=True, trust_env=False) as client:
+            with pytest.raises(RedirectRefused):
+                await client.put(server.url, json={}, headers=keyed)
+
+    asyncio.run(called())
+    assert [each.header("host") for each in server.seen] == [server.host] * 2
+
+
 def test_intents_through_another_adapter(server: Served, mounted: requests.Session, tmp_path: Path) -> None:
     """An intent by ``intent()`` is never sent: with another adapter, nothing is."""
     named = intent("invoice 17")

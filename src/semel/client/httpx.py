@@ -49,6 +49,17 @@ class _Mark:
     in_doubt: bool = False
 
 
+class _Closed(dict[str, Any]):
+    """The time limits of a request that is redirected as it is. A transport reads them before it connects: one that is
+    mounted for the other host, and is not ours, fails there, and the key stays here.
+    """
+
+    refusal: RedirectRefused
+
+    def get(self, *_: object) -> Any:
+        raise self.refusal
+
+
 class _Wrapped(_Base):  # type: ignore[misc]  # as above
     """What both transports share: everything that does not wait."""
 
@@ -70,6 +81,8 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
         place = (scheme, url.host, url.port or PORTS.get(scheme))
         header = self.options.header
         mark: _Mark | None = extensions.get(_MARK)
+        if mark is not None and isinstance(closed := extensions["timeout"], _Closed):
+            extensions["timeout"] = dict(closed)
         # Not headers.get: it decodes all of them.
         given: str | None = headers.get(header) if self._header in [name.lower() for name, _ in headers.raw] else None
         intent: str | None = extensions.get(INTENT)
@@ -108,7 +121,7 @@ class IdempotentTransport(_Wrapped):
             return self.wrapped.handle_request(request)
         if not isinstance(request.stream, exchange.library.ByteStream):
             exchange.buffer(_Buffer(self.options.max_body).filled(request.stream))
-        return at_once(send(exchange, exchange.terms))
+        return exchange.closed(at_once(send(exchange, exchange.terms)))
 
     def close(self) -> None:
         """Close the wrapped transport, and the journal."""
@@ -136,7 +149,7 @@ class AsyncIdempotentTransport(_Wrapped):
             return await self.wrapped.handle_async_request(request)
         if not isinstance(request.stream, exchange.library.ByteStream):
             exchange.buffer(await _Buffer(self.options.max_body).afilled(request.stream))
-        return await send(exchange, exchange.terms)
+        return exchange.closed(await send(exchange, exchange.terms))
 
     async def aclose(self) -> None:
         """Close the wrapped transport, and the journal."""
@@ -195,6 +208,14 @@ class _Exchange(Exchange):
         """Tell the request: a redirect copies its extensions."""
         if in_doubt != self._request.extensions[_MARK].in_doubt:
             self._request.extensions[_MARK] = _Mark(self.key, self._place, in_doubt)
+
+    def closed(self, response: Any) -> Any:
+        """Return the *response*. After a redirect that leaves the request as it is, no other transport may send it."""
+        status, extensions = response.status_code, self._request.extensions
+        if status in _MOVED or (status == _MOVED_PERMANENTLY and self.method() != "POST"):
+            extensions["timeout"] = closed = _Closed(self._limits)
+            closed.refusal = RedirectRefused(key=self.key, intent=self.terms.intent)
+        return response
 
     async def attempt(self, seconds: float) -> Reply | NoReply:
         """Send the request, and read the answer."""
@@ -431,5 +452,8 @@ def _library(kind: type[Any]) -> Any:
 
 _LIMITS = ("connect", "read", "write", "pool")
 _WITHOUT_BODY = frozenset({"GET", "HEAD"})
+#: Redirects that leave the method as it is; and one that does so unless it is POST.
+_MOVED = frozenset({307, 308})
+_MOVED_PERMANENTLY = 301
 #: A longer Content-Length is no number that means anything.
 _DIGITS = 20
