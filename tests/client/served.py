@@ -147,12 +147,14 @@ class Handler(BaseHTTPRequestHandler):
         super().__init__(*given)
 
     def _serve(self) -> None:
-        served = self._served
         body = self._body()
         if body is None:  # The client has died in the middle of it, and no server takes half a request for one.
             self.close_connection = True
-            return
-        seen = Seen(self.command, self.path, tuple(self.headers.items()), body)
+        else:
+            self._answer(Seen(self.command, self.path, tuple(self.headers.items()), body))
+
+    def _answer(self, seen: Seen) -> None:
+        served = self._served
         served.seen.append(seen)
         fault = served.outage or (served.faults.popleft() if served.faults else None)
         if fault == "lose before":

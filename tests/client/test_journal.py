@@ -354,18 +354,23 @@ def test_the_lease_outlives_a_try(path: Path, server: Served, call: Call) -> Non
 
 
 def test_leases_end_with_the_thread(path: Path) -> None:
-    """A lease is renewed no longer than its try may take, and not after the journal was closed."""
+    """A lease is renewed while something is sent, and no longer than that may take; then the thread ends."""
     extended: list[Sequence[Held]] = []
+    others = set(threading.enumerate())
     leases = Leases(0.001, extended.append)
     leases.hold(INTENT, b"t", 60)
     leases.hold("late", b"t", 0)
     wait_until(lambda: len(extended) > 1)
     assert {tuple(each) for each in extended} == {((INTENT, b"t"),)}
-    leases.clear()
-    assert "semel-journal" not in {thread.name for thread in threading.enumerate()}
+    leases.stop()
+    count = len(extended)
+    wait_until(lambda: len(extended) > count)
+    leases.drop(INTENT, b"t")
+    leases.stop()
+    assert not set(threading.enumerate()) - others
     leases.hold(INTENT, b"t", 60)
     leases.drop(INTENT, b"t")
-    wait_until(lambda: "semel-journal" not in {thread.name for thread in threading.enumerate()})
+    wait_until(lambda: not set(threading.enumerate()) - others)
 
 
 def test_a_lease_that_can_not_be_renewed(caplog: pytest.LogCaptureFixture) -> None:
@@ -378,7 +383,8 @@ def test_a_lease_that_can_not_be_renewed(caplog: pytest.LogCaptureFixture) -> No
         leases = Leases(0.001, fail)
         leases.hold(INTENT, b"t", 60)
         wait_until(lambda: caplog.text.count("could not renew 1 intents") > 1)
-        leases.clear()
+        leases.drop(INTENT, b"t")
+        leases.stop()
 
 
 def test_the_clock_is_set_back(path: Path) -> None:

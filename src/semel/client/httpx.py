@@ -81,7 +81,7 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
         place = (scheme, url.host, url.port or PORTS.get(scheme))
         header = self.options.header
         mark: _Mark | None = extensions.get(_MARK)
-        if mark is not None and isinstance(closed := extensions["timeout"], _Closed):
+        if mark is not None and isinstance(closed := extensions.get("timeout"), _Closed):
             extensions["timeout"] = dict(closed)
         # Not headers.get: it decodes all of them.
         given: str | None = headers.get(header) if self._header in [name.lower() for name, _ in headers.raw] else None

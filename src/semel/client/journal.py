@@ -103,7 +103,7 @@ class Journal:
 
     def close(self) -> None:
         """Close the file. It is opened again by the next use."""
-        self.leases.clear()
+        self.leases.stop()
         self._connection.close()
 
     def __enter__(self) -> Self:

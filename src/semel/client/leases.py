@@ -60,12 +60,13 @@ class Leases:
         """Renew it no more."""
         self._held.pop((intent, token), None)
 
-    def clear(self) -> None:
-        """Renew nothing, and end the thread."""
+    def stop(self) -> None:
+        """End the thread, unless something is being sent."""
         if self._pid != os.getpid():
             return
         with self._changed:
-            self._held.clear()
+            if self._held:
+                return
             ending, self._thread = self._thread, None
             self._changed.notify_all()
         if ending is not None:
