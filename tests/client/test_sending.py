@@ -189,7 +189,9 @@ def test_accepted_elsewhere(server: Served, call: Call) -> None:
 
 
 def test_redirects(server: Served, call: Call) -> None:
-    """A redirect on the same host keeps the key; one to another host is refused; a GET that follows has none."""
+    """A redirect on the same host keeps the key; one to another host is refused, and leaves an earlier try in doubt; a
+    GET that follows has none.
+    """
     caller = call()
     server.faults.extend(["lose before", Say(307, {"Location": "/moved"}), "lose after"])
     assert caller.post(f"{server.url}/pay", json={}, follow_redirects=True).status == 201
@@ -199,6 +201,10 @@ def test_redirects(server: Served, call: Call) -> None:
     server.faults.append(Say(307, {"Location": f"http://localhost:{server.port}/"}))
     with pytest.raises(RedirectRefused):
         caller.post(server.url, json={}, follow_redirects=True)
+    server.faults.extend(["lose after", Say(307, {"Location": f"http://localhost:{server.port}/"})])
+    with pytest.raises(RequestOutcomeUnknown) as caught:
+        caller.post(server.url, json={}, follow_redirects=True)
+    assert isinstance(caught.value.__cause__, RedirectRefused)
     server.faults.append(Say(303, {"Location": "/result"}))
     assert caller.post(server.url, json={}, follow_redirects=True).status == 201
     assert (server.seen[-1].method, server.keys[-1]) == ("GET", None)
@@ -380,13 +386,17 @@ def test_redirects_to_another_adapter(server: Served, mounted: requests.Session)
     with pytest.raises(RedirectRefused) as caught:
         mounted.post(server.url, json={})
     assert server.keys == [caught.value.key]
+    server.seen.clear()
+    server.faults.extend(["lose after", Say(307, {"Location": elsewhere})])
+    with pytest.raises(RequestOutcomeUnknown):
+        mounted.post(server.url, json={})
     server.faults.append(Say(307, {"Location": elsewhere}))
     response = mounted.post(server.url, json={}, allow_redirects=False)
     assert response.next is not None
-    assert str(response.request.headers["Idempotency-Key"]).encode() == (server.keys[1] or "").encode()
+    assert str(response.request.headers["Idempotency-Key"]).encode() == (server.keys[-1] or "").encode()
     server.faults.append(Say(303, {"Location": elsewhere}))
     assert mounted.post(server.url, json={}).status_code == 201
-    assert [each.method for each in server.seen] == ["POST", "POST", "POST", "GET"]
+    assert [each.method for each in server.seen] == ["POST", "POST", "POST", "POST", "GET"]
 
 
 @pytest.mark.parametrize("library", [httpx, httpx2])

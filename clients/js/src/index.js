@@ -176,6 +176,8 @@ async function tries(operation, settings) {
       operation.isFollowedByBrowser = true;
       continue;
     }
+    // What the browser came to may be a login: it says nothing of an earlier try.
+    if (operation.isFollowedByBrowser && inDoubt && got.response?.redirected) throw unknown({ response: got.response });
     const verdict = judged(got, where, request.method, inDoubt);
     if (verdict.verdict === "retry") {
       isOpen ||= verdict.in_doubt || where !== null;
@@ -196,10 +198,19 @@ async function tries(operation, settings) {
     } else if (verdict.verdict === "moved") {
       if (request.redirect === "manual") return got.response;
       hops += 1;
-      operation.url = redirected(operation, got.response, hops, about);
+      const there = redirected(operation, got.response, hops);
+      if (there.refused && inDoubt) throw unknown({ response: got.response, cause: new RedirectRefused(there.refused) });
+      if (there.refused) throw new RedirectRefused(there.refused, about({ response: got.response }));
+      operation.url = there.url;
     } else if (verdict.verdict === "final") {
       quota.answered(now());
-      return TO_A_RESULT.has(got.status) ? await resultOf(operation, got.response, settings, left(), about) : got.response;
+      if (!TO_A_RESULT.has(got.status)) return got.response;
+      try {
+        return await resultOf(operation, got.response, settings, left(), about);
+      } catch (error) {
+        if (request.signal.aborted || error instanceof ClientError) throw error;
+        throw unknown({ response: got.response, cause: error }); // It is done, and its result was not seen.
+      }
     } else if (verdict.verdict === "unknown") {
       throw unknown({ response: got.response });
     } else {
@@ -218,13 +229,11 @@ function judged(got, where, method, inDoubt) {
 }
 
 /** Where the same request is to be sent, with the same key: nowhere but on the same origin. */
-function redirected({ request, url }, response, hops, about) {
+function redirected({ request, url }, response, hops) {
+  if (request.redirect === "error") return { refused: NOT_WANTED };
+  if (hops > MAX_REDIRECTS) return { refused: "This request was redirected too often." };
   const there = placeOf(url, response);
-  if (request.redirect === "follow" && there !== null && there.origin === new URL(url).origin && hops <= MAX_REDIRECTS) {
-    return there.href;
-  }
-  const why = hops > MAX_REDIRECTS ? "This request was redirected too often." : ELSEWHERE;
-  throw new RedirectRefused(request.redirect === "error" ? NOT_WANTED : why, about({ response }));
+  return there !== null && there.origin === new URL(url).origin ? { url: there.href } : { refused: ELSEWHERE };
 }
 
 /** Get the result that a redirect leads to, as fetch would: without the key, and elsewhere without credentials. */

@@ -219,6 +219,25 @@ test("a redirect to another origin is refused, and nothing is sent there", async
   await assert.rejects(idempotentFetch()(url, { ...payment, redirect: "error" }), /redirect: "error"/);
 });
 
+test("a redirect that is refused after a lost try leaves it unknown", async (t) => {
+  const { url } = await serve(t, (response, count) => {
+    if (count === 1) response.destroy();
+    else response.writeHead(307, { location: elsewhere(url) }).end();
+  });
+  await assert.rejects(idempotentFetch()(url, payment), (error) => {
+    assert.ok(error instanceof RequestOutcomeUnknown && error.cause instanceof RedirectRefused);
+    return true;
+  });
+});
+
+test("a result that can't be read leaves no other word than unknown", async (t) => {
+  const { url } = await serve(t, (response, count) => {
+    if (count === 1) response.writeHead(303, { location: "/result" }).end();
+    else response.destroy();
+  });
+  await assert.rejects(idempotentFetch()(url, payment), (error) => error instanceof RequestOutcomeUnknown && error.response.status === 303);
+});
+
 test("a circle of redirects has an end", async (t) => {
   const { seen, url } = await serve(t, (response) => response.writeHead(308, { location: "/" }).end());
   await assert.rejects(idempotentFetch()(url, payment), /too often/);
@@ -250,6 +269,13 @@ test("a browser, which does not show where a redirect leads, follows it by itsel
   assert.equal((await idempotentFetch({ fetch: browser })(url, payment)).status, 201);
   assert.deepEqual(modes, ["manual", "follow"]);
   await assert.rejects(idempotentFetch({ fetch: browser })(url, { ...payment, redirect: "error" }), RedirectRefused);
+
+  // After a lost try, what it comes to may be a page to log in.
+  const lost = (input, init) => (modes.push(init.redirect), modes.length === 1 ? Promise.reject(new TypeError("lost")) : init.redirect === "manual" ? opaque : loggedOut);
+  const loggedOut = Object.defineProperty(new Response("log in"), "redirected", { value: true });
+  modes.length = 0;
+  await assert.rejects(idempotentFetch({ fetch: lost })(url, payment), RequestOutcomeUnknown);
+  assert.deepEqual(modes, ["manual", "manual", "follow"]);
 });
 
 /** A storage that takes its time, as IndexedDB does: what is asked at once is answered at once. */

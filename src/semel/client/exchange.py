@@ -17,7 +17,7 @@ from semel.client.options import Options
 from semel.core.intent import Beginning, Begun, Outgoing, Wish
 from semel.core.message import Answer
 from semel.core.retrying import Origin
-from semel.errors import JournalError
+from semel.errors import ClientError, JournalError, RedirectRefused, RequestOutcomeUnknown
 from semel.flows.send import Reply, Terms
 
 P = ParamSpec("P")
@@ -174,14 +174,23 @@ def is_untrusted(error: BaseException) -> bool:
     return False
 
 
-def redirect_words(place: Origin, there: Origin) -> str | None:
-    """Say why a redirect from *place* is refused, if the words of the exception do not."""
-    if (place[0], there[0]) != ("http", "https") or place[1] != there[1]:
-        return None
-    return (
-        f"This request was redirected from http to https on {place[1]}, and was not sent there: the first try has gone "
-        "out in the clear. Write https:// in its URL."
-    )
+def redirect_refused(
+    key: str, intent: str | None, place: Origin, there: Origin | None, *, in_doubt: bool
+) -> ClientError:
+    """Return the error for a redirect from *place* that is not followed; *there* is None where it is not known."""
+    words = None
+    if there is not None and (place[0], there[0]) == ("http", "https") and place[1] == there[1]:
+        words = (
+            f"This request was redirected from http to https on {place[1]}, and was not sent there: the first try has "
+            "gone out in the clear. Write https:// in its URL."
+        )
+    refused = RedirectRefused(words, key=key, intent=intent)
+    if not in_doubt:
+        return refused
+    # What was sent before the redirect may have taken effect: this comes first.
+    unknown = RequestOutcomeUnknown(key=key, intent=intent)
+    unknown.__cause__ = refused
+    return unknown
 
 
 def looked_at(headers: list[tuple[Any, Any]], header: str) -> list[tuple[Any, Any]]:

@@ -11,14 +11,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from semel.client.exchange import EVENT_STREAM, Exchange, is_untrusted, looked_at, redirect_words
+from semel.client.exchange import EVENT_STREAM, Exchange, is_untrusted, looked_at, redirect_refused
 from semel.client.journal import Journal
 from semel.client.options import Options
 from semel.core.intent import Outgoing, checked
 from semel.core.message import Answer
 from semel.core.retrying import PORTS, Failure, Origin
 from semel.core.value import value
-from semel.errors import ConfigurationError, RedirectRefused, RequestNotRepeatable
+from semel.errors import ClientError, ConfigurationError, RequestNotRepeatable
 from semel.flows.send import NoReply, Reply, Terms, send
 from semel.stores.transaction import at_once
 
@@ -54,7 +54,7 @@ class _Closed(dict[str, Any]):
     mounted for the other host, and is not ours, fails there, and the key stays here.
     """
 
-    refusal: RedirectRefused
+    refusal: ClientError
 
     def get(self, *_: object) -> Any:
         raise self.refusal
@@ -91,7 +91,7 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
                 del headers[header]  # A redirect has made a GET of it: it is another request, and the key is not its.
                 intent = None
             elif mark.place != place:
-                raise RedirectRefused(redirect_words(mark.place, place), key=mark.key, intent=intent)
+                raise redirect_refused(mark.key, intent, mark.place, place, in_doubt=mark.in_doubt)
         if not self.options.guards(request.method, place, has_key=given is not None, has_intent=intent is not None):
             return None
         if intent is not None:
@@ -214,7 +214,8 @@ class _Exchange(Exchange):
         status, extensions = response.status_code, self._request.extensions
         if status in _MOVED or (status == _MOVED_PERMANENTLY and self.method() != "POST"):
             extensions["timeout"] = closed = _Closed(self._limits)
-            closed.refusal = RedirectRefused(key=self.key, intent=self.terms.intent)
+            in_doubt = extensions[_MARK].in_doubt
+            closed.refusal = redirect_refused(self.key, self.terms.intent, self._place, None, in_doubt=in_doubt)
         return response
 
     async def attempt(self, seconds: float) -> Reply | NoReply:

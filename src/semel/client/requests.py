@@ -18,13 +18,13 @@ except ModuleNotFoundError as missing:
         raise
     raise ImportError("semel.client.requests needs requests. Run: pip install requests") from missing
 
-from semel.client.exchange import EVENT_STREAM, Exchange, is_untrusted, looked_at, redirect_words
+from semel.client.exchange import EVENT_STREAM, Exchange, is_untrusted, looked_at, redirect_refused
 from semel.client.journal import Journal
 from semel.client.options import Options
 from semel.core.intent import Outgoing, checked
 from semel.core.message import Answer
 from semel.core.retrying import Failure, Origin, origin_of
-from semel.errors import ConfigurationError, RedirectRefused, RequestNotRepeatable
+from semel.errors import ConfigurationError, RequestNotRepeatable
 from semel.flows.send import NoReply, Reply, Terms, send
 from semel.stores.transaction import at_once
 
@@ -59,7 +59,7 @@ class _Mark(str):
 
     def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
         if encoding == _WIRE and not self.is_open:
-            raise RedirectRefused(key=str(self), intent=self.intent)
+            raise redirect_refused(str(self), self.intent, self.place, None, in_doubt=self.in_doubt)
         return super().encode(encoding, errors)
 
 
@@ -127,7 +127,7 @@ class IdempotentAdapter(BaseAdapter):
                 del headers[header]  # A redirect has made a GET of it: the key is not its.
                 intent = None
             elif mark.place != place:
-                raise RedirectRefused(redirect_words(mark.place, place), key=str(mark), intent=intent)
+                raise redirect_refused(str(mark), intent, mark.place, place, in_doubt=mark.in_doubt)
         if not self.options.guards(method, place, has_key=given is not None, has_intent=intent is not None):
             return self.wrapped.send(request, stream=stream, **sending)
         if intent is not None:
