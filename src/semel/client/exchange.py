@@ -105,7 +105,8 @@ class Exchange(ABC):
 
     def release(self, *, in_doubt: bool) -> None:
         """Give the intent back."""
-        self.leave_doubt(in_doubt=in_doubt)
+        if in_doubt or self.terms.was_sent:
+            self.leave_doubt(in_doubt=in_doubt)
         if self._is_ours:
             self._is_ours = False
             self.journal.leases.drop(self.intent, self._token)

@@ -206,13 +206,13 @@ class _Exchange(Exchange):
 
     def leave_doubt(self, *, in_doubt: bool) -> None:
         """Tell the request: a redirect copies its extensions."""
-        if in_doubt != self._request.extensions[_MARK].in_doubt:
-            self._request.extensions[_MARK] = _Mark(self.key, self._place, in_doubt)
+        self._request.extensions[_MARK] = _Mark(self.key, self._place, in_doubt)
 
     def closed(self, response: Any) -> Any:
         """Return the *response*. After a redirect that leaves the request as it is, no other transport may send it."""
-        status, extensions = response.status_code, self._request.extensions
+        status = response.status_code
         if status in _MOVED or (status == _MOVED_PERMANENTLY and self.method() != "POST"):
+            extensions = self._request.extensions
             extensions["timeout"] = closed = _Closed(self._limits)
             in_doubt = extensions[_MARK].in_doubt
             closed.refusal = redirect_refused(self.key, self.terms.intent, self._place, None, in_doubt=in_doubt)

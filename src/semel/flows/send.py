@@ -188,13 +188,17 @@ async def _tries(ports: SendPorts, terms: Terms, end: float, doubt: _Doubt) -> A
     where: str | None = None
     while True:
         left = max(end - ports.now(), MIN_TRY_SECONDS)
-        was_in_doubt = doubt.here
+        was_in_doubt, in_doubt = doubt.here, doubt.here or doubt.before
         doubt.here = True  # Until there is a word of it: this may be cancelled.
-        got = await _tried(ports, terms, where, left, in_doubt=was_in_doubt or doubt.before)
-        verdict = _judged(ports, got, where, in_doubt=was_in_doubt or doubt.before)
+        got = await _tried(ports, terms, where, left, in_doubt=in_doubt)
+        verdict = _judged(ports, got, where, in_doubt=in_doubt)
         if isinstance(verdict, Final):
             assert isinstance(got, Reply)  # noqa: S101 - for the type checker
-            return await _ended(ports, terms, got, doubt)
+            ports.answered()
+            if terms.intent is not None:
+                await ports.settle(got)
+            doubt.here = terms.intent is not None  # If it can't be written down, the doubt stays, for the next process.
+            return got.response
         if isinstance(verdict, Retry):
             # What is said at a status URL may be about the look: the request itself is then sent again, and gets 202,
             # or the answer of the operation, marked as a replay.
@@ -209,10 +213,8 @@ async def _tries(ports: SendPorts, terms: Terms, end: float, doubt: _Doubt) -> A
                 await ports.renew()
             continue
         assert isinstance(got, Reply)  # noqa: S101 - without an answer, the verdict is Retry
-        if isinstance(verdict, Unknown):
-            raise RequestOutcomeUnknown(_SERVER_SAYS, key=terms.key, intent=terms.intent, response=got.response)
         if not isinstance(verdict, Follow):
-            doubt.here = was_in_doubt or where is not None
+            doubt.here = was_in_doubt or where is not None or isinstance(verdict, Unknown)
             return _stopped(terms, got, verdict, doubt)
         if verdict.location is not None or where is None:
             where = status_url(ports.url(), verdict.location or "") if terms.follows else None
@@ -222,17 +224,10 @@ async def _tries(ports: SendPorts, terms: Terms, end: float, doubt: _Doubt) -> A
         await ports.pause(wait)
 
 
-async def _ended(ports: SendPorts, terms: Terms, got: Reply, doubt: _Doubt) -> Any:
-    ports.answered()
-    if terms.intent is None:
-        doubt.here = doubt.before = False
-    else:
-        await ports.settle(got)  # If it can't be written down, the doubt stays, for the next process.
-    return got.response
-
-
-def _stopped(terms: Terms, got: Reply, verdict: Refused | Moved, doubt: _Doubt) -> Any:
+def _stopped(terms: Terms, got: Reply, verdict: Refused | Moved | Unknown, doubt: _Doubt) -> Any:
     """Return an answer that is not the operation's, if nothing can have happened before it."""
+    if isinstance(verdict, Unknown):
+        raise RequestOutcomeUnknown(_SERVER_SAYS, key=terms.key, intent=terms.intent, response=got.response)
     # One that is redirected goes on elsewhere, with the same key. What an earlier process did is in the journal, and
     # a challenge is for the library, which comes back with credentials.
     is_passed_on = isinstance(verdict, Moved) or (got.status in _CHALLENGES and not doubt.here)
