@@ -15,6 +15,7 @@ import httpcore2
 
 from semel import client as package
 from semel.client import Journal
+from semel.client.leases import Leases
 from semel.flows import send
 from tests.client.callers import KINDS, Caller
 from torture.job import Fault
@@ -23,6 +24,8 @@ from torture.tracing import Lines
 FILES = (os.path.dirname(package.__file__) + os.sep, send.__file__)  # noqa: PTH120 - beginnings of names, as strings
 #: So that a dead process's intents are free soon.
 LEASE = timedelta(milliseconds=20)
+#: Seconds: longer than any of them lives.
+RENEWED_ONCE_IN = 3600.0
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
@@ -30,7 +33,10 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     fault = Fault(signal.SIGKILL, line=job["line"]) if job["line"] else None
     lines = Lines(fault, FILES)
     lines.start()
-    caller = Caller(job["kind"], journal=Journal(job["journal"], lease=LEASE))
+    journal = Journal(job["journal"], lease=LEASE)
+    # How often a lease is renewed is a matter of time, and the lines of a run would not be the same twice.
+    journal.leases = Leases(RENEWED_ONCE_IN, journal._extend)
+    caller = Caller(job["kind"], journal=journal)
     if job["resumes"]:
         status = {each.status or str(each.error) for each in caller.resume()}
         lines.stop()

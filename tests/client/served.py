@@ -147,8 +147,14 @@ class Handler(BaseHTTPRequestHandler):
         super().__init__(*given)
 
     def _serve(self) -> None:
+        body = self._body()
+        if body is None:  # The client has died in the middle of it, and no server takes half a request for one.
+            self.close_connection = True
+        else:
+            self._answer(Seen(self.command, self.path, tuple(self.headers.items()), body))
+
+    def _answer(self, seen: Seen) -> None:
         served = self._served
-        seen = Seen(self.command, self.path, tuple(self.headers.items()), self._body())
         served.seen.append(seen)
         fault = served.outage or (served.faults.popleft() if served.faults else None)
         if fault == "lose before":
@@ -187,9 +193,11 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PATCH = do_PUT = _serve  # noqa: N815 - as http.server calls them
 
-    def _body(self) -> bytes:
+    def _body(self) -> bytes | None:
         if self.headers.get("transfer-encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("content-length") or 0))
+            length = int(self.headers.get("content-length") or 0)
+            whole = self.rfile.read(length)
+            return whole if len(whole) == length else None
         read = b""
         while size := int(self.rfile.readline(), 16):
             read += self.rfile.read(size)

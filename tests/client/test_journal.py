@@ -5,7 +5,8 @@ import logging
 import os
 import sqlite3
 import stat
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
@@ -18,6 +19,7 @@ import pytest
 from semel.client import Journal
 from semel.client.httpx import AsyncIdempotentTransport
 from semel.client.journal import VERSION
+from semel.client.leases import Held, Leases
 from semel.client.options import Quotas
 from semel.core.intent import Begun, Lapsed, Outgoing, Wish
 from semel.core.message import Answer
@@ -185,6 +187,37 @@ def test_redirected_intent(server: Served, call: Call, path: Path) -> None:
     assert len(set(server.keys)) == 1
 
 
+@pytest.mark.parametrize("method", ["PATCH", "PUT"])
+def test_redirects_that_keep_the_method(server: Served, call: Call, path: Path, method: str) -> None:
+    """A 301 leaves a PATCH and a PUT as they are, so it is not their answer: the intent goes on to the next URL."""
+    server.faults.append(Say(301, {"Location": "/moved"}))
+    caller = call(journal=path)
+    for _ in range(2):
+        assert caller.request(method, f"{server.url}/pay", INTENT, json={}, follow_redirects=True).status == 201
+    assert [(each.method, each.path) for each in server.seen] == [(method, "/pay"), (method, "/moved")]
+    assert len(set(server.keys)) == 1
+
+
+@pytest.mark.parametrize("said", [Say(403), Say(404), Say(302, {"Location": "/login"}), Say(501)], ids=str)
+def test_answers_that_say_nothing_of_it(server: Served, call: Call, path: Path, said: Say) -> None:
+    """After a lost try, an answer that is not the operation's leaves the intent pending, and it can be resumed."""
+    server.faults.extend(["lose after", said])
+    caller = call(journal=path)
+    with pytest.raises(RequestOutcomeUnknown) as caught:
+        caller.post(server.url, INTENT, json={}, follow_redirects=True)
+    assert caught.value.response.status_code == said.status
+    (resumed,) = caller.resume()
+    assert (resumed.status, resumed.key) == (201, caught.value.key)
+    assert list(server.effects.values()) == [1]
+
+
+def test_no_doubt_after_a_challenge(server: Served, call: Call, path: Path) -> None:
+    """An intent that was refused, and can't have taken effect, is not in doubt in the next call."""
+    server.faults.extend([Say(401), Say(404)])
+    assert [call(journal=path).post(server.url, INTENT, json={}).status for _ in range(3)] == [401, 404, 404]
+    assert len(server.seen) == 2
+
+
 def test_many_at_once(server: Served, call: Call, path: Path, kind: str) -> None:
     """Of many that send one intent at once, one sends; all get its answer."""
     callers = [call(journal=path) for _ in range(4)]
@@ -300,6 +333,97 @@ def test_leases(path: Path, server: Served, call: Call) -> None:
         now += 10
         assert call(journal=journal).post(server.url, INTENT).status == 201
         assert server.keys == ["k-1"]
+
+
+def test_the_lease_outlives_a_try(path: Path, server: Served, call: Call) -> None:
+    """While a try is under way, its lease is renewed: the intent is neither free nor forgotten."""
+    now = 1_000_000.0
+    lease = timedelta(milliseconds=60)
+    caller = call(journal=Journal(path, lease=lease, clock=lambda: now))
+    server.go.clear()
+    with ThreadPoolExecutor(1) as threads, Journal(path, lease=lease, clock=lambda: now) as other:
+        sending = threads.submit(caller.post, server.url, INTENT, json={})
+        wait_until(lambda: server.effects.total() == 1)
+        now += 3600
+        wait_until(lambda: other.pending()[0].is_leased)
+        assert not other.forget(INTENT)
+        assert other.pending()[0].attempts == 1
+        server.go.set()
+        assert sending.result().status == 201
+    assert len(server.seen) == 1
+
+
+def test_leases_end_with_the_thread(path: Path) -> None:
+    """A lease is renewed while something is sent, and no longer than that may take; then the thread ends."""
+    extended: list[Sequence[Held]] = []
+    others = set(threading.enumerate())
+    leases = Leases(0.001, extended.append)
+    leases.hold(INTENT, b"t", 60)
+    leases.hold("late", b"t", 0)
+    wait_until(lambda: len(extended) > 1)
+    assert {tuple(each) for each in extended} == {((INTENT, b"t"),)}
+    leases.stop()
+    count = len(extended)
+    wait_until(lambda: len(extended) > count)
+    leases.drop(INTENT, b"t")
+    leases.stop()
+    assert not set(threading.enumerate()) - others
+    leases.hold(INTENT, b"t", 60)
+    leases.drop(INTENT, b"t")
+    wait_until(lambda: not set(threading.enumerate()) - others)
+
+
+def test_a_lease_that_can_not_be_renewed(caplog: pytest.LogCaptureFixture) -> None:
+    """A journal that fails while a try is under way is told in the log, and tried again."""
+
+    def fail(_: Sequence[Held]) -> None:
+        raise JournalError
+
+    with caplog.at_level(logging.WARNING, "semel"):
+        leases = Leases(0.001, fail)
+        leases.hold(INTENT, b"t", 60)
+        wait_until(lambda: caplog.text.count("could not renew 1 intents") > 1)
+        leases.drop(INTENT, b"t")
+        leases.stop()
+
+
+def test_the_clock_is_set_back(path: Path) -> None:
+    """A lease that begins long after now is over: an intent is not blocked by a clock that was set back."""
+    now = 1_000_000.0
+    with Journal(path, clock=lambda: now) as journal:
+        journal.begin(wish(), b"dead")
+        now -= 3600
+        assert not journal.pending()[0].is_leased
+        assert journal.begin(wish(), b"own") == Begun("k-1", wish().outgoing, is_resumed=True)
+        assert journal.pending()[0].is_leased
+
+
+def test_removed_while_it_is_open(server: Served, call: Call, path: Path) -> None:
+    """A file that is removed, or replaced, under an open journal is an error before anything is sent."""
+    caller = call(journal=path)
+    assert caller.journal is not None
+    caller.journal.begin(wish("before"), b"t")
+    path.rename(path.with_name("other"))
+    with pytest.raises(JournalError, match="removed or replaced"):
+        caller.post(server.url, INTENT, json={})
+    Journal(path).close()
+    with pytest.raises(JournalError, match="removed or replaced"):
+        caller.post(server.url, INTENT, json={})
+    assert not server.seen
+    caller.journal.close()
+    assert caller.post(server.url, INTENT, json={}).status == 201
+
+
+def test_stored_answers_know_their_time(server: Served, call: Call, path: Path) -> None:
+    """A stored answer is like one that came over the wire: it has a time, a length and a request."""
+    caller = call(journal=path)
+    first = caller.post(server.url, INTENT, json={})
+    given = {"headers": {"Semel-Intent": INTENT}} if caller.kind == "requests" else {}
+    extensions = {} if given else {"extensions": {"semel.intent": INTENT}}
+    stored = caller.wait(caller.client.post, server.url, json={}, **given, **extensions)
+    assert (stored.content, stored.headers["content-length"]) == (first.body, str(len(first.body)))
+    assert timedelta(0) < stored.elapsed < timedelta(minutes=1)
+    assert stored.request.method == "POST"
 
 
 def test_a_late_answer_counts(path: Path) -> None:
@@ -456,11 +580,26 @@ def test_threads(path: Path) -> None:
         assert len(journal.pending()) == 50
 
 
-@pytest.mark.parametrize("given", [{"lease": timedelta(0)}, {"max_entries": 0}, {"keep": timedelta(-1)}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"lease": timedelta(0)},
+        {"lease": 10},
+        {"keep": timedelta(-1)},
+        {"keep": "90d"},
+        {"max_entries": 0},
+        {"max_bytes": 1.5},
+        {"path": ""},
+        {"path": "a\0b"},
+        {"path": "\ud800"},
+        {"path": None},
+    ],
+    ids=str,
+)
 def test_configuration(path: Path, given: dict[str, Any]) -> None:
-    """Limits of nothing are refused."""
-    with pytest.raises(ConfigurationError):
-        Journal(path, **given)
+    """What can't be a journal is refused with words."""
+    with pytest.raises(ConfigurationError, match=next(iter(given))):
+        Journal(**{"path": path, **given})
 
 
 def test_cancelled(server: Served, path: Path) -> None:

@@ -14,11 +14,12 @@ from typing import Any
 import httpx
 import httpx2
 import pytest
+import requests
 from requests.adapters import HTTPAdapter
 
 from semel.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from semel.client.options import Quotas
-from semel.client.requests import IdempotentAdapter
+from semel.client.requests import IdempotentAdapter, intent
 from semel.errors import ConfigurationError, RedirectRefused, RequestNotRepeatable, RequestOutcomeUnknown
 from tests.client.callers import Caller
 from tests.client.served import Fault, Say, Serve, Served
@@ -188,7 +189,9 @@ def test_accepted_elsewhere(server: Served, call: Call) -> None:
 
 
 def test_redirects(server: Served, call: Call) -> None:
-    """A redirect on the same host keeps the key; one to another host is refused; a GET that follows has none."""
+    """A redirect on the same host keeps the key; one to another host is refused, and leaves an earlier try in doubt; a
+    GET that follows has none.
+    """
     caller = call()
     server.faults.extend(["lose before", Say(307, {"Location": "/moved"}), "lose after"])
     assert caller.post(f"{server.url}/pay", json={}, follow_redirects=True).status == 201
@@ -198,9 +201,33 @@ def test_redirects(server: Served, call: Call) -> None:
     server.faults.append(Say(307, {"Location": f"http://localhost:{server.port}/"}))
     with pytest.raises(RedirectRefused):
         caller.post(server.url, json={}, follow_redirects=True)
+    server.faults.extend(["lose after", Say(307, {"Location": f"http://localhost:{server.port}/"})])
+    with pytest.raises(RequestOutcomeUnknown) as caught:
+        caller.post(server.url, json={}, follow_redirects=True)
+    assert isinstance(caught.value.__cause__, RedirectRefused)
     server.faults.append(Say(303, {"Location": "/result"}))
     assert caller.post(server.url, json={}, follow_redirects=True).status == 201
     assert (server.seen[-1].method, server.keys[-1]) == ("GET", None)
+
+
+def test_redirects_take_the_doubt_along(server: Served, call: Call) -> None:
+    """A request that may have taken effect before it was redirected is in doubt at the next URL, too."""
+    server.faults.extend(["lose after", Say(307, {"Location": "/moved"}), Say(404)])
+    with pytest.raises(RequestOutcomeUnknown) as caught:
+        call().post(f"{server.url}/pay", json={}, follow_redirects=True)
+    assert set(server.keys) == {caught.value.key}
+    server.faults.extend([Say(307, {"Location": "/moved"}), Say(404)])
+    assert call().post(f"{server.url}/pay", json={}, follow_redirects=True).status == 404
+
+
+def test_redirects_from_http_to_https(server: Served, call: Call) -> None:
+    """A redirect to the same host by https is refused with words of its own."""
+    caller = call()
+    if caller.kind == "requests":
+        caller.client.mount("https://", caller.transport)
+    server.faults.append(Say(308, {"Location": server.url.replace("http:", "https:")}))
+    with pytest.raises(RedirectRefused, match="Write https:// in its URL"):
+        caller.post(server.url, json={}, follow_redirects=True)
 
 
 def test_outage(server: Served, call: Call) -> None:
@@ -341,6 +368,78 @@ def test_adapters_that_retry_by_themselves() -> None:
     """An adapter of requests that retries below ours is refused."""
     with pytest.raises(ConfigurationError, match="max_retries=0"):
         IdempotentAdapter(HTTPAdapter(max_retries=3))
+
+
+@pytest.fixture
+def mounted(server: Served) -> Iterator[requests.Session]:
+    """A session with our adapter for one host only: the server has another name, too."""
+    with requests.Session() as session:
+        session.trust_env = False
+        session.mount(server.url, IdempotentAdapter(quotas=Quotas()))
+        yield session
+
+
+def test_redirects_to_another_adapter(server: Served, mounted: requests.Session) -> None:
+    """A redirect to a host with another adapter is refused before the key, or anything else, is sent there."""
+    elsewhere = f"http://localhost:{server.port}/"
+    server.faults.append(Say(307, {"Location": elsewhere}))
+    with pytest.raises(RedirectRefused) as caught:
+        mounted.post(server.url, json={})
+    assert server.keys == [caught.value.key]
+    server.seen.clear()
+    server.faults.extend(["lose after", Say(307, {"Location": elsewhere})])
+    with pytest.raises(RequestOutcomeUnknown):
+        mounted.post(server.url, json={})
+    server.faults.append(Say(307, {"Location": elsewhere}))
+    response = mounted.post(server.url, json={}, allow_redirects=False)
+    assert response.next is not None
+    assert str(response.request.headers["Idempotency-Key"]).encode() == (server.keys[-1] or "").encode()
+    server.faults.append(Say(303, {"Location": elsewhere}))
+    assert mounted.post(server.url, json={}).status_code == 201
+    assert [each.method for each in server.seen] == ["POST", "POST", "POST", "POST", "GET"]
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
+@pytest.mark.parametrize("status", [301, 308])
+def test_redirects_to_another_transport(server: Served, library: Any, status: int) -> None:
+    """The same for a transport that is mounted for one host: no other can send what was redirected."""
+    server.faults.extend([Say(status, {"Location": f"http://localhost:{server.port}/"})] * 2)
+    inner = IdempotentTransport(library.HTTPTransport(), quotas=Quotas())
+    keyed = {"Idempotency-Key": "mine"}
+    client = library.Client(mounts={server.url: inner}, follow_redirects=True, trust_env=False)
+    with client, pytest.raises(RedirectRefused):
+        client.put(server.url, json={}, headers=keyed)
+
+    async def called() -> None:
+        inner = AsyncIdempotentTransport(library.AsyncHTTPTransport(), quotas=Quotas())
+        async with library.AsyncClient(mounts={server.url: inner}, follow_redirects=True, trust_env=False) as client:
+            with pytest.raises(RedirectRefused):
+                await client.put(server.url, json={}, headers=keyed)
+
+    asyncio.run(called())
+    assert [each.header("host") for each in server.seen] == [server.host] * 2
+
+
+def test_intents_through_another_adapter(server: Served, mounted: requests.Session, tmp_path: Path) -> None:
+    """An intent by ``intent()`` is never sent: with another adapter, nothing is."""
+    named = intent("invoice 17")
+    with pytest.raises(ConfigurationError, match="Mount an IdempotentAdapter"):
+        mounted.post(f"http://localhost:{server.port}/", json={}, headers=named)
+    with pytest.raises(ConfigurationError, match="one line"):
+        intent("invoice\n17")
+    assert not server.seen
+    mounted.mount(server.url, IdempotentAdapter(journal=tmp_path / "a.journal"))
+    assert mounted.post(server.url, json={}, headers=named).status_code == 201
+    assert server.seen[0].header("semel-intent") is None
+
+
+def test_challenges_in_requests(server: Served, mounted: requests.Session) -> None:
+    """A challenge to log in is answered through the same adapter, with the same key."""
+    mounted.auth = requests.auth.HTTPDigestAuth("bob", "secret")
+    server.faults.extend([Say(401, {"WWW-Authenticate": 'Digest realm="r", nonce="n", qop="auth"'}), "lose after"])
+    assert mounted.post(server.url, json={}).status_code == 201
+    assert (len(server.seen), len(set(server.keys))) == (3, 1)
+    assert (server.seen[2].header("authorization") or "").startswith("Digest")
 
 
 def test_requests_of_another_library() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from semel import errors
-from semel.core.retrying import CODES, Failure, Quota, judge, judge_failure, pause, status_url
+from semel.core.retrying import CODES, Failure, Quota, judge, judge_failure, judge_look, pause, status_url
 
 VECTORS: dict[str, list[dict[str, Any]]] = json.loads(
     (Path(__file__).parents[2] / "clients" / "vectors.json").read_text()
@@ -22,7 +22,15 @@ def spelled(verdict: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("case", VECTORS["answers"], ids=lambda case: case["name"])
 def test_answers(case: dict[str, Any]) -> None:
     """An answer means the same to every client."""
-    verdict = judge(case["status"], case["headers"], case["body"].encode(), now=case.get("now", 0))
+    about = {name: case[name] for name in ("method", "in_doubt") if name in case}
+    verdict = judge(case["status"], case["headers"], case["body"].encode(), now=case.get("now", 0), **about)
+    assert spelled(verdict) == case["expect"]
+
+
+@pytest.mark.parametrize("case", VECTORS["looks"], ids=lambda case: case["name"])
+def test_looks(case: dict[str, Any]) -> None:
+    """An answer at a status URL means the same to every client."""
+    verdict = judge_look(case["status"], case["headers"], case["body"].encode(), now=case.get("now", 0))
     assert spelled(verdict) == case["expect"]
 
 

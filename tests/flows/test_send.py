@@ -51,6 +51,8 @@ class World:
     is_quick: bool = True
     done: list[str] = field(default_factory=list)
     clock: float = 1000.0
+    #: What was left of it.
+    in_doubt: bool | None = None
 
     def __post_init__(self) -> None:
         self._replies = iter(self.replies)
@@ -61,6 +63,9 @@ class World:
 
     def today(self) -> float:
         return 0.0
+
+    def method(self) -> str:
+        return "POST"
 
     def url(self) -> str:
         return URL
@@ -78,8 +83,10 @@ class World:
     async def settle(self, got: Reply) -> None:
         self.done.append(f"settle {got.status}")
 
-    def release(self) -> None:
-        self.done.append("release")
+    def release(self, *, in_doubt: bool) -> None:
+        self.in_doubt = in_doubt
+        if self.beginnings:
+            self.done.append("release")
 
     async def attempt(self, seconds: float) -> Reply | NoReply:
         assert seconds > 0
@@ -146,11 +153,73 @@ def test_busy() -> None:
     assert world.done.count("pause 1.05") == 2
 
 
-@pytest.mark.parametrize("last", [reply(400), reply(422), reply(500, idempotent_replayed="true"), reply(303)])
+@pytest.mark.parametrize(
+    "last",
+    [reply(400, "amount-missing"), reply(402), reply(422), *(reply(s, idempotent_replayed="true") for s in (404, 500))],
+    ids=lambda last: f"{last.status} {dict(last.headers)}",
+)
 def test_final_answers(last: Reply) -> None:
-    """An answer that will not change is returned at once."""
+    """An answer that will not change is returned at once, after a try that was lost as well."""
     world = World([LOST, last])
     assert sent(world) == f"response {last.status}"
+    assert world.in_doubt is False
+
+
+NOT_ITS_ANSWERS = [
+    *(reply(status) for status in (304, 400, 403, 404, 405, 410, 412, 413, 423, 501, 505)),
+    *(reply(status, location="/elsewhere") for status in (301, 302, 303)),
+    *(reply(status, x_should_retry="false") for status in (409, 429, 503)),
+    reply(422, "idempotency-key-reused"),
+]
+
+
+@pytest.mark.parametrize("last", NOT_ITS_ANSWERS, ids=lambda last: f"{last.status} {dict(last.headers)}")
+def test_answers_that_are_not_its_own(last: Reply) -> None:
+    """After a try that was lost, an answer that says nothing of the operation leaves it unknown: it ends the tries,
+    and is not written down as its answer, in this process or in the next.
+    """
+    world = World([LOST, last], [Begun("k-1", OUTGOING, is_resumed=False)])
+    assert refused(RequestOutcomeUnknown, world, INTENT).response == f"response {last.status}"
+    assert (world.done.count("send"), world.done[-1], world.in_doubt) == (2, "release", True)
+    assert not [each for each in world.done if "settle" in each]
+
+    resumed = World([last], [Begun("k-1", OUTGOING, is_resumed=True)])
+    assert refused(RequestOutcomeUnknown, resumed, INTENT).response == f"response {last.status}"
+    assert resumed.done == ["begin", "send", "release"]
+
+
+@pytest.mark.parametrize("last", NOT_ITS_ANSWERS, ids=lambda last: f"{last.status} {dict(last.headers)}")
+def test_the_same_without_a_doubt(last: Reply) -> None:
+    """Where nothing can have happened before, it is the caller's to read."""
+    assert sent(World([NOT_SENT, last])) == f"response {last.status}"
+
+
+@pytest.mark.parametrize(
+    "got, in_doubt",
+    [
+        ([reply(401)], False),
+        ([reply(429, x_should_retry="false")], False),
+        ([reply(503, x_should_retry="false")], True),
+        ([reply(307, location="/x")], False),
+        ([LOST, reply(307, location="/x")], True),
+        ([reply(202, location="https://other.example/")], True),
+    ],
+)
+def test_doubts_that_are_left(got: list[Got], in_doubt: bool) -> None:
+    """An intent that is not settled is given back with the doubt that is left, and so is a request that goes on."""
+    world = World(got, [Begun("k-1", OUTGOING, is_resumed=False)])
+    assert sent(world, INTENT).startswith("response")
+    assert world.done[-1] == "release"
+    assert world.in_doubt is in_doubt
+    again = World([reply(404)])
+    if in_doubt:
+        refused(RequestOutcomeUnknown, again, Terms("k-1", deadline=60, was_sent=True))
+
+
+def test_conflict_after_doubt() -> None:
+    """A 409 without a word may be about the try that was lost, which is under way: it is sent again."""
+    assert sent(World([LOST, reply(409), reply(201)])) == "response 201"
+    assert sent(World([reply(409)])) == "response 409"
 
 
 def test_deadline_without_an_answer() -> None:
@@ -186,7 +255,7 @@ def test_refused_after_doubt() -> None:
     """A 401 says nothing about an earlier try that was lost."""
     assert sent(World([reply(401)])) == "response 401"
     assert refused(RequestOutcomeUnknown, World([LOST, reply(401)])).response == "response 401"
-    assert sent(World([LOST, reply(307)])) == "response 307"
+    assert sent(World([LOST, reply(307, location="/x")])) == "response 307"
 
 
 def test_unknown() -> None:
@@ -201,6 +270,17 @@ def test_accepted() -> None:
     assert sent(world) == "response 201"
     looks = "look https://api.example/status/1"
     assert world.done == ["send", "pause 1.05", looks, "pause 1.05", looks, "answered"]
+
+
+def test_accepted_and_still_running() -> None:
+    """What says at the status URL that it runs is no result; when the time is over, it is returned as it is."""
+    running = Reply(200, {"content-type": "application/json"}, lambda: b'{"status": "running"}', "running")
+    world = World([ACCEPTED, running, running, reply(201)])
+    assert sent(world) == "response 201"
+    assert world.done.count("look https://api.example/status/1") == 3
+    late = World([ACCEPTED, running], [Begun("k-1", OUTGOING, is_resumed=False)])
+    assert sent(late, Terms("k-1", deadline=2, intent="invoice 17")) == "running"
+    assert (late.done[-1], late.in_doubt) == ("release", True)
 
 
 def test_accepted_and_unsure() -> None:

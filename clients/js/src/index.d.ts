@@ -3,6 +3,11 @@ export interface KeyStorage {
   getItem(name: string): string | null | undefined | Promise<string | null | undefined>;
   setItem(name: string, text: string): void | Promise<void>;
   removeItem(name: string): void | Promise<void>;
+  /**
+   * Write it if nothing is there, in one step, and say whether it was written. Needed only where several processes share
+   * the storage and there are no Web Locks.
+   */
+  addItem?(name: string, text: string): boolean | Promise<boolean>;
 }
 
 export interface Options {
@@ -46,6 +51,9 @@ export class ClientError extends Error {
 
 /** It is not known whether the request took effect; `key` is what to send it again with. */
 export class RequestOutcomeUnknown extends ClientError {}
+
+/** The request was redirected to another origin, which may know nothing of its key, and was not sent there. */
+export class RedirectRefused extends ClientError {}
 
 /** Another request has the same intent. Nothing was sent. */
 export class IntentDiffers extends ClientError {}

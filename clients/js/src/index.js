@@ -1,13 +1,18 @@
 // fetch with an Idempotency-Key that survives retries, and with a storage also the page. What an answer means is in
 // retrying.js.
 
-import { judge, judgeFailure, pause, Quota } from "./retrying.js";
+import { judge, judgeFailure, judgeLook, pause, Quota } from "./retrying.js";
 
 const MINUTE = 60_000;
 const FOLLOW_SECONDS = 1;
 const METHODS = new Set(["POST", "PATCH"]);
 const SAFE = new Set(["GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "CONNECT"]);
 const NOT_OF_A_LOOK = ["expect", "prefer", "content-length", "content-type", "content-encoding"];
+const CREDENTIALS = ["authorization", "cookie", "proxy-authorization"];
+const CHALLENGES = new Set([401, 407]);
+// Of which fetch makes a GET.
+const TO_A_RESULT = new Set([301, 302, 303]);
+const MAX_REDIRECTS = 20;
 const WITHOUT_BODY = new Set([101, 204, 205, 304]);
 const OPTIONS = new Set(
   ["hosts", "deadline", "retention", "storage", "header", "quoted", "followAccepted", "fetch"],
@@ -31,6 +36,8 @@ export class ClientError extends Error {
 }
 
 export class RequestOutcomeUnknown extends ClientError {}
+
+export class RedirectRefused extends ClientError {}
 
 export class IntentDiffers extends ClientError {}
 
@@ -71,25 +78,65 @@ export function idempotentFetch(options = {}) {
       throw new TypeError("An intent is a text, and is for a request with a key, to a host that honours keys.");
     }
     if (!isGuarded) return given(request);
-    const body = await request.arrayBuffer();
-    const operation = { request, body, intent, key: ownKey ?? newKey(quoted), inDoubt: false };
-    if (intent !== undefined) await begin(operation, ownKey, settings);
+    const operation = {
+      request,
+      url: request.url,
+      headers: new Headers(request.headers),
+      body: await request.arrayBuffer(),
+      intent,
+      key: ownKey ?? newKey(quoted),
+      wasSent: false,
+    };
+    if (intent !== undefined) {
+      await fixBoundary(operation);
+      const digest = await digestOf(`${request.method} ${request.url}\n`, operation.body);
+      await alone(nameOf(intent), () => begin(operation, digest, ownKey, settings));
+    }
     return tries(operation, settings);
   };
   send.forget = async (intent) => {
-    await storage.removeItem(nameOf(intent));
+    await alone(nameOf(intent), () => storage.removeItem(nameOf(intent)));
   };
   return send;
 }
 
-async function begin(operation, ownKey, { storage, retention, deadline }) {
-  const { intent, request, body } = operation;
-  const digest = await digestOf(`${request.method} ${request.url}\n`, body);
-  const stored = await storage.getItem(nameOf(intent));
+/** The last of those that wait for a name, in this program. */
+const turns = new Map();
+
+/** Do some work while no other does it under the same name: in this program, and in other tabs as far as there are locks. */
+async function alone(name, work) {
+  const before = turns.get(name);
+  const turn = (async () => {
+    await before?.catch(() => {});
+    let isBegun = false;
+    const begun = () => ((isBegun = true), work());
+    try {
+      return await (globalThis.navigator?.locks?.request(name, begun) ?? begun());
+    } catch (error) {
+      if (isBegun) throw error;
+      return await work(); // This page may not use locks.
+    }
+  })();
+  turns.set(name, turn);
+  try {
+    return await turn;
+  } finally {
+    if (turns.get(name) === turn) turns.delete(name);
+  }
+}
+
+async function begin(operation, digest, ownKey, { storage, retention, deadline }) {
+  const { intent } = operation;
+  const name = nameOf(intent);
+  let stored = await storage.getItem(name);
   if (!stored) {
-    const entry = { key: operation.key, digest, notAfter: Date.now() + retention - deadline };
-    await storage.setItem(nameOf(intent), JSON.stringify(entry)); // Before the first byte leaves.
-    return;
+    const text = JSON.stringify({ key: operation.key, digest, notAfter: Date.now() + retention - deadline });
+    // Before the first byte leaves. What is read back may be another tab's, where there are no locks.
+    if (!storage.addItem) await storage.setItem(name, text);
+    else if (await storage.addItem(name, text)) return;
+    stored = await storage.getItem(name);
+    if (stored === text) return;
+    if (!stored) throw new ClientError("The storage has not kept the key. Nothing was sent.", { intent });
   }
   const entry = JSON.parse(stored);
   const about = { key: entry.key, intent };
@@ -100,81 +147,131 @@ async function begin(operation, ownKey, { storage, retention, deadline }) {
     throw new RequestOutcomeUnknown("This intent is past the server's retention, so it is not sent again.", about);
   }
   operation.key = entry.key;
-  operation.inDoubt = true; // An earlier page may have sent it.
+  operation.wasSent = true; // By an earlier page, perhaps.
 }
 
 async function tries(operation, settings) {
+  const { request } = operation;
   const end = now() + settings.deadline / 1000;
-  const quota = quotaOf(new URL(operation.request.url).host);
+  const left = () => Math.max(end - now(), 0.05);
+  const quota = quotaOf(new URL(request.url).host);
   const about = (more) => ({ key: operation.key, intent: operation.intent, ...more });
-  let { inDoubt } = operation;
+  /** Whether a try of this call may have taken effect. */
+  let isOpen = false;
   let where = null;
+  let hops = 0;
   for (let count = 0; ; ) {
+    const inDoubt = isOpen || operation.wasSent;
+    const unknown = (more) => new RequestOutcomeUnknown(UNKNOWN, about(more));
     let got;
     try {
-      got = await attempt(operation, settings, where, Math.max(end - now(), 0.05));
+      got = await attempt(operation, settings, where, left());
     } catch (error) {
-      if ((!inDoubt && where === null) || operation.request.signal.aborted) throw error;
-      throw new RequestOutcomeUnknown(UNKNOWN, about({ cause: error }));
+      if ((!inDoubt && where === null) || request.signal.aborted) throw error;
+      throw unknown({ cause: error });
     }
-    let verdict = got.error ? judgeFailure(got.failure) : judge(got.status, got.headers, got.text, Date.now() / 1000);
-    if (where !== null && isAboutTheLook(got, verdict)) verdict = { verdict: "retry", after: null, in_doubt: true, is_counted: true };
+    if (got.response?.type === "opaqueredirect" && where === null && request.redirect !== "manual") {
+      if (request.redirect === "error") throw new RedirectRefused(NOT_WANTED, about({ response: got.response }));
+      // A browser does not say where to. Sent again, the server says the same, and the browser follows.
+      operation.isFollowedByBrowser = true;
+      continue;
+    }
+    // What the browser came to may be a login: it says nothing of an earlier try.
+    if (operation.isFollowedByBrowser && inDoubt && got.response?.redirected) throw unknown({ response: got.response });
+    const verdict = judged(got, where, request.method, inDoubt);
     if (verdict.verdict === "retry") {
-      inDoubt ||= verdict.in_doubt || where !== null;
+      isOpen ||= verdict.in_doubt || where !== null;
       where = null; // The request itself is sent again: it gets 202, or its answer, marked as a replay.
       count += 1;
       const wait = pause(count, verdict.after, Math.random());
-      if (now() + wait >= end || (verdict.is_counted && !quota.spend(now()))) return givenUp(got, inDoubt, about);
-      await sleep(wait, operation.request.signal);
+      if (now() + wait >= end || (verdict.is_counted && !quota.spend(now()))) {
+        if (isOpen || operation.wasSent) throw unknown({ response: got.response, cause: got.error });
+        if (got.error) throw got.error;
+        return got.response;
+      }
+      await sleep(wait, request.signal);
     } else if (verdict.verdict === "follow") {
-      const there = settings.followAccepted ? statusUrl(operation.request.url, verdict.location) : null;
+      if (verdict.location !== null) where = settings.followAccepted ? statusUrl(operation.url, verdict.location) : null;
       const wait = pause(1, verdict.after ?? FOLLOW_SECONDS, Math.random());
-      if (there === null || now() + wait >= end) return got.response; // It is true: accepted, and not ended.
-      where = there;
-      await sleep(wait, operation.request.signal);
+      if (where === null || now() + wait >= end) return got.response; // It is true: accepted, and not ended.
+      await sleep(wait, request.signal);
+    } else if (verdict.verdict === "moved") {
+      if (request.redirect === "manual") return got.response;
+      hops += 1;
+      const there = redirected(operation, got.response, hops);
+      if (there.refused && inDoubt) throw unknown({ response: got.response, cause: new RedirectRefused(there.refused) });
+      if (there.refused) throw new RedirectRefused(there.refused, about({ response: got.response }));
+      operation.url = there.url;
     } else if (verdict.verdict === "final") {
       quota.answered(now());
-      return got.response;
-    } else if (verdict.verdict === "unknown" || (got.status >= 400 && (inDoubt || where !== null))) {
-      throw new RequestOutcomeUnknown(UNKNOWN, about({ response: got.response }));
+      if (!TO_A_RESULT.has(got.status)) return got.response;
+      try {
+        return await resultOf(operation, got.response, settings, left(), about);
+      } catch (error) {
+        if (request.signal.aborted || error instanceof ClientError) throw error;
+        throw unknown({ response: got.response, cause: error }); // It is done, and its result was not seen.
+      }
+    } else if (verdict.verdict === "unknown") {
+      throw unknown({ response: got.response });
     } else {
+      const isChallenge = CHALLENGES.has(got.status) && !isOpen && where === null;
+      if ((inDoubt || where !== null) && !isChallenge) throw unknown({ response: got.response });
       return got.response;
     }
   }
 }
 
-/** Whether an answer at the status URL may be one to the look: no success, and not marked as the operation's. */
-function isAboutTheLook(got, { verdict }) {
-  if (got.error || (got.status >= 200 && got.status < 300) || got.status === 401) return false;
-  if (verdict !== "final" && verdict !== "refused") return false;
-  return (got.headers.get("idempotent-replayed") ?? "").trim().toLowerCase() !== "true";
+function judged(got, where, method, inDoubt) {
+  if (got.error) return judgeFailure(got.failure);
+  const moment = Date.now() / 1000;
+  if (where !== null) return judgeLook(got.status, got.headers, got.text(), moment);
+  return judge(got.status, got.headers, got.text(), moment, { method, inDoubt });
 }
 
+/** Where the same request is to be sent, with the same key: nowhere but on the same origin. */
+function redirected({ request, url }, response, hops) {
+  if (request.redirect === "error") return { refused: NOT_WANTED };
+  if (hops > MAX_REDIRECTS) return { refused: "This request was redirected too often." };
+  const there = placeOf(url, response);
+  return there !== null && there.origin === new URL(url).origin ? { url: there.href } : { refused: ELSEWHERE };
+}
+
+/** Get the result that a redirect leads to, as fetch would: without the key, and elsewhere without credentials. */
+async function resultOf({ request, url }, response, { fetch, header }, seconds, about) {
+  const there = placeOf(url, response);
+  if (there === null || request.redirect === "manual") return response;
+  if (request.redirect === "error") throw new RedirectRefused(NOT_WANTED, about({ response }));
+  const init = { ...shared(request, seconds), method: "GET", headers: headersOfALook(request.headers, header), redirect: "follow" };
+  if (there.origin !== new URL(url).origin) for (const name of CREDENTIALS) init.headers.delete(name);
+  return (await whole(await fetch(there.href, init), true)).response;
+}
+
+function placeOf(url, response) {
+  const location = response.headers.get("location");
+  return location !== null && URL.canParse(location, url) ? new URL(location, url) : null;
+}
+
+const NOT_WANTED = 'This request was redirected, and has redirect: "error".';
+const ELSEWHERE =
+  "This request was redirected to another origin, which may know nothing of its key. It was not sent there; change its URL.";
 const UNKNOWN =
   "It is not known whether this request took effect. Send it again with the same key, or look it up; with a new key " +
   "it may take effect twice.";
 
-function givenUp(got, inDoubt, about) {
-  if (inDoubt) throw new RequestOutcomeUnknown(UNKNOWN, about({ response: got.response, cause: got.error }));
-  if (got.error) throw got.error;
-  return got.response;
-}
-
-async function attempt({ request, body, key }, { fetch, header }, where, seconds) {
-  const headers = new Headers(request.headers);
-  const limit = AbortSignal.timeout(Math.max(1, Math.floor(seconds * 1000)));
-  const shared = { credentials: request.credentials, signal: AbortSignal.any([request.signal, limit]) };
-  if (request.mode && request.mode !== "navigate") shared.mode = request.mode;
+async function attempt(operation, { fetch, header }, where, seconds) {
+  const { request, body, key } = operation;
+  const headers = new Headers(operation.headers);
   headers.set(header, key);
-  let init = { ...shared, method: request.method, headers, redirect: request.redirect };
+  // Redirects are followed here, if the platform shows them: not to other hosts, and with the body.
+  const redirect = operation.isFollowedByBrowser ? "follow" : "manual";
+  let init = { ...shared(request, seconds), method: request.method, headers, redirect };
   if (body.byteLength) init.body = body;
   if (where !== null) {
-    for (const name of [...NOT_OF_A_LOOK, header]) headers.delete(name);
     // Not followed: another host must not get what this one is sent.
-    init = { ...shared, method: "GET", headers, redirect: "manual" };
+    init = { ...shared(request, seconds), method: "GET", headers: headersOfALook(headers, header), redirect: "manual" };
   }
   try {
-    return await whole(await fetch(where ?? request.url, init));
+    return await whole(await fetch(where ?? operation.url, init), operation.url !== request.url);
   } catch (error) {
     const code = String(error?.cause?.code ?? error?.code ?? "");
     if (request.signal.aborted || UNTRUSTED.test(code)) throw error;
@@ -182,16 +279,56 @@ async function attempt({ request, body, key }, { fetch, header }, where, seconds
   }
 }
 
+/** What every request of an operation has. */
+function shared(request, seconds) {
+  const limit = AbortSignal.timeout(Math.max(1, Math.floor(seconds * 1000)));
+  const init = { credentials: request.credentials, signal: AbortSignal.any([request.signal, limit]) };
+  if (request.mode && request.mode !== "navigate") init.mode = request.mode;
+  return init;
+}
+
+function headersOfALook(headers, header) {
+  const kept = new Headers(headers);
+  for (const name of [...NOT_OF_A_LOOK, header]) kept.delete(name);
+  return kept;
+}
+
 /** Read the whole answer, so that a connection that is lost on the way is not the caller's. */
-async function whole(response) {
+async function whole(response, isRedirected = false) {
   const { status, headers } = response;
-  const got = { status, headers, response, text: "" };
+  const got = { status, headers, response, text: () => "" };
   if ((headers.get("content-type") ?? "").includes("text/event-stream") || response.type === "opaqueredirect") return got;
   const body = await response.arrayBuffer();
   got.response = new Response(WITHOUT_BODY.has(status) ? null : body, { status, statusText: response.statusText, headers });
   Object.defineProperty(got.response, "url", { value: response.url });
-  if (status >= 300) got.text = new TextDecoder().decode(body);
+  Object.defineProperty(got.response, "redirected", { value: isRedirected || response.redirected });
+  got.text = () => new TextDecoder().decode(body);
   return got;
+}
+
+/** Give a form a boundary that follows from its content: made anew, the same form has the same bytes. */
+async function fixBoundary(operation) {
+  const [, boundary] = /^multipart\/form-data;.*\bboundary="?([^";]+)"?/i.exec(operation.headers.get("content-type") ?? "") ?? [];
+  if (boundary === undefined) return;
+  const fixed = `semel-${await digestOf("", await replaced(operation.body, boundary, ""))}`;
+  operation.body = await replaced(operation.body, boundary, fixed);
+  operation.headers.set("content-type", `multipart/form-data; boundary=${fixed}`);
+}
+
+async function replaced(body, before, after) {
+  const bytes = new Uint8Array(body);
+  const [from, to] = [before, after].map((text) => new TextEncoder().encode(`--${text}`));
+  const parts = [];
+  let start = 0;
+  for (let at = bytes.indexOf(from[0]); at !== -1; at = bytes.indexOf(from[0], at)) {
+    if (from.every((byte, index) => bytes[at + index] === byte)) {
+      parts.push(bytes.subarray(start, at), to);
+      at = start = at + from.length;
+    } else {
+      at += 1;
+    }
+  }
+  return new Blob([...parts, bytes.subarray(start)]).arrayBuffer();
 }
 
 function statusUrl(url, location) {

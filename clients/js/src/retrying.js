@@ -28,9 +28,9 @@ const CODES = {
   "operation-expired": "unknown",
   "operation-not-found": "unknown",
   "outcome-unknown": "unknown",
+  "operation-failed": "answer",
+  "response-not-replayable": "answer",
   "idempotency-key-reused": "final",
-  "operation-failed": "final",
-  "response-not-replayable": "final",
   "idempotency-key-invalid": "refused",
   "idempotency-key-missing": "refused",
   "idempotency-scope-missing": "refused",
@@ -40,26 +40,55 @@ const CODES = {
 };
 const STATUSES = { 307: "refused", 308: "refused", 408: "doubt", 425: "later", 429: "later", 501: "final", 505: "final" };
 const NOT_ABOUT_THE_OPERATION = new Set([304, 401, 405, 407, 413, 415, 416, 421]);
+// Redirects that leave the method and the body as they are. For POST, the first two make a GET of it.
+const MOVED = new Set([301, 302, 307, 308]);
+const MOVED_FOR_POST = new Set([307, 308]);
+// After a try that is in doubt, too: only the application refuses the content of a request.
+const OF_THE_APPLICATION = new Set([402, 422]);
+const TO_BE_RETRIED = new Set(["busy", "later", "doubt"]);
+const RUNNING = new Set(["running", "queued", "inprogress", "notstarted", "processing"]);
 const DIRECTIVES = ["stripe-should-retry", "x-should-retry", "transient-error"];
 const IN_MILLISECONDS = ["retry-after-ms", "x-ms-retry-after-ms", "x-amz-retry-after"];
 const NUMBER = /^[0-9]{1,15}(?:\.[0-9]{1,9})?$/;
 // HTTP's three forms of a date begin with a weekday; Date.parse reads much that is none.
 const DATE = /^(mon|tue|wed|thu|fri|sat|sun)/i;
 
-/** @param {{ get(name: string): string | null | undefined }} headers */
-export function judge(status, headers, body, now) {
+/**
+ * What an answer to a request with a key means. With `inDoubt` an earlier try may have taken effect: then only what the
+ * server can't have said without a look at the key, or at the content, is the operation's answer.
+ *
+ * @param {{ get(name: string): string | null | undefined }} headers
+ */
+export function judge(status, headers, body, now, { method = "POST", inDoubt = false } = {}) {
   const said = (name) => (headers.get(name) ?? "").trim();
   const after = retryAfter(said, now);
   if (status === 202 && said("location")) return { verdict: "follow", location: said("location"), after };
-  if (status >= 200 && status < 300) return { verdict: "final" };
-  if (said("idempotent-replayed").toLowerCase() === "true") return { verdict: "final" };
-  const problem = said("content-type").includes("json") ? parsed(body) : {};
+  if (isSuccess(status)) return { verdict: "final" };
+  if ((method === "POST" ? MOVED_FOR_POST : MOVED).has(status) && said("location")) return { verdict: "moved" };
+  if (isReplayed(said)) return { verdict: "final" };
+  const problem = problemOf(said, body);
   const known = CODES[codeOf(problem)];
-  if (known) return verdictOf(known, after);
+  if (known) return verdictOf(inDoubt && known === "final" ? "refused" : known, after);
+  let meaning = byStatus(status, after);
+  if (inDoubt && meaning === "final") meaning = whenInDoubt(status, said);
+  const isRun = problem.safe_new_key !== true;
   const directed = directive(said, problem);
-  if (directed === true) return retry(after, problem.safe_new_key !== true);
-  if (directed === false) return { verdict: "final" };
-  return verdictOf(byStatus(status, after), after);
+  if (directed === true) return retry(after, isRun);
+  // It ends the tries, and is no answer.
+  if (directed === false && TO_BE_RETRIED.has(meaning)) return { verdict: "refused", in_doubt: isRun && meaning !== "later" };
+  return verdictOf(meaning, after);
+}
+
+/** What an answer at a status URL means for the operation. It may be about the look alone: a replica is late. */
+export function judgeLook(status, headers, body, now) {
+  const said = (name) => (headers.get(name) ?? "").trim();
+  const isMarked = isReplayed(said);
+  if (!isMarked && (status === 202 || (isSuccess(status) && saysRunning(problemOf(said, body))))) {
+    return { verdict: "follow", location: (status === 202 && said("location")) || null, after: retryAfter(said, now) };
+  }
+  const verdict = judge(status, headers, body, now, { method: "GET", inDoubt: true });
+  if (isSuccess(status) || status === 401 || isMarked) return verdict.verdict === "moved" ? { verdict: "final" } : verdict;
+  return ["final", "refused", "moved"].includes(verdict.verdict) ? retry(null) : verdict;
 }
 
 export function judgeFailure(failure) {
@@ -74,7 +103,30 @@ function verdictOf(meaning, after) {
   if (meaning === "busy") return retry(after, true, false);
   if (meaning === "later") return retry(after, false);
   if (meaning === "doubt") return retry(after);
-  return { verdict: meaning };
+  if (meaning === "refused") return { verdict: "refused", in_doubt: false };
+  return { verdict: meaning === "answer" ? "final" : meaning };
+}
+
+function isSuccess(status) {
+  return status >= 200 && status < 300;
+}
+
+function isReplayed(said) {
+  return said("idempotent-replayed").toLowerCase() === "true";
+}
+
+function saysRunning({ status, state, done }) {
+  const says = (word) => typeof word === "string" && RUNNING.has(word.toLowerCase().replace(/[^a-z]/g, ""));
+  return done === false || says(status) || says(state);
+}
+
+function whenInDoubt(status, said) {
+  if (OF_THE_APPLICATION.has(status) || (status === 400 && said("content-type").includes("json"))) return "answer";
+  return status === 409 ? "doubt" : "refused";
+}
+
+function problemOf(said, body) {
+  return said("content-type").includes("json") ? parsed(body) : {};
 }
 
 function byStatus(status, after) {

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import test from "node:test";
 
-import { idempotentFetch, IntentDiffers, RequestOutcomeUnknown } from "../src/index.js";
+import { ClientError, idempotentFetch, IntentDiffers, RedirectRefused, RequestOutcomeUnknown } from "../src/index.js";
 
 async function serve(t, answer) {
   const seen = [];
@@ -144,6 +144,216 @@ test("an intent has one key, in a storage that outlives the page", async (t) => 
   await idempotentFetch({ storage }).forget(intent);
   await idempotentFetch({ storage })(url, { ...payment, intent });
   assert.equal(keysOf(seen).size, 2);
+});
+
+test("after a lost try, an answer that says nothing of the operation leaves it unknown", async (t) => {
+  const others = [[403], [404], [400], [302, { location: "/login" }], [501], [503, { "x-should-retry": "false" }]];
+  for (const [status, headers = {}] of others) {
+    const { seen, url } = await serve(t, (response, count) => {
+      if (count % 2) response.destroy();
+      else response.writeHead(status, headers).end();
+    });
+    await assert.rejects(idempotentFetch()(url, payment), (error) => {
+      assert.ok(error instanceof RequestOutcomeUnknown);
+      assert.equal(error.response.status, status);
+      return true;
+    });
+    assert.equal(seen.length, 2);
+  }
+});
+
+test("an intent that was sent before is in doubt, and may be asked for a login", async (t) => {
+  const answers = [201, 403, 401, 201];
+  const { seen, url } = await serve(t, (response, count) => response.writeHead(answers[count - 1]).end());
+  const send = idempotentFetch();
+  const again = () => send(url, { ...payment, intent: "invoice 17" });
+  assert.equal((await again()).status, 201);
+  await assert.rejects(again(), RequestOutcomeUnknown);
+  assert.equal((await again()).status, 401);
+  assert.equal((await again()).status, 201);
+  assert.equal(keysOf(seen).size, 1);
+});
+
+test("a status URL that says that it runs is asked again", async (t) => {
+  const { seen, url } = await serve(t, (response, count) => {
+    if (count === 1) response.writeHead(202, { location: "/status/1", "retry-after": "0" }).end();
+    else if (count === 2) response.writeHead(202, { "retry-after": "0" }).end();
+    else if (count === 3) response.writeHead(200, { "content-type": "application/json", "retry-after": "0" }).end('{"status":"running"}');
+    else paid(response);
+  });
+  assert.equal((await idempotentFetch()(url, payment)).status, 201);
+  assert.deepEqual(seen.map((each) => each.path), ["/", "/status/1", "/status/1", "/status/1"]);
+});
+
+const elsewhere = (url) => url.replace("127.0.0.1", "localhost");
+
+for (const [status, method] of [[307, "POST"], [308, "POST"], [301, "PATCH"], [302, "PATCH"]]) {
+  test(`a ${status} of a ${method} is followed on the same origin, with the key and the body`, async (t) => {
+    const { seen, url } = await serve(t, (response, count) => {
+      if (count === 1) response.writeHead(status, { location: "/moved" }).end();
+      else if (count === 2) response.destroy();
+      else paid(response);
+    });
+    const answer = await idempotentFetch()(`${url}/pay`, { ...payment, method });
+    assert.deepEqual([answer.status, answer.url, answer.redirected], [201, `${url}/moved`, true]);
+    assert.deepEqual(seen.map((each) => `${each.method} ${each.path} ${each.body}`), [
+      `${method} /pay ${payment.body}`,
+      `${method} /moved ${payment.body}`,
+      `${method} /moved ${payment.body}`,
+    ]);
+    assert.equal(keysOf(seen).size, 1);
+  });
+}
+
+test("a redirect to another origin is refused, and nothing is sent there", async (t) => {
+  const { seen, url, host } = await serve(t, (response) => response.writeHead(307, { location: elsewhere(url) }).end());
+  for (const options of [{}, { hosts: [host] }]) {
+    await assert.rejects(idempotentFetch(options)(url, payment), (error) => {
+      assert.ok(error instanceof RedirectRefused && error instanceof ClientError);
+      assert.deepEqual([error.response.status, error.key], [307, seen.at(-1).headers["idempotency-key"]]);
+      return true;
+    });
+  }
+  assert.equal(seen.length, 2);
+  assert.equal((await idempotentFetch()(url, { ...payment, redirect: "manual" })).status, 307);
+  await assert.rejects(idempotentFetch()(url, { ...payment, redirect: "error" }), /redirect: "error"/);
+});
+
+test("a redirect that is refused after a lost try leaves it unknown", async (t) => {
+  const { url } = await serve(t, (response, count) => {
+    if (count === 1) response.destroy();
+    else response.writeHead(307, { location: elsewhere(url) }).end();
+  });
+  await assert.rejects(idempotentFetch()(url, payment), (error) => {
+    assert.ok(error instanceof RequestOutcomeUnknown && error.cause instanceof RedirectRefused);
+    return true;
+  });
+});
+
+test("a result that can't be read leaves no other word than unknown", async (t) => {
+  const { url } = await serve(t, (response, count) => {
+    if (count === 1) response.writeHead(303, { location: "/result" }).end();
+    else response.destroy();
+  });
+  await assert.rejects(idempotentFetch()(url, payment), (error) => error instanceof RequestOutcomeUnknown && error.response.status === 303);
+});
+
+test("a circle of redirects has an end", async (t) => {
+  const { seen, url } = await serve(t, (response) => response.writeHead(308, { location: "/" }).end());
+  await assert.rejects(idempotentFetch()(url, payment), /too often/);
+  assert.equal(seen.length, 21);
+});
+
+test("a redirect to the result is followed without the key, and elsewhere without credentials", async (t) => {
+  const { seen, url } = await serve(t, (response, count) => {
+    if (count === 1) response.writeHead(303, { location: "/result" }).end();
+    else if (count === 3) response.writeHead(302, { location: `${elsewhere(url)}/result` }).end();
+    else response.writeHead(200).end("the result");
+  });
+  const given = { ...payment, headers: { ...payment.headers, authorization: "Bearer x" } };
+  for (const authorization of ["Bearer x", undefined]) {
+    const answer = await idempotentFetch()(url, given);
+    assert.deepEqual([await answer.text(), answer.redirected], ["the result", true]);
+    const { method, path, headers, body } = seen.at(-1);
+    assert.deepEqual([method, path, body, headers.authorization], ["GET", "/result", "", authorization]);
+    assert.equal(headers["idempotency-key"], undefined);
+    assert.equal(headers["content-type"], undefined);
+  }
+});
+
+test("a browser, which does not show where a redirect leads, follows it by itself", async (t) => {
+  const { url } = await serve(t, paid);
+  const opaque = Object.defineProperty(new Response(null), "type", { value: "opaqueredirect" });
+  const modes = [];
+  const browser = (input, init) => (modes.push(init.redirect), init.redirect === "manual" ? opaque : fetch(input, init));
+  assert.equal((await idempotentFetch({ fetch: browser })(url, payment)).status, 201);
+  assert.deepEqual(modes, ["manual", "follow"]);
+  await assert.rejects(idempotentFetch({ fetch: browser })(url, { ...payment, redirect: "error" }), RedirectRefused);
+
+  // After a lost try, what it comes to may be a page to log in.
+  const lost = (input, init) => (modes.push(init.redirect), modes.length === 1 ? Promise.reject(new TypeError("lost")) : init.redirect === "manual" ? opaque : loggedOut);
+  const loggedOut = Object.defineProperty(new Response("log in"), "redirected", { value: true });
+  modes.length = 0;
+  await assert.rejects(idempotentFetch({ fetch: lost })(url, payment), RequestOutcomeUnknown);
+  assert.deepEqual(modes, ["manual", "manual", "follow"]);
+});
+
+/** A storage that takes its time, as IndexedDB does: what is asked at once is answered at once. */
+function slow() {
+  const kept = new Map();
+  const later = (value) => new Promise((resolve) => setImmediate(resolve, value));
+  return {
+    kept,
+    getItem: async (name) => later(kept.get(name)),
+    setItem: async (name, text) => (await later(), void kept.set(name, text)),
+    removeItem: async (name) => (await later(), void kept.delete(name)),
+  };
+}
+
+test("calls at once with one intent have one key", async (t) => {
+  const { seen, url } = await serve(t, paid);
+  const storage = slow();
+  const sends = [idempotentFetch({ storage }), idempotentFetch({ storage })];
+  await Promise.all([...sends, ...sends].map((send) => send(url, { ...payment, intent: "invoice 17" })));
+  assert.deepEqual([seen.length, keysOf(seen).size], [4, 1]);
+  const other = sends[0](url, { ...payment, body: "{}", intent: "invoice 17" });
+  await assert.rejects(Promise.any([other, sends[1](url, { ...payment, body: "[]", intent: "invoice 17" })]), AggregateError);
+});
+
+test("between tabs, Web Locks let one write at a time", async (t) => {
+  const { seen, url } = await serve(t, paid);
+  const asked = [];
+  const locks = { request: async (name, work) => (asked.push(name), work()) };
+  const before = Object.getOwnPropertyDescriptor(globalThis, "navigator");
+  t.after(() => (before ? Object.defineProperty(globalThis, "navigator", before) : delete globalThis.navigator));
+  const navigate = (value) => Object.defineProperty(globalThis, "navigator", { value, configurable: true });
+  navigate({ locks });
+  const send = idempotentFetch({ storage: slow() });
+  await send(url, { ...payment, intent: "invoice 17" });
+  assert.deepEqual(asked, ["semel:invoice 17"]);
+  navigate({ locks: { request: async () => Promise.reject(new Error("a sandboxed page")) } });
+  await send(url, { ...payment, intent: "invoice 17" });
+  assert.deepEqual([seen.length, keysOf(seen).size], [2, 1]);
+});
+
+test("without locks, what another tab has written counts", async (t) => {
+  const { seen, url } = await serve(t, paid);
+  const first = slow();
+  await idempotentFetch({ storage: first })(url, { ...payment, intent: "invoice 17" });
+  const [name, theirs] = [...first.kept][0];
+  // Another tab writes between our look and our write, or right after it.
+  const overwritten = slow();
+  overwritten.setItem = async () => void overwritten.kept.set(name, theirs);
+  const atomic = slow();
+  atomic.addItem = async () => (atomic.kept.set(name, theirs), false);
+  for (const storage of [overwritten, atomic]) {
+    await idempotentFetch({ storage })(url, { ...payment, intent: "invoice 17" });
+  }
+  const own = { ...slow(), addItem: async () => true };
+  await idempotentFetch({ storage: own })(url, { ...payment, intent: "invoice 17" });
+  assert.equal(keysOf(seen.slice(0, 3)).size, 1);
+  assert.equal(keysOf(seen).size, 2);
+  const forgetful = { ...slow(), setItem: async () => {} };
+  await assert.rejects(idempotentFetch({ storage: forgetful })(url, { ...payment, intent: "invoice 17" }), /has not kept/);
+  assert.equal(seen.length, 4);
+});
+
+test("a form that is made anew is the same intent, with the same bytes", async (t) => {
+  const { seen, url } = await serve(t, paid);
+  const send = idempotentFetch();
+  const form = (amount) => {
+    const made = new FormData();
+    made.set("amount", amount);
+    made.set("receipt", new Blob(["--a\r\n--", new Uint8Array([45, 45, 200, 45])]), "receipt.bin");
+    return { method: "POST", body: made, intent: "invoice 17" };
+  };
+  for (let count = 0; count < 2; count += 1) await send(url, form("5"));
+  assert.equal(seen[0].body, seen[1].body);
+  assert.equal(seen[0].headers["content-type"], seen[1].headers["content-type"]);
+  const read = await new Response(seen[0].body, { headers: { "content-type": seen[0].headers["content-type"] } }).formData();
+  assert.equal(read.get("amount"), "5");
+  assert.equal(read.get("receipt").name, "receipt.bin");
+  await assert.rejects(send(url, form("6")), IntentDiffers);
 });
 
 test("what can't work is refused at once", () => {

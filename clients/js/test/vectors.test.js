@@ -4,14 +4,18 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
 
-import { judge, judgeFailure, pause, Quota } from "../src/retrying.js";
+import { judge, judgeFailure, judgeLook, pause, Quota } from "../src/retrying.js";
 
 const vectors = JSON.parse(readFileSync(new URL("../../vectors.json", import.meta.url), "utf8"));
 
-for (const { name, status, headers, body, expect, now = 0 } of vectors.answers) {
+for (const { name, status, headers, body, expect, now = 0, method, in_doubt: inDoubt } of vectors.answers) {
   test(`answer: ${name}`, () => {
-    assert.deepEqual(judge(status, new Headers(headers), body, now), expect);
+    assert.deepEqual(judge(status, new Headers(headers), body, now, { method, inDoubt }), expect);
   });
+}
+
+for (const { name, status, headers, body, expect, now = 0 } of vectors.looks) {
+  test(`look: ${name}`, () => assert.deepEqual(judgeLook(status, new Headers(headers), body, now), expect));
 }
 
 for (const { failure, expect } of vectors.failures) {

@@ -8,6 +8,7 @@ import logging
 import random
 import ssl
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,7 +17,7 @@ from semel.client.options import Options
 from semel.core.intent import Beginning, Begun, Outgoing, Wish
 from semel.core.message import Answer
 from semel.core.retrying import Origin
-from semel.errors import JournalError
+from semel.errors import ClientError, JournalError, RedirectRefused, RequestOutcomeUnknown
 from semel.flows.send import Reply, Terms
 
 P = ParamSpec("P")
@@ -29,9 +30,11 @@ NOT_OF_A_LOOK = frozenset(
     {"expect", "prefer", "transfer-encoding", "content-length", "content-type", "content-encoding"}
 )
 EVENT_STREAM = "text/event-stream"
+#: A try waits for a place, a connection, the request and the answer, and for each no longer than the deadline.
+_MAX_STEPS = 4
 
 
-class Exchange:
+class Exchange(ABC):
     """What sending takes, apart from the library: clocks, dice, the quota, the journal."""
 
     now = staticmethod(time.monotonic)
@@ -77,6 +80,7 @@ class Exchange:
         self._is_ours = True
         found = await self.call(self.journal.begin, wish, self._token)
         if isinstance(found, Begun):
+            self.journal.leases.hold(self.intent, self._token, _MAX_STEPS * self.options.seconds)
             self.key = found.key
             self.restore(found.outgoing)
         else:
@@ -94,16 +98,20 @@ class Exchange:
         """Write the answer down. Without it, the operation is pending, and the server has its answer."""
         try:
             await self.call(self.journal.settle, self.intent, self.key, self.answer_of(reply))
+            self.journal.leases.drop(self.intent, self._token)
             self._is_ours = False
         except JournalError as error:
             _logger.warning("The journal could not keep the answer of %r: %s", self.intent, error)
 
-    def release(self) -> None:
+    def release(self, *, in_doubt: bool) -> None:
         """Give the intent back."""
+        if in_doubt or self.terms.was_sent:
+            self.leave_doubt(in_doubt=in_doubt)
         if self._is_ours:
             self._is_ours = False
+            self.journal.leases.drop(self.intent, self._token)
             try:
-                self.journal.release(self.intent, self._token)
+                self.journal.release(self.intent, self._token, in_doubt=in_doubt)
             except JournalError as error:  # It is free when its lease is over.
                 _logger.warning("The journal could not release %r: %s", self.intent, error)
 
@@ -128,21 +136,29 @@ class Exchange:
         """Wait, in this thread."""
         time.sleep(seconds)  # noqa: ASYNC251 - on a loop, it is another method
 
+    @abstractmethod
+    def method(self) -> str:
+        """Return the request's method."""
+
+    @abstractmethod
     def url(self) -> str:
         """Return where it is sent to."""
-        raise NotImplementedError
 
+    @abstractmethod
     def outgoing(self) -> Outgoing:
         """Return the request as it is sent."""
-        raise NotImplementedError
 
+    @abstractmethod
     def restore(self, outgoing: Outgoing) -> None:
         """Send what the journal has: the same key and the same bytes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answer_of(self, reply: Reply) -> Answer:
         """Return what the journal keeps of an answer."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def leave_doubt(self, *, in_doubt: bool) -> None:
+        """Have a request that is redirected take along whether it may have taken effect."""
 
 
 def is_untrusted(error: BaseException) -> bool:
@@ -157,6 +173,25 @@ def is_untrusted(error: BaseException) -> bool:
             return True
         seen = seen.__cause__ or seen.__context__
     return False
+
+
+def redirect_refused(
+    key: str, intent: str | None, place: Origin, there: Origin | None, *, in_doubt: bool
+) -> ClientError:
+    """Return the error for a redirect from *place* that is not followed; *there* is None where it is not known."""
+    words = None
+    if there is not None and (place[0], there[0]) == ("http", "https") and place[1] == there[1]:
+        words = (
+            f"This request was redirected from http to https on {place[1]}, and was not sent there: the first try has "
+            "gone out in the clear. Write https:// in its URL."
+        )
+    refused = RedirectRefused(words, key=key, intent=intent)
+    if not in_doubt:
+        return refused
+    # What was sent before the redirect may have taken effect: this comes first.
+    unknown = RequestOutcomeUnknown(key=key, intent=intent)
+    unknown.__cause__ = refused
+    return unknown
 
 
 def looked_at(headers: list[tuple[Any, Any]], header: str) -> list[tuple[Any, Any]]:

@@ -11,14 +11,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from semel.client.exchange import EVENT_STREAM, Exchange, is_untrusted, looked_at
+from semel.client.exchange import EVENT_STREAM, Exchange, is_untrusted, looked_at, redirect_refused
 from semel.client.journal import Journal
 from semel.client.options import Options
 from semel.core.intent import Outgoing, checked
 from semel.core.message import Answer
 from semel.core.retrying import PORTS, Failure, Origin
 from semel.core.value import value
-from semel.errors import ConfigurationError, RedirectRefused, RequestNotRepeatable
+from semel.errors import ClientError, ConfigurationError, RequestNotRepeatable
 from semel.flows.send import NoReply, Reply, Terms, send
 from semel.stores.transaction import at_once
 
@@ -45,6 +45,19 @@ else:
 class _Mark:
     key: str
     place: Origin
+    #: Whether it may have taken effect there.
+    in_doubt: bool = False
+
+
+class _Closed(dict[str, Any]):
+    """The time limits of a request that is redirected as it is. A transport reads them before it connects: one that is
+    mounted for the other host, and is not ours, fails there, and the key stays here.
+    """
+
+    refusal: ClientError
+
+    def get(self, *_: object) -> Any:
+        raise self.refusal
 
 
 class _Wrapped(_Base):  # type: ignore[misc]  # as above
@@ -68,6 +81,8 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
         place = (scheme, url.host, url.port or PORTS.get(scheme))
         header = self.options.header
         mark: _Mark | None = extensions.get(_MARK)
+        if mark is not None and isinstance(closed := extensions.get("timeout"), _Closed):
+            extensions["timeout"] = dict(closed)
         # Not headers.get: it decodes all of them.
         given: str | None = headers.get(header) if self._header in [name.lower() for name, _ in headers.raw] else None
         intent: str | None = extensions.get(INTENT)
@@ -76,7 +91,7 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
                 del headers[header]  # A redirect has made a GET of it: it is another request, and the key is not its.
                 intent = None
             elif mark.place != place:
-                raise RedirectRefused(key=mark.key, intent=intent)
+                raise redirect_refused(mark.key, intent, mark.place, place, in_doubt=mark.in_doubt)
         if not self.options.guards(request.method, place, has_key=given is not None, has_intent=intent is not None):
             return None
         if intent is not None:
@@ -85,9 +100,11 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
         if key is None:
             key = headers[header] = self.options.new_key()
         request.extensions = {**extensions, _MARK: _Mark(key, place)}
-        terms = Terms(key, self.options.seconds, intent, self.options.follow_accepted)
+        is_redirected = mark is not None and given == mark.key
+        was_sent = is_redirected and mark is not None and mark.in_doubt
+        terms = Terms(key, self.options.seconds, intent, self.options.follow_accepted, was_sent)
         exchange = kind(self.wrapped, request, self.options, place, terms, is_key_given=given is not None)
-        exchange.is_redirected = mark is not None and given == mark.key
+        exchange.is_redirected = is_redirected
         return exchange
 
 
@@ -104,7 +121,7 @@ class IdempotentTransport(_Wrapped):
             return self.wrapped.handle_request(request)
         if not isinstance(request.stream, exchange.library.ByteStream):
             exchange.buffer(_Buffer(self.options.max_body).filled(request.stream))
-        return at_once(send(exchange, exchange.terms))
+        return exchange.closed(at_once(send(exchange, exchange.terms)))
 
     def close(self) -> None:
         """Close the wrapped transport, and the journal."""
@@ -132,7 +149,7 @@ class AsyncIdempotentTransport(_Wrapped):
             return await self.wrapped.handle_async_request(request)
         if not isinstance(request.stream, exchange.library.ByteStream):
             exchange.buffer(await _Buffer(self.options.max_body).afilled(request.stream))
-        return await send(exchange, exchange.terms)
+        return exchange.closed(await send(exchange, exchange.terms))
 
     async def aclose(self) -> None:
         """Close the wrapped transport, and the journal."""
@@ -179,9 +196,27 @@ class _Exchange(Exchange):
         self._request.headers.pop("transfer-encoding", None)
         self._request.headers["content-length"] = str(len(body))
 
+    def method(self) -> str:
+        """Return the request's method."""
+        return self._request.method  # type: ignore[no-any-return]  # the library is not known here
+
     def url(self) -> str:
         """Return where it is sent to."""
         return str(self._request.url)
+
+    def leave_doubt(self, *, in_doubt: bool) -> None:
+        """Tell the request: a redirect copies its extensions."""
+        self._request.extensions[_MARK] = _Mark(self.key, self._place, in_doubt)
+
+    def closed(self, response: Any) -> Any:
+        """Return the *response*. After a redirect that leaves the request as it is, no other transport may send it."""
+        status = response.status_code
+        if status in _MOVED or (status == _MOVED_PERMANENTLY and self.method() != "POST"):
+            extensions = self._request.extensions
+            extensions["timeout"] = closed = _Closed(self._limits)
+            in_doubt = extensions[_MARK].in_doubt
+            closed.refusal = redirect_refused(self.key, self.terms.intent, self._place, None, in_doubt=in_doubt)
+        return response
 
     async def attempt(self, seconds: float) -> Reply | NoReply:
         """Send the request, and read the answer."""
@@ -287,7 +322,7 @@ class _Exchange(Exchange):
         headers = self._request.headers
         if headers.get(self.options.header) != self.key:
             headers[self.options.header] = self.key
-            self._request.extensions[_MARK] = _Mark(self.key, self._request.extensions[_MARK].place)
+            self._request.extensions[_MARK] = _Mark(self.key, self._place)
         if outgoing.body != b"".join(self._request.stream):
             self.buffer(outgoing.body)
             for name, said in outgoing.headers:
@@ -301,9 +336,11 @@ class _Exchange(Exchange):
 
     def stored(self, answer: Answer) -> Any:
         """Make a response of what the journal has."""
-        return self.library.Response(
-            answer.status, headers=list(answer.headers), content=answer.body, extensions={"semel.stored": True}
-        )
+        body = answer.body or b""
+        headers = [*answer.headers, (b"content-length", str(len(body)).encode())]
+        # As a stream: the client reads it, and then knows how long it took.
+        stream = self.library.ByteStream(body)
+        return self.library.Response(answer.status, headers=headers, stream=stream, extensions={"semel.stored": True})
 
 
 class _AsyncExchange(_Exchange):
@@ -416,5 +453,8 @@ def _library(kind: type[Any]) -> Any:
 
 _LIMITS = ("connect", "read", "write", "pool")
 _WITHOUT_BODY = frozenset({"GET", "HEAD"})
+#: Redirects that leave the method as it is; and one that does so unless it is POST.
+_MOVED = frozenset({307, 308})
+_MOVED_PERMANENTLY = 301
 #: A longer Content-Length is no number that means anything.
 _DIGITS = 20

@@ -13,12 +13,13 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from semel.client.leases import Held, Leases
 from semel.core.intent import (
     Beginning,
     Begun,
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
 APPLICATION_ID = 0x536D6C6A
 VERSION = 1
 
-#: Longer than a try with the usual time limits. While it lasts, other processes wait. They may send as well after it:
-#: the key is the same, and the server sees to it.
+#: It is renewed while its process lives. While it lasts, other processes wait. They may send as well after it: the key
+#: is the same, and the server sees to it.
 LEASE = timedelta(seconds=10)
 #: How long answers are kept. In this time the same intent is not sent again.
 KEEP = timedelta(days=90)
@@ -84,9 +85,10 @@ class Journal:
 
         Answers are kept for *keep*; at *max_entries*, or *max_bytes*, new intents are refused.
         """
-        if not str(path) or lease <= timedelta(0) or keep <= timedelta(0) or max_entries < 1 or max_bytes < 1:
-            raise ConfigurationError("A journal has a path; its lease, its time to keep and its limits are above zero.")
+        _check(path, {"lease": lease, "keep": keep}, {"max_entries": max_entries, "max_bytes": max_bytes})
         self.path = Path(path).absolute()
+        #: What this process is sending.
+        self.leases = Leases(lease.total_seconds(), self._extend)
         self._lease = lease.total_seconds()
         self._keep = keep.total_seconds()
         self._max_entries = max_entries
@@ -94,11 +96,14 @@ class Journal:
         self._clock = clock
         self._count, self._counts_at = 0, 0.0
         self._connection = Connection(Place(self.path, Names()))
+        #: Tells the file that is open from another of the same name.
+        self._file = (0, 0)
         with self._opened():
             pass
 
     def close(self) -> None:
         """Close the file. It is opened again by the next use."""
+        self.leases.stop()
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -112,11 +117,11 @@ class Journal:
 
         *token* is the sender's own: it has the intent from now on.
         """
-        now = self._clock()
         sent = wish.outgoing
         own = Outgoing(sent.method, without_login(sent.url), sent.headers, sent.body)
-        lease = {"intent": wish.intent, "token": token, "leased_to": now + self._lease}
         with self._opened() as connection, _transaction(connection):
+            now = self._clock()  # After the wait for others, which may have taken it meanwhile.
+            lease = {"intent": wish.intent, "token": token, "now": now, "leased_to": now + self._lease}
             found = connection.execute(SQL["find"], {"intent": wish.intent}).fetchone()
             if found is None:
                 self._make_room(connection, len(own.body), now)
@@ -127,7 +132,6 @@ class Journal:
                     "headers": written(kept_headers(own.headers)),
                     "body": own.body,
                     "fingerprint": fingerprint(own),
-                    "now": now,
                     "header": wish.header.lower(),
                     # What begins before this has ended before the server forgets the key.
                     "not_after": now + wish.retention - wish.deadline,
@@ -141,7 +145,7 @@ class Journal:
                 raise IntentDiffers(key=stored.key, intent=wish.intent)
             if stored.state == "done":
                 return Ended(stored.key, stored.answered)
-            if stored.leased_to > now:
+            if stored.is_leased(now):
                 return Taken(stored.key)
             if stored.state == "unknown" or stored.not_after <= now:
                 connection.execute(SQL["lapse"], {"now": now})
@@ -155,18 +159,27 @@ class Journal:
                     f"with header={stored.header!r}."
                 )
             connection.execute(SQL["take"], lease)
-            return Begun(stored.key, own if wish.is_redirected else stored.outgoing, is_resumed=True)
+            return Begun(stored.key, own if wish.is_redirected else stored.outgoing, is_resumed=stored.in_doubt)
 
     def renew(self, intent: str, token: bytes) -> None:
         """Keep the intent for one more try."""
         with self._opened() as connection, _unsynced(connection):
-            given = {"intent": intent, "token": token, "leased_to": self._clock() + self._lease}
-            connection.execute(SQL["renew"], given)
+            connection.execute(SQL["renew"], {"intent": intent, "token": token, **self._leased(), "tries": 1})
 
-    def release(self, intent: str, token: bytes) -> None:
-        """Give the intent back: it is still to be sent."""
+    def _extend(self, held: Sequence[Held]) -> None:
+        """Keep what is being sent, from a thread."""
+        with self._opened() as connection, _unsynced(connection), _transaction(connection):
+            for intent, token in held:
+                connection.execute(SQL["renew"], {"intent": intent, "token": token, **self._leased(), "tries": 0})
+
+    def _leased(self) -> dict[str, float]:
+        now = self._clock()
+        return {"now": now, "leased_to": now + self._lease}
+
+    def release(self, intent: str, token: bytes, *, in_doubt: bool = True) -> None:
+        """Give the intent back: it is still to be sent. Without *in_doubt*, it can't have taken effect."""
         with self._opened() as connection, _unsynced(connection):
-            connection.execute(SQL["release"], {"intent": intent, "token": token})
+            connection.execute(SQL["release"], {"intent": intent, "token": token, "in_doubt": in_doubt})
 
     def settle(self, intent: str, key: str, answer: Answer) -> None:
         """Write the answer down. The request's bytes are no longer kept."""
@@ -250,9 +263,22 @@ class Journal:
                 if opened is None or self._connection.opened_by != os.getpid():
                     opened = self._open()
                     self._connection.keep(opened)
+                    self._file = self._identity()
+                elif self._identity() != self._file:
+                    raise JournalError(
+                        f"{self.path} was removed or replaced while it was open, and what it had is lost. Nothing was "
+                        "sent. Find out what became of its intents; then make a new journal."
+                    )
                 yield opened
             except sqlite3.Error as error:
                 raise self._explained(error) from error
+
+    def _identity(self) -> tuple[int, int]:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return 0, 0
+        return found.st_dev, found.st_ino
 
     def _open(self) -> sqlite3.Connection:
         is_new = not self.path.exists()
@@ -291,11 +317,17 @@ class _Stored:
         self._url, self._method, self._headers, self._body = columns[2:6]
         self.fingerprint: bytes = columns[6]
         self.not_after: float = columns[7]
-        self.leased_to: float = columns[8]
+        self._leased_to: float = columns[8]
         self._status, self._answer_headers, self._answer = columns[9:12]
         self.header: str = columns[12]
         self.first_at: float = columns[13]
         self.forgotten_at: float = columns[14]
+        self._leased_at: float = columns[15]
+        self.in_doubt: bool = bool(columns[16])
+
+    def is_leased(self, now: float) -> bool:
+        # A clock that was set back by more than the length of a lease must not make it longer.
+        return 2 * self._leased_at - self._leased_to <= now < self._leased_to
 
     @property
     def outgoing(self) -> Outgoing:
@@ -306,6 +338,22 @@ class _Stored:
         if self._answer is None:
             return None
         return Answer(self._status, read_back(self._answer_headers), self._answer)
+
+
+def _check(path: object, durations: Mapping[str, object], limits: Mapping[str, object]) -> None:
+    """Refuse what can't work, in words."""
+    try:
+        name = os.fsencode(path)  # type: ignore[arg-type]  # which is what is found out
+    except (TypeError, ValueError):
+        name = b""
+    if not name or b"\0" in name:
+        raise ConfigurationError(f"A journal has the path of a file, not {path!a}.")
+    for setting, given in durations.items():
+        if not isinstance(given, timedelta) or given <= timedelta(0):
+            raise ConfigurationError(f"{setting} is a timedelta above zero, not {given!r}.")
+    for setting, given in limits.items():
+        if not isinstance(given, int) or given < 1:
+            raise ConfigurationError(f"{setting} is a whole number above zero, not {given!r}.")
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:

@@ -22,8 +22,13 @@ CREATE TABLE IF NOT EXISTS semel_journal (
     -- When the server forgets it.
     forgotten_at REAL NOT NULL,
     -- The process that sends it, and until when others leave it alone.
+    -- A lease that begins later than after its own length is over: the clock was set back.
     token       BLOB,
+    leased_at   REAL NOT NULL,
     leased_to   REAL NOT NULL,
+    -- Whether a try may have taken effect. A process that takes it says so before it sends, and takes that back only if
+    -- it knows better.
+    in_doubt    INTEGER NOT NULL,
     status      INTEGER,
     answer_headers TEXT,
     -- NULL with a status: the answer was too large to be kept.
@@ -35,7 +40,7 @@ CREATE TABLE IF NOT EXISTS semel_journal (
 
 -- name: find
 SELECT key, state, url, method, headers, body, fingerprint, not_after, leased_to, status, answer_headers, answer,
-       header, first_at, forgotten_at
+       header, first_at, forgotten_at, leased_at, in_doubt
 FROM semel_journal
 WHERE intent = :intent
 
@@ -43,27 +48,28 @@ WHERE intent = :intent
 -- It is committed, and on the disk, before the first byte of the request leaves.
 INSERT INTO semel_journal (
     intent, key, header, state, method, url, headers, body, fingerprint, attempts, first_at, not_after, forgotten_at,
-    token, leased_to
+    token, leased_at, leased_to, in_doubt
 )
 VALUES (
     :intent, :key, :header, 'pending', :method, :url, :headers, :body, :fingerprint, 1, :now, :not_after, :forgotten_at,
-    :token, :leased_to
+    :token, :now, :leased_to, 1
 )
 
 -- name: take
 -- Its process has died, or gave it back.
 UPDATE semel_journal
-SET token = :token, leased_to = :leased_to, attempts = attempts + 1
+SET token = :token, leased_at = :now, leased_to = :leased_to, attempts = attempts + 1, in_doubt = 1
 WHERE intent = :intent AND state = 'pending'
 
 -- name: renew
+-- For one more try, or while one is under way.
 UPDATE semel_journal
-SET leased_to = :leased_to, attempts = attempts + 1
+SET leased_at = :now, leased_to = :leased_to, attempts = attempts + :tries
 WHERE intent = :intent AND state = 'pending' AND token = :token
 
 -- name: release
 UPDATE semel_journal
-SET token = NULL, leased_to = 0
+SET token = NULL, leased_to = 0, in_doubt = :in_doubt
 WHERE intent = :intent AND state = 'pending' AND token = :token
 
 -- name: settle
@@ -77,7 +83,7 @@ WHERE intent = :intent AND state = 'pending' AND key = :key
 -- Too late to be sent again. One that a process has at this moment began in time, and ends in time.
 UPDATE semel_journal
 SET state = 'unknown', token = NULL, headers = NULL, body = NULL, ended_at = :now
-WHERE state = 'pending' AND not_after <= :now AND leased_to <= :now
+WHERE state = 'pending' AND not_after <= :now AND NOT (leased_to > :now AND 2 * leased_at - leased_to <= :now)
 
 -- name: expire
 -- Answers are kept for a time. After it, the same intent would be a new operation.
@@ -88,11 +94,11 @@ WHERE state = 'done' AND ended_at <= :before
 SELECT count(*) FROM semel_journal
 
 -- name: list
-SELECT intent, key, state, method, url, attempts, first_at, not_after, leased_to > :now, status, ended_at, header
+SELECT intent, key, state, method, url, attempts, first_at, not_after, leased_to > :now AND 2 * leased_at - leased_to <= :now, status, ended_at, header
 FROM semel_journal
 WHERE (:state IS NULL OR state = :state) AND first_at > :after
 ORDER BY first_at, intent
 
 -- name: forget
 DELETE FROM semel_journal
-WHERE intent = :intent AND leased_to <= :now
+WHERE intent = :intent AND NOT (leased_to > :now AND 2 * leased_at - leased_to <= :now)

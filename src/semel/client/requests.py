@@ -18,13 +18,13 @@ except ModuleNotFoundError as missing:
         raise
     raise ImportError("semel.client.requests needs requests. Run: pip install requests") from missing
 
-from semel.client.exchange import EVENT_STREAM, Exchange, is_untrusted, looked_at
+from semel.client.exchange import EVENT_STREAM, Exchange, is_untrusted, looked_at, redirect_refused
 from semel.client.journal import Journal
 from semel.client.options import Options
 from semel.core.intent import Outgoing, checked
 from semel.core.message import Answer
 from semel.core.retrying import Failure, Origin, origin_of
-from semel.errors import ConfigurationError, RedirectRefused, RequestNotRepeatable
+from semel.errors import ConfigurationError, RequestNotRepeatable
 from semel.flows.send import NoReply, Reply, Terms, send
 from semel.stores.transaction import at_once
 
@@ -32,18 +32,57 @@ from semel.stores.transaction import at_once
 INTENT_HEADER = "Semel-Intent"
 
 _WITHOUT_BODY = frozenset({"GET", "HEAD"})
+#: How ``http.client`` encodes the value of a header.
+_WIRE = "latin-1"
+#: Redirects of which requests makes a GET; and one of which it does so for a POST alone.
+_TO_A_RESULT = frozenset({302, 303})
+_MOVED_PERMANENTLY = 301
 _CHUNK = 2**16
 
 
 class _Mark(str):
     """A key that knows for which intent, and to which place, it was sent: of a request that is redirected, requests
     copies the headers alone.
+
+    Only its own adapter can send it. Where a redirect leads to a host with another adapter, that one fails before the
+    first byte leaves, as it puts this header on the wire.
     """
 
-    __slots__ = ("intent", "place")
+    __slots__ = ("in_doubt", "intent", "is_open", "place")
 
     intent: str | None
     place: Origin
+    #: Whether it may have taken effect there.
+    in_doubt: bool
+    #: Whether it may be sent at this moment.
+    is_open: bool
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        if encoding == _WIRE and not self.is_open:
+            raise redirect_refused(str(self), self.intent, self.place, None, in_doubt=self.in_doubt)
+        return super().encode(encoding, errors)
+
+
+class _Intent(str):
+    """The name of an intent that no adapter can send: ours takes it out of the headers before."""
+
+    __slots__ = ()
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        if encoding == _WIRE:
+            raise ConfigurationError(
+                "This request has an intent, and goes through an adapter that does not know of it. Nothing was sent. "
+                "Mount an IdempotentAdapter with a journal for its URL."
+            )
+        return super().encode(encoding, errors)
+
+
+def intent(name: str) -> dict[str, str]:
+    """Return the headers that name an intent: ``session.post(url, json=…, headers=intent("invoice 17"))``.
+
+    Where the URL has another adapter, the request fails before anything is sent.
+    """
+    return {INTENT_HEADER: _Intent(checked(name))}
 
 
 class IdempotentAdapter(BaseAdapter):
@@ -88,19 +127,23 @@ class IdempotentAdapter(BaseAdapter):
                 del headers[header]  # A redirect has made a GET of it: the key is not its.
                 intent = None
             elif mark.place != place:
-                raise RedirectRefused(key=mark, intent=intent)
+                raise redirect_refused(str(mark), intent, mark.place, place, in_doubt=mark.in_doubt)
         if not self.options.guards(method, place, has_key=given is not None, has_intent=intent is not None):
             return self.wrapped.send(request, stream=stream, **sending)
         if intent is not None:
             checked(intent)
         key = str(given or self.options.new_key())
-        terms = Terms(key, self.options.seconds, intent, self.options.follow_accepted)
+        was_sent = mark is not None and mark.in_doubt
+        terms = Terms(key, self.options.seconds, intent, self.options.follow_accepted, was_sent)
         exchange = _Exchange(self.wrapped, request, self.options, place, terms, sending, is_key_given=given is not None)
         exchange.is_redirected = mark is not None
         exchange.mark()
         if request.body is not None and not isinstance(request.body, (bytes, str)):
             exchange.buffer(_read(request.body, self.options.max_body))
-        return cast("requests.Response", at_once(send(exchange, terms)))
+        response = cast("requests.Response", at_once(send(exchange, terms)))
+        response.connection = self  # type: ignore[assignment]  # by which requests answers a challenge to log in
+        exchange.end(response)
+        return response
 
     def close(self) -> None:
         """Close the wrapped adapter, and the journal."""
@@ -130,15 +173,30 @@ class _Exchange(Exchange):
         self._body: bytes | None = None
         self._last: requests.Response | None = None
 
+    def method(self) -> str:
+        """Return the request's method."""
+        return self._request.method or ""
+
     def url(self) -> str:
         """Return where it is sent to."""
         return self._request.url or ""
 
     def mark(self) -> None:
         """Set the key that is sent."""
-        mark = _Mark(self.key)
+        self._mark = mark = _Mark(self.key)
         mark.intent, mark.place = self.terms.intent, self._place
+        mark.in_doubt = mark.is_open = False
         self._request.headers[self.options.header] = mark
+
+    def leave_doubt(self, *, in_doubt: bool) -> None:
+        """Tell the key: a redirect copies the headers."""
+        self._mark.in_doubt = in_doubt
+
+    def end(self, response: requests.Response) -> None:
+        """Let the key go along with a redirect to the result: requests makes a GET of it, and the key means nothing."""
+        self._mark.is_open = response.status_code in _TO_A_RESULT or (
+            response.status_code == _MOVED_PERMANENTLY and self.method() == "POST"
+        )
 
     def buffer(self, body: bytes) -> None:
         """Keep the *body* for every try."""
@@ -161,7 +219,11 @@ class _Exchange(Exchange):
         sending = {**self._sending, "timeout": _within(self._sending["timeout"], seconds)}
         self._drop()
         try:
-            response = self._adapter.send(request, stream=True, **sending)
+            self._mark.is_open = True
+            try:
+                response = self._adapter.send(request, stream=True, **sending)
+            finally:
+                self._mark.is_open = False
             return self._read(response, self.now() + seconds)
         except requests.RequestException as error:
             failure = _failure(error)
@@ -243,9 +305,11 @@ class _Exchange(Exchange):
 
     def stored(self, answer: Answer) -> requests.Response:
         """Make a response of what the journal has."""
+        body = answer.body or b""
+        pairs = [(name.decode("latin-1"), said.decode("latin-1")) for name, said in answer.headers]
         raw = HTTPResponse(
-            io.BytesIO(answer.body or b""),
-            headers=[(name.decode("latin-1"), said.decode("latin-1")) for name, said in answer.headers],  # type: ignore[arg-type]  # pairs keep repeated ones
+            io.BytesIO(body),
+            headers=[*pairs, ("content-length", str(len(body)))],  # type: ignore[arg-type]  # pairs keep repeated ones
             status=answer.status,
             preload_content=False,
             decode_content=False,

@@ -4,6 +4,7 @@ application's. The client brings the credentials, which are in no journal; nothi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from semel.core.intent import Entry, Outgoing
@@ -39,40 +40,33 @@ def resume(journal: Journal, client: Any, header: str | None = None) -> list[Res
     their keys in that one.
     """
     ended = []
-    for entry in journal.pending():
-        if header not in {None, entry.header}:
-            continue
-        outgoing = journal.request(entry.intent)
-        if outgoing is None:
-            continue  # Another process has ended it meanwhile.
-        _check(journal, client, entry.url)
+    for entry, given in _requests(journal, client, header):
         try:
-            if hasattr(client, "build_request"):
-                response = client.request(**_of_httpx(entry, outgoing))
-            else:
-                response = client.request(**_of_requests(entry, outgoing))
+            ended.append(Resumed(entry.intent, entry.key, client.request(**given).status_code))
         except Exception as error:  # noqa: BLE001 - whatever it is, the next entry is to be sent, too
             ended.append(Resumed(entry.intent, entry.key, error=error))
-        else:
-            ended.append(Resumed(entry.intent, entry.key, response.status_code))
     return ended
 
 
 async def aresume(journal: Journal, client: Any) -> list[Resumed]:
     """Do the same on an event loop."""
     ended = []
-    for entry in journal.pending():
-        outgoing = journal.request(entry.intent)
-        if outgoing is None:
-            continue
-        _check(journal, client, entry.url)
+    for entry, given in _requests(journal, client):
         try:
-            response = await client.request(**_of_httpx(entry, outgoing))
+            ended.append(Resumed(entry.intent, entry.key, (await client.request(**given)).status_code))
         except Exception as error:  # noqa: BLE001 - as above
             ended.append(Resumed(entry.intent, entry.key, error=error))
-        else:
-            ended.append(Resumed(entry.intent, entry.key, response.status_code))
     return ended
+
+
+def _requests(journal: Journal, client: Any, header: str | None = None) -> Iterator[tuple[Entry, dict[str, Any]]]:
+    """Yield what is pending, with the arguments of the call that sends it."""
+    for entry in journal.pending():
+        outgoing = journal.request(entry.intent) if header in {None, entry.header} else None
+        if outgoing is None:
+            continue  # Another process has ended it meanwhile.
+        _check(journal, client, entry.url)
+        yield entry, (_of_httpx if hasattr(client, "build_request") else _of_requests)(entry, outgoing)
 
 
 def _check(journal: Journal, client: Any, url: str) -> None:

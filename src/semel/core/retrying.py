@@ -50,14 +50,23 @@ class Final:
 
 @value
 class Refused:
-    """The answer is not about the operation (who asks, where, how): nothing was run for this try."""
+    """The answer is not the operation's, and another try would get the same. It says nothing of earlier tries."""
+
+    #: Whether this try may have taken effect all the same: a server error that is not to be sent again.
+    in_doubt: bool = False
+
+
+@value
+class Moved:
+    """The same request is to be sent to another URL, with the same key: nothing was run here."""
 
 
 @value
 class Follow:
     """It was accepted, and its result will be at this address."""
 
-    location: str
+    #: None: where this was said.
+    location: str | None
     #: Seconds.
     after: float | None
 
@@ -79,13 +88,17 @@ class Unknown:
     """The server itself can't tell whether the operation took effect."""
 
 
-Verdict = Final | Refused | Follow | Retry | Unknown
+Verdict = Final | Refused | Moved | Follow | Retry | Unknown
 
 
 class Meaning(Enum):
     """What a problem's code or a status means."""
 
+    #: The operation's own answer, whatever came before.
+    ANSWER = "answer"
+    #: The operation's answer, unless an earlier try is in doubt.
     FINAL = "final"
+    #: Not about the operation, but about who asks, where and how.
     REFUSED = "refused"
     UNKNOWN = "unknown"
     #: It runs at this moment.
@@ -115,9 +128,10 @@ CODES = {
     "operation-expired": Meaning.UNKNOWN,
     "operation-not-found": Meaning.UNKNOWN,
     "outcome-unknown": Meaning.UNKNOWN,
+    "operation-failed": Meaning.ANSWER,
+    "response-not-replayable": Meaning.ANSWER,
+    # With the same bytes every time, it may be an earlier try that the server takes for the other request.
     "idempotency-key-reused": Meaning.FINAL,
-    "operation-failed": Meaning.FINAL,
-    "response-not-replayable": Meaning.FINAL,
     "idempotency-key-invalid": Meaning.REFUSED,
     "idempotency-key-missing": Meaning.REFUSED,
     "idempotency-scope-missing": Meaning.REFUSED,
@@ -128,6 +142,7 @@ CODES = {
 
 #: Statuses that mean something else than ``FINAL_STATUSES`` says, where nothing in the answer says more.
 STATUSES = {
+    # Without an address to go to.
     307: Meaning.REFUSED,
     308: Meaning.REFUSED,
     408: Meaning.DOUBT,
@@ -140,9 +155,26 @@ STATUSES = {
 #: In the order in which they are asked. Adyen's says something only when it is true.
 DIRECTIVES = ("stripe-should-retry", "x-should-retry", "transient-error")
 
+#: Redirects that leave the method and the body as they are. For ``POST``, the first two make a ``GET`` of it.
+_MOVED = frozenset({301, 302, 307, 308})
+_MOVED_FOR_POST = frozenset({307, 308})
+
+#: Refusals of what the request says, which only the application gives: also after a try that is in doubt, since a
+#: server that honours keys would have answered with that try's answer. A gateway gives the second, too, but not in
+#: JSON.
+_OF_THE_APPLICATION = frozenset({402, 422})
+_BAD_REQUEST = 400
+#: In doubt, it is as likely that the earlier try is being carried out: not all servers say so.
+_CONFLICT = 409
+
+#: What says at a status URL that it has not ended, where the status does not: in lower case, letters only.
+_RUNNING = frozenset({"running", "queued", "inprogress", "notstarted", "processing"})
+_NO_LETTERS = re.compile(r"[^a-z]")
+
 _IN_MILLISECONDS = ("retry-after-ms", "x-ms-retry-after-ms", "x-amz-retry-after")
 _NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,9})?")
 _ACCEPTED = 202
+_UNAUTHORIZED = 401
 SUCCESSES = range(200, 300)
 _SERVER_ERROR = 500
 
@@ -153,28 +185,61 @@ Origin = tuple[str, str, int | None]
 PORTS = {"http": 80, "https": 443}
 
 
-def judge(status: int, headers: Mapping[str, str], body: bytes, *, now: float) -> Verdict:
+def judge(  # noqa: PLR0911 - in the order of what counts most
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    now: float,
+    method: str = "POST",
+    in_doubt: bool = False,
+) -> Verdict:
     """Say what an answer to a request with a key means.
 
     *headers* are looked up by names in lower case. *now* is in seconds since 1970, and counts only where the answer
-    has no ``Date``.
+    has no ``Date``. With *in_doubt* an earlier try may have taken effect: then only what the server can't have said
+    without a look at the key, or at the content, is the operation's answer.
     """
     after = retry_after(headers, now=now)
     if status == _ACCEPTED and (location := headers.get("location")):
         return Follow(location, after)
     if status in SUCCESSES:
         return Final()  # Whatever it says: it is the application's.
-    if _is_said(headers, "idempotent-replayed"):
+    if status in (_MOVED_FOR_POST if method == "POST" else _MOVED) and headers.get("location"):
+        return Moved()  # Marked or not: stored as an answer, it would be followed to itself.
+    if is_replayed(headers):
         return Final()  # It is what was stored, and the next try would get the same: a server error, too.
     problem = _problem(headers, body)
     known = CODES.get(_code(problem))
     if known is not None:
-        return _verdict(known, after)
+        return _verdict(Meaning.REFUSED if in_doubt and known is Meaning.FINAL else known, after)
+    meaning = _by_status(status, after)
+    if in_doubt and meaning is Meaning.FINAL:
+        meaning = _in_doubt(status, headers)
+    is_run = problem.get("safe_new_key") is not True
     directed = _directive(headers, problem)
-    if directed is not None:
-        is_run = problem.get("safe_new_key") is not True
-        return Retry(after, in_doubt=is_run) if directed else Final()
-    return _verdict(_by_status(status, after), after)
+    if directed is True:
+        return Retry(after, in_doubt=is_run)
+    if directed is False and meaning in _TO_BE_RETRIED:
+        # It ends the tries, and is no answer.
+        return Refused(in_doubt=is_run and meaning is not Meaning.LATER)
+    return _verdict(meaning, after)
+
+
+def judge_look(status: int, headers: Mapping[str, str], body: bytes, *, now: float) -> Verdict:
+    """Say what an answer at a status URL means for the operation.
+
+    It may be about the look alone, if it is no success, and not marked as the answer of the operation: a replica is
+    late, or a login is over. Then the request itself is sent again.
+    """
+    if not is_replayed(headers) and (
+        status == _ACCEPTED or (status in SUCCESSES and _says_running(_problem(headers, body)))
+    ):
+        return Follow(headers.get("location") if status == _ACCEPTED else None, retry_after(headers, now=now))
+    verdict = judge(status, headers, body, now=now, method="GET", in_doubt=True)
+    if status in SUCCESSES or status == _UNAUTHORIZED or is_replayed(headers):
+        return Final() if isinstance(verdict, Moved) else verdict
+    return Retry() if isinstance(verdict, Final | Refused | Moved) else verdict
 
 
 def judge_failure(failure: Failure) -> Retry:
@@ -204,13 +269,21 @@ def _by_status(status: int, after: float | None) -> Meaning:
         return STATUSES[status]
     if status >= _SERVER_ERROR:
         return Meaning.DOUBT
-    if status == 409 and after is not None:  # noqa: PLR2004 - to say when is to say that it is not for ever
+    if status == _CONFLICT and after is not None:  # To say when is to say that it is not for ever.
         return Meaning.BUSY
     return Meaning.FINAL if status in FINAL_STATUSES else Meaning.REFUSED
 
 
+def _in_doubt(status: int, headers: Mapping[str, str]) -> Meaning:
+    """Say what a final answer without a mark means where an earlier try may have taken effect."""
+    if status in _OF_THE_APPLICATION or (status == _BAD_REQUEST and "json" in headers.get("content-type", "")):
+        return Meaning.ANSWER
+    return Meaning.DOUBT if status == _CONFLICT else Meaning.REFUSED
+
+
 def _verdict(meaning: Meaning, after: float | None) -> Verdict:
     verdicts: dict[Meaning, Verdict] = {
+        Meaning.ANSWER: Final(),
         Meaning.FINAL: Final(),
         Meaning.REFUSED: Refused(),
         Meaning.UNKNOWN: Unknown(),
@@ -221,8 +294,19 @@ def _verdict(meaning: Meaning, after: float | None) -> Verdict:
     return verdicts[meaning]
 
 
-def _is_said(headers: Mapping[str, str], name: str) -> bool:
-    return headers.get(name, "").strip().lower() == "true"
+_TO_BE_RETRIED = frozenset({Meaning.BUSY, Meaning.LATER, Meaning.DOUBT})
+
+
+def is_replayed(headers: Mapping[str, str]) -> bool:
+    """Whether the server says that this is the stored answer of the operation."""
+    return headers.get("idempotent-replayed", "").strip().lower() == "true"
+
+
+def _says_running(said: Mapping[str, Any]) -> bool:
+    words = (said.get(name) for name in ("status", "state"))
+    return said.get("done") is False or any(
+        isinstance(word, str) and _NO_LETTERS.sub("", word.lower()) in _RUNNING for word in words
+    )
 
 
 def _directive(headers: Mapping[str, str], problem: Mapping[str, Any]) -> bool | None:

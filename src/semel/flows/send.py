@@ -16,12 +16,14 @@ from semel.core.retrying import (
     Failure,
     Final,
     Follow,
+    Moved,
     Refused,
     Retry,
     Unknown,
     Verdict,
     judge,
     judge_failure,
+    judge_look,
     pause,
     status_url,
 )
@@ -36,8 +38,8 @@ MIN_TRY_SECONDS = 0.05
 FOLLOW_SECONDS = 1.0
 
 _ACCEPTED = 202
-_CLIENT_ERROR = 400
-_UNAUTHORIZED = 401
+#: They ask for credentials, which the library may then send.
+_CHALLENGES = frozenset({401, 407})
 
 _TOO_LATE = (
     "It is not known whether this request took effect, and its key is past the server's retention, so it is not sent "
@@ -53,7 +55,7 @@ class Reply:
     status: int
     #: Looked up by names in lower case.
     headers: Mapping[str, str]
-    #: Returns its content, decoded; only asked where the answer is not a success.
+    #: Returns its content, decoded; not asked where the answer to the request itself is a success.
     content: Callable[[], bytes]
     response: Any
 
@@ -76,6 +78,22 @@ class Terms:
     intent: str | None = None
     #: Whether a 202 is followed to its result.
     follows: bool = True
+    #: Whether it may have taken effect before this call: in an earlier process, or before it was redirected.
+    was_sent: bool = False
+
+
+class _Doubt:
+    """Whether a try may have taken effect: in this call, or before it."""
+
+    __slots__ = ("before", "here")
+
+    def __init__(self, *, before: bool) -> None:
+        self.before = before
+        self.here = False
+
+    @property
+    def is_left(self) -> bool:
+        return self.here or self.before
 
 
 class SendPorts(Protocol):
@@ -90,6 +108,9 @@ class SendPorts(Protocol):
     def dice(self) -> float:
         """Return a random number from 0 to 1."""
 
+    def method(self) -> str:
+        """Return the request's method."""
+
     def url(self) -> str:
         """Return where the request is sent to."""
 
@@ -102,8 +123,10 @@ class SendPorts(Protocol):
     def settle(self, reply: Reply, /) -> Awaitable[None]:
         """Write the final answer into the journal."""
 
-    def release(self) -> None:
-        """Give the intent back to other processes, unless it is settled."""
+    def release(self, *, in_doubt: bool) -> None:
+        """End this call. Give an intent that is not settled back to other processes, with the doubt that is left; a
+        request that is redirected takes the doubt along.
+        """
 
     def attempt(self, seconds: float, /) -> Awaitable[Reply | NoReply]:
         """Send the request, and read the whole answer, in at most *seconds*."""
@@ -130,9 +153,10 @@ async def send(ports: SendPorts, terms: Terms) -> Any:
     An error of the library is raised only where nothing was sent.
     """
     end = ports.now() + terms.deadline
-    if terms.intent is None:
-        return await _tries(ports, terms, end, was_sent=False)
+    doubt = _Doubt(before=terms.was_sent)
     try:
+        if terms.intent is None:
+            return await _tries(ports, terms, end, doubt)
         begun = await _begun(ports, end)
         if isinstance(begun, Ended):
             if begun.answer is None:
@@ -142,10 +166,11 @@ async def send(ports: SendPorts, terms: Terms) -> Any:
             raise RequestOutcomeUnknown(_TOO_LATE, key=begun.key, intent=terms.intent)
         if isinstance(begun, Taken):
             raise IntentBusy(key=begun.key, intent=terms.intent)
+        doubt.before = doubt.before or begun.is_resumed
         own = Terms(begun.key, terms.deadline, terms.intent, terms.follows)
-        return await _tries(ports, own, end, was_sent=begun.is_resumed)
+        return await _tries(ports, own, end, doubt)
     finally:
-        ports.release()
+        ports.release(in_doubt=doubt.is_left)
 
 
 async def _begun(ports: SendPorts, end: float) -> Beginning:
@@ -156,63 +181,71 @@ async def _begun(ports: SendPorts, end: float) -> Beginning:
         await ports.pause(LOOK_SECONDS)
 
 
-async def _tries(ports: SendPorts, terms: Terms, end: float, *, was_sent: bool) -> Any:
-    """Send until there is an end. *was_sent*: an earlier process may have sent it before."""
-    tries, in_doubt = 0, False
+async def _tries(ports: SendPorts, terms: Terms, end: float, doubt: _Doubt) -> Any:
+    """Send until there is an end."""
+    tries = 0
     #: The status URL, while it is followed.
     where: str | None = None
     while True:
         left = max(end - ports.now(), MIN_TRY_SECONDS)
-        got = await _tried(ports, terms, where, left, in_doubt=in_doubt or was_sent)
-        verdict = _judged(ports, got) if where is None else _judged_look(ports, got)
+        was_in_doubt, in_doubt = doubt.here, doubt.here or doubt.before
+        doubt.here = True  # Until there is a word of it: this may be cancelled.
+        got = await _tried(ports, terms, where, left, in_doubt=in_doubt)
+        verdict = _judged(ports, got, where, in_doubt=in_doubt)
         if isinstance(verdict, Final):
             assert isinstance(got, Reply)  # noqa: S101 - for the type checker
             ports.answered()
             if terms.intent is not None:
                 await ports.settle(got)
+            doubt.here = terms.intent is not None  # If it can't be written down, the doubt stays, for the next process.
             return got.response
         if isinstance(verdict, Retry):
             # What is said at a status URL may be about the look: the request itself is then sent again, and gets 202,
             # or the answer of the operation, marked as a replay.
-            in_doubt = in_doubt or verdict.in_doubt or where is not None
+            doubt.here = was_in_doubt or verdict.in_doubt or where is not None
             where = None
             tries += 1
             wait = pause(tries, verdict.after, ports.dice())
             if ports.now() + wait >= end or (verdict.is_counted and not ports.spend()):
-                return _given_up(terms, got, in_doubt=in_doubt or was_sent)
+                return _given_up(terms, got, in_doubt=doubt.is_left)
             await ports.pause(wait)
             if terms.intent is not None:
                 await ports.renew()
             continue
         assert isinstance(got, Reply)  # noqa: S101 - without an answer, the verdict is Retry
         if not isinstance(verdict, Follow):
-            return _stopped(terms, got, verdict, in_doubt=in_doubt or where is not None)
-        where = status_url(ports.url(), verdict.location) if terms.follows else None
+            doubt.here = was_in_doubt or where is not None or isinstance(verdict, Unknown)
+            return _stopped(terms, got, verdict, doubt)
+        if verdict.location is not None or where is None:
+            where = status_url(ports.url(), verdict.location or "") if terms.follows else None
         wait = pause(1, FOLLOW_SECONDS if verdict.after is None else verdict.after, ports.dice())
         if where is None or ports.now() + wait >= end:
             return got.response  # A 202 is true: it was accepted, and has not ended.
         await ports.pause(wait)
 
 
-def _stopped(terms: Terms, got: Reply, verdict: Refused | Unknown, *, in_doubt: bool) -> Any:
-    """Return an answer that is not the operation's, if nothing can have happened in this call.
-
-    What an earlier process did is in the journal, and such an answer may be a challenge to log in.
-    """
+def _stopped(terms: Terms, got: Reply, verdict: Refused | Moved | Unknown, doubt: _Doubt) -> Any:
+    """Return an answer that is not the operation's, if nothing can have happened before it."""
     if isinstance(verdict, Unknown):
         raise RequestOutcomeUnknown(_SERVER_SAYS, key=terms.key, intent=terms.intent, response=got.response)
-    # One that is redirected goes on elsewhere, under the same key.
-    if in_doubt and got.status >= _CLIENT_ERROR:
+    # One that is redirected goes on elsewhere, with the same key. What an earlier process did is in the journal, and
+    # a challenge is for the library, which comes back with credentials.
+    is_passed_on = isinstance(verdict, Moved) or (got.status in _CHALLENGES and not doubt.here)
+    if doubt.is_left and not is_passed_on:
         raise RequestOutcomeUnknown(key=terms.key, intent=terms.intent, response=got.response)
+    doubt.here = doubt.here or (isinstance(verdict, Refused) and verdict.in_doubt)
     return got.response
 
 
-def _judged(ports: SendPorts, got: Reply | NoReply) -> Verdict:
+def _judged(ports: SendPorts, got: Reply | NoReply, where: str | None, *, in_doubt: bool) -> Verdict:
     if isinstance(got, NoReply):
         return judge_failure(got.failure)
+    if where is not None:
+        return judge_look(got.status, got.headers, got.content(), now=ports.today())
     if got.status in SUCCESSES and got.status != _ACCEPTED:
         return _FINAL  # As judge would say, but without a look at the answer.
-    return judge(got.status, got.headers, got.content(), now=ports.today())
+    method = ports.method()
+    return judge(got.status, got.headers, got.content(), now=ports.today(), method=method, in_doubt=in_doubt)
 
 
 async def _tried(
@@ -225,17 +258,6 @@ async def _tried(
             # It ends the tries, and must not hide that an earlier one may have taken effect.
             raise RequestOutcomeUnknown(key=terms.key, intent=terms.intent) from error
         raise
-
-
-def _judged_look(ports: SendPorts, got: Reply | NoReply) -> Verdict:
-    """Judge what was said at a status URL. It may be about the look alone, if it is no success, and not marked as the
-    answer of the operation: a replica is late, or a login is over.
-    """
-    verdict = _judged(ports, got)
-    if isinstance(got, NoReply) or got.status in SUCCESSES or got.status == _UNAUTHORIZED:
-        return verdict
-    is_marked = got.headers.get("idempotent-replayed", "").strip().lower() == "true"
-    return Retry() if isinstance(verdict, Final | Refused) and not is_marked else verdict
 
 
 def _given_up(terms: Terms, got: Reply | NoReply, *, in_doubt: bool) -> Any:
