@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from semel.core.state import State
-from tests.proxy.kit import BOB, KEY, Origin, Seen, created, gathered, proxied, replying
+from tests.proxy.kit import BOB, HANG, KEY, Origin, Seen, created, gathered, proxied, replying
 
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
@@ -298,3 +298,26 @@ async def test_accepted(tmp_path: Path) -> None:
         assert state.json() == {"body": 2}
     [seen] = world.origin.seen
     assert (seen.method, seen.body, seen.values("x-user")) == ("POST", b"{}", ["bob"])
+
+
+FORGED = {"X-Forwarded-For": "192.0.2.66", "Forwarded": "for=192.0.2.66", "X-Real-IP": "192.0.2.66"}
+
+
+@pytest.mark.parametrize("trusted", [["127.0.0.0/8"], ["10.0.0.0/8"]])
+async def test_accepted_from_where_it_came(tmp_path: Path, trusted: list[str]) -> None:
+    """A request that is run later tells the upstream of its way what it would have told when it came: of a peer that is
+    not trusted, its address and nothing that it said of others.
+    """
+    rules = {"in_progress": "accept"}
+    lines = [f"{name}: {each}" for name, each in FORGED.items()]
+    async with proxied(tmp_path, rules=rules, work=True, scope="single", trusted=trusted) as world:
+        now, later = await world.send(*lines), await world.send(KEY, *lines)
+        assert (now.status, later.status) == (201, 202)
+        async with asyncio.timeout(HANG):
+            while len(world.origin.seen) < 2:  # noqa: ASYNC110 - a worker's run has no event here
+                await asyncio.sleep(0.01)
+    told = [{name: seen.values(name) for name in ("via", "x-forwarded-host", *FORGED)} for seen in world.origin.seen]
+    assert told[0] == told[1]
+    is_trusted = trusted == ["127.0.0.0/8"]
+    assert told[1]["X-Forwarded-For"] == ["192.0.2.66, 127.0.0.1" if is_trusted else "127.0.0.1"]
+    assert told[1]["X-Real-IP"] == (["192.0.2.66"] if is_trusted else [])

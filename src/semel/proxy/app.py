@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 
@@ -40,8 +41,8 @@ from semel.proxy.scope import Peers
 from semel.proxy.upstream import Upstream
 from semel.telemetry.logs import logger
 
-#: Where the forwarder finds what was found out of a request: its peer, and the framing of its body.
-SEEN = "semel.proxy"
+#: Where the forwarder finds how long the body of a request is.
+FRAMING = "semel.proxy.framing"
 
 #: What a gateway says that has lost a server of its own: it is not known what that server has done.
 _GATEWAY_LOST = frozenset({502, 504})
@@ -70,6 +71,7 @@ class Proxy:
         self._peers = peers
         self._policy = policy
         self._strangers: set[str | None] = set()
+        self._peer = lru_cache(maxsize=1024)(self._peer_at)
 
     def drain(self) -> None:
         """Take on no guarded request any more, and say so to who asks whether this proxy is ready."""
@@ -87,13 +89,11 @@ class Proxy:
             if answer is not None:
                 await send_answer(send, answer, is_ours=True)
                 return
-        # The server's own list may grow: what is checked here is what is passed on.
-        scope["headers"] = [*scope["headers"]]
         client = scope.get("client")
-        address = client[0] if client else None
-        peer = Peer(address, self._peers.trusts(address), _SCHEMES[scope["scheme"]])
+        peer = self._peer(client[0] if client else None, scope["scheme"])
         try:
-            scope[SEEN] = peer, self._rules.check(scope["headers"], peer, scope["http_version"])
+            # Before anything is stored: who has sent it is known now, and not when it is run later.
+            scope[FRAMING], scope["headers"] = self._rules.received(scope["headers"], peer, scope["http_version"])
             if not target_of(scope).startswith("/"):
                 raise RequestAmbiguous("The target of a request is a path.")
         except Refusal as refusal:
@@ -101,6 +101,9 @@ class Proxy:
             await self._refuse(scope, receive, send, refusal)
             return
         await self.guard(scope, receive, send)
+
+    def _peer_at(self, address: str | None, scheme: str) -> Peer:
+        return Peer(address, self._peers.trusts(address), _SCHEMES[scheme])
 
     def _tell(self, peer: Peer, refusal: Refusal) -> None:
         """Say once of an address that it is not trusted: that may be a mistake in what is set."""
@@ -192,9 +195,10 @@ class Forwarder:
     async def _forward(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
         operation: Operation | None = scope.get(OPERATION)
         exchange = Exchange(self._upstream, receive, send, self._timeout)
-        peer, framing = scope.get(SEEN) or _stored(scope)
+        # A stored request, which a worker of this process runs, was checked when it came.
+        framing = scope.get(FRAMING) or Framing(_length(scope["headers"]))
         attempt = None if operation is None else operation.attempt
-        headers = self._rules.outgoing(scope["headers"], peer, attempt=attempt)
+        headers = self._rules.outgoing(scope["headers"], attempt=attempt)
         try:
             await exchange.run(scope["method"], target_of(scope), headers, framing, self._judge(operation))
         except (UpstreamUnreachable, UpstreamLost, BodyIncomplete) as refusal:
@@ -224,10 +228,7 @@ class Forwarder:
     async def _bridge(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
         """Pass the messages of a WebSocket on, in both directions, until one side closes it."""
         await receive()  # websocket.connect
-        peer, _ = scope[SEEN]
-        headers = [
-            pair for pair in self._rules.outgoing(scope["headers"], peer) if not pair[0].startswith(b"sec-websocket-")
-        ]
+        headers = [pair for pair in self._rules.outgoing(scope["headers"]) if not pair[0].startswith(b"sec-websocket-")]
         try:
             socket = await self._upstream.connect(target_of(scope), headers, scope.get("subprotocols", ()))
         except aiohttp.WSServerHandshakeError as error:
@@ -245,12 +246,6 @@ class Forwarder:
             finally:
                 upward.cancel()
                 await asyncio.gather(upward, return_exceptions=True)
-
-
-def _stored(scope: ASGIScope) -> tuple[Peer, Framing]:
-    """Return what is known of a stored request, which a worker of this process runs: it was checked when it came."""
-    length = next((int(each) for name, each in scope["headers"] if name == b"content-length" and each.isdigit()), None)
-    return Peer(None, is_trusted=True, scheme=scope["scheme"]), Framing(length)
 
 
 class _Judge:
@@ -402,7 +397,7 @@ class Exchange:
         self._clock.reschedule(self._loop.time())
 
 
-def _length(headers: Headers) -> int | None:
+def _length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     return next((int(each) for name, each in headers if name == b"content-length" and each.isdigit()), None)
 
 

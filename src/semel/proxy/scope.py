@@ -19,6 +19,7 @@ from semel.core.credentials import looks_secret
 from semel.core.scope import MAX_PRINCIPAL_LENGTH, SINGLE_TENANT
 from semel.errors import ConfigurationError, IdentityRefused, ScopeMissing
 from semel.guard.request import RequestView
+from semel.proxy.headers import NO_IDENTITY
 from semel.proxy.tokens import TokenRefused, Verifier, claims_of
 
 NamesUser = Callable[[RequestView], Any]
@@ -150,6 +151,8 @@ def scope_of(spelled: str, verifier: Verifier | None = None) -> NamesUser:
         return ByToken(name, verifier)
     elif not _NAME.fullmatch(name):
         raise ConfigurationError(f"--scope: {name!r} can't be the name of a {kind}.")
+    elif kind == "header" and name.lower().encode() in NO_IDENTITY:
+        raise ConfigurationError(f"--scope: the header {name} is of the connection, or of the proxy itself.")
     else:
         made = ByHeader(name) if kind == "header" else ByCookie(name)
     if verifier is not None:
