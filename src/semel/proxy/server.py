@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -75,15 +77,46 @@ class Protocol(HttpToolsProtocol):
     #: Whether the head of a request is being read, and the bytes that have come of it in reads without its end.
     _is_in_head = False
     _head = 0
+    #: Whether the request asks for another protocol that it does not get. It is then read once more, without that.
+    _is_read_again = False
 
     def data_received(self, data: bytes) -> None:
         """Take what has come, unless it is too long to be the head of a request."""
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
         if self._is_in_head:
             # One line of it may be without an end, and is not seen below.
             self._head += len(data)
             if self._head > MAX_HEAD and not self.transport.is_closing():
                 self.send_400_response("The head of the request is too long.")
+
+    def _feed(self, data: bytes) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._is_read_again:
+                    self.handle_websocket_upgrade()
+                    return
+                # The parser takes what follows the head for another protocol's. A server may ignore Upgrade (RFC 9110,
+                # 7.8), and then it is the body: a new parser reads the same head without that header.
+                data = self._plain_head() + data[upgrade.args[0] :]
+                self._is_read_again = False
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # As uvicorn has it.
+            else:
+                return
+
+    def _plain_head(self) -> bytes:
+        """Return the head that was read, without ``Upgrade``. No name or value in it has the end of a line in it."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%s: %s" % pair for pair in self.headers if pair[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         """Begin to read a request."""
@@ -93,20 +126,44 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin with the body. Of a request that asks for another protocol, uvicorn would read it as the next request,
-        or lose it; and a WebSocket begins with a GET.
+        or lose it; so that is heard from a WebSocket only, which begins with a GET and has none.
         """
         self._is_in_head = False
         if sum([len(name) + len(value) for name, value in self.headers]) > MAX_HEAD:
             raise ValueError("The head of the request is too long.")
         is_upgrade = self.parser.should_upgrade()
         if is_upgrade:
+            method = self.parser.get_method()
+            if method == b"CONNECT":
+                raise ValueError("A tunnel is not made here.")
             has_body = any(name in {b"content-length", b"transfer-encoding"} for name, _ in self.headers)
-            if has_body or (self._should_upgrade() and self.parser.get_method() != b"GET"):
-                raise ValueError("A request that asks for another protocol (Upgrade) can't have a body.")
+            self._is_read_again = has_body or method != b"GET" or not self._should_upgrade()
+            if self._is_read_again:
+                return
+        elif self.url[:1] != b"/" and self.url != b"*":
+            self._take_host()
         super().on_headers_complete()
         if not is_upgrade:
             # What comes behind the body would be put to the headers, and those were checked.
             self.headers = []
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        if not self._is_read_again:
+            super().on_message_complete()
+
+    def _take_host(self) -> None:
+        """Take the host from a target such as ``http://shop/pay``: it counts, and not the header (RFC 9112, 3.2.2)."""
+        found = _ABSOLUTE.fullmatch(self.url)
+        if found is None:
+            raise ValueError("The target of the request is not one of this server.")
+        behind = found[2] or b""
+        self.url = behind if behind[:1] == b"/" else b"/" + behind
+        self.headers[:] = [(name, found[1] if name == b"host" else each) for name, each in self.headers]
+
+
+#: A host, without a user, and what is behind it.
+_ABSOLUTE = re.compile(rb"https?://([^/?#@]+)([/?][^#]*)?", re.IGNORECASE)
 
 
 class Server(uvicorn.Server):
