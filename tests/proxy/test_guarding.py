@@ -123,7 +123,12 @@ async def says_bad_gateway(_seen: Seen, _reader: Reader, writer: Writer) -> None
     writer.write(replying("502 Bad Gateway"))
 
 
+async def switches(_seen: Seen, _reader: Reader, writer: Writer) -> None:
+    writer.write(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nPRI * HTTP/2.0")
+
+
 LOST = [
+    switches,
     closes,
     resets,
     speaks_nonsense,

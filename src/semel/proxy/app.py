@@ -21,6 +21,7 @@ import aiohttp
 
 from semel.asgi import IdempotencyMiddleware
 from semel.asgi.protocol import OPERATION, ASGIApp, ASGIScope, ASGISend, Message, Receive, send_answer
+from semel.core.decision import RETRY_AFTER_SECONDS
 from semel.core.message import Headers
 from semel.core.policy import Policy
 from semel.core.problem import refused
@@ -30,6 +31,7 @@ from semel.errors import (
     IdentityRefused,
     Refusal,
     RequestAmbiguous,
+    ShuttingDown,
     UpstreamLost,
     UpstreamTimeout,
     UpstreamUnreachable,
@@ -63,19 +65,24 @@ class Proxy:
     """Everything that a request passes, from the server on."""
 
     def __init__(
-        self, guard: IdempotencyMiddleware, rules: HeaderRules, peers: Peers, health: Health, policy: Policy
+        self, guard: IdempotencyMiddleware, forwarder: Forwarder, rules: HeaderRules, peers: Peers, health: Health
     ) -> None:
         self.guard = guard
         self.health = health
+        self._forwarder = forwarder
         self._rules = rules
         self._peers = peers
-        self._policy = policy
+        self._policy = forwarder.policy
         self._strangers: set[str | None] = set()
         self._peer = lru_cache(maxsize=1024)(self._peer_at)
 
     def drain(self) -> None:
         """Take on no guarded request any more, and say so to who asks whether this proxy is ready."""
         self.guard.drain()
+
+    def give_up(self) -> None:
+        """Wait no longer for the upstream: this process is about to end."""
+        self._forwarder.give_up()
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
         """Serve one connection of the server's."""
@@ -100,7 +107,12 @@ class Proxy:
             self._tell(peer, refusal)
             await self._refuse(scope, receive, send, refusal)
             return
-        await self.guard(scope, receive, send)
+        try:
+            await self.guard(scope, receive, send)
+        except asyncio.CancelledError:
+            # By the server, as the last thing it does. What was forwarded is given up by then.
+            if isinstance(send, Dated) and not send.has_begun:
+                await self._refuse(scope, receive, send, ShuttingDown(retry_after=RETRY_AFTER_SECONDS))
 
     def _peer_at(self, address: str | None, scheme: str) -> Peer:
         return Peer(address, self._peers.trusts(address), _SCHEMES[scheme])
@@ -131,16 +143,23 @@ _SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 class Dated:
     """A server's ``send`` that adds the date to answers without one: those of this proxy."""
 
-    __slots__ = ("_send",)
+    __slots__ = ("_send", "has_begun")
 
     def __init__(self, send: ASGISend) -> None:
         """Send by *send*."""
         self._send = send
+        #: An answer has begun.
+        self.has_begun = False
 
     async def __call__(self, message: Message) -> None:
         """Send *message*."""
-        if message["type"] == "http.response.start" and not any(name == b"date" for name, _ in message["headers"]):
-            message = {**message, "headers": [*message["headers"], (b"date", _now())]}
+        if message["type"] == "http.response.start":
+            self.has_begun = True
+            for name, _ in message["headers"]:
+                if name == b"date":
+                    break
+            else:
+                message = {**message, "headers": [*message["headers"], (b"date", _now())]}
         await self._send(message)
 
 
@@ -169,8 +188,14 @@ class Forwarder:
         """Forward to *upstream*, and wait for *timeout* without hearing from it."""
         self._upstream = upstream
         self._rules = rules
-        self._policy = policy
+        self.policy = policy
         self._timeout = timeout.total_seconds()
+        self._under_way: set[Exchange] = set()
+
+    def give_up(self) -> None:
+        """Wait no longer for answers: their upstream is as good as lost."""
+        for each in list(self._under_way):
+            each.give_up()
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
         """Forward one request, or one WebSocket."""
@@ -199,13 +224,16 @@ class Forwarder:
         framing = scope.get(FRAMING) or Framing(_length(scope["headers"]))
         attempt = None if operation is None else operation.attempt
         headers = self._rules.outgoing(scope["headers"], attempt=attempt)
+        self._under_way.add(exchange)
         try:
             await exchange.run(scope["method"], target_of(scope), headers, framing, self._judge(operation))
         except (UpstreamUnreachable, UpstreamLost, BodyIncomplete) as refusal:
             await self._failed(send, exchange, operation, refusal)
+        finally:
+            self._under_way.discard(exchange)
 
     def _judge(self, operation: Operation | None) -> _Judge | None:
-        return None if operation is None else _Judge(operation, self._policy)
+        return None if operation is None else _Judge(operation, self.policy)
 
     async def _failed(self, send: ASGISend, exchange: Exchange, operation: Operation | None, refusal: Refusal) -> None:
         """Answer for what was not answered; or end half-way, so that the client sees that something is missing."""
@@ -213,17 +241,17 @@ class Forwarder:
         logger.warning("Upstream: %s (%s)", refusal.slug, type(refusal.__cause__ or refusal).__name__)
         if operation is None:
             if not exchange.has_begun:
-                await send_answer(send, refused(refusal, self._policy), is_ours=True)
+                await send_answer(send, refused(refusal, self.policy), is_ours=True)
         elif operation.story.is_over:
             return  # Its answer is a stream, which has begun and is known not to be kept.
-        elif isinstance(refusal, UpstreamLost) and self._policy.on_crash == "refuse":
+        elif isinstance(refusal, UpstreamLost) and self.policy.on_crash == "refuse":
             await operation.park("upstream")
             raise refusal
         else:
             # Nothing of it was sent; or it may be sent again, since the policy says so.
             operation.is_freed = True
             operation.no_effect()
-            await send_answer(send, refused(refusal, self._policy), is_ours=True)
+            await send_answer(send, refused(refusal, self.policy), is_ours=True)
 
     async def _bridge(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
         """Pass the messages of a WebSocket on, in both directions, until one side closes it."""
@@ -277,6 +305,7 @@ class Exchange:
         self._ear: asyncio.Task[None] | None = None
         self._has_body = True
         self._is_gone = False
+        self._is_given_up = False
         #: An answer has begun.
         self.has_begun = False
 
@@ -294,6 +323,8 @@ class Exchange:
                 response = await self._upstream.send(method, target, headers, body)
                 await self._answer(response, method, judge)
         except TimeoutError:
+            if self._is_given_up:
+                raise UpstreamLost from None
             if not self._is_gone:
                 raise UpstreamTimeout from None
         except (UpstreamLost, BodyIncomplete):
@@ -305,6 +336,12 @@ class Exchange:
                 self._ear.cancel()
             if response is not None and not response.closed:
                 response.close()
+
+    def give_up(self) -> None:
+        """Wait no longer, unless the answer has come and is on its way to the client, or to the store."""
+        if self._heard != math.inf:
+            self._is_given_up = True
+            self._clock.reschedule(self._loop.time())
 
     async def _body(self, headers: list[tuple[bytes, bytes]], framing: Framing) -> bytes | AsyncIterator[bytes] | None:
         """Return the body: all of it where it is there already, else a stream."""
@@ -348,6 +385,9 @@ class Exchange:
         return part
 
     async def _answer(self, response: aiohttp.ClientResponse, method: str, judge: _Judge | None) -> None:
+        if response.status < HTTPStatus.OK:
+            # Another protocol, which no one has asked for.
+            raise UpstreamLost from RuntimeError(f"it answered {response.status}")
         headers = incoming(response.status, response.raw_headers)
         if judge is not None:
             judge(response.status, headers)

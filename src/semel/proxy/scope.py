@@ -37,6 +37,8 @@ UNVERIFIED = (
 #: would become one.
 _BLANK = " \t"
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+#: An address of IPv6 as URLs have it.
+_BRACKETED = re.compile(r"\A\[(.*)\]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -46,7 +48,7 @@ class Peers:
     def __init__(self, networks: Iterable[str] = TRUSTED) -> None:
         """Trust *networks*, such as ``10.0.0.0/8``."""
         try:
-            self._networks = tuple(ipaddress.ip_network(each, strict=False) for each in networks)
+            self._networks = tuple(ipaddress.ip_network(_BRACKETED.sub(r"\1", each), strict=False) for each in networks)
         except ValueError as error:
             raise ConfigurationError(f"trusted: {error}. Write networks as 10.0.0.0/8, or one address.") from None
         self.trusts = lru_cache(maxsize=1024)(self._trusts)

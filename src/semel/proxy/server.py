@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from urllib.parse import urlsplit
 
 import httptools
 import uvicorn
@@ -28,12 +30,15 @@ from semel.proxy.scope import UNVERIFIED, ByHeader, ByToken, Peers, scope_of
 from semel.proxy.tokens import Verifier
 from semel.proxy.upstream import Address, Upstream
 from semel.proxy.workers import run_workers
+from semel.stores.sqlite.file import locate
 from semel.telemetry.logs import logger
 
 #: Bytes of a request before its body.
 MAX_HEAD = 64 * 1024
 
 _BACKLOG = 2048
+#: Seconds in which the store is told what became of requests that are given up.
+_PARTING = 2
 _UNIX = "unix:"
 
 
@@ -53,8 +58,9 @@ def build(settings: Settings) -> Proxy:
         connections=settings.connections,
         ca=settings.upstream_ca,
     )
+    forwarder = Forwarder(upstream, rules, policy, settings.timeout)
     guard = IdempotencyMiddleware(
-        Forwarder(upstream, rules, policy, settings.timeout),
+        forwarder,
         store=settings.store,
         scope=scope,
         policy=policy,
@@ -68,7 +74,7 @@ def build(settings: Settings) -> Proxy:
         alive=settings.healthz,
         ready=settings.readyz,
     )
-    return Proxy(guard, rules, Peers(settings.trusted), health, policy)
+    return Proxy(guard, forwarder, rules, Peers(settings.trusted), health)
 
 
 class Protocol(HttpToolsProtocol):
@@ -167,14 +173,24 @@ _ABSOLUTE = re.compile(rb"https?://([^/?#@]+)([/?][^#]*)?", re.IGNORECASE)
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which is drained before it stops."""
+    """uvicorn's server, which is drained before it stops, and ends by itself what is then still under way."""
 
     _is_draining = False
 
-    def __init__(self, config: uvicorn.Config, drain: float) -> None:
-        """Drain for so many seconds."""
+    def __init__(self, config: uvicorn.Config, drain: float, grace: float) -> None:
+        """Drain for so many seconds, then wait for others."""
         super().__init__(config)
         self._drain = drain
+        self._grace = grace
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop; what is under way when the time is over is given up, and its client is told so."""
+        app: Any = self.config.loaded_app
+        timer = asyncio.get_running_loop().call_later(self._grace, app.give_up)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Refuse guarded requests, then stop. A second signal stops at once."""
@@ -194,6 +210,9 @@ class Server(uvicorn.Server):
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
     build(settings)  # What is set wrongly is said before anything listens.
+    if urlsplit(settings.store).scheme == "sqlite" and not (folder := locate(settings.store).path.parent).is_dir():
+        # A store that can't be reached may come back. A folder does not come by itself.
+        raise ConfigurationError(f"--store: there is no folder {folder}. Make it, or correct the URL.")
     scope = scope_of(settings.scope)
     if isinstance(scope, ByToken) and settings.jwt_key is None:
         logger.warning(UNVERIFIED, settings.scope.partition(":")[2])
@@ -218,10 +237,10 @@ def serve(settings: Settings, listener: socket.socket) -> None:
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        timeout_graceful_shutdown=int(settings.grace.total_seconds()),
+        timeout_graceful_shutdown=math.ceil(settings.grace.total_seconds()) + _PARTING,
     )
     with _quiet():
-        Server(config, settings.drain.total_seconds()).run(sockets=[listener])
+        Server(config, settings.drain.total_seconds(), settings.grace.total_seconds()).run(sockets=[listener])
 
 
 def shown(listener: socket.socket) -> str:
@@ -264,10 +283,12 @@ def bound(where: str) -> socket.socket:
         if not colon or not port.isdigit() or not host:
             raise ConfigurationError(f"--listen can't be {where!r}: it is HOST:PORT or unix:FILE.")
         name = host.strip("[]")
-        listener = socket.socket(socket.AF_INET6 if ":" in name else socket.AF_INET)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((name, int(port)))
-    except (OSError, OverflowError) as error:
+        with ExitStack() as on_error:
+            listener = on_error.enter_context(socket.socket(socket.AF_INET6 if ":" in name else socket.AF_INET))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((name, int(port)))
+            on_error.pop_all()
+    except (OSError, OverflowError, UnicodeError) as error:
         raise ConfigurationError(f"--listen: {where}: {getattr(error, 'strerror', None) or error}.") from None
     listener.listen(_BACKLOG)
     return listener

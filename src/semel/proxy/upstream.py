@@ -48,7 +48,8 @@ class Address:
         """Read ``http://host:port``, ``https://host`` or ``unix:///file``."""
         try:
             parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
+            # A name that is not ASCII has another form on the wire.
+            host, port = parts.hostname and URL.build(scheme="http", host=parts.hostname).raw_host, parts.port
         except ValueError as error:
             raise ConfigurationError(f"--upstream: {error}.") from None
         if parts.scheme == "unix" and parts.path and not host:
