@@ -39,6 +39,7 @@ from semel.errors import (
 from semel.operation import Operation
 from semel.proxy.headers import Framing, HeaderRules, Peer, incoming, is_replay
 from semel.proxy.health import Health
+from semel.proxy.link import Link
 from semel.proxy.scope import Peers
 from semel.proxy.upstream import Upstream
 from semel.telemetry.logs import logger
@@ -315,7 +316,7 @@ class Exchange:
         """Forward the request, and its answer, unless its client goes away."""
         self._heard = self._loop.time()
         self._timer = self._loop.call_later(min(_LOOK_EVERY, self._timeout), self._look)
-        response: aiohttp.ClientResponse | None = None
+        response: Link | None = None
         try:
             async with asyncio.timeout(None) as self._clock:
                 body = await self._body(headers, framing)
@@ -334,8 +335,8 @@ class Exchange:
             self._timer.cancel()
             if self._ear is not None:
                 self._ear.cancel()
-            if response is not None and not response.closed:
-                response.close()
+            if response is not None:
+                self._upstream.finish(response)
 
     def give_up(self) -> None:
         """Wait no longer, unless the answer has come and is on its way to the client, or to the store."""
@@ -384,11 +385,8 @@ class Exchange:
         part: bytes = message.get("body", b"")
         return part
 
-    async def _answer(self, response: aiohttp.ClientResponse, method: str, judge: _Judge | None) -> None:
-        if response.status < HTTPStatus.OK:
-            # Another protocol, which no one has asked for.
-            raise UpstreamLost from RuntimeError(f"it answered {response.status}")
-        headers = incoming(response.status, response.raw_headers)
+    async def _answer(self, response: Link, method: str, judge: _Judge | None) -> None:
+        headers = incoming(response.status, response.headers)
         if judge is not None:
             judge(response.status, headers)
         if may_be_endless(headers):
@@ -397,7 +395,7 @@ class Exchange:
         left = _length(headers) if method != "HEAD" else None
         self.has_begun = judge is None
         await self._send({"type": "http.response.start", "status": response.status, "headers": list(headers)})
-        while chunk := await self._upstream.more(response):
+        while chunk := await response.more():
             if left is not None:
                 left -= len(chunk)
             self._heard = math.inf  # The client may take its time, and so may the store.
