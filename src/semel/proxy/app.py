@@ -49,8 +49,8 @@ FRAMING = "semel.proxy.framing"
 
 #: What a gateway says that has lost a server of its own: it is not known what that server has done.
 _GATEWAY_LOST = frozenset({502, 504})
-#: Seconds between two looks at whether the client is still there, and the upstream too silent. Most requests have ended
-#: before the first, and a timer for each thing that is heard would cost more than all else here.
+#: Seconds between two looks at whether clients are still there, and the upstream too silent. Most requests have ended
+#: before the first.
 _LOOK_EVERY = 1.0
 _HTTP_DISCONNECT = "http.disconnect"
 
@@ -192,6 +192,8 @@ class Forwarder:
         self.policy = policy
         self._timeout = timeout.total_seconds()
         self._under_way: set[Exchange] = set()
+        #: One for all of them: a timer for each would cost more than what it sees.
+        self._timer: asyncio.TimerHandle | None = None
 
     def give_up(self) -> None:
         """Wait no longer for answers: their upstream is as good as lost."""
@@ -213,6 +215,8 @@ class Forwarder:
             if message["type"] == "lifespan.startup":
                 self._upstream.open()
             else:
+                if self._timer is not None:
+                    self._timer.cancel()
                 await self._upstream.close()
             await send({"type": f"{message['type']}.complete"})
             if message["type"] == "lifespan.shutdown":
@@ -226,12 +230,26 @@ class Forwarder:
         attempt = None if operation is None else operation.attempt
         headers = self._rules.outgoing(scope["headers"], attempt=attempt)
         self._under_way.add(exchange)
+        if self._timer is None:
+            self._look_later()
         try:
-            await exchange.run(scope["method"], target_of(scope), headers, framing, self._judge(operation))
+            try:
+                await exchange.run(scope["method"], target_of(scope), headers, framing, self._judge(operation))
+            finally:
+                self._under_way.discard(exchange)
         except (UpstreamUnreachable, UpstreamLost, BodyIncomplete) as refusal:
             await self._failed(send, exchange, operation, refusal)
-        finally:
-            self._under_way.discard(exchange)
+
+    def _look_later(self) -> None:
+        every = min(_LOOK_EVERY, self._timeout)
+        self._timer = asyncio.get_running_loop().call_later(every, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        for each in list(self._under_way):
+            each.look()
+        if self._under_way:
+            self._look_later()
 
     def _judge(self, operation: Operation | None) -> _Judge | None:
         return None if operation is None else _Judge(operation, self.policy)
@@ -307,6 +325,7 @@ class Exchange:
         self._has_body = True
         self._is_gone = False
         self._is_given_up = False
+        self._is_stopped = False
         #: An answer has begun.
         self.has_begun = False
 
@@ -315,7 +334,6 @@ class Exchange:
     ) -> None:
         """Forward the request, and its answer, unless its client goes away."""
         self._heard = self._loop.time()
-        self._timer = self._loop.call_later(min(_LOOK_EVERY, self._timeout), self._look)
         response: Link | None = None
         try:
             async with asyncio.timeout(None) as self._clock:
@@ -332,7 +350,6 @@ class Exchange:
             if not self._is_gone:
                 raise
         finally:
-            self._timer.cancel()
             if self._ear is not None:
                 self._ear.cancel()
             if response is not None:
@@ -342,7 +359,7 @@ class Exchange:
         """Wait no longer, unless the answer has come and is on its way to the client, or to the store."""
         if self._heard != math.inf:
             self._is_given_up = True
-            self._clock.reschedule(self._loop.time())
+            self._stop()
 
     async def _body(self, headers: list[tuple[bytes, bytes]], framing: Framing) -> bytes | AsyncIterator[bytes] | None:
         """Return the body: all of it where it is there already, else a stream."""
@@ -413,15 +430,18 @@ class Exchange:
         """Begin to wait anew: something was heard."""
         self._heard = self._loop.time()
 
-    def _look(self) -> None:
-        """See whether the upstream has been silent for too long."""
-        now = self._loop.time()
-        left = self._heard + self._timeout - now
-        if left <= 0:
-            self._clock.reschedule(now)
-            return
-        self._watch()
-        self._timer = self._loop.call_later(min(_LOOK_EVERY, left), self._look)
+    def look(self) -> None:
+        """See whether the upstream has been silent for too long, or the client has gone meanwhile."""
+        if self._heard + self._timeout <= self._loop.time():
+            self._stop()
+        else:
+            self._watch()
+
+    def _stop(self) -> None:
+        """End the exchange where it is."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._clock.reschedule(self._loop.time())
 
     def _watch(self) -> None:
         """Notice if the client goes away. Not before its body is read: that is asked for by the same call."""
@@ -432,7 +452,7 @@ class Exchange:
         while (await self._receive())["type"] != _HTTP_DISCONNECT:
             pass
         self._is_gone = True
-        self._clock.reschedule(self._loop.time())
+        self._stop()
 
 
 def _length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
