@@ -34,7 +34,7 @@ MAX_LATE = 1.0
 #: How long the counter may take to rise with the very first effect.
 MAX_LAG = 5.0
 #: How much longer than the slowest effect so far the next may take.
-LAG_MARGIN = 1.5
+LAG_MARGIN = 2.0
 #: How many other bodies are tried until one is accepted.
 MAX_TRIED = 4
 
@@ -332,12 +332,12 @@ class Lab:
     @property
     def _wait(self) -> float:
         """Seconds from an answer until its effect was counted."""
-        return max(self.settings.settle, LAG_MARGIN * self._lag)
+        return self.settings.settle + LAG_MARGIN * self._lag
 
     @property
     def _late(self) -> float:
         """Seconds after which nothing comes any more, of what is late."""
-        return max(self._wait, 2 * self._lag, min(LATE_FACTOR * self.settings.settle, MAX_LATE))
+        return max(self._wait, min(LATE_FACTOR * self.settings.settle, MAX_LATE))
 
     async def other(self) -> Request:
         """Return a request for another operation of the same kind, which the API has accepted once."""
