@@ -99,6 +99,8 @@ def test_inconclusive(url: str, file: str, semel: Semel) -> None:
         (("http://127.0.0.1:1", "--json", "{}", "--count", "http://127.0.0.1:1/n"), "--count is URL#$.path"),
         (("http://127.0.0.1:1", "--json", "{}", "--other-header", "bob"), "'bob' is no header"),
         (("http://127.0.0.1:1", "--json", "{}", "--settle", "soon"), "not a duration"),
+        (("http://127.0.0.1:1", "--json", "{}", "--timeout", "0"), "'0' is not a duration"),
+        (("http://127.0.0.1:1", "--json", "{}", "--rate", "nan"), "--rate"),
         (("http://192.0.2.1", "--json", "{}"), "not local. Say --yes"),
         (("http://127.0.0.1:1", "--json", "{}", "--profile", "rfc"), "rfc"),
         (("http://127.0.0.1:1", "--jason", "{}"), "--jason"),

@@ -70,6 +70,13 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"work": "yes"}, {}, "true or false"),
     ({"timeout": "soon"}, {}, "duration"),
     ({"timeout": -1}, {}, "seconds"),
+    ({"timeout": 0}, {}, "timeout can't be 0"),
+    ({"timeout": "0s"}, {}, "timeout can't be 0"),
+    ({"timeout": "-1s"}, {}, "duration"),
+    ({"timeout": float("inf")}, {}, "seconds"),
+    ({"timeout": float("nan")}, {}, "seconds"),
+    ({"connect_timeout": 0}, {}, "connect_timeout can't be 0"),
+    ({"connections": 0}, {}, "connections"),
     ({"trusted": 7}, {}, "list"),
     ({"healthz": "up"}, {}, "slash"),
     ({}, {"mode": "atomic"}, "transaction"),
@@ -104,6 +111,8 @@ def test_addresses() -> None:
     """An upstream is a host by http or https, or the file of a Unix socket."""
     assert Address.read("http://127.0.0.1:3000/") == Address("http://127.0.0.1:3000")
     assert Address.read("https://[::1]").place == ("::1", 443)
+    assert Address.read("https://[0:0::1]:7").place == ("::1", 7)
+    assert Address.read("http://b\u00fccher.example:3000").place == ("xn--bcher-kva.example", 3000)
     assert Address.read("unix:///run/app.sock") == Address("http://localhost", "/run/app.sock")
     for wrong in (
         "127.0.0.1:3000",
@@ -114,6 +123,7 @@ def test_addresses() -> None:
         "http://a:b",
         "unix://",
         "http://a?b",
+        "http://[::1",
     ):
         with pytest.raises(ConfigurationError, match="--upstream"):
             Address.read(wrong)

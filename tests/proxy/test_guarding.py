@@ -1,12 +1,13 @@
 """A guarded request through the proxy: one effect, one answer, and what becomes of the key when the upstream fails."""
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from semel.core.state import State
-from tests.proxy.kit import BOB, KEY, Origin, Seen, created, gathered, proxied, replying
+from tests.proxy.kit import BOB, HANG, KEY, Answer, Origin, Seen, created, gathered, proxied, replying
 
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
@@ -123,7 +124,32 @@ async def says_bad_gateway(_seen: Seen, _reader: Reader, writer: Writer) -> None
     writer.write(replying("502 Bad Gateway"))
 
 
+async def switches(_seen: Seen, _reader: Reader, writer: Writer) -> None:
+    writer.write(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nPRI * HTTP/2.0")
+
+
+def says(*data: bytes) -> Answer:
+    """Answer with these bytes, and leave the connection open."""
+
+    async def answer(_seen: Seen, _reader: Reader, writer: Writer) -> None:
+        writer.writelines(data)
+
+    return answer
+
+
+CHUNKS = b"2\r\nok\r\n0\r\n\r\n"
 LOST = [
+    says(b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n", CHUNKS),
+    says(b"HTTP/1.1 201 Created\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", CHUNKS),
+    says(b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n", CHUNKS),
+    says(b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nabc"),
+    says(b"HTTP/1.1 201 Created\r\nContent-Length: +2\r\n\r\nok"),
+    says(b"HTTP/1.1 201 Created\r\nX-A: b\r\n c\r\nContent-Length: 2\r\n\r\nok"),
+    says(b"HTTP/1.1 799 What\r\nContent-Length: 2\r\n\r\nok"),
+    says(b"HTTP/2 201\r\n\r\n"),
+    says(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" * 10_000),
+    says(b"HTTP/1.1 201 Created\r\n", b"X-A: and more\r\n" * 30_000),
+    switches,
     closes,
     resets,
     speaks_nonsense,
@@ -185,6 +211,51 @@ async def test_answer_with_more_than_its_length(tmp_path: Path) -> None:
         for key in ("a", "b", "c"):
             got = await world.pay(key)
             assert (got.status, got.body) == (201, b"ok")
+
+
+async def test_what_comes_without_a_request(tmp_path: Path) -> None:
+    """What an upstream says on a connection that is idle is not the answer to the next request: it is closed."""
+
+    async def talks(_seen: Seen, reader: Reader, writer: Writer) -> None:
+        writer.write(replying("201 Created"))
+        await writer.drain()
+        await go.wait()
+        writer.write(replying("200 OK", b"of another"))
+        with suppress(ConnectionError):
+            await reader.read()
+        closed.set()
+
+    go, closed, origin = asyncio.Event(), asyncio.Event(), Origin(talks)
+    async with proxied(tmp_path, origin, keepalive=10) as world:
+        assert (await world.pay("a")).body == b"ok"
+        go.set()
+        await closed.wait()
+        assert (await world.pay("b")).body == b"ok"
+    assert origin.connections == 2
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"HTTP/1.1 201 Created\r\nContent-Type: text/plain\r\n\r\nok",
+        b"HTTP/1.0 201 Created\r\nConnection: close\r\n\r\nok",
+        b"HTTP/1.1 201 Created\nContent-Length: 2\n\nok",
+        b"HTTP/1.1 201\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok",
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\nTransfer-Encoding: Chunked\r\n\r\n" + CHUNKS,
+    ],
+)
+async def test_old_answers(tmp_path: Path, sent: bytes) -> None:
+    """An answer may end with its connection, have lines as old servers end them, or follow an interim one."""
+
+    async def old(_seen: Seen, _reader: Reader, writer: Writer) -> None:
+        writer.write(sent)
+        await writer.drain()
+        writer.close()
+
+    async with proxied(tmp_path, Origin(old)) as world:
+        for key in ("a", "b"):
+            first, again = await world.pay(key), await world.pay(key)
+            assert (first.status, first.body, again.body, again.is_replay) == (201, b"ok", b"ok", True)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "GET"])
@@ -298,3 +369,26 @@ async def test_accepted(tmp_path: Path) -> None:
         assert state.json() == {"body": 2}
     [seen] = world.origin.seen
     assert (seen.method, seen.body, seen.values("x-user")) == ("POST", b"{}", ["bob"])
+
+
+FORGED = {"X-Forwarded-For": "192.0.2.66", "Forwarded": "for=192.0.2.66", "X-Real-IP": "192.0.2.66"}
+
+
+@pytest.mark.parametrize("trusted", [["127.0.0.0/8"], ["10.0.0.0/8"]])
+async def test_accepted_from_where_it_came(tmp_path: Path, trusted: list[str]) -> None:
+    """A request that is run later tells the upstream of its way what it would have told when it came: of a peer that is
+    not trusted, its address and nothing that it said of others.
+    """
+    rules = {"in_progress": "accept"}
+    lines = [f"{name}: {each}" for name, each in FORGED.items()]
+    async with proxied(tmp_path, rules=rules, work=True, scope="single", trusted=trusted) as world:
+        now, later = await world.send(*lines), await world.send(KEY, *lines)
+        assert (now.status, later.status) == (201, 202)
+        async with asyncio.timeout(HANG):
+            while len(world.origin.seen) < 2:  # noqa: ASYNC110 - a worker's run has no event here
+                await asyncio.sleep(0.01)
+    told = [{name: seen.values(name) for name in ("via", "x-forwarded-host", *FORGED)} for seen in world.origin.seen]
+    assert told[0] == told[1]
+    is_trusted = trusted == ["127.0.0.0/8"]
+    assert told[1]["X-Forwarded-For"] == ["192.0.2.66, 127.0.0.1" if is_trusted else "127.0.0.1"]
+    assert told[1]["X-Real-IP"] == (["192.0.2.66"] if is_trusted else [])

@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from semel.errors import ConfigurationError
-from semel.proxy.server import bound, shown
+from semel.proxy.config import made
+from semel.proxy.server import bound, run, shown
 from tests.proxy.kit import BOB, HANG, Origin, Seen, created, proxied
 from tests.proxy.running import running
 
@@ -77,6 +78,44 @@ async def test_killed_after_the_upstream_did_it(tmp_path: Path) -> None:
         assert (await proxy.pay("key-2")).status == 201
     assert [each.values("idempotency-key") for each in origin.seen] == [["key-1"], ["key-2"]]
     upstream.close()
+
+
+async def test_end_of_grace(tmp_path: Path) -> None:
+    """What is still under way when the grace is over is as good as lost: a guarded request is parked and told so, and
+    so is one without a key. One that has not been sent yet is told to come again.
+    """
+    origin = Held()
+    upstream = await asyncio.start_server(origin.serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}"
+    rules = 'in_progress = "wait"\nwait = "30s"'
+    async with running(tmp_path, url, "--grace", "1s", rules=rules) as proxy, asyncio.timeout(HANG):
+        first = asyncio.create_task(proxy.pay())
+        await origin.arrived.wait()
+        free, waiting = asyncio.create_task(proxy.send(BOB)), asyncio.create_task(proxy.pay())
+        while len(origin.seen) < 2:  # noqa: ASYNC110 - the upstream has one event
+            await asyncio.sleep(0.01)
+        proxy.signal(signal.SIGTERM)
+        assert ((await first).status, (await first).code) == (409, "outcome-unknown")
+        assert ((await free).status, (await free).code) == (502, "upstream-lost")
+        assert (await waiting).code in {"outcome-unknown", "shutting-down"}
+        assert await proxy.ended() == 0
+    origin.go.set()
+    async with running(tmp_path, url) as proxy, asyncio.timeout(HANG):
+        assert (await proxy.pay()).code == "outcome-unknown"
+    assert len(origin.seen) == 2
+    upstream.close()
+
+
+def test_mistakes_at_the_start(tmp_path: Path) -> None:
+    """A folder that is not there, or an address that can't be, is named before anything listens."""
+    store = f"sqlite:///{tmp_path}/gone/keys.db"
+    with pytest.raises(ConfigurationError, match=f"no folder {tmp_path}/gone"):
+        run(made({"upstream": "http://127.0.0.1:1", "scope": "single", "store": store}, {}))
+    for wrong in ("127.0.0.1:99999", "a..b:80", "[::1]", "8080", ":80"):
+        with pytest.raises(ConfigurationError, match="--listen"):
+            bound(wrong)
+    with bound("[0:0::1]:0") as listener:
+        assert shown(listener).startswith("http://[::1]:")
 
 
 def workers_of(pid: int) -> set[int]:

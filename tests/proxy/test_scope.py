@@ -41,7 +41,7 @@ def bearer(token: str) -> str:
 
 def test_peers() -> None:
     """Loopback and Unix sockets are trusted, and what else is named."""
-    usual, more = Peers(), Peers(["10.0.0.0/8", "2001:db8::/32"])
+    usual, more = Peers(), Peers(["10.0.0.0/8", "[2001:db8:0::0]/32"])
     assert all(map(usual.trusts, ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", None]))
     assert not any(map(usual.trusts, ["10.1.2.3", "::2", "unknown"]))
     assert all(map(more.trusts, ["10.1.2.3", "::ffff:10.1.2.3", "2001:db8::9%eth0"]))

@@ -38,15 +38,16 @@ class ProxyWorld(AsgiWorld):
     def guard(self, shop: Shop, scope: Callable[[RequestView], str | None], policy: Policy, paths: Paths) -> Send:
         upstream = self.submit(self._serve(shop, policy)).result(HANG_SECONDS)
         rules = HeaderRules(None, policy.header_names)
+        forwarder = Forwarder(upstream, rules, policy, timedelta(seconds=HANG_SECONDS))
         guard = IdempotencyMiddleware(
-            Forwarder(upstream, rules, policy, timedelta(seconds=HANG_SECONDS)),
+            forwarder,
             store=self.store,
             scope=scope,
             policy=policy,
             paths=paths,
         )
         health = Health(guard.store, guard.guard.gate, partial(upstream.is_up, None), alive="", ready="")
-        proxy = Proxy(guard, rules, Peers(), health, policy)
+        proxy = Proxy(guard, forwarder, rules, Peers(), health)
 
         async def authenticated(scope: Any, receive: Any, send: Any) -> None:
             if shop.is_locked:

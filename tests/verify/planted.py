@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import threading
 import time
@@ -23,6 +24,8 @@ import uvicorn
 #: Long enough that requests of a race meet each other, whatever the machine does meanwhile.
 HANDLER_SECONDS = 0.03
 MAX_KEY = 255
+#: From an answer to its effect, where that comes late.
+LATE_SECONDS = 0.15
 
 Headers = list[tuple[str, str]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -76,6 +79,14 @@ class Shop:
         self.records: dict[object, Record] = {}
         self.replays: dict[object, int] = {}
         self.begun: set[object] = set()
+        self.numbers = itertools.count(1)
+
+    def take(self, amount: int, *, is_late: bool = False) -> None:
+        """Take a payment, now or later."""
+        if is_late or self.has("late-effects", "late-no-lock"):
+            asyncio.get_running_loop().call_later(LATE_SECONDS, self.payments.append, amount)
+        else:
+            self.payments.append(amount)
 
     def has(self, *bugs: str) -> bool:
         return self.bug in bugs
@@ -121,7 +132,7 @@ class Shop:
             return self.repeated(name, record, fingerprint)
         if self.has("look-then-claim"):
             await asyncio.sleep(0.005)
-        if not self.has("no-lock", "500-on-race"):
+        if not self.has("no-lock", "500-on-race", "late-no-lock"):
             self.records[name] = Record(fingerprint)
         reply = await self.handled(asked)
         if self.has("gives-up-with-the-client") and is_gone():
@@ -155,6 +166,8 @@ class Shop:
                 record.reply = reply
             return reply
         self.replays[name] = self.replays.get(name, 0) + 1
+        if self.has("late-retries") or (self.has("late-after-replays") and self.replays[name] == 2):
+            self.take(0, is_late=True)
         if self.has("forgets-after-a-replay") and self.replays[name] == 2:
             del self.records[name]
         return Reply(
@@ -238,10 +251,12 @@ class Shop:
         except Refused as refused:
             return refused.reply
         await asyncio.sleep(HANDLER_SECONDS)
-        self.payments.append(content["amount"])
+        self.take(content["amount"])
         if content["amount"] == 666:
             return Reply(500, f"failed {len(self.payments)}".encode())
         number = len(self.payments)
+        if self.has("late-effects", "late-no-lock"):
+            number = next(self.numbers)
         told = {"id": f"pay_{number}", "amount": content["amount"]}
         if self.has("deterministic"):
             told, number = {"status": "ok"}, 0

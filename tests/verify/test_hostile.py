@@ -257,6 +257,14 @@ async def test_a_counter_that_counts_something_else() -> None:
     }
 
 
+async def test_a_counter_with_a_secret() -> None:
+    """What is in the query of a counter is not told."""
+    async with talking(counts) as port:
+        with pytest.raises(ConfigurationError, match="GET /404 is answered with 404") as failed:
+            await verified(f"http://127.0.0.1:{port}", count="/404?token=hunter2#$.n")
+    assert "hunter2" not in str(failed.value)
+
+
 def test_no_such_file(tmp_path: Path) -> None:
     """A database that is not there is an error, and is not made."""
     missing = tmp_path / "shop.db"

@@ -146,3 +146,31 @@ async def test_deterministic(url: str) -> None:
     assert all("varies" in each.reason for each in report.findings)
     counted = await verified(f"{url}/deterministic", "replay-*", "race-*", skip=["replay-date"])
     assert set(verdicts(counted).values()) == {"pass"}
+
+
+#: What a server with effects that come late is asked; and what is found where it has another mistake, too.
+LATELY = ("replay-one-effect", "key-case", "race-2", "no-late-effects")
+LATE = {
+    "late-effects": set(),
+    "late-no-lock": {"race-2"},
+    "late-retries": {"replay-one-effect"},
+}
+
+
+async def test_late_effects(url: str) -> None:
+    """Effects that the counter shows after the answer are waited for: a correct API fails nothing, a doubled effect is
+    found, and it is found by the check that has sent for it.
+    """
+    reports = await asyncio.gather(*(verified(f"{url}/{bug}", *LATELY, settle=0.05) for bug in LATE))
+    for (bug, wrong), report in zip(LATE.items(), reports, strict=True):
+        seen = verdicts(report)
+        assert {name for name, each in seen.items() if each == "fail"} == wrong, (bug, told(report, Verdict.FAIL))
+        assert set(seen.values()) <= {"pass", "fail"}, (bug, told(report, Verdict.INCONCLUSIVE))
+
+
+async def test_effects_that_come_when_nothing_is_sent(url: str) -> None:
+    """An effect that no check has counted is told at the end, whichever checks were asked for."""
+    report = await verified(f"{url}/late-after-replays", "replay-many", settle=0.05)
+    assert verdicts(report) == {"replay-many": "pass", "no-late-effects": "inconclusive"}
+    assert "+1" in told(report, Verdict.INCONCLUSIVE)["no-late-effects"]
+    assert report.verdict is Verdict.INCONCLUSIVE

@@ -8,6 +8,7 @@ command line or the set-up is wrong.
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -138,7 +139,8 @@ def verify(  # noqa: PLR0917 - typer makes an option of each
     ] = None,
     timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="How long an answer may take.")] = "10s",
     settle: Annotated[
-        str, typer.Option("--settle", metavar="TIME", help="How long an effect may take until it is counted.")
+        str,
+        typer.Option("--settle", metavar="TIME", help="How long an effect takes until it is counted; more, if seen."),
     ] = "50ms",
     patience: Annotated[
         str, typer.Option("--patience", metavar="TIME", help="How long an operation may be in progress.")
@@ -346,12 +348,12 @@ def _noun(path: str) -> str:
 def _interval(rate: float | None, *, is_local: bool) -> float:
     if rate is None:
         return 0.0 if is_local else 1 / POLITE_RATE
+    if not math.isfinite(rate):
+        raise ConfigurationError("--rate is a number of requests in a second.")
     return 1 / rate
 
 
 def _seconds(text: str) -> float:
-    if text.endswith("ms") and text[:-2].isdigit():
-        return int(text[:-2]) / 1000
     return duration(text).total_seconds()
 
 

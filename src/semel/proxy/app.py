@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 
@@ -20,6 +21,7 @@ import aiohttp
 
 from semel.asgi import IdempotencyMiddleware
 from semel.asgi.protocol import OPERATION, ASGIApp, ASGIScope, ASGISend, Message, Receive, send_answer
+from semel.core.decision import RETRY_AFTER_SECONDS
 from semel.core.message import Headers
 from semel.core.policy import Policy
 from semel.core.problem import refused
@@ -29,6 +31,7 @@ from semel.errors import (
     IdentityRefused,
     Refusal,
     RequestAmbiguous,
+    ShuttingDown,
     UpstreamLost,
     UpstreamTimeout,
     UpstreamUnreachable,
@@ -36,17 +39,18 @@ from semel.errors import (
 from semel.operation import Operation
 from semel.proxy.headers import Framing, HeaderRules, Peer, incoming, is_replay
 from semel.proxy.health import Health
+from semel.proxy.link import Link
 from semel.proxy.scope import Peers
 from semel.proxy.upstream import Upstream
 from semel.telemetry.logs import logger
 
-#: Where the forwarder finds what was found out of a request: its peer, and the framing of its body.
-SEEN = "semel.proxy"
+#: Where the forwarder finds how long the body of a request is.
+FRAMING = "semel.proxy.framing"
 
 #: What a gateway says that has lost a server of its own: it is not known what that server has done.
 _GATEWAY_LOST = frozenset({502, 504})
-#: Seconds between two looks at whether the client is still there, and the upstream too silent. Most requests have ended
-#: before the first, and a timer for each thing that is heard would cost more than all else here.
+#: Seconds between two looks at whether clients are still there, and the upstream too silent. Most requests have ended
+#: before the first.
 _LOOK_EVERY = 1.0
 _HTTP_DISCONNECT = "http.disconnect"
 
@@ -62,18 +66,24 @@ class Proxy:
     """Everything that a request passes, from the server on."""
 
     def __init__(
-        self, guard: IdempotencyMiddleware, rules: HeaderRules, peers: Peers, health: Health, policy: Policy
+        self, guard: IdempotencyMiddleware, forwarder: Forwarder, rules: HeaderRules, peers: Peers, health: Health
     ) -> None:
         self.guard = guard
         self.health = health
+        self._forwarder = forwarder
         self._rules = rules
         self._peers = peers
-        self._policy = policy
+        self._policy = forwarder.policy
         self._strangers: set[str | None] = set()
+        self._peer = lru_cache(maxsize=1024)(self._peer_at)
 
     def drain(self) -> None:
         """Take on no guarded request any more, and say so to who asks whether this proxy is ready."""
         self.guard.drain()
+
+    def give_up(self) -> None:
+        """Wait no longer for the upstream: this process is about to end."""
+        self._forwarder.give_up()
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
         """Serve one connection of the server's."""
@@ -87,20 +97,26 @@ class Proxy:
             if answer is not None:
                 await send_answer(send, answer, is_ours=True)
                 return
-        # The server's own list may grow: what is checked here is what is passed on.
-        scope["headers"] = [*scope["headers"]]
         client = scope.get("client")
-        address = client[0] if client else None
-        peer = Peer(address, self._peers.trusts(address), _SCHEMES[scope["scheme"]])
+        peer = self._peer(client[0] if client else None, scope["scheme"])
         try:
-            scope[SEEN] = peer, self._rules.check(scope["headers"], peer, scope["http_version"])
+            # Before anything is stored: who has sent it is known now, and not when it is run later.
+            scope[FRAMING], scope["headers"] = self._rules.received(scope["headers"], peer, scope["http_version"])
             if not target_of(scope).startswith("/"):
                 raise RequestAmbiguous("The target of a request is a path.")
         except Refusal as refusal:
             self._tell(peer, refusal)
             await self._refuse(scope, receive, send, refusal)
             return
-        await self.guard(scope, receive, send)
+        try:
+            await self.guard(scope, receive, send)
+        except asyncio.CancelledError:
+            # By the server, as the last thing it does. What was forwarded is given up by then.
+            if isinstance(send, Dated) and not send.has_begun:
+                await self._refuse(scope, receive, send, ShuttingDown(retry_after=RETRY_AFTER_SECONDS))
+
+    def _peer_at(self, address: str | None, scheme: str) -> Peer:
+        return Peer(address, self._peers.trusts(address), _SCHEMES[scheme])
 
     def _tell(self, peer: Peer, refusal: Refusal) -> None:
         """Say once of an address that it is not trusted: that may be a mistake in what is set."""
@@ -128,16 +144,23 @@ _SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 class Dated:
     """A server's ``send`` that adds the date to answers without one: those of this proxy."""
 
-    __slots__ = ("_send",)
+    __slots__ = ("_send", "has_begun")
 
     def __init__(self, send: ASGISend) -> None:
         """Send by *send*."""
         self._send = send
+        #: An answer has begun.
+        self.has_begun = False
 
     async def __call__(self, message: Message) -> None:
         """Send *message*."""
-        if message["type"] == "http.response.start" and not any(name == b"date" for name, _ in message["headers"]):
-            message = {**message, "headers": [*message["headers"], (b"date", _now())]}
+        if message["type"] == "http.response.start":
+            self.has_begun = True
+            for name, _ in message["headers"]:
+                if name == b"date":
+                    break
+            else:
+                message = {**message, "headers": [*message["headers"], (b"date", _now())]}
         await self._send(message)
 
 
@@ -166,8 +189,16 @@ class Forwarder:
         """Forward to *upstream*, and wait for *timeout* without hearing from it."""
         self._upstream = upstream
         self._rules = rules
-        self._policy = policy
+        self.policy = policy
         self._timeout = timeout.total_seconds()
+        self._under_way: set[Exchange] = set()
+        #: One for all of them: a timer for each would cost more than what it sees.
+        self._timer: asyncio.TimerHandle | None = None
+
+    def give_up(self) -> None:
+        """Wait no longer for answers: their upstream is as good as lost."""
+        for each in list(self._under_way):
+            each.give_up()
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
         """Forward one request, or one WebSocket."""
@@ -184,6 +215,8 @@ class Forwarder:
             if message["type"] == "lifespan.startup":
                 self._upstream.open()
             else:
+                if self._timer is not None:
+                    self._timer.cancel()
                 await self._upstream.close()
             await send({"type": f"{message['type']}.complete"})
             if message["type"] == "lifespan.shutdown":
@@ -192,16 +225,34 @@ class Forwarder:
     async def _forward(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
         operation: Operation | None = scope.get(OPERATION)
         exchange = Exchange(self._upstream, receive, send, self._timeout)
-        peer, framing = scope.get(SEEN) or _stored(scope)
+        # A stored request, which a worker of this process runs, was checked when it came.
+        framing = scope.get(FRAMING) or Framing(_length(scope["headers"]))
         attempt = None if operation is None else operation.attempt
-        headers = self._rules.outgoing(scope["headers"], peer, attempt=attempt)
+        headers = self._rules.outgoing(scope["headers"], attempt=attempt)
+        self._under_way.add(exchange)
+        if self._timer is None:
+            self._look_later()
         try:
-            await exchange.run(scope["method"], target_of(scope), headers, framing, self._judge(operation))
+            try:
+                await exchange.run(scope["method"], target_of(scope), headers, framing, self._judge(operation))
+            finally:
+                self._under_way.discard(exchange)
         except (UpstreamUnreachable, UpstreamLost, BodyIncomplete) as refusal:
             await self._failed(send, exchange, operation, refusal)
 
+    def _look_later(self) -> None:
+        every = min(_LOOK_EVERY, self._timeout)
+        self._timer = asyncio.get_running_loop().call_later(every, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        for each in list(self._under_way):
+            each.look()
+        if self._under_way:
+            self._look_later()
+
     def _judge(self, operation: Operation | None) -> _Judge | None:
-        return None if operation is None else _Judge(operation, self._policy)
+        return None if operation is None else _Judge(operation, self.policy)
 
     async def _failed(self, send: ASGISend, exchange: Exchange, operation: Operation | None, refusal: Refusal) -> None:
         """Answer for what was not answered; or end half-way, so that the client sees that something is missing."""
@@ -209,25 +260,22 @@ class Forwarder:
         logger.warning("Upstream: %s (%s)", refusal.slug, type(refusal.__cause__ or refusal).__name__)
         if operation is None:
             if not exchange.has_begun:
-                await send_answer(send, refused(refusal, self._policy), is_ours=True)
+                await send_answer(send, refused(refusal, self.policy), is_ours=True)
         elif operation.story.is_over:
             return  # Its answer is a stream, which has begun and is known not to be kept.
-        elif isinstance(refusal, UpstreamLost) and self._policy.on_crash == "refuse":
+        elif isinstance(refusal, UpstreamLost) and self.policy.on_crash == "refuse":
             await operation.park("upstream")
             raise refusal
         else:
             # Nothing of it was sent; or it may be sent again, since the policy says so.
             operation.is_freed = True
             operation.no_effect()
-            await send_answer(send, refused(refusal, self._policy), is_ours=True)
+            await send_answer(send, refused(refusal, self.policy), is_ours=True)
 
     async def _bridge(self, scope: ASGIScope, receive: Receive, send: ASGISend) -> None:
         """Pass the messages of a WebSocket on, in both directions, until one side closes it."""
         await receive()  # websocket.connect
-        peer, _ = scope[SEEN]
-        headers = [
-            pair for pair in self._rules.outgoing(scope["headers"], peer) if not pair[0].startswith(b"sec-websocket-")
-        ]
+        headers = [pair for pair in self._rules.outgoing(scope["headers"]) if not pair[0].startswith(b"sec-websocket-")]
         try:
             socket = await self._upstream.connect(target_of(scope), headers, scope.get("subprotocols", ()))
         except aiohttp.WSServerHandshakeError as error:
@@ -245,12 +293,6 @@ class Forwarder:
             finally:
                 upward.cancel()
                 await asyncio.gather(upward, return_exceptions=True)
-
-
-def _stored(scope: ASGIScope) -> tuple[Peer, Framing]:
-    """Return what is known of a stored request, which a worker of this process runs: it was checked when it came."""
-    length = next((int(each) for name, each in scope["headers"] if name == b"content-length" and each.isdigit()), None)
-    return Peer(None, is_trusted=True, scheme=scope["scheme"]), Framing(length)
 
 
 class _Judge:
@@ -282,6 +324,8 @@ class Exchange:
         self._ear: asyncio.Task[None] | None = None
         self._has_body = True
         self._is_gone = False
+        self._is_given_up = False
+        self._is_stopped = False
         #: An answer has begun.
         self.has_begun = False
 
@@ -290,8 +334,7 @@ class Exchange:
     ) -> None:
         """Forward the request, and its answer, unless its client goes away."""
         self._heard = self._loop.time()
-        self._timer = self._loop.call_later(min(_LOOK_EVERY, self._timeout), self._look)
-        response: aiohttp.ClientResponse | None = None
+        response: Link | None = None
         try:
             async with asyncio.timeout(None) as self._clock:
                 body = await self._body(headers, framing)
@@ -299,17 +342,24 @@ class Exchange:
                 response = await self._upstream.send(method, target, headers, body)
                 await self._answer(response, method, judge)
         except TimeoutError:
+            if self._is_given_up:
+                raise UpstreamLost from None
             if not self._is_gone:
                 raise UpstreamTimeout from None
         except (UpstreamLost, BodyIncomplete):
             if not self._is_gone:
                 raise
         finally:
-            self._timer.cancel()
             if self._ear is not None:
                 self._ear.cancel()
-            if response is not None and not response.closed:
-                response.close()
+            if response is not None:
+                self._upstream.finish(response)
+
+    def give_up(self) -> None:
+        """Wait no longer, unless the answer has come and is on its way to the client, or to the store."""
+        if self._heard != math.inf:
+            self._is_given_up = True
+            self._stop()
 
     async def _body(self, headers: list[tuple[bytes, bytes]], framing: Framing) -> bytes | AsyncIterator[bytes] | None:
         """Return the body: all of it where it is there already, else a stream."""
@@ -352,8 +402,8 @@ class Exchange:
         part: bytes = message.get("body", b"")
         return part
 
-    async def _answer(self, response: aiohttp.ClientResponse, method: str, judge: _Judge | None) -> None:
-        headers = incoming(response.status, response.raw_headers)
+    async def _answer(self, response: Link, method: str, judge: _Judge | None) -> None:
+        headers = incoming(response.status, response.headers)
         if judge is not None:
             judge(response.status, headers)
         if may_be_endless(headers):
@@ -362,7 +412,7 @@ class Exchange:
         left = _length(headers) if method != "HEAD" else None
         self.has_begun = judge is None
         await self._send({"type": "http.response.start", "status": response.status, "headers": list(headers)})
-        while chunk := await self._upstream.more(response):
+        while chunk := await response.more():
             if left is not None:
                 left -= len(chunk)
             self._heard = math.inf  # The client may take its time, and so may the store.
@@ -380,15 +430,18 @@ class Exchange:
         """Begin to wait anew: something was heard."""
         self._heard = self._loop.time()
 
-    def _look(self) -> None:
-        """See whether the upstream has been silent for too long."""
-        now = self._loop.time()
-        left = self._heard + self._timeout - now
-        if left <= 0:
-            self._clock.reschedule(now)
-            return
-        self._watch()
-        self._timer = self._loop.call_later(min(_LOOK_EVERY, left), self._look)
+    def look(self) -> None:
+        """See whether the upstream has been silent for too long, or the client has gone meanwhile."""
+        if self._heard + self._timeout <= self._loop.time():
+            self._stop()
+        else:
+            self._watch()
+
+    def _stop(self) -> None:
+        """End the exchange where it is."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._clock.reschedule(self._loop.time())
 
     def _watch(self) -> None:
         """Notice if the client goes away. Not before its body is read: that is asked for by the same call."""
@@ -399,10 +452,10 @@ class Exchange:
         while (await self._receive())["type"] != _HTTP_DISCONNECT:
             pass
         self._is_gone = True
-        self._clock.reschedule(self._loop.time())
+        self._stop()
 
 
-def _length(headers: Headers) -> int | None:
+def _length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     return next((int(each) for name, each in headers if name == b"content-length" and each.isdigit()), None)
 
 

@@ -23,6 +23,8 @@ LISTEN = "127.0.0.1:8080"
 #: A policy's fields that a file can't hold: they are made of code.
 _CODE = {"fingerprint", "key_from"}
 _DURATIONS = {"lease", "retention", "wait", "max_response_time"}
+#: Of any duration: a century.
+_MAX_SECONDS = 100 * 365 * 86400
 _PRESETS = {"ietf": Policy.ietf, "stripe": Policy.stripe}
 
 #: After an upstream is lost, a proxy knows nothing of what it did.
@@ -85,9 +87,15 @@ class Settings:
             raise ConfigurationError(
                 "memory:// is the memory of one process: with several workers, give another --store."
             )
+        self._check_values()
+
+    def _check_values(self) -> None:
         for name in ("workers", "connections"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} can't be {getattr(self, name)}: it is 1 or more.")
+        for name in ("timeout", "connect_timeout"):
+            if not getattr(self, name):
+                raise ConfigurationError(f"{name} can't be 0: nothing is answered in no time. Give a time such as 60s.")
         for name in ("healthz", "readyz", "check"):
             path = getattr(self, name)
             if path and not path.startswith("/"):
@@ -178,7 +186,7 @@ def _duration(where: str, each: Any) -> timedelta:
     """Return a number of seconds, or a string such as "30s", as a duration."""
     if isinstance(each, timedelta):
         return each
-    if isinstance(each, int | float) and not isinstance(each, bool) and each >= 0:
+    if isinstance(each, int | float) and not isinstance(each, bool) and 0 <= each <= _MAX_SECONDS:
         return timedelta(seconds=each)
     if isinstance(each, str):
         if each.strip() in {"0", "0s"}:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum, auto
+from functools import lru_cache
 
 from semel.core.message import Headers
 from semel.core.value import value
@@ -54,6 +56,41 @@ _NEVER_LISTED = FORWARDING | {b"authorization", b"content-length", b"content-typ
 #: What a server behind the proxy must not get in another spelling.
 _NEVER_IMITATED = FORWARDING | HOP_BY_HOP | {ATTEMPT, b"authorization", b"content-length", b"cookie", b"host", b"via"}
 
+
+class _Fate(IntEnum):
+    """What becomes of a header of a request."""
+
+    #: It is passed on as it is; all below are looked at first.
+    PASS = auto()
+    #: It belongs to the connection, or imitates another.
+    DROP = auto()
+    #: It says by which way the request has come: each hop adds to it.
+    WAY = auto()
+    HOST = auto()
+    LENGTH = auto()
+    CODING = auto()
+    CONNECTION = auto()
+    IDENTITY = auto()
+
+
+#: By themselves: a member of an enumeration is slow to get, and every header of every request is looked at.
+_PASS, _DROP, _WAY, _HOST, _LENGTH, _CODING, _CONNECTION, _IDENTITY = _Fate
+#: Those that are looked at and passed on.
+_KEPT = frozenset({_HOST, _LENGTH, _IDENTITY})
+_FATES = {
+    **dict.fromkeys(HOP_BY_HOP | {ATTEMPT}, _DROP),
+    **dict.fromkeys(FORWARDING | {b"via"}, _WAY),
+    b"host": _HOST,
+    b"content-length": _LENGTH,
+    b"transfer-encoding": _CODING,
+    b"connection": _CONNECTION,
+}
+#: What a proxy reads or writes by itself can't name a user, too.
+NO_IDENTITY = frozenset(_FATES) - FORWARDING
+
+#: Of those that say the way, what no hop adds to.
+_TOLD_ONCE = (b"x-forwarded-port", b"x-forwarded-server", b"x-real-ip")
+
 #: The name of this proxy in ``Via``.
 _VIA = b"1.1 semel"
 #: How often a request may pass a proxy of this name. One that is its own upstream would never end.
@@ -65,6 +102,10 @@ _NOT_A_WORD = re.compile(rb"[^a-z0-9]+")
 #: RFC 7239: whatever is more than a token is quoted.
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CHUNKED = b"chunked"
+
+#: How many names of headers are remembered, of which length: a client can think of many.
+_MAX_KNOWN = 2000
+_MAX_KNOWN_LENGTH = 100
 
 
 @value
@@ -89,14 +130,15 @@ class Peer:
     scheme: str = "http"
 
 
-def framing(headers: Pairs, http_version: str = "1.1") -> Framing:
-    """Return how long the body is. What another server could read differently is refused."""
-    lengths = [each for name, each in headers if name == b"content-length"]
-    codings = [each for name, each in headers if name == b"transfer-encoding"]
+def framing(lengths: Sequence[bytes], codings: Sequence[bytes], http_version: str = "1.1") -> Framing:
+    """Return how long the body is, by ``Content-Length`` and ``Transfer-Encoding``, each as often as it was sent.
+
+    What another server could read differently is refused.
+    """
     if codings:
         if lengths:
             raise RequestAmbiguous("A request has Content-Length or Transfer-Encoding, and not both.")
-        if codings != [codings[0]] or codings[0].strip().lower() != _CHUNKED or http_version == "1.0":
+        if len(codings) > 1 or codings[0].strip().lower() != _CHUNKED or http_version == "1.0":
             raise RequestAmbiguous('Transfer-Encoding can only be "chunked", once, in HTTP/1.1.')
         return Framing(None)
     if not lengths:
@@ -104,13 +146,6 @@ def framing(headers: Pairs, http_version: str = "1.1") -> Framing:
     if len(lengths) > 1 or not lengths[0].isdigit():
         raise RequestAmbiguous("Content-Length is one number, sent once.")
     return Framing(int(lengths[0]))
-
-
-def listed(headers: Pairs) -> frozenset[bytes]:
-    """Return the names in ``Connection``, in lower case."""
-    return frozenset(
-        word.strip().lower() for name, each in headers if name == b"connection" for word in each.split(b",")
-    )
 
 
 @dataclass(frozen=True)
@@ -123,74 +158,92 @@ class HeaderRules:
     keys: tuple[bytes, ...]
     #: Whether the server behind the proxy is shown the key.
     passes_key: bool = True
+    #: What becomes of a header, by its name: those that count, and some of those that have come.
+    _fates: dict[bytes, _Fate] = field(init=False, repr=False, compare=False)
+    _unlisted: frozenset[bytes] = field(init=False, repr=False, compare=False)
+    _words: frozenset[bytes] = field(init=False, repr=False, compare=False)
+    _unsent: frozenset[bytes] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Prepare what every request is compared with."""
         own = frozenset({*self.keys, *({self.identity} if self.identity else ())})
+        fates = dict.fromkeys(_NEVER_IMITATED | own, _PASS) | _FATES
+        if self.identity:
+            fates[self.identity] = _IDENTITY
+        object.__setattr__(self, "_fates", fates)
         object.__setattr__(self, "_unlisted", _NEVER_LISTED | own)
-        object.__setattr__(self, "_exact", _NEVER_IMITATED | own)
         object.__setattr__(self, "_words", frozenset(_NOT_A_WORD.sub(b"-", name) for name in _NEVER_IMITATED | own))
-        hidden = frozenset(() if self.passes_key else self.keys)
-        object.__setattr__(self, "_dropped", HOP_BY_HOP | hidden | {ATTEMPT, b"content-length"})
+        object.__setattr__(self, "_unsent", frozenset({b"content-length", *(() if self.passes_key else self.keys)}))
 
-    def check(self, headers: Pairs, peer: Peer, http_version: str = "1.1") -> Framing:
-        """Refuse what can be read in two ways, or names a user that is not to be believed; return the framing."""
-        hosts = identities = 0
-        for name, each in headers:
+    def received(
+        self, headers: Pairs, peer: Peer, http_version: str = "1.1"
+    ) -> tuple[Framing, list[tuple[bytes, bytes]]]:
+        """Return the framing of a request, and its headers without what is of its connection, or not to be believed.
+
+        They tell by which way it has come, so that it can be run later, too. What can be read in two ways is refused,
+        and what names a user that is not to be believed.
+        """
+        kept: list[tuple[bytes, bytes]] = []
+        said: dict[bytes, list[bytes]] = {}
+        seen: dict[_Fate, list[bytes]] = {}
+        fates = self._fates
+        for pair in headers:
+            name, each = pair
             if not each.isascii():
                 _check_text(each)
-            if name == b"host":
-                hosts += 1
-            elif name == self.identity:
-                identities += 1
-            elif name == b"connection":
-                self._check_listed(each)
-            elif name == b"via" and each.count(_VIA) >= MAX_HOPS:
-                raise RequestAmbiguous("This request goes round in a circle of proxies.")
-        if hosts > 1 or (hosts == 0 and http_version != "1.0"):
+            fate = fates.get(name) or self._unknown(name)
+            if fate is _PASS:
+                kept.append(pair)
+            elif fate is _WAY:
+                said.setdefault(name, []).append(each)
+            else:
+                seen.setdefault(fate, []).append(each)
+                if fate in _KEPT:
+                    kept.append(pair)
+        hosts = seen.get(_HOST, ())
+        if len(hosts) > 1 or (not hosts and http_version != "1.0"):
             raise RequestAmbiguous("A request has one Host header.")
-        if identities > 1:
-            raise IdentityRefused("The header that names the user was sent more than once.")
-        if identities and not peer.is_trusted:
-            raise IdentityRefused("The header that names the user is not accepted from this address.")
-        return framing(headers, http_version)
+        if _IDENTITY in seen:
+            _check_identity(seen[_IDENTITY], peer)
+        found = framing(seen.get(_LENGTH, ()), seen.get(_CODING, ()), http_version)
+        if _CONNECTION in seen:
+            listed = self._listed(seen[_CONNECTION])
+            kept = [pair for pair in kept if pair[0] not in listed]
+        kept += _travelled(said, peer, hosts[0] if hosts else b"")
+        return found, kept
 
-    def _check_listed(self, connection: bytes) -> None:
-        for word in connection.split(b","):
-            if word.strip().lower() in self._unlisted:  # type: ignore[attr-defined]  # see __post_init__
-                raise RequestAmbiguous("Connection names a header that is not about this connection.")
-
-    def _is_twin(self, name: bytes) -> bool:
-        """Whether *name* is another spelling of one that counts: ``x_user`` is ``x-user`` to CGI, WSGI and Rack."""
-        return name not in self._exact and _NOT_A_WORD.sub(b"-", name) in self._words  # type: ignore[attr-defined]  # as above
-
-    def outgoing(self, headers: Pairs, peer: Peer, *, attempt: int | None = None) -> list[tuple[bytes, bytes]]:
-        """Return the headers of the request to the server behind the proxy; the length of its body is not among them.
+    def outgoing(self, headers: Pairs, *, attempt: int | None = None) -> list[tuple[bytes, bytes]]:
+        """Return those of the *headers* that are received which are sent on, without the length of the body.
 
         *attempt* is that of a guarded request.
         """
-        dropped: frozenset[bytes] = self._dropped  # type: ignore[attr-defined]  # as above
-        if any(name == b"connection" for name, _ in headers):
-            dropped |= listed(headers)
-        if not peer.is_trusted:
-            dropped |= FORWARDING
-        kept: list[tuple[bytes, bytes]] = []
-        said: dict[bytes, list[bytes]] = {}
-        host = b""
-        for pair in headers:
-            name = pair[0]
-            if name in dropped or (not name.replace(b"-", b"").isalnum() and self._is_twin(name)):
-                continue
-            if name in _JOINED:
-                said.setdefault(name, []).append(pair[1])
-                continue
-            if name == b"host":
-                host = pair[1]
-            kept.append(pair)
-        kept.extend(_travelled(said, peer, host))
+        unsent = self._unsent
+        kept = [pair for pair in headers if pair[0] not in unsent]
         if attempt is not None:
             kept.append((ATTEMPT, b"%d" % attempt))
         return kept
+
+    def _listed(self, lines: Iterable[bytes]) -> set[bytes]:
+        words = {word.strip().lower() for each in lines for word in each.split(b",")}
+        if not words.isdisjoint(self._unlisted):
+            raise RequestAmbiguous("Connection names a header that is not about this connection.")
+        return words
+
+    def _unknown(self, name: bytes) -> _Fate:
+        """Return what becomes of a name that does not count; or is another spelling of one that does: ``x_user`` is
+        ``x-user`` to CGI, WSGI and Rack.
+        """
+        fate = _DROP if _NOT_A_WORD.sub(b"-", name) in self._words else _PASS
+        if len(self._fates) < _MAX_KNOWN and len(name) < _MAX_KNOWN_LENGTH:
+            self._fates[name] = fate
+        return fate
+
+
+def _check_identity(values: Sequence[bytes], peer: Peer) -> None:
+    if len(values) > 1:
+        raise IdentityRefused("The header that names the user was sent more than once.")
+    if not peer.is_trusted:
+        raise IdentityRefused("The header that names the user is not accepted from this address.")
 
 
 def _check_text(each: bytes) -> None:
@@ -201,12 +254,23 @@ def _check_text(each: bytes) -> None:
         raise RequestAmbiguous("A header is neither ASCII nor UTF-8.") from None
 
 
-#: Each hop adds to them.
-_JOINED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
-
-
 def _travelled(said: dict[bytes, list[bytes]], peer: Peer, host: bytes) -> list[tuple[bytes, bytes]]:
     """Return where the request has come from, and by which way."""
+    if sum([each.count(_VIA) for each in said.get(b"via", ())]) >= MAX_HOPS:
+        raise RequestAmbiguous("This request goes round in a circle of proxies.")
+    if not peer.is_trusted:
+        said = {b"via": said[b"via"]} if b"via" in said else {}
+    if not said and len(host) < _MAX_KNOWN_LENGTH:
+        return _first_hop(peer, host)
+    return _next_hop(said, peer, host)
+
+
+@lru_cache(maxsize=_MAX_KNOWN)
+def _first_hop(peer: Peer, host: bytes) -> list[tuple[bytes, bytes]]:
+    return _next_hop({}, peer, host)
+
+
+def _next_hop(said: dict[bytes, list[bytes]], peer: Peer, host: bytes) -> list[tuple[bytes, bytes]]:
     scheme = peer.scheme.encode()
     address = peer.address.encode() if peer.address else None
     element = b"for=%s;proto=%s" % (_node(address), scheme)
@@ -222,6 +286,7 @@ def _travelled(said: dict[bytes, list[bytes]], peer: Peer, host: bytes) -> list[
         made.append((b"x-forwarded-for", b", ".join([*before, *([address] if address else [])])))
     if host or b"x-forwarded-host" in said:
         made.append((b"x-forwarded-host", b", ".join(said.get(b"x-forwarded-host", [host]))))
+    made += [(name, each) for name in _TOLD_ONCE for each in said.get(name, ())]
     return made
 
 

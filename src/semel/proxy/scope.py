@@ -19,6 +19,7 @@ from semel.core.credentials import looks_secret
 from semel.core.scope import MAX_PRINCIPAL_LENGTH, SINGLE_TENANT
 from semel.errors import ConfigurationError, IdentityRefused, ScopeMissing
 from semel.guard.request import RequestView
+from semel.proxy.headers import NO_IDENTITY
 from semel.proxy.tokens import TokenRefused, Verifier, claims_of
 
 NamesUser = Callable[[RequestView], Any]
@@ -36,6 +37,8 @@ UNVERIFIED = (
 #: would become one.
 _BLANK = " \t"
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+#: An address of IPv6 as URLs have it.
+_BRACKETED = re.compile(r"\A\[(.*)\]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -45,7 +48,7 @@ class Peers:
     def __init__(self, networks: Iterable[str] = TRUSTED) -> None:
         """Trust *networks*, such as ``10.0.0.0/8``."""
         try:
-            self._networks = tuple(ipaddress.ip_network(each, strict=False) for each in networks)
+            self._networks = tuple(ipaddress.ip_network(_BRACKETED.sub(r"\1", each), strict=False) for each in networks)
         except ValueError as error:
             raise ConfigurationError(f"trusted: {error}. Write networks as 10.0.0.0/8, or one address.") from None
         self.trusts = lru_cache(maxsize=1024)(self._trusts)
@@ -150,6 +153,8 @@ def scope_of(spelled: str, verifier: Verifier | None = None) -> NamesUser:
         return ByToken(name, verifier)
     elif not _NAME.fullmatch(name):
         raise ConfigurationError(f"--scope: {name!r} can't be the name of a {kind}.")
+    elif kind == "header" and name.lower().encode() in NO_IDENTITY:
+        raise ConfigurationError(f"--scope: the header {name} is of the connection, or of the proxy itself.")
     else:
         made = ByHeader(name) if kind == "header" else ByCookie(name)
     if verifier is not None:

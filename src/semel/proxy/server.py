@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from urllib.parse import urlsplit
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -26,12 +30,15 @@ from semel.proxy.scope import UNVERIFIED, ByHeader, ByToken, Peers, scope_of
 from semel.proxy.tokens import Verifier
 from semel.proxy.upstream import Address, Upstream
 from semel.proxy.workers import run_workers
+from semel.stores.sqlite.file import locate
 from semel.telemetry.logs import logger
 
 #: Bytes of a request before its body.
 MAX_HEAD = 64 * 1024
 
 _BACKLOG = 2048
+#: Seconds in which the store is told what became of requests that are given up.
+_PARTING = 2
 _UNIX = "unix:"
 
 
@@ -51,8 +58,9 @@ def build(settings: Settings) -> Proxy:
         connections=settings.connections,
         ca=settings.upstream_ca,
     )
+    forwarder = Forwarder(upstream, rules, policy, settings.timeout)
     guard = IdempotencyMiddleware(
-        Forwarder(upstream, rules, policy, settings.timeout),
+        forwarder,
         store=settings.store,
         scope=scope,
         policy=policy,
@@ -66,7 +74,7 @@ def build(settings: Settings) -> Proxy:
         alive=settings.healthz,
         ready=settings.readyz,
     )
-    return Proxy(guard, rules, Peers(settings.trusted), health, policy)
+    return Proxy(guard, forwarder, rules, Peers(settings.trusted), health)
 
 
 class Protocol(HttpToolsProtocol):
@@ -75,15 +83,46 @@ class Protocol(HttpToolsProtocol):
     #: Whether the head of a request is being read, and the bytes that have come of it in reads without its end.
     _is_in_head = False
     _head = 0
+    #: Whether the request asks for another protocol that it does not get. It is then read once more, without that.
+    _is_read_again = False
 
     def data_received(self, data: bytes) -> None:
         """Take what has come, unless it is too long to be the head of a request."""
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
         if self._is_in_head:
             # One line of it may be without an end, and is not seen below.
             self._head += len(data)
             if self._head > MAX_HEAD and not self.transport.is_closing():
                 self.send_400_response("The head of the request is too long.")
+
+    def _feed(self, data: bytes) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._is_read_again:
+                    self.handle_websocket_upgrade()
+                    return
+                # The parser takes what follows the head for another protocol's. A server may ignore Upgrade (RFC 9110,
+                # 7.8), and then it is the body: a new parser reads the same head without that header.
+                data = self._plain_head() + data[upgrade.args[0] :]
+                self._is_read_again = False
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # As uvicorn has it.
+            else:
+                return
+
+    def _plain_head(self) -> bytes:
+        """Return the head that was read, without ``Upgrade``. No name or value in it has the end of a line in it."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%s: %s" % pair for pair in self.headers if pair[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         """Begin to read a request."""
@@ -93,31 +132,65 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin with the body. Of a request that asks for another protocol, uvicorn would read it as the next request,
-        or lose it; and a WebSocket begins with a GET.
+        or lose it; so that is heard from a WebSocket only, which begins with a GET and has none.
         """
         self._is_in_head = False
         if sum([len(name) + len(value) for name, value in self.headers]) > MAX_HEAD:
             raise ValueError("The head of the request is too long.")
         is_upgrade = self.parser.should_upgrade()
         if is_upgrade:
+            method = self.parser.get_method()
+            if method == b"CONNECT":
+                raise ValueError("A tunnel is not made here.")
             has_body = any(name in {b"content-length", b"transfer-encoding"} for name, _ in self.headers)
-            if has_body or (self._should_upgrade() and self.parser.get_method() != b"GET"):
-                raise ValueError("A request that asks for another protocol (Upgrade) can't have a body.")
+            self._is_read_again = has_body or method != b"GET" or not self._should_upgrade()
+            if self._is_read_again:
+                return
+        elif self.url[:1] != b"/" and self.url != b"*":
+            self._take_host()
         super().on_headers_complete()
         if not is_upgrade:
             # What comes behind the body would be put to the headers, and those were checked.
             self.headers = []
 
+    def on_message_complete(self) -> None:
+        """End a request."""
+        if not self._is_read_again:
+            super().on_message_complete()
+
+    def _take_host(self) -> None:
+        """Take the host from a target such as ``http://shop/pay``: it counts, and not the header (RFC 9112, 3.2.2)."""
+        found = _ABSOLUTE.fullmatch(self.url)
+        if found is None:
+            raise ValueError("The target of the request is not one of this server.")
+        behind = found[2] or b""
+        self.url = behind if behind[:1] == b"/" else b"/" + behind
+        self.headers[:] = [(name, found[1] if name == b"host" else each) for name, each in self.headers]
+
+
+#: A host, without a user, and what is behind it.
+_ABSOLUTE = re.compile(rb"https?://([^/?#@]+)([/?][^#]*)?", re.IGNORECASE)
+
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which is drained before it stops."""
+    """uvicorn's server, which is drained before it stops, and ends by itself what is then still under way."""
 
     _is_draining = False
 
-    def __init__(self, config: uvicorn.Config, drain: float) -> None:
-        """Drain for so many seconds."""
+    def __init__(self, config: uvicorn.Config, drain: float, grace: float) -> None:
+        """Drain for so many seconds, then wait for others."""
         super().__init__(config)
         self._drain = drain
+        self._grace = grace
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop; what is under way when the time is over is given up, and its client is told so."""
+        app: Any = self.config.loaded_app
+        timer = asyncio.get_running_loop().call_later(self._grace, app.give_up)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Refuse guarded requests, then stop. A second signal stops at once."""
@@ -137,6 +210,9 @@ class Server(uvicorn.Server):
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
     build(settings)  # What is set wrongly is said before anything listens.
+    if urlsplit(settings.store).scheme == "sqlite" and not (folder := locate(settings.store).path.parent).is_dir():
+        # A store that can't be reached may come back. A folder does not come by itself.
+        raise ConfigurationError(f"--store: there is no folder {folder}. Make it, or correct the URL.")
     scope = scope_of(settings.scope)
     if isinstance(scope, ByToken) and settings.jwt_key is None:
         logger.warning(UNVERIFIED, settings.scope.partition(":")[2])
@@ -161,10 +237,10 @@ def serve(settings: Settings, listener: socket.socket) -> None:
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        timeout_graceful_shutdown=int(settings.grace.total_seconds()),
+        timeout_graceful_shutdown=math.ceil(settings.grace.total_seconds()) + _PARTING,
     )
     with _quiet():
-        Server(config, settings.drain.total_seconds()).run(sockets=[listener])
+        Server(config, settings.drain.total_seconds(), settings.grace.total_seconds()).run(sockets=[listener])
 
 
 def shown(listener: socket.socket) -> str:
@@ -207,10 +283,12 @@ def bound(where: str) -> socket.socket:
         if not colon or not port.isdigit() or not host:
             raise ConfigurationError(f"--listen can't be {where!r}: it is HOST:PORT or unix:FILE.")
         name = host.strip("[]")
-        listener = socket.socket(socket.AF_INET6 if ":" in name else socket.AF_INET)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((name, int(port)))
-    except (OSError, OverflowError) as error:
+        with ExitStack() as on_error:
+            listener = on_error.enter_context(socket.socket(socket.AF_INET6 if ":" in name else socket.AF_INET))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((name, int(port)))
+            on_error.pop_all()
+    except (OSError, OverflowError, UnicodeError) as error:
         raise ConfigurationError(f"--listen: {where}: {getattr(error, 'strerror', None) or error}.") from None
     listener.listen(_BACKLOG)
     return listener

@@ -1,7 +1,7 @@
 """The server behind the proxy: its address, a pool of connections to it, one request at a time. It guards nothing.
 
-A request is sent once. aiohttp would send some methods again when a kept connection turns out to be closed; here that
-is the end of the request, since the first may have been carried out.
+A request is sent once. Clients of HTTP send some methods again when a kept connection turns out to be closed; here that
+is the end of the request, since the first may have been carried out. WebSockets are aiohttp's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import aiohttp
@@ -21,6 +20,7 @@ from yarl import URL
 
 from semel.core.decision import RETRY_AFTER_SECONDS
 from semel.errors import ConfigurationError, UpstreamLost, UpstreamUnreachable
+from semel.proxy.link import Link
 
 #: Bytes of one header of an answer, or of its status line.
 MAX_HEADER = 64 * 1024
@@ -29,9 +29,6 @@ MAX_MESSAGE = 16 * 1024 * 1024
 
 #: aiohttp would add them, and the client did not send them.
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-
-#: Nothing of a request is sent before these: there is no connection yet. Whatever else is raised leaves it open.
-_NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,8 @@ class Address:
         """Read ``http://host:port``, ``https://host`` or ``unix:///file``."""
         try:
             parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
+            # A name that is not ASCII has another form on the wire.
+            host, port = parts.hostname and URL.build(scheme="http", host=parts.hostname).raw_host, parts.port
         except ValueError as error:
             raise ConfigurationError(f"--upstream: {error}.") from None
         if parts.scheme == "unix" and parts.path and not host:
@@ -77,8 +75,8 @@ class Address:
 class Upstream:
     """A pool of connections to one server."""
 
-    _session: aiohttp.ClientSession
-    #: For WebSockets, over the same connections.
+    _free: asyncio.Semaphore
+    #: For WebSockets, over connections of their own.
     _sockets: aiohttp.ClientSession
 
     def __init__(
@@ -96,72 +94,133 @@ class Upstream:
         self._keepalive = keepalive.total_seconds()
         self._connections = connections
         self._ca = ca
+        #: The last that was used is the next.
+        self._idle: list[Link] = []
+        self._sweep: asyncio.TimerHandle | None = None
+        self._is_open = False
+        self._host = address.origin.partition("://")[2].encode()
 
     def open(self) -> None:
         """Be ready to connect, on the loop that runs."""
-        options: dict[str, Any] = {
-            "limit": self._connections,
-            "keepalive_timeout": self._keepalive,
-            "force_close": not self._keepalive,
-        }
+        self._is_open = True
+        self._loop = asyncio.get_running_loop()
+        self._free = asyncio.Semaphore(self._connections)
+        self._tls = ssl.create_default_context(cafile=self._ca) if self.address.is_encrypted else None
         connector: aiohttp.BaseConnector
         if self.address.socket is not None:
-            connector = aiohttp.UnixConnector(self.address.socket, **options)
+            connector = aiohttp.UnixConnector(self.address.socket, limit=self._connections)
         else:
-            tls: Any = ssl.create_default_context(cafile=self._ca) if self.address.is_encrypted else True
-            connector = aiohttp.TCPConnector(ssl=tls, **options)
-        # How long an answer may take is for the caller to say, who knows what it is.
-        timeout = aiohttp.ClientTimeout(total=None, connect=self._connect, sock_connect=self._connect, sock_read=None)
-        common: dict[str, Any] = {
-            "connector": connector,
-            "timeout": timeout,
-            "cookie_jar": aiohttp.DummyCookieJar(),
-            "auto_decompress": False,
-            "skip_auto_headers": _NOT_ADDED,
-            "max_line_size": MAX_HEADER,
-            "max_field_size": MAX_HEADER,
-        }
-        self._session = aiohttp.ClientSession(**common)
+            connector = aiohttp.TCPConnector(ssl=self._tls or True, limit=self._connections)
         redirects = aiohttp.TraceConfig()
         redirects.on_request_redirect.append(_follow_none)
-        self._sockets = aiohttp.ClientSession(**common, connector_owner=False, trace_configs=[redirects])
-        for each in (self._session, self._sockets):
-            each._retry_connection = False  # noqa: SLF001 - there is no other way, and a test watches it
+        self._sockets = aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None, connect=self._connect, sock_connect=self._connect),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=_NOT_ADDED,
+            max_line_size=MAX_HEADER,
+            max_field_size=MAX_HEADER,
+            trace_configs=[redirects],
+        )
+        self._sockets._retry_connection = False  # noqa: SLF001 - there is no other way, and a test watches it
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; those in use, when they no longer are."""
+        self._is_open = False
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+        for link in self._idle:
+            link.abort()
+        self._idle.clear()
         await self._sockets.close()
-        await self._session.close()
 
     async def send(
         self,
         method: str,
         target: str,
-        headers: Iterable[tuple[bytes, bytes]],
+        headers: list[tuple[bytes, bytes]],
         body: bytes | AsyncIterator[bytes] | None,
-    ) -> aiohttp.ClientResponse:
-        """Send one request, once; return the beginning of its answer.
+    ) -> Link:
+        """Send one request, once; return the beginning of its answer. It is to be given back (:meth:`finish`).
 
         ``UpstreamUnreachable``: nothing was sent. ``UpstreamLost``: it may have been, and may have been carried out.
         """
-        url, fields = self._url(target), _fields(headers)
+        link = await self._link()
         try:
-            return await self._session.request(method, url, headers=fields, data=body, allow_redirects=False)
-        except _NOT_CONNECTED as error:
-            raise UpstreamUnreachable(retry_after=RETRY_AFTER_SECONDS) from error
-        except (aiohttp.ClientError, OSError) as error:
-            if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
-                raise  # The caller's own.
-            raise UpstreamLost from error
+            await link.exchange(method, target, self._completed(headers), body)
+        except BaseException:
+            self.finish(link)
+            raise
+        return link
 
-    async def more(self, response: aiohttp.ClientResponse) -> bytes:
-        """Return what has come of the body of an answer; nothing: that was all."""
+    def finish(self, link: Link) -> None:
+        """Keep a connection for the next request, if its exchange has ended well."""
+        self._free.release()
+        if link.finish() and self._keepalive and self._is_open:
+            link.idle_since = self._loop.time()
+            self._idle.append(link)
+            if self._sweep is None:
+                self._sweep = self._loop.call_later(self._keepalive, self._close_idle)
+        else:
+            link.abort()
+
+    async def _link(self) -> Link:
+        """Return a connection: one that is idle, or a new one."""
+        if self._free.locked():
+            try:
+                async with asyncio.timeout(self._connect):
+                    await self._free.acquire()
+            except TimeoutError as error:
+                raise UpstreamUnreachable(retry_after=RETRY_AFTER_SECONDS) from error
+        else:
+            await self._free.acquire()
+        oldest = self._loop.time() - self._keepalive
+        while self._idle:
+            link = self._idle.pop()
+            if not link.is_closed and not link.transport.is_closing() and link.idle_since >= oldest:
+                return link
+            link.abort()
         try:
-            return await response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
-                raise
-            raise UpstreamLost from error
+            async with asyncio.timeout(self._connect):
+                return await self._connected()
+        except (OSError, UnicodeError) as error:  # A time that is over is an OSError, too.
+            self._free.release()
+            raise UpstreamUnreachable(retry_after=RETRY_AFTER_SECONDS) from error
+        except BaseException:
+            self._free.release()
+            raise
+
+    async def _connected(self) -> Link:
+        def made() -> Link:
+            return Link(self._loop)
+
+        if self.address.socket is not None:
+            _, link = await self._loop.create_unix_connection(made, self.address.socket)
+        else:
+            host, port = self.address.place
+            _, link = await self._loop.create_connection(made, host, port, ssl=self._tls)
+        return link
+
+    def _close_idle(self) -> None:
+        self._sweep = None
+        oldest = self._loop.time() - self._keepalive
+        kept = [link for link in self._idle if not link.is_closed and link.idle_since > oldest]
+        for link in self._idle:
+            if link not in kept:
+                link.abort()
+        self._idle = kept
+        if kept:
+            self._sweep = self._loop.call_at(kept[0].idle_since + self._keepalive, self._close_idle)
+
+    def _completed(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """Add what HTTP/1.1 wants, and a client of HTTP/1.0 has not sent."""
+        if not self._keepalive:
+            headers = [*headers, (b"connection", b"close")]
+        for name, _ in headers:
+            if name == b"host":
+                return headers
+        return [(b"host", self._host), *headers]
 
     async def connect(
         self, target: str, headers: Iterable[tuple[bytes, bytes]], protocols: Sequence[str]
@@ -181,10 +240,9 @@ class Upstream:
         try:
             async with asyncio.timeout(self._connect):
                 if check is not None:
-                    host = self.address.origin.partition("://")[2].encode()
-                    response = await self.send("GET", check, [(b"host", host), (b"via", b"1.1 semel")], None)
-                    response.release()
-                    return response.status < 500  # noqa: PLR2004 - HTTP
+                    link = await self.send("GET", check, [(b"via", b"1.1 semel")], None)
+                    self.finish(link)
+                    return link.status < 500  # noqa: PLR2004 - HTTP
                 if self.address.socket is not None:
                     _, writer = await asyncio.open_unix_connection(self.address.socket)
                 else:

@@ -58,7 +58,8 @@ class WebCounter:
         if isinstance(outcome, NoAnswer):
             raise CountFailed(outcome.reason)
         if not outcome.is_success:
-            raise CountFailed(f"GET {self._request.target} is answered with {outcome.status}")
+            # Without its query: that may hold a credential.
+            raise CountFailed(f"GET {self._request.target.partition('?')[0]} is answered with {outcome.status}")
         if self._fragment.lower().startswith("header:"):
             header = self._fragment.partition(":")[2].strip()
             value = outcome.header(header)

@@ -28,6 +28,13 @@ MAX_PAUSE = 5.0
 #: Between two looks at an operation that is not finished.
 POLL_SECONDS = (0.05, 1.0)
 UUID_LENGTH = 36
+#: How long the counter is watched for effects that come late, as a multiple of the time to settle, and at most.
+LATE_FACTOR = 10
+MAX_LATE = 1.0
+#: How long the counter may take to rise with the very first effect.
+MAX_LAG = 5.0
+#: How much longer than the slowest effect so far the next may take.
+LAG_MARGIN = 2.0
 #: How many other bodies are tried until one is accepted.
 MAX_TRIED = 4
 
@@ -53,7 +60,7 @@ class Settings:
     #: A request for another operation of the same kind, and one that the handler answers with an error.
     other_request: Request | None = None
     failing: Request | None = None
-    #: Seconds between the end of a request and the reading of the counter.
+    #: Seconds between the end of a request and the reading of the counter, or more if effects are seen to take longer.
     settle: float = 0.05
     #: Seconds after which an operation that is still "in progress" is stuck: without a crash, and after one.
     patience: float = 15.0
@@ -102,6 +109,13 @@ class Lab:
         self._is_located = False
         self._is_compared = False
         self._sent_at = 0.0
+        #: Seconds from an answer until the counter shows its effect, where that is longer than the time to settle.
+        self._lag = 0.0
+        #: When the last answer came; and what the counter said since then, if it was read.
+        self.heard_at = 0.0
+        self._said: int | None = None
+        #: By how much the counter has changed while nothing was sent.
+        self.strays: list[int] = []
         self._other = settings.other_request
         #: An operation that was finished early in the run: its request, its answer, and when.
         self.early: tuple[Request, Answer, float] | None = None
@@ -198,8 +212,15 @@ class Lab:
     # Effects
 
     async def watch(self) -> Watch:
-        """Read the counter before something is sent."""
-        return Watch(None if self._counter is None else await self._read())
+        """Read the counter before something is sent, and after what was sent before has had its effect."""
+        if self._counter is None:
+            return Watch(None)
+        said = self._said
+        await asyncio.sleep(max(self.heard_at + LAG_MARGIN * self._lag - time.monotonic(), 0) if self._lag else 0)
+        now = await self._read()
+        if said is not None and now != said:
+            self.strays.append(now - said)
+        return Watch(now)
 
     async def runs(self, watch: Watch, answers: Sequence[Outcome], expected: int) -> Runs:
         """Say how often the operation took effect since *watch*. Without a counter, by what the *answers* name."""
@@ -209,6 +230,7 @@ class Lab:
                 # It may still move: an effect that is late, or one of other traffic.
                 again = await self._risen(watch.before)
                 if again != count:
+                    self.strays.append((again - count) * self.rise)
                     raise Undecided(f"The counter {self._counter.name} moves while nothing is sent.")
             return Runs(count, f"the counter rose by {count * self.rise}")
         successes = [each for each in answers if isinstance(each, Answer) and each.is_success]
@@ -266,11 +288,37 @@ class Lab:
         self._varying = named or varying
 
     async def learn_rise(self, watch: Watch) -> int:
-        """Return how much the counter has risen since *watch*."""
+        """Return how much the counter has risen since *watch*, and learn how long that takes."""
         if watch.before is None:
             return 0
+        answered = time.monotonic()
+        deadline = answered + min(self.settings.patience, MAX_LAG)
         await asyncio.sleep(self.settings.settle)
-        return await self._read() - watch.before
+        while (now := await self._read()) == watch.before and time.monotonic() < deadline:
+            await asyncio.sleep(self.settings.settle)
+            self._lag = time.monotonic() - answered
+        return now - watch.before
+
+    async def learn_lag(self, since: float) -> None:
+        """See whether something comes late, of what was answered *since* then."""
+        said = await self._read()
+        while time.monotonic() < self.heard_at + self._late:
+            await asyncio.sleep(self.settings.settle)
+            if (now := await self._read()) != said:
+                said = now
+                late = time.monotonic() - since
+                if late > LAG_MARGIN * self.settings.settle:
+                    self._lag = max(self._lag, late)
+
+    async def reconcile(self) -> None:
+        """Look once more at the counter, after all: nothing may have come late that no check has counted."""
+        if self._counter is None:
+            return
+        if self._said is None:
+            await asyncio.sleep(self._wait)
+            await self._read()
+        await asyncio.sleep(self._late)
+        await self.watch()
 
     async def must_be_still(self) -> None:
         """Go on only if the counter stays as it is while nothing is sent."""
@@ -280,6 +328,16 @@ class Lab:
         await asyncio.sleep(self.settings.settle)
         if await self._read() != before:
             raise Undecided("The counter moves while nothing is sent: there is other traffic.")
+
+    @property
+    def _wait(self) -> float:
+        """Seconds from an answer until its effect was counted."""
+        return self.settings.settle + LAG_MARGIN * self._lag
+
+    @property
+    def _late(self) -> float:
+        """Seconds after which nothing comes any more, of what is late."""
+        return max(self._wait, min(LATE_FACTOR * self.settings.settle, MAX_LATE))
 
     async def other(self) -> Request:
         """Return a request for another operation of the same kind, which the API has accepted once."""
@@ -351,6 +409,10 @@ class Lab:
 
     def _record(self, step: Step) -> None:
         self._steps.append(step)
+        self._heard()
+
+    def _heard(self) -> None:
+        self.heard_at, self._said = time.monotonic(), None
 
     async def _sent(self, request: Request) -> Outcome:
         await self._pace()
@@ -358,6 +420,7 @@ class Lab:
         if isinstance(outcome, Answer) and outcome.status == TOO_MANY:
             await asyncio.sleep(min(_seconds(outcome.header("retry-after")), MAX_PAUSE))
             outcome = await self.client.send(request)
+        self._heard()
         return outcome
 
     async def _pace(self) -> None:
@@ -370,12 +433,13 @@ class Lab:
         if self._counter is None:
             raise Undecided("There is no counter.")
         try:
-            return await self._counter.read()
+            self._said = await self._counter.read()
         except CountFailed as failed:
             raise Undecided(f"The counter {self._counter.name} can't be read: {failed}.") from None
+        return self._said
 
     async def _risen(self, before: int) -> int:
-        await asyncio.sleep(self.settings.settle)
+        await asyncio.sleep(self._wait)
         delta = await self._read() - before
         count, rest = divmod(delta, self.rise)
         if rest or delta < 0:

@@ -26,7 +26,12 @@ NEW_KEY = Check(
     f"The same body with another key is another operation ({DRAFT}, 2.2)",
     "Two equal orders are two orders. A body is not a key.",
 )
-CHECKS = (WORKS, NEW_KEY, *(check for each in EXPERIMENTS for check in each.checks))
+LATE = Check(
+    "no-late-effects",
+    "Every effect is counted by the check that has sent for it, and none comes when nothing is sent",
+    "An effect that comes late may be a second one, which no check has seen, or another check was blamed for.",
+)
+CHECKS = (WORKS, NEW_KEY, *(check for each in EXPERIMENTS for check in each.checks), LATE)
 
 #: Called with the number of experiments done, of how many, and the name of the next check.
 Progress = Callable[[int, int, str], None]
@@ -63,8 +68,8 @@ def plan(lab: Lab, checks: frozenset[Check]) -> Plan:
             for check in each.checks:
                 lab.skipped(check, reason)
     run = tuple(each for each in wanted if each.reason_against(lab) is None)
-    # Two to learn what the API does, and one for another body.
-    return Plan(run, TWO + 1 + sum(each.creates for each in run), TWO + 1 + sum(each.sends for each in run))
+    # Two to learn what the API does, and one for another body; and a retry of the second.
+    return Plan(run, TWO + 1 + sum(each.creates for each in run), TWO + TWO + sum(each.sends for each in run))
 
 
 async def verify(
@@ -89,7 +94,11 @@ async def verify(
             for check in experiment.checks:
                 if not lab.has(check):
                     lab.undecided(check, str(undecided))
+    progress(len(plan.experiments), len(plan.experiments), LATE.name)
+    await _reconcile(lab, reason)
     progress(len(plan.experiments), len(plan.experiments), "")
+    # What can't be told whose it is, is told in any case.
+    checks = checks | {LATE} if lab.strays else checks
     order = {check: number for number, check in enumerate(CHECKS)}
     return Report(
         url=lab.url,
@@ -104,6 +113,29 @@ async def verify(
     )
 
 
+async def _reconcile(lab: Lab, reason: str | None) -> None:
+    lab.begin()
+    try:
+        if not lab.has_counter:
+            lab.skipped(LATE, "There is no counter. Give --count.")
+            return
+        if reason is not None:
+            raise Undecided(reason)  # noqa: TRY301 - the same ending as that of an experiment
+        await lab.reconcile()
+    except Undecided as undecided:
+        lab.undecided(LATE, str(undecided))
+        return
+    if lab.strays:
+        changes = ", ".join(f"{each:+}" for each in lab.strays)
+        lab.undecided(
+            LATE,
+            f"The counter changed while nothing was sent: {changes}. There is other traffic, or effects come late, and "
+            "then they may have been missed, or counted to another check. Give a longer --settle, such as 2s.",
+        )
+    else:
+        lab.passed(LATE, "The counter stayed as it was whenever nothing was sent.")
+
+
 async def _learn(lab: Lab) -> str | None:
     """Find out what a success looks like, and what tells two operations apart. Return why nothing can be decided."""
     lab.begin()
@@ -114,7 +146,8 @@ async def _learn(lab: Lab) -> str | None:
         lab.latency = first.seconds
         rise = await lab.learn_rise(before)
         between = await lab.watch()
-        second = await lab.answered(lab.keyed(lab.new_key()))
+        again = lab.keyed(lab.new_key())
+        second = await lab.answered(again)
         if not second.is_success:
             lab.passed(WORKS, f"It is answered with {first.status}.")
             lab.failed(NEW_KEY, f"The same body with another key is answered with {second.status}.")
@@ -123,6 +156,9 @@ async def _learn(lab: Lab) -> str | None:
         lab.compare(first, second)
         if lab.has_counter:
             _look_at_rise(lab, rise, await lab.learn_rise(between))
+            since = lab.heard_at
+            await lab.send(again)
+            await lab.learn_lag(since)
         elif lab.is_same(first, second) is None:
             lab.undecided(NEW_KEY, DETERMINISTIC)
         else:
