@@ -143,14 +143,16 @@ def test_calls_are_counted() -> None:
 
 def test_a_pipeline_is_one_round_trip(bases: Databases) -> None:
     """A trip ends when the client waits for an answer: statements sent ahead of it are in the same trip."""
-    with Wire(bases.postgres_url) as wire:
-        with psycopg.connect(wire.address(bases.postgres_url), autocommit=True) as connection:
-            before = wire.seen()
-            connection.execute("SELECT 1")
-            connection.execute("SELECT %s::int", [2])
-            with connection.pipeline():
-                for number in range(3):
-                    connection.execute("SELECT %s::int", [number])
+    with (
+        Wire(bases.postgres_url) as wire,
+        psycopg.connect(wire.address(bases.postgres_url), autocommit=True) as connection,
+    ):
+        before = wire.seen()
+        connection.execute("SELECT 1")
+        connection.execute("SELECT %s::int", [2])
+        with connection.pipeline():
+            for number in range(3):
+                connection.execute("SELECT %s::int", [number])
     seen = wire.seen()  # when all is over: the client's goodbye is no trip
     assert seen.trips - before.trips == 3
     assert seen.statements - before.statements == 5
