@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 import os
 import time
 from datetime import timedelta
@@ -20,7 +19,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from semel.cli.output import JsonOption, brief, put, relative, safe
+from semel.cli.lists import Listing, WatchOption, show_list
+from semel.cli.output import JsonOption, brief, relative, safe
 from semel.cli.resolving import YesOption
 from semel.client import Entry, Journal, Resumed, resuming
 from semel.client.httpx import IdempotentTransport
@@ -53,19 +53,21 @@ class EntryNotFound(SemelError):
 
 @app.command("list")
 def list_entries(
+    *,
     file: FileArgument,
     state: Annotated[State | None, typer.Option(help="Only these. Without: all.")] = None,
-    as_json: JsonOption = False,  # noqa: FBT002 - typer makes an option of it
+    as_json: JsonOption = False,
+    watch: WatchOption = False,
 ) -> None:
     """List what a client has written down: pending, done, or with an unknown outcome."""
     with _opened(file) as journal:
-        entries = journal.entries(state.value if state else None)
-    if as_json:
-        print(json.dumps([dataclasses.asdict(entry) for entry in entries], indent=2))
-    elif entries:
-        put(_table(entries, time.time()))
-    else:
-        print("No entries.")
+
+        def read() -> Listing:
+            entries = journal.entries(state.value if state else None)
+            facts = [dataclasses.asdict(entry) for entry in entries]
+            return Listing(facts, _table(entries, time.time()) if entries else None, "No entries.")
+
+        show_list(read, as_json=as_json, watch=watch)
 
 
 @app.command()
