@@ -120,6 +120,18 @@ def test_what_redis_says_of_itself(name: str, info: dict[str, str]) -> None:
     assert judged(name, [well, Server("b:2", well.info | info)]).verdict is Verdict.WRONG  # type: ignore[operator]
 
 
+@plants("redis-kind", "redis-slots")
+def test_a_cluster() -> None:
+    """A node of a Cluster is no server alone; and a Cluster serves every slot."""
+    node = [Server("a:1", {"cluster_enabled": "1"})]
+    assert judged("redis-kind", ("standalone", node)).verdict is Verdict.WRONG
+    assert judged("redis-kind", ("cluster", node)).verdict is Verdict.OK
+    whole = {"cluster_state": "ok", "cluster_slots_ok": "16384"}
+    assert judged("redis-slots", whole).verdict is Verdict.OK
+    assert judged("redis-slots", whole | {"cluster_slots_ok": "16000"}).verdict is Verdict.WRONG
+    assert judged("redis-slots", whole | {"cluster_state": "fail"}).verdict is Verdict.WRONG
+
+
 MOUNTS = """\
 /dev/sda1 / ext4 rw,relatime 0 0
 server:/export /srv/shared nfs4 rw,vers=4.2 0 0

@@ -89,6 +89,8 @@ def test_synchronous_commit_of_another_role(postgres_url: str, role: str) -> Non
     found = examined(postgres_url, "postgres-synchronous-commit")
     assert found.verdict is Verdict.WRONG
     assert role in found.evidence
+    execute(postgres_url, found.mend)
+    assert examined(postgres_url, "postgres-synchronous-commit").verdict is Verdict.OK
 
 
 def test_an_invalid_index(postgres_url: str) -> None:
@@ -236,10 +238,17 @@ def test_a_sick_server() -> None:
 
 
 def test_a_healthy_server() -> None:
-    """Nothing is wrong with a server as it comes, and every check can tell so."""
+    """Nothing is wrong with a server as it comes, and every check can tell so; a role that is no superuser can tell
+    all but what other sessions do.
+    """
     with servers.postgres(settings={"fsync": "on"}) as server:
         migrate(server.url)
         assert not_ok(examine(server.url)) == []
+        execute(server.url, "CREATE ROLE plain LOGIN", "GRANT ALL ON ALL TABLES IN SCHEMA public TO plain")
+        with psycopg.connect(server.url):
+            report = examine(as_role(server.url, "plain"))
+        assert [name for name, *_ in not_ok(report)] == ["postgres-oldest-transaction"]
+        assert "GRANT pg_read_all_stats" in finding(report, "postgres-oldest-transaction").evidence
 
 
 @pytest.mark.slow

@@ -159,7 +159,7 @@ def test_sentinels(redis_sentinel: servers.RedisSentinel) -> None:
     assert finding(report, "redis-min-replicas").verdict is Verdict.WRONG
 
 
-@plants("redis-kind", "redis-slots")
+@pytest.mark.slow
 def test_cluster() -> None:
     """Every master of a Cluster is examined. A URL for a server alone is wrong, and so is a slot without a master."""
     with servers.redis_cluster(settings=WELL) as cluster:

@@ -7,7 +7,6 @@ depends on another that is not ok is skipped.
 from __future__ import annotations
 
 import re
-import shlex
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -24,7 +23,7 @@ from semel.doctor.sessions import session_at, session_of
 from semel.errors import ConfigurationError
 
 _LIMITS = Limits()
-_PLACE = re.compile(r"\b(URL|FILE|FOLDER)\b")
+_PLACE = re.compile(r"\b(URL|FILE|FOLDER|ROLE_NAME|DATABASE_NAME)\b")
 
 
 def examine(url: str | None = None, *, app: Any = None, only: Sequence[str] = (), limits: Limits = _LIMITS) -> Report:
@@ -116,7 +115,7 @@ def _run(checks: Iterable[Check], subjects: dict[Kind, Any], limits: Limits) -> 
 
 def _typed(mend: str, words: dict[str, str]) -> str:
     """What to type names this very store."""
-    return _PLACE.sub(lambda match: shlex.quote(words[match[0]]) if match[0] in words else match[0], mend)
+    return _PLACE.sub(lambda match: words.get(match[0], match[0]), mend)
 
 
 def _root(name: str, findings: dict[str, Finding]) -> str:

@@ -77,7 +77,7 @@ class Limits:
 
     #: How long one check may take. More, and a person would wonder whether the program hangs.
     seconds: float = 5.0
-    #: A statement of Semel's takes at most ten seconds, and vacuum removes nothing younger than the oldest transaction.
+    #: A statement of Semel's takes at most ten seconds, and vacuum removes nothing that the oldest one could see.
     oldest_transaction: timedelta = timedelta(minutes=10)
     #: A transaction of two phases is committed within moments, or forgotten.
     prepared_transaction: timedelta = timedelta(minutes=10)
@@ -100,8 +100,6 @@ class Limits:
     free_bytes: int = 512 * MEBIBYTE
     #: SQLite starts its log anew at 4 MB, unless a reader holds it back.
     wal_bytes: int = 64 * MEBIBYTE
-    #: Larger files take longer than a check may.
-    integrity_bytes: int = 1024 * MEBIBYTE
     #: A worker looks every second for what was accepted, a relay every second for what is ready.
     accepted: timedelta = timedelta(minutes=1)
     outbox: timedelta = timedelta(minutes=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import timedelta
@@ -55,8 +56,8 @@ class Session(ABC):
 
     @property
     def words(self) -> dict[str, str]:
-        """What stands in commands for this store's own names."""
-        return {"URL": self.where}
+        """What stands in commands for this store's own names, quoted as it is typed."""
+        return {"URL": shlex.quote(self.where)}
 
     def close(self) -> None:  # noqa: B027 - a store that has nothing to close
         """Let go of connections."""

@@ -86,7 +86,7 @@ def stuck(seen: Some, limits: Limits) -> Judgement:
     "accepted",
     Severity.ERROR,
     title="Accepted operations are run",
-    why="Clients were answered 202: a worker would run it. No worker takes it, so it is never run.",
+    why="Clients were answered 202: a worker would run it. No worker takes it, or too few do.",
     mend="semel work --app module:app   # or work=True in the middleware",
     look=_pending,
     page="how-to/long-work.md",

@@ -84,22 +84,21 @@ class Commits:
     """What synchronous_commit is for new sessions of this role, and where else it is off."""
 
     mine: Setting
-    #: Roles and databases for which it is off, beside this session's own.
-    others: tuple[str, ...] = ()
+    #: Where else it is off: for which role, or for all of them, in which database, or in all of them.
+    others: tuple[tuple[str | None, str | None], ...] = ()
 
 
 def _commits(session: Postgres) -> Commits:
     rows = session.rows(
-        "SELECT coalesce('role ' || role.rolname, 'all roles') || ' in '"
-        "       || coalesce('database ' || base.datname, 'all databases')"
+        "SELECT role.rolname, base.datname"
         "  FROM pg_db_role_setting AS said"
         "  LEFT JOIN pg_roles AS role ON role.oid = said.setrole"
         "  LEFT JOIN pg_database AS base ON base.oid = said.setdatabase"
         " WHERE 'synchronous_commit=off' = ANY (said.setconfig)"
         "   AND said.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))"
-        " ORDER BY 1"
+        " ORDER BY 1, 2"
     )
-    return Commits(settings(session)["synchronous_commit"], tuple(said for (said,) in rows))
+    return Commits(settings(session)["synchronous_commit"], tuple((role, database) for role, database in rows))
 
 
 @GROUP.check(
@@ -109,7 +108,7 @@ def _commits(session: Postgres) -> Commits:
     why="Semel's own sessions turn it on. A handler's transaction in atomic mode or a phase has what its role has: "
     "after "
     "a crash of the server, an operation that was answered may never have happened.",
-    mend="ALTER ROLE … SET synchronous_commit = on;",
+    mend="ALTER ROLE ROLE_NAME SET synchronous_commit = on;",
     look=_commits,
     page="how-to/atomic.md",
 )
@@ -118,8 +117,19 @@ def synchronous_commit(seen: Commits, _limits: Limits) -> Judgement:
     if seen.mine.value == "off":
         return wrong(f"synchronous_commit = {seen.mine}.")
     if seen.others:
-        return wrong(f"synchronous_commit = {seen.mine.value} here, and off for {'; '.join(seen.others)}.")
+        said = "; ".join(f"{role or 'all roles'} in {database or 'all databases'}" for role, database in seen.others)
+        return wrong(
+            f"synchronous_commit = {seen.mine.value} here, and off for {said}.",
+            " ".join(_resetting(role, database) for role, database in seen.others),
+        )
     return ok(f"synchronous_commit = {seen.mine}.")
+
+
+def _resetting(role: str | None, database: str | None) -> str:
+    if role is None:
+        return f'ALTER DATABASE "{database}" RESET synchronous_commit;'
+    where = f' IN DATABASE "{database}"' if database else ""
+    return f'ALTER ROLE "{role}"{where} RESET synchronous_commit;'
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ def writable(seen: Standing, _limits: Limits) -> Judgement:
         where = {"user": "ROLE", "database": "DATABASE"}.get(seen.source, "SYSTEM")
         command = "ALTER SYSTEM RESET default_transaction_read_only; SELECT pg_reload_conf();"
         if where != "SYSTEM":
-            command = f"ALTER {where} … RESET default_transaction_read_only;"
+            command = f"ALTER {where} {where}_NAME SET default_transaction_read_only = off;"
         return wrong(f"default_transaction_read_only = on, set by: {seen.source}.", command)
     return ok("It is a primary, and default_transaction_read_only = off.")
 

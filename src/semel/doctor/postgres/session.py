@@ -61,6 +61,15 @@ class Postgres(Session):
         return cls(store.address, seconds)
 
     @property
+    def words(self) -> dict[str, str]:
+        """What stands in commands for the role and the database, once there is a connection."""
+        words = super().words
+        if self._connection is not None and not self._connection.closed:
+            info = self._connection.info
+            words |= {"ROLE_NAME": _identifier(info.user), "DATABASE_NAME": _identifier(info.dbname)}
+        return words
+
+    @property
     def connection(self) -> psycopg.Connection[Any]:
         """The connection, opened if it is not."""
         if self._connection is None or self._connection.closed:
@@ -232,6 +241,10 @@ class Postgres(Session):
     def _some(self, sql: str) -> Some:
         count, age = self.rows(_SOME.format(sql, MAX_COUNTED + 1))[0]
         return Some(min(count, MAX_COUNTED), age, is_more=count > MAX_COUNTED)
+
+
+def _identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _said(error: psycopg.Error) -> str:

@@ -24,7 +24,7 @@ _WHY = (
     title="Transactions are READ COMMITTED unless they ask for more",
     why="In a stricter level, handlers that run at the same time fail with serialization errors, and have to be "
     "retried.",
-    mend="ALTER ROLE … RESET default_transaction_isolation;   # and ask for more where it is needed",
+    mend="ALTER ROLE ROLE_NAME SET default_transaction_isolation = 'read committed';   # and ask for more where needed",
     look=settings,
 )
 def isolation(seen: Settings, _limits: Limits) -> Judgement:
@@ -38,7 +38,7 @@ def isolation(seen: Settings, _limits: Limits) -> Judgement:
     Severity.WARNING,
     title="Statements of handlers are not cut off early",
     why=_WHY,
-    mend=f"ALTER ROLE … SET statement_timeout = '{STATEMENT_SECONDS}s';   # or more",
+    mend=f"ALTER ROLE ROLE_NAME SET statement_timeout = '{STATEMENT_SECONDS}s';   # or more",
     look=settings,
 )
 def statement_timeout(seen: Settings, _limits: Limits) -> Judgement:
@@ -51,7 +51,7 @@ def statement_timeout(seen: Settings, _limits: Limits) -> Judgement:
     Severity.WARNING,
     title="Locks are waited for",
     why=_WHY,
-    mend=f"ALTER ROLE … SET lock_timeout = '{LOCK_SECONDS}s';   # or more",
+    mend=f"ALTER ROLE ROLE_NAME SET lock_timeout = '{LOCK_SECONDS}s';   # or more",
     look=settings,
 )
 def lock_timeout(seen: Settings, _limits: Limits) -> Judgement:
@@ -66,7 +66,7 @@ def lock_timeout(seen: Settings, _limits: Limits) -> Judgement:
     why="In atomic mode the transaction is idle while the handler calls another service. A time-out shorter than a "
     "lease "
     "ends it in the middle.",
-    mend=f"ALTER ROLE … SET idle_in_transaction_session_timeout = '{LEASE.total_seconds():.0f}s';   # or more",
+    mend=f"ALTER ROLE ROLE_NAME SET idle_in_transaction_session_timeout = '{LEASE.total_seconds():.0f}s';   # or more",
     look=settings,
 )
 def idle_timeout(seen: Settings, _limits: Limits) -> Judgement:

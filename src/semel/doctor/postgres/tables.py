@@ -275,7 +275,7 @@ def _to_work(session: Postgres) -> Lacking:
     Severity.ERROR,
     title="This role may serve requests",
     why="A role that may claim and not complete would run a handler and lose its answer; so the first claim refuses.",
-    mend="GRANT SELECT, INSERT, UPDATE, DELETE ON semel_keys TO …; GRANT INSERT ON semel_audit TO …;",
+    mend="GRANT SELECT, INSERT, UPDATE, DELETE ON semel_keys TO ROLE_NAME; GRANT INSERT ON semel_audit TO ROLE_NAME;",
     look=_to_serve,
     page="how-to/postgresql.md#roles",
 )
@@ -289,7 +289,7 @@ def grants(seen: Lacking, _limits: Limits) -> Judgement:
     Severity.WARNING,
     title="This role may run the services, the outbox and the inbox",
     why="A role that only serves requests needs none of it; semel work, semel relay and consumers do.",
-    mend="GRANT … ON semel_keys_watermark, semel_audit, semel_outbox, semel_inbox TO …;",
+    mend="GRANT … ON semel_keys_watermark, semel_audit, semel_outbox, semel_inbox TO ROLE_NAME;",
     look=_to_work,
     page="how-to/postgresql.md#roles",
 )

@@ -204,7 +204,7 @@ def _transactions(session: Postgres) -> Transactions:
     title="No transaction is open for long",
     why="Vacuum removes no row that the oldest open transaction could see. One that was forgotten makes every "
     "table grow.",
-    mend="SELECT pg_terminate_backend(PID);   # and: ALTER ROLE … SET idle_in_transaction_session_timeout = '1min';",
+    mend="SELECT pg_terminate_backend(PID);   # and set idle_in_transaction_session_timeout for its role",
     look=_transactions,
 )
 def oldest_transaction(seen: Transactions, limits: Limits) -> Judgement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sqlite3
 import time
@@ -61,7 +62,7 @@ class SQLite(Session):
     @property
     def words(self) -> dict[str, str]:
         """What stands in commands for the file, and for its folder."""
-        return {"URL": self.where, "FILE": str(self.path), "FOLDER": str(self.path.parent)}
+        return super().words | {"FILE": shlex.quote(str(self.path)), "FOLDER": shlex.quote(str(self.path.parent))}
 
     def close(self) -> None:
         """Close the file."""
