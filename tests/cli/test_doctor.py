@@ -105,7 +105,7 @@ def test_json(semel: Semel, file_url: str) -> None:
             {
                 "check": "sqlite-journal",
                 "subject": "SQLite",
-                "severity": "error",
+                "severity": "warning",
                 "title": check.title,
                 "why": check.why,
                 "mend": said["findings"][0]["mend"],

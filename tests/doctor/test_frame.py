@@ -1,13 +1,17 @@
 """The frame of an examination: what is run, what is skipped, how long a check may take."""
 
 import importlib
+import re
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
+from semel.cli.app import app as cli
 from semel.doctor import CHECKS, Finding, Limits, Report, Severity, Verdict, examine, examining
 from semel.doctor.model import Judgement, Kind, ok
 from semel.errors import ConfigurationError
@@ -46,6 +50,20 @@ def test_each_check_says_what_to_do() -> None:
         assert "\n" not in each.title + each.why + each.mend, each.name
 
 
+def test_commands_that_are_told_exist() -> None:
+    """Every command of Semel's own that a check tells people to type is there, with its options."""
+    for each in CHECKS:
+        for typed in re.findall(r"semel [a-z]+(?: (?:--)?[a-z]+)*", each.mend):
+            command: Any = typer.main.get_command(cli)
+            for word in typed.split()[1:]:
+                if word.startswith("--"):
+                    assert word in {name for given in command.params for name in given.opts}, typed
+                elif hasattr(command, "commands"):
+                    assert word in command.commands, typed
+                    command = command.commands[word]
+            assert not hasattr(command, "commands"), typed
+
+
 def test_only(sqlite_url: str) -> None:
     """Of those that are asked for by name, no other is told unless something is wrong with it."""
     report = examine(sqlite_url, only=["sqlite-jour*"])
@@ -60,7 +78,10 @@ def test_an_unknown_check(sqlite_url: str) -> None:
         examine(sqlite_url, only=["sqlite-jurnal"])
 
 
-@pytest.mark.parametrize("url", ["foo://x", "nonsense", "postgresql://[x", "redis://h:99999999", "sqlite:///a?b=c"])
+@pytest.mark.parametrize(
+    "url",
+    ["foo://x", "nonsense", "postgresql://[x", "postgresql://h/d?colour=red", "redis://h:99999999", "sqlite:///a?b=c"],
+)
 def test_a_url_that_cannot_be_read(url: str) -> None:
     """A URL that names no store is an error of the usage."""
     with pytest.raises(ConfigurationError):
@@ -115,7 +136,7 @@ def test_a_check_that_fails_by_itself(sqlite_url: str, monkeypatch: pytest.Monke
         "hangs": ("cannot tell", "There was no answer within 0.1 s."),
         "judges badly": ("cannot tell", "The answer can't be read: 'x'"),
         "works": ("ok", "fine"),
-        "needs": ("cannot tell", "Skipped, because raises is cannot tell."),
+        "needs": ("cannot tell", "Skipped, because raises could not be told."),
     }
 
 

@@ -53,10 +53,12 @@ class DoctorCommand(TyperCommand):
 class DoctorGroup(TyperGroup):
     """The commands of the doctor: what names none of them is for the examination."""
 
+    usual = USUAL
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the usual command in front of what names none."""
         if not args or (args[0] not in self.commands and args[0] != "--help"):
-            args = [USUAL, *args]
+            args = [self.usual, *args]
         return super().parse_args(ctx, args)
 
 

@@ -1,7 +1,7 @@
 """Runs the checks: which apply, in what order, for how long. What is wrong with what, they say themselves.
 
 A check that fails by itself (a permission is missing, a server hangs) is *cannot tell*, with the reason; and one that
-depends on another that is not ok is skipped.
+depends on another that is wrong is skipped.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from semel.doctor.sessions import session_at, session_of
 from semel.errors import ConfigurationError
 
 _LIMITS = Limits()
+_SAID = {Verdict.WRONG: "is wrong", Verdict.CANNOT_TELL: "could not be told"}
 _PLACE = re.compile(r"\b(URL|FILE|FOLDER|ROLE_NAME|DATABASE_NAME)\b")
 
 
@@ -101,10 +102,10 @@ def _run(checks: Iterable[Check], subjects: dict[Kind, Any], limits: Limits) -> 
     findings: dict[str, Finding] = {}
     seen: dict[tuple[Kind, Any], _Looked] = {}
     for check in checks:
-        broken = [name for name in check.after if name in findings and findings[name].verdict is not Verdict.OK]
+        broken = _broken(check, findings)
         if broken:
-            root = _root(broken[0], findings)
-            reason = f"Skipped, because {root} is {findings[root].verdict}."
+            root = _root(broken, findings)
+            reason = f"Skipped, because {root} {_SAID[findings[root].verdict]}."
             findings[check.name] = Finding(check, Verdict.CANNOT_TELL, reason, check.mend, is_skipped=True)
             continue
         judged = _judged(check, subjects[check.kind], seen, limits)
@@ -118,12 +119,23 @@ def _typed(mend: str, words: dict[str, str]) -> str:
     return _PLACE.sub(lambda match: words.get(match[0], match[0]), mend)
 
 
+def _broken(check: Check, findings: dict[str, Finding]) -> str | None:
+    """Return a check that keeps *check* from being run. One that could not be told does so only if it is the first of
+    all: where no server answers, there is nothing to ask.
+    """
+    for name in check.after:
+        found = findings.get(name)
+        if found is None or found.verdict is Verdict.OK:
+            continue
+        if found.is_wrong or found.is_skipped or not found.check.after:
+            return name
+    return None
+
+
 def _root(name: str, findings: dict[str, Finding]) -> str:
     """The first cause of it all."""
     while findings[name].is_skipped:
-        name = next(
-            each for each in findings[name].check.after if each in findings and findings[each].verdict is not Verdict.OK
-        )
+        name = _broken(findings[name].check, findings) or name
     return name
 
 

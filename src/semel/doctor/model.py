@@ -129,7 +129,7 @@ class Check:
     severity: Severity
     look: Callable[[Any], Any]
     judge: Callable[[Any, Limits], Judgement]
-    #: Checks that must be ok, or this one is skipped.
+    #: Checks that must not be wrong, or this one is skipped.
     after: tuple[str, ...] = ()
 
 

@@ -66,6 +66,10 @@ class Session(ABC):
         """Leave a connection behind that does not answer, and use another from now on."""
         self.close()
 
+    def has_neighbours(self) -> bool:
+        """Whether there are tables of others beside Semel's."""
+        return False
+
     @abstractmethod
     def parked(self) -> Some:
         """Operations that wait for a person."""

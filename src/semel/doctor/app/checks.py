@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -341,10 +341,13 @@ class Alembic:
 
     path: str | None
     is_told: bool = False
+    #: Whether there are other tables beside Semel's; None: it is not known.
+    has_neighbours: bool | None = None
 
 
-def _alembic(app: Application) -> Alembic:  # noqa: ARG001 - the folder is the application's
-    return alembic_in(Path.cwd())
+def _alembic(app: Application) -> Alembic:
+    found = alembic_in(Path.cwd())
+    return found if app.session is None else replace(found, has_neighbours=app.session.has_neighbours())
 
 
 def alembic_in(folder: Path) -> Alembic:
@@ -379,6 +382,10 @@ def alembic(seen: Alembic, _limits: Limits) -> Judgement:
         return ok("There is no env.py of Alembic's here.")
     if seen.is_told:
         return ok(f"{seen.path} names Semel's tables.")
+    if seen.has_neighbours is None:
+        return cannot_tell(f"{seen.path} does not name semel.stores.alembic, and the store is not examined.")
+    if not seen.has_neighbours:
+        return ok("Semel's tables have a database of their own.")
     return wrong(f"{seen.path} does not name semel.stores.alembic.")
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 from semel.doctor.model import Kind
 from semel.doctor.session import Handled, Session, Some, Unavailable
+from semel.errors import ConfigurationError
 from semel.stores.postgres.address import CONNECT_SECONDS, Address
 from semel.stores.postgres.errors import unreachable
 from semel.stores.postgres.opening import as_given
@@ -20,6 +21,7 @@ from semel.stores.statement import Query
 
 try:
     import psycopg
+    from psycopg.conninfo import conninfo_to_dict
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("PostgreSQL needs psycopg. Run: pip install 'semel[postgres]'") from error
 
@@ -53,7 +55,16 @@ class Postgres(Session):
     @classmethod
     def at(cls, url: str, seconds: float) -> Self:
         """Use the database at *url*."""
-        return cls(Address.of(url), seconds)
+        address = Address.of(url)
+        try:
+            conninfo_to_dict(address.url)
+        except psycopg.ProgrammingError:
+            # The driver's own words may quote the password, so they go no further.
+            raise ConfigurationError(
+                "The URL of the PostgreSQL store can't be read: a setting after the question mark is not known, or a "
+                "character is not escaped."
+            ) from None
+        return cls(address, seconds)
 
     @classmethod
     def of(cls, store: Any, seconds: float) -> Self:
@@ -160,6 +171,16 @@ class Postgres(Session):
     def abandon(self) -> None:
         """Leave the connection to the thread that waits for it."""
         self._connection = None
+
+    def has_neighbours(self) -> bool:
+        """Whether the schema of its tables has tables of others."""
+        return bool(
+            self.value(
+                "SELECT EXISTS (SELECT FROM pg_class WHERE relkind IN ('r', 'p') AND relname <> ALL (%(names)s)"
+                " AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('semel_keys')))",
+                {"names": sorted(self.names.tables)},
+            )
+        )
 
     def parked(self) -> Some:
         """Operations that wait for a person: the few of an index."""

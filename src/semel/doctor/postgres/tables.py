@@ -12,7 +12,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from semel.doctor.migrations import Applied, judge_newer, judge_older, known_migrations
-from semel.doctor.model import Group, Judgement, Kind, Limits, Severity, cannot_tell, ok, wrong
+from semel.doctor.model import Group, Judgement, Kind, Limits, Severity, ok, wrong
+from semel.doctor.session import Unavailable
 from semel.stores.postgres.statements import PACKAGE
 from semel.stores.statement import DEFAULT_TABLE, Names
 
@@ -24,6 +25,8 @@ GROUP = Group(Kind.POSTGRES, "PostgreSQL: tables", "how-to/postgresql.md", ("pos
 
 _MIGRATE = "semel migrate URL"
 _INDEX = re.compile(r"^CREATE INDEX (\w+) ON", re.MULTILINE)
+_TABLE = re.compile(r"^CREATE TABLE (\w+) \((.*?)^\)", re.MULTILINE | re.DOTALL)
+_COLUMN = re.compile(r"^ {4}([a-z_]+) ", re.MULTILINE)
 _PRIMARY = re.compile(r"^CREATE TABLE (\w+) \((?:(?!\n\)).)*?PRIMARY KEY", re.MULTILINE | re.DOTALL)
 
 
@@ -148,18 +151,58 @@ def _applied(session: Postgres) -> Applied:
     return Applied(tuple(name for (name,) in rows), known_migrations(PACKAGE, session.names))
 
 
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns that should be there and are not. Any role may see them."""
+
+    missing: tuple[str, ...]
+    #: Why the migrations themselves could not be read.
+    reason: str = ""
+
+
+def _version(session: Postgres) -> Applied | Columns:
+    try:
+        return _applied(session)
+    except Unavailable as reason:
+        return Columns(_missing_columns(session), str(reason))
+
+
+def _missing_columns(session: Postgres) -> tuple[str, ...]:
+    names = session.names
+    rows = session.rows(
+        "SELECT relname || '.' || attname FROM pg_attribute JOIN pg_class AS it ON it.oid = attrelid"
+        "  JOIN pg_namespace AS space ON space.oid = relnamespace"
+        " WHERE relname = ANY (%(names)s) AND relkind IN ('r', 'p') AND attnum > 0 AND NOT attisdropped"
+        "   AND CASE WHEN %(schema)s::text IS NULL THEN pg_table_is_visible(it.oid) ELSE nspname = %(schema)s END",
+        {"names": sorted(names.tables), "schema": names.schema},
+    )
+    there = {name for (name,) in rows}
+    return tuple(name for name in wanted_columns(names) if name not in there)
+
+
+@cache
+def wanted_columns(names: Names) -> tuple[str, ...]:
+    """Return the columns in ``schema.sql``, each behind its table's name."""
+    tables = _TABLE.findall(Names(names.table).put_into((files(PACKAGE) / "schema.sql").read_text("utf-8")))
+    return tuple(f"{table}.{column}" for table, inside in tables for column in _COLUMN.findall(inside))
+
+
 @GROUP.check(
     "schema",
     Severity.ERROR,
     title="The tables are as this version of Semel needs them",
     why="Statements name columns that an older schema lacks, and fail: every guarded request is refused with 503.",
     mend=_MIGRATE,
-    look=_applied,
+    look=_version,
     page="how-to/upgrade.md",
 )
-def schema(seen: Applied, _limits: Limits) -> Judgement:
-    """Judge whether a migration is missing."""
-    return judge_older(seen)
+def schema(seen: Applied | Columns, _limits: Limits) -> Judgement:
+    """Judge whether a migration is missing; or, where this role may not read which there are, whether a column is."""
+    if isinstance(seen, Applied):
+        return judge_older(seen)
+    if seen.missing:
+        return wrong(f"Columns are missing: {', '.join(seen.missing)}.")
+    return ok(f"Every column is there. {seen.reason}")
 
 
 @GROUP.check(
@@ -235,15 +278,16 @@ class Lacking:
     privileges: tuple[tuple[str, str], ...] = ()
 
 
-#: By table: what requests need, and what services, the outbox and the inbox need beside.
+#: By table: what requests need; what the outbox, the inbox and the sweeper need beside; and what workers alone need.
 _TO_SERVE = (("semel_keys", "SELECT INSERT UPDATE DELETE"), ("semel_audit", "INSERT"))
-_TO_WORK = (
+_BESIDE = (
     ("semel_keys_watermark", "SELECT INSERT UPDATE"),
-    ("semel_audit", "SELECT UPDATE DELETE"),
-    ("semel_outbox", "SELECT INSERT UPDATE DELETE"),
-    ("semel_inbox", "SELECT INSERT UPDATE DELETE"),
-    ("semel_webhooks", "SELECT UPDATE"),
+    ("semel_audit", "SELECT"),
+    ("semel_outbox", "SELECT INSERT"),
+    ("semel_inbox", "SELECT INSERT UPDATE"),
+    ("semel_webhooks", "SELECT"),
 )
+_TO_WORK = (("semel_audit", "UPDATE DELETE"), ("semel_outbox", "UPDATE DELETE"), ("semel_inbox", "DELETE"))
 
 
 def _lacking(session: Postgres, wanted: Sequence[tuple[str, str]]) -> Lacking:
@@ -266,8 +310,8 @@ def _to_serve(session: Postgres) -> Lacking:
     return _lacking(session, _TO_SERVE)
 
 
-def _to_work(session: Postgres) -> Lacking:
-    return _lacking(session, _TO_WORK)
+def _to_work(session: Postgres) -> tuple[Lacking, Lacking]:
+    return _lacking(session, _BESIDE), _lacking(session, _TO_WORK)
 
 
 @GROUP.check(
@@ -287,20 +331,23 @@ def grants(seen: Lacking, _limits: Limits) -> Judgement:
 @GROUP.check(
     "service-grants",
     Severity.WARNING,
-    title="This role may run the services, the outbox and the inbox",
-    why="A role that only serves requests needs none of it; semel work, semel relay and consumers do.",
+    title="This role may sweep, add messages and receive them",
+    why="The outbox, the inbox and the sweeper have tables of their own, which a role that was made long ago may lack.",
     mend="GRANT … ON semel_keys_watermark, semel_audit, semel_outbox, semel_inbox TO ROLE_NAME;",
     look=_to_work,
     page="how-to/postgresql.md#roles",
 )
-def service_grants(seen: Lacking, _limits: Limits) -> Judgement:
-    """Judge what services need."""
-    return _judge_grants(seen, "run services")
+def service_grants(seen: tuple[Lacking, Lacking], _limits: Limits) -> Judgement:
+    """Judge what goes on beside requests. To reap and to relay is for another role, where there are two."""
+    beside, working = seen
+    if beside.privileges:
+        return _judge_grants(beside, "")
+    if working.privileges:
+        return ok(f"The role {beside.role} may; it may not reap or relay, which takes the role of a worker.")
+    return ok(f"The role {beside.role} may, and it may reap and relay.")
 
 
 def _judge_grants(seen: Lacking, what: str) -> Judgement:
-    if not seen.role:
-        return cannot_tell("The role is not known.")
     if not seen.privileges:
         return ok(f"The role {seen.role} may {what}.")
     by_table: dict[str, list[str]] = {}

@@ -190,10 +190,9 @@ def _transactions(session: Postgres) -> Transactions:
         "  FROM pg_stat_activity WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid()"
         "   AND backend_type = 'client backend' ORDER BY xact_start LIMIT 3"
     )
-    # To a role without pg_read_all_stats, the sessions of others have no state.
+    # To a role without pg_read_all_stats, a session of another has a user, and nothing else.
     hidden = session.value(
-        "SELECT count(*)::int FROM pg_stat_activity WHERE backend_type IS NULL OR"
-        " (backend_type = 'client backend' AND state IS NULL)"
+        "SELECT count(*)::int FROM pg_stat_activity WHERE usesysid IS NOT NULL AND backend_type IS NULL"
     )
     return Transactions(tuple(Open(*row) for row in rows), hidden)
 

@@ -133,11 +133,10 @@ def _of_engine(engine: object) -> int:
 
 @GROUP.check(
     "journal",
-    Severity.ERROR,
+    Severity.WARNING,
     title="The file has a write-ahead log",
-    why="With another journal, readers and writers shut each other out, and requests wait until they fail. Semel "
-    "turns the "
-    "log on when it opens the file; another program has turned it off since.",
+    why="With another journal, readers and writers shut each other out, and requests wait until they fail. Semel turns "
+    "the log on when it opens the file; in a file of Django's, or one that another program has changed, it is off.",
     mend="sqlite3 FILE 'PRAGMA journal_mode = WAL'",
     look=_journal,
 )

@@ -140,6 +140,11 @@ class SQLite(Session):
             log_size=self.log.stat().st_size if self.log.exists() else 0,
         )
 
+    def has_neighbours(self) -> bool:
+        """Whether the file has other tables than Semel's."""
+        rows = self.rows("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+        return any(name not in self.place.names.tables for (name,) in rows)
+
     def parked(self) -> Some:
         """Records that wait for a person."""
         return self._some("created_at", "semel_keys", "status IS NULL AND state = 'unknown'")
