@@ -23,7 +23,8 @@ from starlette.middleware.sessions import SessionMiddleware
 
 from semel import SINGLE_TENANT, Policy
 from semel.asgi import IdempotencyMiddleware, RequestView
-from semel.doctor import Finding, Verdict, examine
+from semel.doctor import Finding, Limits, Verdict, examine
+from semel.doctor.app.checks import Places, same_store
 from semel.errors import ConfigurationError
 from semel.fastapi import Idempotent, install
 from semel.flask import Semel, idempotent
@@ -77,6 +78,18 @@ def test_no_guard(url: str) -> None:
     report = examine(url, app=Starlette())
     assert finding(report, "app-guard").verdict is Verdict.WRONG
     assert finding(report, "app-order").is_skipped
+
+
+def test_a_function_around_a_guard(url: str) -> None:
+    """Into a function nothing can look: whether there is a guard inside can't be told."""
+    inner = guarded(url)
+
+    async def outer(scope: Any, receive: Any, send: Any) -> None:
+        await inner(scope, receive, send)
+
+    found = examined(outer, "app-guard", url)
+    assert found.verdict is Verdict.CANNOT_TELL
+    assert "outer" in found.evidence
 
 
 @plants("app-order")
@@ -254,6 +267,8 @@ def test_another_store(url: str, elsewhere: Path) -> None:
     migrate(other)
     assert examined(guarded(url), "app-same-store", other).verdict is Verdict.WRONG
     assert examined(guarded(url), "app-same-store", url).verdict is Verdict.OK
+    seen = Places("postgresql://db/shop", "postgresql://127.0.0.1/shop")
+    assert same_store(seen, Limits()).verdict is Verdict.CANNOT_TELL
 
 
 @plants("sqlite-synchronous")

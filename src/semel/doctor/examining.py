@@ -23,6 +23,9 @@ from semel.doctor.sessions import session_at, session_of
 from semel.errors import ConfigurationError
 
 _LIMITS = Limits()
+#: After so many looks without an answer no more are tried: a server that hangs would take minutes for all of them.
+MAX_LATE = 2
+_SILENT = "It was not tried: others before it got no answer."
 _SAID = {Verdict.WRONG: "is wrong", Verdict.CANNOT_TELL: "could not be told"}
 _PLACE = re.compile(r"\b(URL|FILE|FOLDER|ROLE_NAME|DATABASE_NAME)\b")
 
@@ -57,6 +60,8 @@ class _Looked:
 
     value: Any = None
     error: Exception | None = None
+    #: Whether it was left behind, because it did not end in time.
+    is_late: bool = False
 
 
 def _session(url: str | None, application: Application | None, limits: Limits) -> Session | None:
@@ -142,6 +147,8 @@ def _root(name: str, findings: dict[str, Finding]) -> str:
 def _judged(check: Check, subject: Any, seen: dict[tuple[Kind, Any], _Looked], limits: Limits) -> Judgement:
     place = check.kind, check.look
     if place not in seen:
+        if sum(each.is_late for each in seen.values()) >= MAX_LATE:
+            return cannot_tell(_SILENT)
         seen[place] = _look(check.look, subject, limits)
     looked = seen[place]
     if looked.error is not None:
@@ -173,7 +180,7 @@ def _look(look: Callable[[Any], Any], subject: Any, limits: Limits) -> _Looked:
             return _Looked(error=error)
         with suppress(Exception):
             subject.abandon()
-        return _Looked(error=Unavailable(f"There was no answer within {limits.seconds:g} s."))
+        return _Looked(error=Unavailable(f"There was no answer within {limits.seconds:g} s."), is_late=True)
     except Exception as error:  # noqa: BLE001 - as above
         return _Looked(error=error)
 

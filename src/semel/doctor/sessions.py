@@ -35,7 +35,9 @@ def session_at(url: str, seconds: float) -> Session:
         # Python's own message may quote the password.
         raise ConfigurationError("The store's URL can't be read. Write odd characters in it as %XX.") from None
     if scheme == "memory":
-        return Memory()
+        raise ConfigurationError(
+            "memory:// is in the memory of another process: there is nothing to examine from here."
+        )
     if scheme not in _SCHEMES:
         what = f"{scheme}://" if scheme else "a name without a scheme"
         raise ConfigurationError(

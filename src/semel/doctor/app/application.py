@@ -4,6 +4,7 @@ serves a request, and nothing is changed.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -47,6 +48,8 @@ class Application:
     #: The store object of the first guard.
     store: Any = None
     is_django: bool = False
+    #: The function at which the layers end, if it is one.
+    end: str | None = None
     #: The session that the store is examined with, if there is one.
     session: Session | None = None
     #: The module that it was imported from, for what lies beside it.
@@ -69,6 +72,7 @@ def opened_by(app: Any) -> Application:
     found = Application(f"{type(app).__module__}.{type(app).__qualname__}", module=_module_of(app))
     layers = list(_layers(app))
     found.layers = tuple(_class_of(each) for each in layers)
+    found.end = layers[-1].__qualname__ if inspect.isroutine(layers[-1]) else None
     for place, layer in enumerate(layers):
         if _is_middleware(layer):
             found.place = place

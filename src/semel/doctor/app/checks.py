@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from semel.client.options import DEADLINE
 from semel.core.policy import Policy
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 GROUP = Group(Kind.APP, "Application", "how-to/production.md", ("app-guard",))
 
+#: How many guards are named: enough to see which they are.
+MAX_NAMED = 3
 #: What must be outside of the guard, by a part of its class's name, and why.
 OUTSIDE = {
     "GZip": "compression for one client would be stored for all",
@@ -36,8 +39,17 @@ LOGINS = {
 MAX_STORED = {Kind.POSTGRES: 1024 * MEBIBYTE, Kind.REDIS: 512 * MEBIBYTE, Kind.SQLITE: 1_000_000_000}
 
 
-def _guards(app: Application) -> list[str]:
-    return [guard.name for guard in app.guards]
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """The guards that were found, and where the search ended."""
+
+    names: tuple[str, ...]
+    #: The name of a function, into which nothing can look.
+    end: str | None = None
+
+
+def _guards(app: Application) -> Guards:
+    return Guards(tuple(guard.name for guard in app.guards), app.end)
 
 
 @GROUP.check(
@@ -50,11 +62,15 @@ def _guards(app: Application) -> list[str]:
     after=(),
     page="how-to/fastapi.md",
 )
-def guard(seen: list[str], _limits: Limits) -> Judgement:
+def guard(seen: Guards, _limits: Limits) -> Judgement:
     """Judge whether there is one."""
-    if not seen:
-        return wrong("No IdempotencyMiddleware, no route with Idempotent, no guarded view, no SEMEL in Django.")
-    return ok(f"{len(seen)}: {', '.join(seen[:3])}{' …' if len(seen) > 3 else ''}.")  # noqa: PLR2004 - enough to see
+    if seen.names:
+        return ok(f"{len(seen.names)}: {', '.join(seen.names[:MAX_NAMED])}.")
+    if seen.end is not None:
+        return cannot_tell(
+            f"No guard was found around the function {seen.end}, and what is inside of it can't be seen."
+        )
+    return wrong("No IdempotencyMiddleware, no route with Idempotent, no guarded view, no SEMEL in Django.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,4 +458,11 @@ def same_store(seen: Places, _limits: Limits) -> Judgement:
         return cannot_tell("The application does not tell which store it uses.")
     if seen.used == seen.examined:
         return ok(seen.used)
+    if _but_host(seen.used) == _but_host(seen.examined):
+        return cannot_tell(f"{seen.examined} and {seen.used} may be two names of one server.")
     return wrong(f"Examined is {seen.examined}; the application uses {seen.used}.")
+
+
+def _but_host(where: str) -> tuple[str, str, str]:
+    parts = urlsplit(where)
+    return parts.scheme, parts.path, parts.query
