@@ -136,19 +136,24 @@ def test_an_old_store(semel: Semel, postgres_url: str) -> None:
     assert f"type  semel migrate {postgres_url}" in done.stdout
 
 
+def slow(*values: object) -> object:
+    """What shows the same as another, of many."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [
         (["foo://x"], "No store is known for foo://"),
-        (["postgresql://user:p%ss@host/db"], "can't be read"),
-        (["sqlite:///x.db", "--only", "sqlite-jurnal"], "There is no check 'sqlite-jurnal'"),
-        (["--app", "nowhere:app"], "There is no module 'nowhere'"),
+        slow(["postgresql://user:p%ss@host/db"], "can't be read"),
+        slow(["sqlite:///x.db", "--only", "sqlite-jurnal"], "There is no check 'sqlite-jurnal'"),
+        slow(["--app", "nowhere:app"], "There is no module 'nowhere'"),
         (["--app", "nowhere"], "is not the name of an app"),
         ([], "Which store?"),
-        (["explain", "journal"], "Did you mean sqlite-journal?"),
+        slow(["explain", "journal"], "Did you mean sqlite-journal?"),
         (["explain", "redis-evicton"], "Did you mean redis-eviction"),
-        (["explain", "zzz"], "semel doctor list"),
-        (["--fail-on", "sometimes"], "sometimes"),
+        slow(["explain", "zzz"], "semel doctor list"),
+        slow(["--fail-on", "sometimes"], "sometimes"),
         (["--nonsense"], "No such option"),
     ],
 )

@@ -127,7 +127,7 @@ def test_a_check_that_fails_by_itself(sqlite_url: str, monkeypatch: pytest.Monke
         replace(usual, name="needs", look=lambda _: None, after=("raises",)),
     )
     monkeypatch.setattr(examining, "CHECKS", made)
-    report = examine(sqlite_url, limits=Limits(seconds=0.1))
+    report = examine(sqlite_url, limits=Limits(seconds=0.1, grace=0.1))
     hanging[1].close()
     hanging[0].close()
     told = {each.check.name: (str(each.verdict), each.evidence) for each in report.findings}
@@ -147,7 +147,7 @@ def test_a_server_that_hangs_in_the_middle(sqlite_url: str, monkeypatch: pytest.
     looks = [lambda _, number=number: hanging[0].recv(number) for number in range(1, 6)]
     made = tuple(replace(usual, name=f"hangs {number}", look=look) for number, look in enumerate(looks))
     monkeypatch.setattr(examining, "CHECKS", made)
-    report = examine(sqlite_url, limits=Limits(seconds=0.1))
+    report = examine(sqlite_url, limits=Limits(seconds=0.1, grace=0.1))
     hanging[1].close()
     hanging[0].close()
     assert [each.evidence for each in report.findings] == [

@@ -40,21 +40,26 @@ def as_role(url: str, role: str) -> str:
     return parts._replace(netloc=f"{role}@{parts.netloc.rpartition('@')[2]}").geturl()
 
 
-#: By check: statements that plant its fault in a database with Semel's tables.
+#: Faults in tables that can be planted together: by what they have in common, the statement for each check.
 FAULTS = {
-    "postgres-tables": ["DROP TABLE semel_outbox"],
-    "postgres-one-table": ["CREATE SCHEMA other", "CREATE TABLE other.semel_keys (LIKE semel_keys)"],
-    "postgres-logged": ["ALTER TABLE semel_keys SET UNLOGGED"],
-    "postgres-row-security": ["ALTER TABLE semel_keys ENABLE ROW LEVEL SECURITY"],
-    "postgres-schema": ["DELETE FROM semel_keys_migrations WHERE name LIKE '0005%'"],
-    "postgres-schema-newer": ["INSERT INTO semel_keys_migrations (name) VALUES ('9999_pre_future')"],
-    "postgres-indexes": ["DROP INDEX semel_keys_age"],
-    "postgres-claim-plan": ["ALTER TABLE semel_keys DROP CONSTRAINT semel_keys_pkey"],
-    "postgres-completion-plan": ["ALTER TABLE semel_keys DROP CONSTRAINT semel_keys_pkey"],
-    "postgres-reap-plan": ["DROP INDEX semel_keys_expiry"],
-    "postgres-autovacuum": ["ALTER TABLE semel_keys SET (autovacuum_enabled = false)"],
+    "alone": {"postgres-tables": "DROP TABLE semel_outbox"},
+    "version": {"postgres-schema": "DELETE FROM semel_keys_migrations WHERE name LIKE '0005%'"},
+    "primary key": {
+        "postgres-claim-plan": "ALTER TABLE semel_keys DROP CONSTRAINT semel_keys_pkey",
+        "postgres-completion-plan": "SELECT 'the same'",
+        "postgres-indexes": "SELECT 'the same'",
+    },
+    "together": {
+        "postgres-one-table": "CREATE SCHEMA other CREATE TABLE semel_keys ()",
+        "postgres-logged": "ALTER TABLE semel_keys SET UNLOGGED",
+        "postgres-row-security": "ALTER TABLE semel_keys ENABLE ROW LEVEL SECURITY",
+        "postgres-schema-newer": "INSERT INTO semel_keys_migrations (name) VALUES ('9999_pre_future')",
+        "postgres-indexes": "DROP INDEX semel_keys_age",
+        "postgres-reap-plan": "DROP INDEX semel_keys_expiry",
+        "postgres-autovacuum": "ALTER TABLE semel_keys SET (autovacuum_enabled = false)",
+    },
 }
-#: The same, for settings that a database may have of its own.
+#: By check: a setting that a database may have of its own.
 SETTINGS = {
     "postgres-writable": "default_transaction_read_only = on",
     "postgres-synchronous-commit": "synchronous_commit = off",
@@ -65,23 +70,29 @@ SETTINGS = {
 }
 
 
-@plants(*FAULTS)
-@pytest.mark.parametrize("name", FAULTS)
-def test_tables(postgres_url: str, name: str) -> None:
-    """A fault in Semel's tables is found."""
-    execute(postgres_url, *FAULTS[name])
-    assert examined(postgres_url, name).verdict is Verdict.WRONG
+def wrong(url: str) -> set[str]:
+    """The checks that find something wrong; the server of these tests does not wait for its disk."""
+    return {name for name, verdict, _ in not_ok(examine(url)) if verdict == "wrong"} - {"postgres-fsync"}
+
+
+@plants(*(name for several in FAULTS.values() for name in several))
+@pytest.mark.parametrize("what", FAULTS)
+def test_tables(postgres_url: str, what: str) -> None:
+    """Faults in Semel's tables are found, all of them, and nothing else is."""
+    execute(postgres_url, *FAULTS[what].values())
+    assert wrong(postgres_url) == set(FAULTS[what])
 
 
 @plants(*SETTINGS)
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings(postgres_url: str, name: str) -> None:
+def test_settings(postgres_url: str) -> None:
     """A setting of the database is found where a new session would have it, and its source is told."""
     database = urlsplit(postgres_url).path[1:]
-    execute(postgres_url, f"ALTER DATABASE {database} SET {SETTINGS[name]}")
-    found = examined(postgres_url, name)
-    assert found.verdict is Verdict.WRONG
-    assert "database" in found.evidence
+    execute(postgres_url, *(f"ALTER DATABASE {database} SET {each}" for each in SETTINGS.values()))
+    report = examine(postgres_url)
+    for name in SETTINGS:
+        found = finding(report, name)
+        assert found.verdict is Verdict.WRONG
+        assert "database" in found.evidence
 
 
 def test_synchronous_commit_of_another_role(postgres_url: str, role: str) -> None:
@@ -236,8 +247,8 @@ def test_a_sick_server() -> None:
         for _ in range(9):
             ends.enter_context(psycopg.connect(server.url))
         report = examine(server.url, limits=Limits(prepared_transaction=timedelta()))
-        wrong = {name for name, verdict, _ in not_ok(report) if verdict == "wrong"}
-        assert wrong == {
+        found = {name for name, verdict, _ in not_ok(report) if verdict == "wrong"}
+        assert found == {
             "postgres-autovacuum",
             "postgres-connections",
             "postgres-fsync",

@@ -173,8 +173,7 @@ def _look(look: Callable[[Any], Any], subject: Any, limits: Limits) -> _Looked:
 
     threading.Thread(target=run, name="semel-doctor", daemon=True).start()
     try:
-        # Drivers have the same limit, and say more about it: they go first.
-        return _Looked(future.result(limits.seconds + 1))
+        return _Looked(future.result(limits.seconds + limits.grace))
     except TimeoutError as error:
         if future.done():
             return _Looked(error=error)

@@ -77,6 +77,8 @@ class Limits:
 
     #: How long one check may take. More, and a person would wonder whether the program hangs.
     seconds: float = 5.0
+    #: So much longer a driver has to say by itself that the time is up: it says more about it.
+    grace: float = 1.0
     #: A statement of Semel's takes at most ten seconds, and vacuum removes nothing that the oldest one could see.
     oldest_transaction: timedelta = timedelta(minutes=10)
     #: A transaction of two phases is committed within moments, or forgotten.
