@@ -10,6 +10,7 @@ No prose is written here, except what belongs to a row of a table.
 import argparse
 import dataclasses
 import inspect
+import itertools
 import logging
 import re
 import sys
@@ -29,6 +30,9 @@ from semel.core.fingerprint import Fingerprinter
 from semel.core.outcome import OUTCOMES
 from semel.core.policy import Policy
 from semel.core.vendors import VENDORS
+from semel.doctor import CHECKS as EXAMINATIONS
+from semel.doctor import Limits
+from semel.doctor.model import MEBIBYTE
 from semel.telemetry import logs
 from semel.verify.runner import CHECKS
 
@@ -265,6 +269,28 @@ def checks() -> Iterator[str]:
         yield _row(f"`{each.name}`", each.rule)
 
 
+def examinations() -> Iterator[str]:
+    """What `semel doctor` checks, by subject; each check has a heading of its own to link to."""
+    for subject, several in itertools.groupby(EXAMINATIONS, key=lambda each: each.subject):
+        yield f"## {subject}\n"
+        for each in several:
+            yield f"### {each.name}\n"
+            yield f"**{each.title}.** {each.severity.capitalize()}. {each.why}\n"
+            yield f"```text\n{each.mend}\n```\n"
+            yield f"[More](../{each.page})\n"
+
+
+def limits() -> Iterator[str]:
+    """From where on something is wrong."""
+    comments = dict(_comments(inspect.getsource(Limits)))
+    yield from _head("limit", "value", "why")
+    why = ""
+    for field in dataclasses.fields(Limits):
+        # One comment may be about several fields.
+        why = comments[field.name] or why
+        yield _row(f"`{field.name}`", _measured(getattr(Limits(), field.name)), why)
+
+
 GENERATED: dict[str, Callable[[], Iterable[str]]] = {
     "statuses": statuses,
     "advice": advice,
@@ -280,6 +306,8 @@ GENERATED: dict[str, Callable[[], Iterable[str]]] = {
     "unkept": lambda: [", ".join(map(str, sorted({*range(200, 500)} - policy.FINAL_STATUSES)))],
     "happenings": happenings,
     "checks": checks,
+    "examinations": examinations,
+    "limits": limits,
     "public": public,
     "commands": lambda: commands(typer.main.get_command(app), "semel"),
     **{f"problem/{each.slug}": lambda slug=each.slug: problem(slug) for each in SITUATIONS},  # type: ignore[misc]
@@ -383,6 +411,18 @@ def _links(page: Path) -> list[str]:
 def _comments(source: str) -> Iterator[tuple[str, str]]:
     for said, name in _FIELD.findall(source):
         yield name, " ".join(said.replace("#:", "").replace("``", "`").split())
+
+
+def _measured(value: object) -> str:
+    match value:
+        case timedelta():
+            return _spelled(value)
+        case int() if value % MEBIBYTE == 0:
+            return f"{value // MEBIBYTE} MiB"
+        case int():
+            return f"{value:,}"
+        case _:
+            return f"{value:g}"
 
 
 def _spelled(value: object) -> str:

@@ -134,6 +134,8 @@ def test_commands_that_are_shown_exist(page: str) -> None:
     for typed in TYPED.findall(text):
         command: Any = typer.main.get_command(cli)
         for word in shlex.split(typed)[1:]:
+            if (usual := getattr(command, "usual", None)) and word not in command.commands:
+                command = command.commands[usual]
             if word.startswith("--"):
                 assert word in {name for each in command.params for name in each.opts}, typed
             elif hasattr(command, "commands"):

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from semel import __version__
-from semel.cli import inbox, journal, keys, outbox, proxy, relay, schema, verify, webhooks, work
+from semel.cli import doctor, inbox, journal, keys, outbox, proxy, relay, schema, verify, webhooks, work
 from semel.cli.demo import command as demo
 
 VERSION = "Print the version of Semel."
@@ -27,6 +27,7 @@ app.command("work")(work.work)
 app.command("relay")(relay.relay)
 app.command("proxy")(proxy.proxy)
 app.command("verify", cls=verify.VerifyCommand)(verify.verify)
+app.add_typer(doctor.app, name="doctor")
 app.add_typer(keys.app, name="keys")
 app.add_typer(inbox.app, name="inbox")
 app.add_typer(journal.app, name="journal")

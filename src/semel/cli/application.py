@@ -26,6 +26,12 @@ _MAX_LAYERS = 100
 
 def load(spec: str) -> tuple[Any, Middleware]:
     """Import the app that *spec* names, and find Semel's middleware in it."""
+    app = imported(spec)
+    return app, middleware_of(app)
+
+
+def imported(spec: str) -> Any:
+    """Import the app that *spec* names."""
     module, _, name = spec.partition(":")
     if not name or not all(part.isidentifier() for part in module.split(".")):
         raise ConfigurationError(f"{spec!r} is not the name of an app. Write it as module:name, such as shop.main:app.")
@@ -40,7 +46,7 @@ def load(spec: str) -> tuple[Any, Middleware]:
         if not hasattr(app, part):
             raise ConfigurationError(f"{module} has no {name!r}.")
         app = getattr(app, part)
-    return app, middleware_of(app)
+    return app
 
 
 def middleware_of(app: Any) -> Middleware:

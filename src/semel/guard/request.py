@@ -125,8 +125,12 @@ class Routes:
     @property
     def accepting(self) -> Policy | None:
         """A policy by which requests may be accepted, to be run later; None: there is none."""
-        policies = (self.policy,) if self._patterns is None else self._patterns.values()
-        return next((each for each in policies if each.may_accept), None)
+        return next((each for each in self.policies if each.may_accept), None)
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """Every policy that a request may be guarded by."""
+        return (self.policy,) if self._patterns is None else tuple(self._patterns.values())
 
     def policy_for(self, method: str, path: str) -> Policy | None:
         """Return the policy of this request, or None when it is not guarded."""

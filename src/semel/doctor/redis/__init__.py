@@ -1,0 +1,1 @@
+"""Redis as a store: how it is asked, and what can be wrong with it."""

@@ -1,0 +1,214 @@
+"""`semel doctor`, `semel doctor list` and `semel doctor explain`."""
+
+import json
+import os
+import pty
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from semel.doctor import CHECKS
+from tests.conftest import migrate
+
+Semel = Callable[..., subprocess.CompletedProcess[str]]
+
+APP = """
+from semel.wsgi import IdempotencyMiddleware
+
+def application(environ, start_response): ...
+
+app = IdempotencyMiddleware(application, store={url!r}, scope=lambda request: {scope})
+"""
+
+
+@pytest.fixture
+def file_url(sqlite_url: str, tmp_path: Path) -> str:
+    """A healthy file."""
+    tmp_path.chmod(0o700)
+    migrate(sqlite_url)
+    return sqlite_url
+
+
+def test_nothing_wrong(semel: Semel, file_url: str) -> None:
+    """A healthy store is a line for each check, by subject, and the status 0."""
+    done = semel("doctor", file_url)
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[0] == file_url
+    assert "SQLite" in lines
+    assert any(re.fullmatch(r"  ok  sqlite-journal +journal_mode = wal\.", line) for line in lines)
+    assert lines[-1] == f"0 errors, 0 warnings, {len(lines) - 6} ok, 0 cannot tell."
+    assert not any(line.endswith(" ") for line in lines)
+    assert not done.stderr
+
+
+def test_something_wrong(semel: Semel, file_url: str, tmp_path: Path) -> None:
+    """What is wrong comes first and in full: what is wanted, what was seen, why, what to type, what to read."""
+    (tmp_path / "semel.db").chmod(0o644)
+    done = semel("doctor", file_url)
+    assert done.returncode == 1
+    shown = "\n".join(done.stdout.splitlines()[:8])
+    assert shown.startswith(f"{file_url}\n\nerror sqlite-private\n  want  Other users")
+    assert f"  seen  {tmp_path}/semel.db has mode 0644." in shown
+    assert f"  type  chmod o-rw {tmp_path}/semel.db*" in shown
+    assert "  read  docs/how-to/sqlite.md" in shown
+
+
+def test_fail_on(semel: Semel, file_url: str, tmp_path: Path) -> None:
+    """A warning is no failure unless it is asked for."""
+    with closing(sqlite3.connect(tmp_path / "semel.db")) as connection, connection:
+        connection.execute("INSERT INTO semel_keys_migrations VALUES ('9999_pre_future', 0)")
+    done = semel("doctor", file_url)
+    assert done.returncode == 0
+    assert "warning sqlite-schema-newer" in done.stdout
+    assert semel("doctor", file_url, "--fail-on", "warning").returncode == 1
+
+
+def test_cannot_tell(semel: Semel, file_url: str, tmp_path: Path) -> None:
+    """What can't be told is no failure, and no success either: 2, where it counts."""
+    source = APP.format(url=file_url, scope="").replace("lambda request: ", "str")
+    (tmp_path / "shop.py").write_text(source)
+    done = semel("doctor", "--app", "shop:app")
+    assert done.returncode == 2, done.stdout
+    assert "?   app-scope-constant" in done.stdout
+    assert "cannot tell: The code of str can't be read." in done.stdout
+
+
+def test_app(semel: Semel, file_url: str, tmp_path: Path) -> None:
+    """With an app, the store that it uses is examined, and the app itself."""
+    (tmp_path / "shop.py").write_text(APP.format(url=file_url, scope="request.headers['x-account']"))
+    done = semel("doctor", "--app", "shop:app")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.startswith(file_url)
+    assert "app-scope-constant" in done.stdout
+    (tmp_path / "shop.py").write_text(APP.format(url=file_url, scope="'everyone'"))
+    assert "error app-scope-constant" in semel("doctor", "--app", "shop:app").stdout
+
+
+def test_json(semel: Semel, file_url: str) -> None:
+    """For programs, every finding has the same fields."""
+    done = semel("doctor", file_url, "--json", "--only", "sqlite-journal")
+    said = json.loads(done.stdout)
+    check = next(each for each in CHECKS if each.name == "sqlite-journal")
+    assert said == {
+        "store": file_url,
+        "verdict": "ok",
+        "counts": {"ok": 1, "wrong": 0, "cannot tell": 0},
+        "findings": [
+            {
+                "check": "sqlite-journal",
+                "subject": "SQLite",
+                "severity": "warning",
+                "title": check.title,
+                "why": check.why,
+                "mend": said["findings"][0]["mend"],
+                "page": "docs/how-to/sqlite.md",
+                "verdict": "ok",
+                "evidence": "journal_mode = wal.",
+                "skipped": False,
+            }
+        ],
+    }
+
+
+def test_a_server_that_is_away(semel: Semel) -> None:
+    """A store that can't be reached is one finding, and one line for the rest; the password is not shown."""
+    done = semel("doctor", "postgresql://shop:secret@127.0.0.1:1/shop")
+    assert done.returncode == 1
+    assert "error postgres-reachable" in done.stdout
+    assert re.search(r"\d+ checks were skipped, because postgres-reachable is wrong\.", done.stdout)
+    assert "secret" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_old_store(semel: Semel, postgres_url: str) -> None:
+    """A store of an older or a newer schema is told what to type."""
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("DELETE FROM semel_keys_migrations WHERE name LIKE '0005%'")
+    done = semel("doctor", postgres_url, "--only", "postgres-schema")
+    assert f"type  semel migrate {postgres_url}" in done.stdout
+
+
+def slow(*values: object) -> object:
+    """What shows the same as another, of many."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["foo://x"], "No store is known for foo://"),
+        slow(["postgresql://user:p%ss@host/db"], "can't be read"),
+        slow(["sqlite:///x.db", "--only", "sqlite-jurnal"], "There is no check 'sqlite-jurnal'"),
+        slow(["--app", "nowhere:app"], "There is no module 'nowhere'"),
+        (["--app", "nowhere"], "is not the name of an app"),
+        ([], "Which store?"),
+        slow(["explain", "journal"], "Did you mean sqlite-journal?"),
+        (["explain", "redis-evicton"], "Did you mean redis-eviction"),
+        slow(["explain", "zzz"], "semel doctor list"),
+        slow(["--fail-on", "sometimes"], "sometimes"),
+        (["--nonsense"], "No such option"),
+    ],
+)
+def test_a_wrong_command_line(semel: Semel, arguments: list[str], said: str) -> None:
+    """What was typed wrong is told in a line, and the status is 3."""
+    done = semel("doctor", *arguments)
+    assert done.returncode == 3
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_app_that_does_not_start(semel: Semel, tmp_path: Path) -> None:
+    """An app that raises when it is imported is told in one line."""
+    (tmp_path / "shop.py").write_text("raise RuntimeError('no database')")
+    done = semel("doctor", "--app", "shop:app")
+    assert done.returncode == 3
+    assert done.stderr == "semel: shop can't be imported: RuntimeError: no database\n"
+
+
+def test_list(semel: Semel) -> None:
+    """Every check is listed, for people and for programs."""
+    shown = semel("doctor", "list").stdout
+    assert all(each.name in shown for each in CHECKS)
+    said = json.loads(semel("doctor", "list", "--json").stdout)
+    assert [each["check"] for each in said] == [each.name for each in CHECKS]
+
+
+def test_explain(semel: Semel) -> None:
+    """A check is explained by its name."""
+    done = semel("doctor", "explain", "redis-eviction")
+    assert done.returncode == 0
+    assert done.stdout.startswith("redis-eviction: The server evicts nothing\n")
+    assert "volatile-*" in done.stdout
+    assert json.loads(semel("doctor", "explain", "redis-eviction", "--json").stdout)["check"] == "redis-eviction"
+
+
+def test_the_store_in_the_environment(semel: Semel, file_url: str) -> None:
+    """Without a URL, SEMEL_STORE is examined; else the usual file."""
+    assert semel("doctor", SEMEL_STORE=f"{file_url}").stdout.startswith(file_url)
+    assert semel("doctor").stdout.startswith("sqlite:///")
+
+
+def test_in_a_terminal(environment: dict[str, str], file_url: str) -> None:
+    """In a terminal of 80 columns no line is longer, and what is wrong has a colour."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "semel", "doctor", file_url.replace("semel.db", "other.db")]
+    variables = environment | {"COLUMNS": "80", "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=follower, stderr=follower, env=variables) as process:
+        os.close(follower)
+        shown = b""
+        with suppress(OSError):  # Linux says so when the other side is closed.
+            while chunk := os.read(leader, 65536):
+                shown += chunk
+    os.close(leader)
+    assert process.returncode == 1
+    assert b"\x1b[1;31merror" in shown
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
+    assert max(map(len, plain.splitlines())) <= 80
