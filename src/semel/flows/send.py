@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from semel.core.intent import Beginning, Ended, Lapsed, Taken
 from semel.core.message import Answer
+from semel.core.outcome import RetryReason
 from semel.core.retrying import (
     SUCCESSES,
     Failure,
@@ -23,6 +24,7 @@ from semel.core.retrying import (
     judge,
     judge_failure,
     pause,
+    reason_of,
     status_url,
 )
 from semel.core.value import value
@@ -117,6 +119,9 @@ class SendPorts(Protocol):
     def spend(self) -> bool:
         """Take one retry from the host's quota; False: none is left."""
 
+    def retrying(self, reason: RetryReason, /) -> None:
+        """Let operators know that the request is sent again."""
+
     def answered(self) -> None:
         """Give the host's quota something back."""
 
@@ -180,6 +185,7 @@ async def _tries(ports: SendPorts, terms: Terms, end: float, *, was_sent: bool) 
             wait = pause(tries, verdict.after, ports.dice())
             if ports.now() + wait >= end or (verdict.is_counted and not ports.spend()):
                 return _given_up(terms, got, in_doubt=in_doubt or was_sent)
+            ports.retrying(reason_of(got.failure if isinstance(got, NoReply) else got.status))
             await ports.pause(wait)
             if terms.intent is not None:
                 await ports.renew()

@@ -11,12 +11,13 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from semel.asgi import IdempotencyMiddleware
+from semel.core.outcome import Door
 from semel.errors import ConfigurationError
 from semel.proxy.app import Forwarder, Proxy
 from semel.proxy.config import Settings
@@ -26,6 +27,7 @@ from semel.proxy.scope import UNVERIFIED, ByHeader, ByToken, Peers, scope_of
 from semel.proxy.tokens import Verifier
 from semel.proxy.upstream import Address, Upstream
 from semel.proxy.workers import run_workers
+from semel.telemetry import use
 from semel.telemetry.logs import logger
 
 #: Bytes of a request before its body.
@@ -33,6 +35,12 @@ MAX_HEAD = 64 * 1024
 
 _BACKLOG = 2048
 _UNIX = "unix:"
+
+
+class ProxyMiddleware(IdempotencyMiddleware):
+    """The guard of the proxy, as metrics have it."""
+
+    door: ClassVar[Door] = "proxy"
 
 
 def build(settings: Settings) -> Proxy:
@@ -51,7 +59,7 @@ def build(settings: Settings) -> Proxy:
         connections=settings.connections,
         ca=settings.upstream_ca,
     )
-    guard = IdempotencyMiddleware(
+    guard = ProxyMiddleware(
         Forwarder(upstream, rules, policy, settings.timeout),
         store=settings.store,
         scope=scope,
@@ -163,6 +171,11 @@ def serve(settings: Settings, listener: socket.socket) -> None:
         date_header=False,
         timeout_graceful_shutdown=int(settings.grace.total_seconds()),
     )
+    if settings.metrics is not None and settings.workers > 1:
+        # One process counts by a sink that the command line has put there; several have each their own.
+        from semel.telemetry.prometheus import Prometheus  # noqa: PLC0415 - an extra
+
+        use(Prometheus())
     with _quiet():
         Server(config, settings.drain.total_seconds()).run(sockets=[listener])
 
