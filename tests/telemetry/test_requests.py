@@ -277,3 +277,21 @@ def test_templates() -> None:
     expected = ["/orders/{id}", "/orders/{id}", None, "/files/{name:path}", "/pay/<int:who>/now", None]
     assert [templates.find(path) for path in paths] == expected
     assert [templates.find(path) for path in paths] == expected  # now from memory
+
+
+def test_an_endpoint_that_is_not_known(seen: Seen, caplog: pytest.LogCaptureFixture) -> None:
+    """A framework that fails to say which route it chose fails no request: it is told as ``other``."""
+
+    class Odd:
+        @property
+        def path(self) -> str:
+            raise RuntimeError("no path today")
+
+    async def odd(scope: Any, receive: Any, send: Any) -> None:
+        scope["route"] = Odd()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    assert guarded(app=odd).post("/pay", **ONE).status_code == 200
+    assert only(seen).endpoint == OTHER
+    assert "not known" in caplog.text

@@ -7,6 +7,7 @@ those that take time, and tells the sinks how the request ended.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
@@ -32,7 +33,7 @@ from semel.core.key import SHORT_LENGTH, digest_of
 from semel.core.outcome import Door, Ended, ended_by
 from semel.errors import MessageDiffers
 from semel.flows.reply import Reply
-from semel.guard.endpoints import ENDPOINTS
+from semel.guard.endpoints import ENDPOINTS, OTHER
 from semel.telemetry import sinks
 from semel.telemetry.sinks import are_keys_wanted, count
 
@@ -49,6 +50,7 @@ _TOLD: dict[type[Event], Ended] = {
 _VERDICTS: dict[type, Any] = {Ran: "ran", Duplicate: "duplicate", Busy: "busy", Parked: "parked"}
 
 _clock = time.perf_counter
+_logger = logging.getLogger("semel")
 
 
 class MeasuredPorts(Protocol):
@@ -116,9 +118,10 @@ class _Meter:
         self._ports = ports
         self._key: str | None = None
         self._attempt: int | None = None
-        self._claim: Stretch | None = None
-        self._handler: Stretch | None = None
-        self._store: Stretch | None = None
+        # When each part began, and how long it took.
+        self._claim: tuple[float, float] | None = None
+        self._handler: tuple[float, float] | None = None
+        self._store: tuple[float, float] | None = None
         self._told: Ended | None = None
         self._waited = False
         self._began = _clock()
@@ -141,17 +144,16 @@ class _Meter:
         began = _clock()
         self._key = claim.key
         try:
-            got = await self._ports.claim(claim)
+            return await self._ports.claim(claim)
         finally:
-            self._claim = self._stretch(self._claim, began)
-        return got
+            self._claim = _more(self._claim, began)
 
     async def take_over(self, command: Any) -> Any:
         began = _clock()
         try:
             return await self._ports.take_over(command)
         finally:
-            self._claim = self._stretch(self._claim, began)
+            self._claim = _more(self._claim, began)
 
     async def begin(self, command: Any) -> Any:
         began = _clock()
@@ -159,7 +161,7 @@ class _Meter:
         try:
             return await self._ports.begin(command)
         finally:
-            self._claim = self._stretch(self._claim, began)
+            self._claim = _more(self._claim, began)
 
     async def run_handler(self, run: RunHandler) -> Ending:
         began = _clock()
@@ -167,7 +169,7 @@ class _Meter:
         try:
             return await self._ports.run_handler(run)  # type: ignore[no-any-return]  # as above
         finally:
-            self._handler = self._stretch(None, began)
+            self._handler = began, _clock() - began
 
     def ask(self, command: Any) -> Awaitable[Any]:
         if type(command) is Complete:
@@ -190,33 +192,40 @@ class _Meter:
         try:
             return await port(command)
         finally:
-            self._store = self._stretch(self._store, began)
-
-    def _stretch(self, before: Stretch | None, began: float) -> Stretch:
-        """Return what took until now since *began*, with what was *before* it: a claim may be asked for twice."""
-        seconds = _clock() - began
-        if before is None:
-            return Stretch(began - self._began, seconds)
-        return Stretch(before.after, before.seconds + seconds)
+            self._store = _more(self._store, began)
 
     def end(self, outcome: Ended) -> None:
-        """Tell the sinks how the request ended."""
+        """Tell the sinks how the request ended. Whatever goes wrong here is no reason for the request to fail."""
         seconds = _clock() - self._began
         if self._told is not None:
             outcome = self._told
         elif self._waited and outcome == "replayed":
             outcome = "waited"
-        ports = self._ports
+        ports, key = self._ports, self._key
+        try:
+            endpoint = ENDPOINTS.name(ports.endpoint())
+        except Exception:  # what a framework has of its route is the framework's
+            _logger.exception("The endpoint of a request is not known.")
+            endpoint = OTHER
         count(
             RequestEnded(
                 outcome,
-                ENDPOINTS.name(ports.endpoint()),
+                endpoint,
                 ports.door,
-                digest_of(self._key)[:SHORT_LENGTH] if self._key is not None and are_keys_wanted() else None,
+                digest_of(key)[:SHORT_LENGTH] if key is not None and are_keys_wanted() else None,
                 self._attempt,
                 seconds,
-                self._claim,
-                self._handler,
-                self._store,
+                self._part(self._claim),
+                self._part(self._handler),
+                self._part(self._store),
             )
         )
+
+    def _part(self, took: tuple[float, float] | None) -> Stretch | None:
+        return None if took is None else Stretch(took[0] - self._began, took[1])
+
+
+def _more(before: tuple[float, float] | None, began: float) -> tuple[float, float]:
+    """Return what took until now since *began*, with what was *before* it: a claim may be asked for twice."""
+    took = _clock() - began
+    return (began, took) if before is None else (before[0], before[1] + took)
