@@ -264,9 +264,7 @@ def measured() -> Iterator[str]:
         labels = [f"`{name}`" for name in metric.labels]
         if metric.closed and len(metric.closed) <= MAX_LISTED:
             labels[-1] += ": " + ", ".join(metric.closed)
-        yield _row(
-            f"`{metric.prometheus}`", f"`{metric.opentelemetry}`", metric.kind, "; ".join(labels), metric.help
-        )
+        yield _row(f"`{metric.prometheus}`", f"`{metric.opentelemetry}`", metric.kind, "; ".join(labels), metric.help)
 
 
 def described(table: dict[str, str]) -> Iterator[str]:

@@ -52,7 +52,7 @@ def test_a_sink(tmp_path: Path) -> None:
     code = f"""
 import {example("own_sink")}
 from semel.core.events import NotStored, TookOver
-from semel.telemetry.sinks import tell
+from semel.telemetry.stream import tell
 tell(NotStored("29ed32ec70d4", 1, "disk full"))
 tell(TookOver("29ed32ec70d4", 2))
 """

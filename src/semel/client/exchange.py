@@ -20,7 +20,7 @@ from semel.core.outcome import RetryReason
 from semel.core.retrying import Origin
 from semel.errors import JournalError
 from semel.flows.send import Reply, Terms
-from semel.telemetry.sinks import count, sinks
+from semel.telemetry.stream import count, sinks
 
 P = ParamSpec("P")
 T = TypeVar("T")

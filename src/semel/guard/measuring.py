@@ -34,8 +34,7 @@ from semel.core.outcome import Door, Ended, ended_by
 from semel.errors import MessageDiffers
 from semel.flows.reply import Reply
 from semel.guard.endpoints import ENDPOINTS, OTHER
-from semel.telemetry import sinks
-from semel.telemetry.sinks import are_keys_wanted, count
+from semel.telemetry.stream import are_keys_wanted, count, sinks
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
@@ -201,7 +200,8 @@ class _Meter:
             outcome = self._told
         elif self._waited and outcome == "replayed":
             outcome = "waited"
-        ports, key = self._ports, self._key
+        ports, key, began = self._ports, self._key, self._began
+        claim, handler, store = self._claim, self._handler, self._store
         try:
             endpoint = ENDPOINTS.name(ports.endpoint())
         except Exception:  # what a framework has of its route is the framework's
@@ -215,14 +215,11 @@ class _Meter:
                 digest_of(key)[:SHORT_LENGTH] if key is not None and are_keys_wanted() else None,
                 self._attempt,
                 seconds,
-                self._part(self._claim),
-                self._part(self._handler),
-                self._part(self._store),
+                None if claim is None else Stretch(claim[0] - began, claim[1]),
+                None if handler is None else Stretch(handler[0] - began, handler[1]),
+                None if store is None else Stretch(store[0] - began, store[1]),
             )
         )
-
-    def _part(self, took: tuple[float, float] | None) -> Stretch | None:
-        return None if took is None else Stretch(took[0] - self._began, took[1])
 
 
 def _more(before: tuple[float, float] | None, began: float) -> tuple[float, float]:

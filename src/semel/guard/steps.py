@@ -25,7 +25,7 @@ from semel.outbox import Publishing, publishing
 from semel.stores import AsyncStore, Store
 from semel.stores.transaction import AsyncTransaction, Transaction
 from semel.stores.unrecorded import Unrecorded, UnrecordedTransaction
-from semel.telemetry.sinks import tell
+from semel.telemetry.stream import tell
 
 T = TypeVar("T")
 Function = Callable[..., Any]

@@ -31,7 +31,7 @@ from semel.core.outbox import WEBHOOK_SCHEDULE, Failed, Message, Rejected, Sched
 from semel.core.webhook import Secret, check_signing, read_secret, signatures
 from semel.errors import ConfigurationError
 from semel.publishers.secrets import check_reference, resolved
-from semel.telemetry.sinks import tell
+from semel.telemetry.stream import tell
 
 try:
     import httpx2

@@ -1,5 +1,5 @@
 """What Semel tells of itself: a log, counts, and, where the application asks for it, metrics and traces."""
 
-from semel.telemetry.sinks import Sink, drop, sinks, use
+from semel.telemetry.stream import Sink, drop, sinks, use
 
 __all__ = ["Sink", "drop", "sinks", "use"]

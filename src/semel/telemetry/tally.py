@@ -12,7 +12,7 @@ from types import MappingProxyType
 from semel.core.events import Happening, Reported, ReportFailed
 from semel.core.outcome import OUTCOMES
 from semel.errors import StoreUnavailable
-from semel.telemetry.sinks import tell
+from semel.telemetry.stream import tell
 
 #: Paths come from clients, which may send any number of them.
 MAX_ROUTES = 500

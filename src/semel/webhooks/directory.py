@@ -25,7 +25,7 @@ from semel.core.events import EndpointTurnedOff
 from semel.core.outbox import Delivered, Failed, Message, Rejected, Schedule, Unreachable, Verdict
 from semel.errors import ConfigurationError, StoreError
 from semel.publishers.webhook import TIMEOUT, Webhook
-from semel.telemetry.sinks import tell
+from semel.telemetry.stream import tell
 from semel.webhooks.endpoints import PATIENCE, AsyncEndpoints
 
 #: How long the table's content is used. What an operator changes takes effect after that.

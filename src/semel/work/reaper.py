@@ -9,7 +9,7 @@ from semel.core.upkeep import MAX_BATCH
 from semel.flows.ports import Ports
 from semel.flows.upkeep import AUDIT_RETENTION, ReapReport, reap
 from semel.stores import AsyncStore
-from semel.telemetry.sinks import count, sinks
+from semel.telemetry.stream import count, sinks
 from semel.work.service import S_co, StoreService
 
 #: Often enough that a run finds a minute's worth of records, and not a day's.

@@ -37,7 +37,7 @@ from semel.publishers.base import Publisher
 from semel.stores import AsyncStore
 from semel.stores.dialect import messages_of
 from semel.stores.outbox import OutboxStatements, Statements, carry_out
-from semel.telemetry.sinks import count, sinks
+from semel.telemetry.stream import count, sinks
 from semel.work.loops import LoopThread
 from semel.work.service import S_co, StoreService
 from semel.work.wakeup import AsyncWakeup, Wakeup

@@ -9,7 +9,7 @@ from datetime import timedelta
 from semel.flows.ports import Ports
 from semel.flows.upkeep import SurveyReport, survey
 from semel.stores import AsyncStore
-from semel.telemetry.sinks import count
+from semel.telemetry.stream import count
 from semel.work.service import S_co, StoreService
 
 #: As often as Prometheus scrapes by default, or a little more.

@@ -10,7 +10,7 @@ import semel.telemetry
 from semel.core.events import NotStored, TookOver, WaitBegan
 from semel.errors import ConfigurationError
 from semel.guard.measuring import measured
-from semel.telemetry.sinks import count, tell
+from semel.telemetry.stream import count, tell
 from tests.telemetry.conftest import Seen
 
 HAPPENING = TookOver("0123456789ab", 2)

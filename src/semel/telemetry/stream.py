@@ -1,5 +1,5 @@
-"""Who is told of events: the log always, and the sinks that the application asked for. What an event is, is in
-``core/events.py``.
+"""The stream of events: who is told, the log always, and the sinks that the application asked for. What an event is,
+``core/events.py`` says.
 
 A sink is any function of one event::
 
