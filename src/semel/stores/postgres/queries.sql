@@ -764,7 +764,8 @@ SELECT 1 FROM swept
 
 -- name: survey
 -- What a graph shows of the store: counts up to :limit, ages in seconds. Each part reads at most so many entries of an
--- index, or :window of the youngest records, whatever the size of the table.
+-- index, or :window of the youngest records, whatever the size of the table. The orders are those of the indexes: in a
+-- table that was never analysed, the planner would walk along the table otherwise.
 -- In progress without a token: a worker gave it back, and it waits for its next request.
 WITH clock AS MATERIALIZED (
     SELECT clock_timestamp() AS now
@@ -797,11 +798,12 @@ WITH clock AS MATERIALIZED (
      UNION ALL
     SELECT created_at FROM (SELECT created_at FROM semel_outbox
                              WHERE state = 'behind' AND state IN ('waiting', 'behind', 'dead')
-                               AND aggregateid IS NOT NULL LIMIT :limit) AS behind
+                               AND aggregateid IS NOT NULL
+                             ORDER BY aggregatetype, aggregateid, seq LIMIT :limit) AS behind
 )
 SELECT (SELECT least(count(*), :limit) FROM judged WHERE what = 'in flight'),
        (SELECT least(count(*), :limit) FROM judged WHERE what = 'stuck'),
-       (SELECT count(*) FROM (SELECT 1 FROM semel_keys WHERE upkeep = 'parked' LIMIT :limit) AS parked),
+       (SELECT count(*) FROM (SELECT 1 FROM semel_keys WHERE upkeep = 'parked' ORDER BY created_at LIMIT :limit) AS parked),
        (SELECT least(count(*), :limit) FROM judged WHERE what = 'accepted'),
        (SELECT count(*)
           FROM (SELECT 1
@@ -815,9 +817,11 @@ SELECT (SELECT least(count(*), :limit) FROM judged WHERE what = 'in flight'),
        (SELECT least(count(*), :limit) FROM trouble),
        (SELECT coalesce(date_part('epoch', max(now - created_at)), 0) FROM trouble, clock),
        (SELECT count(*)
-          FROM (SELECT 1 FROM semel_outbox WHERE state = 'dead' AND state IN ('dead', 'sent') LIMIT :limit) AS dead),
+          FROM (SELECT 1 FROM semel_outbox WHERE state = 'dead' AND state IN ('dead', 'sent')
+                 ORDER BY ended_at LIMIT :limit) AS dead),
        (SELECT count(*)
-          FROM (SELECT 1 FROM semel_inbox WHERE state <> 'done' AND state = 'parked' LIMIT :limit) AS parked_messages)
+          FROM (SELECT 1 FROM semel_inbox WHERE state <> 'done' AND state = 'parked'
+                 ORDER BY consumer LIMIT :limit) AS parked_messages)
 
 
 -- name: reap

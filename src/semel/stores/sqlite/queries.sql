@@ -343,7 +343,7 @@ SELECT
             WHERE
                 after_retention <> 'keep' AND expires_at <= now
                 AND (lease_expires_at IS NULL OR lease_expires_at <= now) AND state <> 'unknown'
-            ORDER BY expires_at LIMIT (SELECT most FROM terms)
+            LIMIT (SELECT most FROM terms)
         )
     ),
     (SELECT coalesce(max(age), 0.0) FROM judged WHERE what = 'in flight'),
