@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-from bench import calls, messages, proxy, sending
+from bench import calls, messages, proxy, sending, telemetry
 from bench.cases import CASES, EXTRAS, NAMES, QUICK, Plan, StoreKind
 from bench.load import LoadFailed
 from bench.measure import measure
@@ -67,6 +67,11 @@ def _proxy(asked: argparse.Namespace) -> None:
     print(proxy.as_json(facts) if asked.json else proxy.listed(facts))
 
 
+def _telemetry(asked: argparse.Namespace) -> None:
+    rows = telemetry.measure_telemetry()
+    print(telemetry.as_json(rows) if asked.json else telemetry.listed(rows))
+
+
 def _profile(asked: argparse.Namespace) -> None:
     print(profile(NAMES[asked.case], seconds=asked.seconds))
 
@@ -112,6 +117,9 @@ def _parser() -> argparse.ArgumentParser:
     forwarding = commands.add_parser("proxy", help="measure the proxy against its bare upstream, in seconds")
     forwarding.set_defaults(do=_proxy)
     forwarding.add_argument("--json", action="store_true", help="print JSON in place of the lines")
+    telling_of = commands.add_parser("telemetry", help="measure what metrics and traces add to a request, in seconds")
+    telling_of.set_defaults(do=_telemetry)
+    telling_of.add_argument("--json", action="store_true", help="print JSON in place of the table")
     profiling = commands.add_parser("profile", help="show in which functions a server spends its time")
     profiling.set_defaults(do=_profile)
     profiling.add_argument("case", choices=NAMES)

@@ -24,16 +24,18 @@ import typer.main
 import semel
 from semel import errors
 from semel.cli.app import app
-from semel.core import policy, replay, state
+from semel.core import events, policy, replay, state
 from semel.core.body_hash import BodyHash
 from semel.core.fingerprint import Fingerprinter
-from semel.core.outcome import OUTCOMES
+from semel.core.outcome import ENDED, OUTCOMES
 from semel.core.policy import Policy
 from semel.core.vendors import VENDORS
 from semel.doctor import CHECKS as EXAMINATIONS
 from semel.doctor import Limits
 from semel.doctor.model import MEBIBYTE
 from semel.telemetry import logs
+from semel.telemetry.metrics import METRICS
+from semel.telemetry.opentelemetry import ATTRIBUTES, SPANS
 from semel.verify.runner import CHECKS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -147,6 +149,10 @@ NOTES = {
 }
 
 
+#: Values of a label that are listed with it; those of more have a table of their own.
+MAX_LISTED = 8
+
+
 def statuses() -> Iterator[str]:
     """The answers that are Semel's own, in both dialects."""
     yield from _head("situation", "IETF", "problem type", "Stripe", "`type` / `code`", "retry as is?", "handler run?")
@@ -239,6 +245,39 @@ def happenings() -> Iterator[str]:
         yield _row(f"`{event.__name__}`", logging.getLevelName(level), names, _said(event))
 
 
+def told() -> Iterator[str]:
+    """All events."""
+    yield from _head("event", "logged as", "fields", "what it means")
+    for event in get_args(events.Event):
+        names = ", ".join(f"`{field.name}`" for field in dataclasses.fields(event))
+        level = logs._LEVELS.get(event)  # noqa: SLF001 - as above
+        yield _row(f"`{event.__name__}`", logging.getLevelName(level) if level else "", names, _said(event))
+
+
+def ended() -> Iterator[str]:
+    """How a request can end."""
+    yield from _head("outcome", "what it means")
+    for name, meaning in ENDED.items():
+        yield _row(f"`{name}`", meaning)
+
+
+def measured() -> Iterator[str]:
+    """All metrics."""
+    yield from _head("Prometheus", "OpenTelemetry", "kind", "labels", "what it is")
+    for metric in METRICS:
+        labels = [f"`{name}`" for name in metric.labels]
+        if metric.closed and len(metric.closed) <= MAX_LISTED:
+            labels[-1] += ": " + ", ".join(metric.closed)
+        yield _row(f"`{metric.prometheus}`", f"`{metric.opentelemetry}`", metric.kind, "; ".join(labels), metric.help)
+
+
+def described(table: dict[str, str]) -> Iterator[str]:
+    """A table of names."""
+    yield from _head("name", "what it is")
+    for name, meaning in table.items():
+        yield _row(f"`{name}`", meaning)
+
+
 def public() -> Iterator[str]:
     """What `import semel` offers."""
     yield from _head("name", "what it is")
@@ -305,6 +344,11 @@ GENERATED: dict[str, Callable[[], Iterable[str]]] = {
     "headers": headers,
     "unkept": lambda: [", ".join(map(str, sorted({*range(200, 500)} - policy.FINAL_STATUSES)))],
     "happenings": happenings,
+    "events": told,
+    "ended": ended,
+    "metrics": measured,
+    "spans": lambda: described(SPANS),
+    "attributes": lambda: described(ATTRIBUTES),
     "checks": checks,
     "examinations": examinations,
     "limits": limits,

@@ -5,7 +5,8 @@ import inspect
 import pytest
 
 from semel import errors
-from semel.core.outcome import OUTCOMES, UNCHANGED, outcome_of, route_of
+from semel.core.outcome import ENDED, OUTCOMES, RETRY_REASONS, UNCHANGED, ended_by, outcome_of, route_of
+from semel.core.retrying import Failure, reason_of
 from semel.errors import (
     Abandoned,
     IdentityRefused,
@@ -62,3 +63,29 @@ def test_the_stores_refusals(refusal: Refusal) -> None:
     """What the store could not do says nothing of the request."""
     assert outcome_of(refusal) == "failed"
     assert outcome_of(KeyReused()) == "mismatch"
+
+
+@pytest.mark.parametrize(
+    "error, outcome",
+    [
+        (KeyReused(), "mismatch"),
+        (NotReplayable(), "not_replayable"),
+        (ShuttingDown(), "shutting_down"),
+        (StoreUnavailable(), "store_failed"),
+        (errors.AnswerNotStored(), "not_stored"),
+        (RequestAmbiguous(), "refused"),
+        (errors.Interrupted(), "interrupted"),
+        (RuntimeError(), "error"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else type(each).__name__,
+)
+def test_endings(error: Exception, outcome: str) -> None:
+    """What refuses a request, or breaks it off, has a word in a closed list; the more particular one counts."""
+    assert ended_by(error) == outcome
+    assert outcome in ENDED
+
+
+def test_reasons_of_a_client() -> None:
+    """Why a client sends a request again is one of a few words."""
+    seen = [reason_of(each) for each in (Failure.NOT_SENT, Failure.LOST, 409, 429, 503, 408)]
+    assert seen == list(RETRY_REASONS)

@@ -11,6 +11,7 @@ import pytest
 
 from semel.core.intent import Beginning, Begun, Ended, Lapsed, Outgoing, Taken
 from semel.core.message import Answer
+from semel.core.outcome import RetryReason
 from semel.core.retrying import Failure
 from semel.errors import AnswerNotKept, ClientError, IntentBusy, RequestOutcomeUnknown
 from semel.flows.send import NoReply, Reply, Terms, send
@@ -50,6 +51,7 @@ class World:
     quota: int = 10
     is_quick: bool = True
     done: list[str] = field(default_factory=list)
+    reasons: list[RetryReason] = field(default_factory=list)
     clock: float = 1000.0
     #: What was left of it.
     in_doubt: bool | None = None
@@ -113,6 +115,9 @@ class World:
         self.quota -= 1
         return self.quota >= 0
 
+    def retrying(self, reason: RetryReason) -> None:
+        self.reasons.append(reason)
+
     def answered(self) -> None:
         self.done.append("answered")
 
@@ -144,6 +149,7 @@ def test_lost_connections_are_retried() -> None:
     world = World([LOST, LOST, NOT_SENT, reply(200)])
     assert sent(world) == "response 200"
     assert [each for each in world.done if "pause" in each] == ["pause 0.05", "pause 0.1", "pause 0.2"]
+    assert world.reasons == ["lost", "lost", "not_sent"]
 
 
 def test_busy() -> None:
@@ -151,6 +157,7 @@ def test_busy() -> None:
     world = World([BUSY, BUSY, reply(201)], quota=0)
     assert sent(world) == "response 201"
     assert world.done.count("pause 1.05") == 2
+    assert world.reasons == ["conflict", "conflict"]
 
 
 @pytest.mark.parametrize(

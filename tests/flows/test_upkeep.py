@@ -15,11 +15,12 @@ from semel.core.commands import (
     Reaped,
     ReapTrail,
     Resolution,
+    Survey,
     Sweep,
     Unpark,
     Verdict,
 )
-from semel.core.events import Swept, SweptUnknown
+from semel.core.events import StoreSurveyed, Swept, SweptUnknown
 from semel.core.key import Key
 from semel.core.message import Answer
 from semel.core.record import Hold, OnCrash, Record, Stuck
@@ -30,13 +31,16 @@ from semel.errors import StoreNotReady, StoreUnavailable
 from semel.flows import upkeep
 from semel.flows.upkeep import (
     ABANDONED,
+    MAX_SURVEYED,
     ReapReport,
+    SurveyReport,
     SweepReport,
     hold_of,
     reap,
     release,
     resolve_applied,
     resolve_not_applied,
+    survey,
     sweep,
 )
 from tests.kit.ports import PORTS, Tell
@@ -299,3 +303,21 @@ def test_resolving_second() -> None:
     """An operator who comes second changes nothing, and leaves no trace of having said anything."""
     assert play(resolve_applied(PORTS, parked(CHARGING), 1), [(Unpark, Verdict.FENCED)]).result is Verdict.FENCED
     assert play(resolve_not_applied(PORTS, parked()), [(Discard, Verdict.FENCED)]).result is Verdict.FENCED
+
+
+def test_survey() -> None:
+    """A survey is one command, and what it found is for gauges: the log has nothing of it."""
+    seen = StoreSurveyed(1, 0, 0, 0, 0, 2.5, 0.0)
+    played = play(survey(PORTS), [(Survey, seen)])
+    report = played.result
+    assert played.commands == (Survey(MAX_SURVEYED),)
+    assert report == SurveyReport(seen)
+    assert report.is_idle
+    assert str(report) == "surveyed the store"
+
+
+def test_a_survey_that_fails() -> None:
+    """A store that can't be reached is said, and the next survey comes in its time."""
+    report = play(survey(PORTS), [(Survey, CUT_SHORT)]).result
+    assert (report.survey, report.error, report.is_idle) == (None, CUT_SHORT, False)
+    assert str(report) == "could not survey the store: time-out"

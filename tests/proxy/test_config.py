@@ -8,6 +8,7 @@ import pytest
 
 from semel.errors import ConfigurationError
 from semel.proxy.config import made, read
+from semel.proxy.server import build
 from semel.proxy.upstream import Address
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,13 @@ def test_defaults() -> None:
     settings = read(None, TYPED, store=STORE)
     assert (settings.listen, settings.workers, settings.policy.on_crash) == ("127.0.0.1:8080", 1, "refuse")
     assert made(TYPED | {"store": STORE}, {"on_crash": "rerun"}).policy.on_crash == "rerun"
+
+
+def test_metrics() -> None:
+    """Where metrics are served may be in the file, too; in them, the entry point is the proxy."""
+    settings = made(TYPED | {"store": "memory://", "metrics": "9464"}, {})
+    assert settings.metrics == "9464"
+    assert build(settings).guard.guard.door == "proxy"
 
 
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [

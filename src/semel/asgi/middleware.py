@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from semel.asgi.ports import AppGuard, RequestPorts, StoredPorts
 from semel.asgi.protocol import (
@@ -24,6 +24,7 @@ from semel.asgi.status import RouteStatus, StatusPorts
 from semel.asgi.stored import scope_of, surroundings_of
 from semel.core.commands import Again, Look, Park, ReadRequest
 from semel.core.message import Request, one_line, request_of
+from semel.core.outcome import Door
 from semel.core.policy import NEVER_GUARDED, Policy
 from semel.core.record import Stuck
 from semel.core.status import STATUS_PATH, checked_path, name_below
@@ -45,6 +46,9 @@ NamesUser = Callable[[RequestView], str | Awaitable[str | None] | None]
 
 class IdempotencyMiddleware:
     """Guards the unsafe requests of an ASGI app that carry an idempotency key. Everything else passes untouched."""
+
+    #: As metrics have it.
+    door: ClassVar[Door] = "asgi"
 
     def __init__(
         self,
@@ -89,6 +93,8 @@ class IdempotencyMiddleware:
             app=app,
             scope=checked_scope(scope),
             wake=self.backlog.wake,
+            door=self.door,
+            pattern=self.routes.pattern_at,
         )
         self.workers = (
             AsyncWorkers(Plan(concurrency=concurrency).services(self.store, self.finish, self.backlog))

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from http import HTTPStatus
 from typing import Any
@@ -26,6 +26,7 @@ from semel.asgi.protocol import (
     head_of,
     hide_extensions,
     send_answer,
+    template_of,
 )
 from semel.asgi.stored import nowhere, silence
 from semel.asgi.watching import Rejoined, Watch
@@ -33,6 +34,7 @@ from semel.core.commands import Again
 from semel.core.fingerprint import Buffer
 from semel.core.handler import Ending, RunHandler, TooManyWaiters, Wait
 from semel.core.message import Answer, Request
+from semel.core.outcome import Door
 from semel.core.policy import Policy
 from semel.core.record import Found, Hold, Stuck
 from semel.core.scope import SINGLE_TENANT
@@ -42,6 +44,8 @@ from semel.flows.finish import finish
 from semel.flows.reply import PassOn, Reply, Reraise, Send
 from semel.flows.serve import serve
 from semel.guard.body import Body
+from semel.guard.endpoints import Templates
+from semel.guard.measuring import measured
 from semel.guard.ports import AsyncGuard, AsyncPorts
 from semel.guard.request import RequestView
 from semel.guard.running import Running, Theirs, interruptible, seen_by_flow
@@ -56,6 +60,10 @@ def _no_workers() -> None:
     """Wake no worker: there is none in this process."""
 
 
+def _no_pattern(_path: str) -> None:
+    """Know no pattern."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppGuard(AsyncGuard):
     """What the requests of one app share."""
@@ -66,6 +74,11 @@ class AppGuard(AsyncGuard):
     scope: Callable[[RequestView], Any]
     #: Has the workers of this process look for what was accepted, where it has any.
     wake: Callable[[], None] = _no_workers
+    #: For metrics, here and below: the entry point, and what endpoints are called.
+    door: Door = "asgi"
+    templates: Templates = field(default_factory=Templates)
+    #: Returns the pattern by which a path is guarded, if it is by one.
+    pattern: Callable[[str], str | None] = _no_pattern
 
 
 class RequestPorts(AsyncPorts):
@@ -149,7 +162,7 @@ class RequestPorts(AsyncPorts):
     def _flow(self) -> Coroutine[Any, Any, Reply]:
         """Return the flow of this request."""
         guard = self.guard
-        return serve(
+        return measured(serve)(
             seen_by_flow(self),
             self._head,
             self._policy,
@@ -159,6 +172,22 @@ class RequestPorts(AsyncPorts):
             status_path=None if guard.status_path is None else mounted_path(self._head.mount, guard.status_path),
             around=around(),
         )
+
+    @property
+    def door(self) -> Door:
+        """The entry point."""
+        return self.guard.door
+
+    def endpoint(self) -> str | None:
+        """Return the route's template, or the pattern by which its path is guarded."""
+        guard = self.guard
+        template = template_of(self._scope)
+        if template is not None:
+            guard.templates.learn(template)
+        else:
+            path = full_path(self._scope)
+            template = guard.templates.find(path) or guard.pattern(path)
+        return None if template is None else f"{self._head.method} {template}"
 
     async def _let_through(self) -> None:
         """Let the application answer as if we were not here."""

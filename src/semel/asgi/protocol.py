@@ -76,6 +76,17 @@ def full_path(scope: ASGIScope) -> str:
     return path if path.startswith(root) else root + path
 
 
+def template_of(scope: ASGIScope) -> str | None:
+    """Return the template of the route that a framework has chosen, where it says so: FastAPI and Litestar do."""
+    template = scope.get("path_template")  # Litestar
+    if template is None:
+        extra = scope.get("fastapi")
+        # Of a router that is included, the route itself does not know the prefix.
+        route = (extra.get("effective_route_context") if isinstance(extra, dict) else None) or scope.get("route")
+        template = getattr(route, "path", None)
+    return template if isinstance(template, str) else None
+
+
 def mount_of(scope: ASGIScope) -> str:
     """Return where the app is mounted, decoded; an empty string is the root."""
     root: str = scope.get("root_path", "")

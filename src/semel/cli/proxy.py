@@ -8,6 +8,7 @@ import typer
 
 from semel.cli.address import USUAL_FILE, StoreOption, named
 from semel.cli.main import is_of
+from semel.cli.metrics import MetricsOption, served
 from semel.errors import ConfigurationError
 
 _NEEDED = "semel proxy needs aiohttp and uvicorn. Run: pip install 'semel[proxy]'"
@@ -59,6 +60,7 @@ def proxy(
     work: Annotated[
         bool | None, typer.Option("--work/--no-work", help="Sweep and reap, and run what was accepted. It does.")
     ] = None,
+    metrics: MetricsOption = None,
 ) -> None:
     """Guard a server in any language: a reverse proxy in front of it, until SIGTERM or SIGINT."""
     try:
@@ -85,5 +87,8 @@ def proxy(
         "check": check,
         "pass_key": pass_key,
         "work": work,
+        "metrics": metrics,
     }
-    run(read(config, typed, store=f"sqlite:///{USUAL_FILE}"))
+    settings = read(config, typed, store=f"sqlite:///{USUAL_FILE}")
+    with served(settings.metrics, has_workers=settings.workers > 1):
+        run(settings)

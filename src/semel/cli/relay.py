@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from semel.cli.address import StoreOption, found
+from semel.cli.metrics import MetricsOption, served
 from semel.cli.output import JsonOption
 from semel.core.outbox import check_name
 from semel.errors import ConfigurationError
@@ -80,6 +81,7 @@ def relay(
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="Send what is there now, and end.")] = False,
     as_json: JsonOption = False,
+    metrics: MetricsOption = None,
 ) -> None:
     """Send the messages of the outbox until SIGTERM or SIGINT.
 
@@ -89,9 +91,9 @@ def relay(
         raise ConfigurationError("Where to? Give --to NAME=URL, as in --to events=amqp://localhost/, or --webhooks.")
     destinations = Destinations(to or (), duration(lease), duration(keep) if keep else None, batch)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
-    reports = asyncio.run(
-        _relay(found(store), destinations, once=once, webhooks={"allow_private": allow_private} if webhooks else None)
-    )
+    to_webhooks = {"allow_private": allow_private} if webhooks else None
+    with served(metrics):
+        reports = asyncio.run(_relay(found(store), destinations, once=once, webhooks=to_webhooks))
     for report in reports:
         print(spelled(report) if as_json else report)
     failed = next((report for report in reports if report.error or report.unreachable), None)

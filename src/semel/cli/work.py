@@ -16,6 +16,7 @@ import semel.asgi
 import semel.wsgi
 from semel.cli.address import StoreOption, opened
 from semel.cli.application import load, started
+from semel.cli.metrics import MetricsOption, served
 from semel.cli.output import JsonOption, counting
 from semel.cli.relay import Destinations, KeepOption, LeaseOption, ToOption
 from semel.core.commands import Command, Reaped
@@ -25,7 +26,7 @@ from semel.flows.receive import InboxReport
 from semel.flows.upkeep import ReapReport, SweepReport
 from semel.stores import Store
 from semel.stores.dialect import keeps_messages
-from semel.work import AsyncBacklog, AsyncWorkers, Backlog, InboxReaper, Plan, Reaper, Sweeper, Workers
+from semel.work import AsyncBacklog, AsyncWorkers, Backlog, InboxReaper, Plan, Reaper, Surveyor, Sweeper, Workers
 from semel.work.backlog import CONCURRENCY, looks_every
 from semel.work.plan import duration
 from semel.work.service import ServicePorts
@@ -126,6 +127,7 @@ def work(
     to: ToOption = None,
     lease: LeaseOption = "30s",
     keep: KeepOption = None,
+    metrics: MetricsOption = None,
 ) -> None:
     """Sweep and reap until SIGTERM or SIGINT. With --app, also run accepted and abandoned operations; with --to, relay.
 
@@ -147,9 +149,10 @@ def work(
     if to:
         said += f", relaying to {', '.join(each.partition('=')[0] for each in to)}"
     if app is None:
-        with opened(store) as keys:
+        with opened(store) as keys, served(metrics) as is_measured:
             keys.open()
-            _until_stopped(Workers([*plan.services(keys), *destinations.relays(keys)]), f"{said}. Ctrl-C ends it.")
+            services = [*plan.services(keys), *destinations.relays(keys), *([Surveyor(keys)] if is_measured else ())]
+            _until_stopped(Workers(services), f"{said}. Ctrl-C ends it.")
         return
     if store is not None:
         raise ConfigurationError("Give --app or --store, not both: the app names its store.")
@@ -159,22 +162,25 @@ def work(
     every = every or looks_every(is_accepting=is_accepting)
     looks = complete_every or f"{every.total_seconds():g}s"
     said = f"{said}, finishing every {looks}, {concurrency} at once. Ctrl-C ends it."
-    if isinstance(middleware, semel.asgi.IdempotencyMiddleware):
-        waiting = AsyncBacklog(every, middleware.store.listen if is_accepting else None)
-        services_on_loop = [
-            *plan.services(middleware.store, middleware.finish, waiting),
-            *destinations.relays(middleware.store),
-        ]
-        asyncio.run(_work_async(loaded, middleware, AsyncWorkers(services_on_loop), said))
-    else:
-        middleware.store.open()
-        backlog = Backlog(every, middleware.store.listen if is_accepting else None)
-        services = [
-            *plan.services(middleware.store, middleware.finish, backlog),
-            *destinations.relays(middleware.store),
-        ]
-        _until_stopped(Workers(services), said, middleware.drain)
-        middleware.store.close()
+    with served(metrics) as is_measured:
+        if isinstance(middleware, semel.asgi.IdempotencyMiddleware):
+            waiting = AsyncBacklog(every, middleware.store.listen if is_accepting else None)
+            services_on_loop = [
+                *plan.services(middleware.store, middleware.finish, waiting),
+                *destinations.relays(middleware.store),
+                *([Surveyor(middleware.store)] if is_measured else ()),
+            ]
+            asyncio.run(_work_async(loaded, middleware, AsyncWorkers(services_on_loop), said))
+        else:
+            middleware.store.open()
+            backlog = Backlog(every, middleware.store.listen if is_accepting else None)
+            services = [
+                *plan.services(middleware.store, middleware.finish, backlog),
+                *destinations.relays(middleware.store),
+                *([Surveyor(middleware.store)] if is_measured else ()),
+            ]
+            _until_stopped(Workers(services), said, middleware.drain)
+            middleware.store.close()
 
 
 async def _work_async(app: Any, middleware: semel.asgi.IdempotencyMiddleware, workers: AsyncWorkers, said: str) -> None:

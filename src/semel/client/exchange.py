@@ -14,11 +14,14 @@ from typing import Any, ParamSpec, TypeVar
 
 from semel.client.journal import Journal, new_token
 from semel.client.options import Options
+from semel.core.events import ClientRetried
 from semel.core.intent import Beginning, Begun, Outgoing, Wish
 from semel.core.message import Answer
+from semel.core.outcome import RetryReason
 from semel.core.retrying import Origin
 from semel.errors import ClientError, JournalError, RedirectRefused, RequestOutcomeUnknown
 from semel.flows.send import Reply, Terms
+from semel.telemetry.stream import count, sinks
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +61,11 @@ class Exchange(ABC):
     def spend(self) -> bool:
         """Take one retry from the host's quota."""
         return self.options.quotas.spend(self._place)
+
+    def retrying(self, reason: RetryReason) -> None:
+        """Let operators know, if there is a sink."""
+        if sinks():
+            count(ClientRetried(reason))
 
     def answered(self) -> None:
         """Give something back."""

@@ -1,13 +1,14 @@
-"""Events for operators, as values. How they are logged is in ``telemetry/``.
+"""Events for operators, as values: all that Semel tells of itself. Who is told, and how, is in ``telemetry/``.
 
-A key appears here only as its short digest: keys can hold personal data.
+``Happening`` is the extraordinary, and is logged; ``Measure`` is the ordinary, and is counted. A key appears here only
+as its short digest: keys can hold personal data.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from semel.core.outcome import Outcome
+from semel.core.outcome import Door, Ended, Outcome, RetryReason
 from semel.core.value import value
 
 
@@ -211,3 +212,106 @@ Happening = (
     | MessageReused
     | TryNotCounted
 )
+
+
+@value
+class Stretch:
+    """A part of a request's time."""
+
+    #: Seconds from the request's beginning to this one's.
+    after: float
+    seconds: float
+
+
+@value
+class RequestEnded:
+    """A request to something guarded has ended. Its answer is on its way."""
+
+    outcome: Ended
+    #: The route's template, such as ``POST /orders/{id}``; ``other`` where there is none, or there are too many.
+    endpoint: str
+    door: Door
+    #: The digest of its key; None: it has none.
+    key: str | None
+    attempt: int | None
+    #: From the guard's first step to its last.
+    seconds: float
+    claim: Stretch | None = None
+    handler: Stretch | None = None
+    #: Storing the answer; in atomic mode, COMMIT.
+    store: Stretch | None = None
+
+
+@value
+class WaitBegan:
+    """A duplicate begins to wait for the first request to end."""
+
+
+@value
+class WaitEnded:
+    """A duplicate waits no longer."""
+
+
+@value
+class MessageEnded:
+    """A delivery to an inbox has ended."""
+
+    consumer: str
+    outcome: Literal["ran", "duplicate", "busy", "parked", "reused", "failed"]
+
+
+@value
+class Relayed:
+    """A relay has sent what there was."""
+
+    to: str
+    published: int
+    #: To be tried again.
+    failed: int
+    #: Dead letters.
+    dead: int
+    #: Sent, but the lease had run out: another relay may have sent them as well.
+    fenced: int
+
+
+@value
+class Reaped:
+    """The reaper has cleared what was past retention."""
+
+    deleted: int
+    stripped: int
+    abandoned: int
+
+
+@value
+class ClientRetried:
+    """A client of Semel's sends a request again."""
+
+    reason: RetryReason
+
+
+@value
+class StoreSurveyed:
+    """What is in a store at one moment. Counts end at a limit; None: this store can't tell."""
+
+    in_flight: int | None
+    stuck: int | None
+    parked: int | None
+    #: Accepted, and not begun.
+    accepted: int | None
+    #: Past retention, and not cleared yet.
+    expired: int | None
+    #: Ages in seconds; 0 where there is nothing.
+    oldest_in_flight: float | None
+    oldest_accepted: float | None
+    outbox_pending: int | None = None
+    outbox_oldest: float | None = None
+    outbox_dead: int | None = None
+    inbox_parked: int | None = None
+
+
+Measure = RequestEnded | WaitBegan | WaitEnded | MessageEnded | Relayed | Reaped | ClientRetried | StoreSurveyed
+"""What is ordinary. It is counted where a sink was asked for, and made only then."""
+
+Event = Happening | Measure
+"""All that a sink may be told."""

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
+from semel.core.outcome import RetryReason
 from semel.core.policy import FINAL_STATUSES
 from semel.core.value import value
 
@@ -41,6 +42,23 @@ class Failure(Enum):
     NOT_SENT = "not sent"
     #: The connection was lost, or no answer came in time: the request may have been carried out.
     LOST = "lost"
+
+
+_REASONS: dict[int, RetryReason] = {
+    409: "conflict",
+    425: "conflict",
+    429: "too_many",
+    502: "unavailable",
+    503: "unavailable",
+    504: "unavailable",
+}
+
+
+def reason_of(got: Failure | int) -> RetryReason:
+    """Say in a word why a request is sent again, after a failure or an answer with this status."""
+    if isinstance(got, Failure):
+        return "not_sent" if got is Failure.NOT_SENT else "lost"
+    return _REASONS.get(got, "other")
 
 
 @value

@@ -24,6 +24,7 @@ from django.utils.log import log_response
 from semel.asgi.protocol import head_of as asgi_head_of
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer, Head, Headers, one_line
+from semel.core.outcome import Door
 from semel.errors import BodyIncomplete, ConfigurationError
 from semel.guard.body import CHUNK_BYTES, Body, Limits, flows_at_once, framed, inside
 from semel.guard.request import declared_length
@@ -50,6 +51,7 @@ Response = Any
 class DjangoRequest(Translation[Response]):
     """One Django request."""
 
+    door: ClassVar[Door] = "django"
     #: The class of responses that Semel makes.
     response_class: ClassVar[type[HttpResponse]] = HttpResponse
 
@@ -59,6 +61,11 @@ class DjangoRequest(Translation[Response]):
         self.http: Request = getattr(request, "_request", request)
         self.head = head_of(self.http)
         self._reported: Exception | None = None
+
+    def template(self) -> str | None:
+        """Return the route's template, as Django's resolver has it."""
+        match = getattr(self.http, "resolver_match", None)
+        return f"/{match.route}" if match is not None and match.route is not None else None
 
     def whole_body(self, limit: int) -> Buffer | None:
         """Return the whole body, and leave it for the view to read; None: it is larger than *limit*."""

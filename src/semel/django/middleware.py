@@ -33,6 +33,7 @@ from semel.flows.ports import GuardPorts
 from semel.flows.reply import PassOn, Reraise, Send
 from semel.flows.serve import serve
 from semel.guard.endings import raised
+from semel.guard.measuring import measured
 from semel.guard.ports import lose
 from semel.guard.running import Handover, Split
 from semel.guard.views import ViewPorts
@@ -141,7 +142,7 @@ class MiddlewarePorts(ViewPorts[Response]):
         self._open = ExitStack()
         notes, token = self.guard.store.notes_replays, os.urandom(16)
         self._flow = Split(
-            serve, cast("GuardPorts", self), view.head, policy, token, notes_replays=notes, around=around()
+            measured(serve), cast("GuardPorts", self), view.head, policy, token, notes_replays=notes, around=around()
         )
 
     def start(self) -> Response | None:

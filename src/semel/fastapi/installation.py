@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from semel.asgi.middleware import IdempotencyMiddleware
 from semel.asgi.protocol import ASGIApp, ASGIScope, ASGISend, Receive
 from semel.asgi.route import NO_STATUS_ROUTE, PerRoute
+from semel.core.outcome import Door
 from semel.core.policy import Policy
 from semel.core.status import STATUS_PATH, checked_path
 from semel.errors import ConfigurationError
@@ -63,6 +64,7 @@ class RouteMiddleware(IdempotencyMiddleware):
 
     #: Tells an outer app that a mounted one has its own install.
     is_installed: ClassVar = True
+    door: ClassVar[Door] = "fastapi"
 
     def __init__(
         self,

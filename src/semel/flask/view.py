@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from semel.core.fingerprint import Buffer
 from semel.core.message import Answer
+from semel.core.outcome import Door
 from semel.errors import ConfigurationError, SemelError
 from semel.guard.body import Body, Limits, flows_at_once, framed, inside
 from semel.guard.request import declared_length
@@ -35,12 +36,18 @@ _READ_BEFORE = (
 class FlaskView(View[Response]):
     """The request that Flask is serving in this context, and the view it is for."""
 
+    door: ClassVar[Door] = "flask"
+
     def __init__(self, view: Callable[[], Any], scope: Callable[[Request], object], undo: Callable[[], None]) -> None:
         """*scope* returns the user of the request; *undo* rolls back what a view that raises has not committed."""
         self.head = head_of(request.environ)
         self._view = view
         self._scope = scope
         self._undo = undo
+
+    def template(self) -> str | None:
+        """Return the rule of the route."""
+        return None if request.url_rule is None else request.url_rule.rule
 
     def principal(self) -> object:
         """Ask the application for the user: its login has run by now."""

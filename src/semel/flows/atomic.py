@@ -47,7 +47,7 @@ async def run_atomically(
         if isinstance(got, Answer):
             if notes_replays and (replayed_hold := _hold_of(seen, claim)) is not None:
                 await note(ports, replayed_hold, "replayed")
-            return Send(got)
+            return Send(got, "replayed")
         before = None if seen is got else _hold_of(seen, claim)
         if policy.late == "refuse":
             await _refuse_late(ports, key, policy)

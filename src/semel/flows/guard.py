@@ -56,11 +56,11 @@ async def guard(
     if isinstance(got, _Held):
         return await run_handler(ports, asked.key, got.hold, got.progress, policy, request=request)
     if isinstance(got, Answer):
-        return Send(got)
+        return Send(got, "replayed")
     if status_path is None:
         # Accepted through another entry point, or by an older policy.
         raise InProgress(retry_after=RETRY_AFTER_SECONDS)
-    return Send(await _accepted(ports, claim, status_path, is_wish=wants_async))
+    return Send(await _accepted(ports, claim, status_path, is_wish=wants_async), "accepted")
 
 
 @value

@@ -141,19 +141,19 @@ def reply_to(ran: Ran, verdict: Keep | Free, policy: Policy) -> Reply:
     match ran:
         case Answered(answer):
             is_unfinished = is_free and ran.has_steps and _is_bare(answer)
-            return Send(_unfinished(policy) if is_unfinished else answer)
+            return Send(_unfinished(policy) if is_unfinished else answer, "freed" if is_free else "ran")
         case Streaming():
-            return PassOn()
+            return PassOn(outcome="freed" if is_free else "not_kept")
         case Raised(error):
             if isinstance(verdict, Keep):
                 return Reraise(error, verdict.answer)
             if isinstance(error, StoreError):
                 error.retry_after = STORE_RETRY_AFTER_SECONDS
-                return Send(refused(error, policy))
+                return Send(refused(error, policy), "freed")
             if isinstance(error, NoEffect | InProgress):
-                return Send(refused(type(error)(error.detail, retry_after=RETRY_AFTER_SECONDS), policy))
+                return Send(refused(type(error)(error.detail, retry_after=RETRY_AFTER_SECONDS), policy), "freed")
             # A bare 500 is final to most clients, and this one has only stopped half-way.
-            return Reraise(error, _unfinished(policy) if ran.has_steps else None)
+            return Reraise(error, _unfinished(policy) if ran.has_steps else None, "freed")
         case never:  # pragma: no cover - mypy proves that nothing is left
             assert_never(never)
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from semel.core.intent import Beginning, Ended, Lapsed, Taken
 from semel.core.message import Answer
+from semel.core.outcome import RetryReason
 from semel.core.retrying import (
     SUCCESSES,
     Failure,
@@ -25,6 +26,7 @@ from semel.core.retrying import (
     judge_failure,
     judge_look,
     pause,
+    reason_of,
     status_url,
 )
 from semel.core.value import value
@@ -140,6 +142,9 @@ class SendPorts(Protocol):
     def spend(self) -> bool:
         """Take one retry from the host's quota; False: none is left."""
 
+    def retrying(self, reason: RetryReason, /) -> None:
+        """Let operators know that the request is sent again."""
+
     def answered(self) -> None:
         """Give the host's quota something back."""
 
@@ -208,6 +213,7 @@ async def _tries(ports: SendPorts, terms: Terms, end: float, doubt: _Doubt) -> A
             wait = pause(tries, verdict.after, ports.dice())
             if ports.now() + wait >= end or (verdict.is_counted and not ports.spend()):
                 return _given_up(terms, got, in_doubt=doubt.is_left)
+            ports.retrying(reason_of(got.failure if isinstance(got, NoReply) else got.status))
             await ports.pause(wait)
             if terms.intent is not None:
                 await ports.renew()

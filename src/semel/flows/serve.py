@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from semel.core.commands import Look
 from semel.core.message import Head, request_of
+from semel.core.outcome import ended_by
 from semel.core.policy import Policy
 from semel.core.problem import refused
 from semel.core.value import value
@@ -79,9 +80,9 @@ async def serve(
         return await guard(ports, asked, token, notes_replays=notes_replays, status_path=status_path)
     except StoreError as error:
         error.retry_after = STORE_RETRY_AFTER_SECONDS
-        return Send(refused(error, policy))
+        return Send(refused(error, policy), ended_by(error))
     except Refusal as refusal:
-        return Send(refused(refusal, policy))
+        return Send(refused(refusal, policy), ended_by(refusal))
 
 
 async def _not_enforced(ports: GuardPorts, head: Head, policy: Policy, token: bytes) -> Reply:
@@ -90,4 +91,4 @@ async def _not_enforced(ports: GuardPorts, head: Head, policy: Policy, token: by
     try:
         return PassOn(await unrecorded(ports, head, policy, token))
     except ShuttingDown as refusal:
-        return Send(refused(refusal, policy))
+        return Send(refused(refusal, policy), "shutting_down")

@@ -21,11 +21,12 @@ from semel.core.commands import (
     Reaped,
     ReapTrail,
     Resolution,
+    Survey,
     Sweep,
     Unpark,
     Verdict,
 )
-from semel.core.events import Swept, SweptUnknown
+from semel.core.events import StoreSurveyed, Swept, SweptUnknown
 from semel.core.key import SHORT_LENGTH, digest_of
 from semel.core.message import Answer
 from semel.core.policy import Policy
@@ -41,6 +42,9 @@ T = TypeVar("T", Reaped, int)
 
 #: One run ends even where records expire as fast as they are reaped: a million at a time.
 MAX_ROUNDS = 1000
+
+#: A graph need not tell a thousand from more: both are trouble, and counting takes time.
+MAX_SURVEYED = 1000
 
 #: The trail outlives what it is about: a question about a payment comes up within a quarter of a year.
 AUDIT_RETENTION = timedelta(days=90)
@@ -120,6 +124,33 @@ async def sweep(ports: Ports, limit: int = MAX_BATCH, *, has_completer: bool = F
     except StoreError as error:
         return SweepReport(freed, parked, len(left), error)
     return SweepReport(freed, parked, len(left))
+
+
+@value
+class SurveyReport:
+    """What came of one look at what is in the store."""
+
+    survey: StoreSurveyed | None = None
+    #: Why there is none, if there is none.
+    error: StoreError | None = None
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        return "surveyed the store" if self.error is None else f"could not survey the store: {self.error}"
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to tell in a log: gauges show it."""
+        return self.error is None
+
+
+async def survey(ports: Ports, limit: int = MAX_SURVEYED) -> SurveyReport:
+    """Count what is in the store, each up to *limit*."""
+    try:
+        seen = await ports.ask(Survey(limit))
+    except StoreError as error:
+        return SurveyReport(error=error)
+    return SurveyReport(seen)
 
 
 async def reap(

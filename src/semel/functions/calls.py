@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, ClassVar
 
 from semel.core.handler import Ending
+from semel.core.outcome import Door
 from semel.errors import ConfigurationError, Refusal
 from semel.flows.reply import PassOn, Reply
 from semel.functions.results import Outcome, Results
+from semel.guard.measuring import measured
 from semel.guard.ports import AsyncCallPorts, AsyncGuard, Guard, ThreadPorts
 from semel.operation import Operation, enter
 from semel.telemetry.logs import logger
@@ -19,7 +21,18 @@ from semel.telemetry.logs import logger
 FunctionFlow = Callable[[Any], Coroutine[Any, Any, Reply]]
 
 
-class FunctionCall(ThreadPorts):
+class _Named:
+    """What metrics call a function."""
+
+    _name: str
+    door: ClassVar[Door] = "function"
+
+    def endpoint(self) -> str:
+        """Return its name."""
+        return self._name
+
+
+class FunctionCall(_Named, ThreadPorts):
     """One call of a plain function."""
 
     def __init__(self, guard: Guard, results: Results, call: Callable[[], Any]) -> None:
@@ -32,7 +45,7 @@ class FunctionCall(ThreadPorts):
     def run(self, flow: FunctionFlow) -> Any:
         """Call the function, or return what an earlier call returned."""
         try:
-            reply = self.conduct(flow)
+            reply = self.conduct(measured(flow))
         except Refusal as refusal:
             raise self._outcome.refused(refusal) from self._outcome.error
         if isinstance(reply, PassOn) and reply.unrecorded is not None:
@@ -54,7 +67,7 @@ class FunctionCall(ThreadPorts):
         return self._outcome.returned(result, operation, limit)
 
 
-class AsyncFunctionCall(AsyncCallPorts):
+class AsyncFunctionCall(_Named, AsyncCallPorts):
     """One call of an async function. It goes on to its end even if its caller is cancelled."""
 
     def __init__(self, guard: AsyncGuard, results: Results, call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
@@ -68,7 +81,7 @@ class AsyncFunctionCall(AsyncCallPorts):
     async def run(self, flow: FunctionFlow) -> Any:
         """Call the function, or return what an earlier call returned."""
         try:
-            reply = await self.conduct(flow)
+            reply = await self.conduct(measured(flow))
         except Refusal as refusal:
             raise self._outcome.refused(refusal) from self._outcome.error
         except asyncio.CancelledError:

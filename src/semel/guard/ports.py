@@ -19,6 +19,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from semel.core.commands import Again, Begin, Claim, Command, Finish, Renew, TakeOver, Undo, Verdict
 from semel.core.events import Happening
 from semel.core.handler import Ending, Lost, NotStarted, RunHandler, TooManyWaiters, Wait
+from semel.core.outcome import Door
 from semel.core.policy import Policy
 from semel.core.record import Found, Hold
 from semel.errors import Interrupted, StoreError
@@ -127,6 +128,15 @@ class _Ports(ABC):
             return guard.store.perform(command)
         self._patience = self._patience or Patience()
         return guard.lookups.perform(partial(guard.store.perform, command), self._patience, guard.tally.store_answered)
+
+    @property
+    @abstractmethod
+    def door(self) -> Door:
+        """The entry point, for metrics."""
+
+    def endpoint(self) -> str | None:
+        """Return the template of the route, where it is known, for metrics; never what the client sent."""
+        return None
 
     def tell(self, happening: Happening) -> None:
         """Let people know."""

@@ -139,6 +139,10 @@ class Routes:
         policy = self.policy if is_plain else self.policy_at(path)
         return policy if policy is not None and method in policy.methods else None
 
+    def pattern_at(self, path: str) -> str | None:
+        """Return the pattern by which *path* is guarded, where the application gave any."""
+        return next((pattern for pattern in self._patterns or () if fnmatchcase(path, pattern)), None)
+
     def policy_at(self, path: str) -> Policy | None:
         """Return the policy of requests to *path*, by whatever method, or None when none of them is guarded."""
         if self._patterns is not None:

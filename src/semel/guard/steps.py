@@ -25,7 +25,7 @@ from semel.outbox import Publishing, publishing
 from semel.stores import AsyncStore, Store
 from semel.stores.transaction import AsyncTransaction, Transaction
 from semel.stores.unrecorded import Unrecorded, UnrecordedTransaction
-from semel.telemetry.logs import log
+from semel.telemetry.stream import tell
 
 T = TypeVar("T")
 Function = Callable[..., Any]
@@ -89,7 +89,7 @@ class ThreadStepPorts:
 
     def tell(self, happening: Happening) -> None:
         """Log it."""
-        log(happening)
+        tell(happening)
 
     async def open(self) -> None:
         """Open the transaction of the phase."""
@@ -190,7 +190,7 @@ class AsyncStepPorts:
 
     def tell(self, happening: Happening) -> None:
         """Log it."""
-        log(happening)
+        tell(happening)
 
     async def open(self) -> None:
         """Open the transaction of the phase."""

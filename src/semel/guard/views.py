@@ -13,13 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from itertools import chain
-from typing import IO, Generic, TypeVar, cast
+from typing import IO, ClassVar, Generic, TypeVar, cast
 from urllib.parse import quote_plus
 
 from semel.core.canonical import media_type, pack
 from semel.core.fingerprint import Buffer
 from semel.core.handler import Ending
 from semel.core.message import Answer, Head, Headers
+from semel.core.outcome import Door
 from semel.core.policy import Policy
 from semel.core.record import Hold
 from semel.core.replay import is_endless
@@ -29,6 +30,7 @@ from semel.flows.reply import Done, PassOn, Reply, Reraise, Send
 from semel.flows.serve import serve
 from semel.guard.body import CHUNK_BYTES, Limits, inside
 from semel.guard.endings import answered, raised, streaming
+from semel.guard.measuring import measured
 from semel.guard.ports import AsyncCallPorts, AsyncGuard, Guard, ThreadPorts
 from semel.guard.running import interruptible
 from semel.operation import Operation, around, enter
@@ -56,8 +58,14 @@ class Taken:
 class Translation(ABC, Generic[R]):
     """One request of a framework's, in the core's terms and back."""
 
+    #: As metrics have it.
+    door: ClassVar[Door]
     #: All of the request but its body.
     head: Head
+
+    @abstractmethod
+    def template(self) -> str | None:
+        """Return the template of the route; None: it has none."""
 
     @abstractmethod
     def response_of(self, answer: Answer) -> R:
@@ -188,7 +196,7 @@ class ViewPorts(ThreadPorts, Generic[R]):
         """Take the request from its headers to its response."""
         notes, token = self.guard.store.notes_replays, os.urandom(16)
         return self._give(
-            self.conduct(serve, self._view.head, self._policy, token, notes_replays=notes, around=around())
+            self.conduct(measured(serve), self._view.head, self._policy, token, notes_replays=notes, around=around())
         )
 
     def handle(self, operation: Operation, limit: int) -> Ending:
@@ -201,6 +209,16 @@ class ViewPorts(ThreadPorts, Generic[R]):
             return raised(error, operation)
         self._answer = getattr(ending, "answer", None)
         return ending
+
+    @property
+    def door(self) -> Door:
+        """The entry point."""
+        return self._view.door
+
+    def endpoint(self) -> str | None:
+        """Return the route's template."""
+        template = self._view.template()
+        return None if template is None else f"{self._view.head.method} {template}"
 
     def limits(self, size: int, operation: Operation) -> Limits:
         """Return how much of a response is held back: at most *size* bytes, for as long as the policy says."""
@@ -292,7 +310,9 @@ class AsyncViewPorts(AsyncCallPorts, Generic[R]):
         """Take the request from its headers to its response."""
         notes, token = self.guard.store.notes_replays, os.urandom(16)
         return await self._give(
-            await self.conduct(serve, self._view.head, self._policy, token, notes_replays=notes, around=around())
+            await self.conduct(
+                measured(serve), self._view.head, self._policy, token, notes_replays=notes, around=around()
+            )
         )
 
     async def handle(self, operation: Operation, limit: int) -> Ending:
@@ -305,6 +325,16 @@ class AsyncViewPorts(AsyncCallPorts, Generic[R]):
             return raised(error, operation)
         self._answer = getattr(ending, "answer", None)
         return ending
+
+    @property
+    def door(self) -> Door:
+        """The entry point."""
+        return self._view.door
+
+    def endpoint(self) -> str | None:
+        """Return the route's template."""
+        template = self._view.template()
+        return None if template is None else f"{self._view.head.method} {template}"
 
     def limits(self, size: int, operation: Operation) -> Limits:
         """Return how much of a response is held back: at most *size* bytes, for as long as the policy says."""

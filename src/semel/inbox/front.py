@@ -18,6 +18,7 @@ from semel.core.outbox import check_name
 from semel.errors import ConfigurationError
 from semel.flows.receive import Delivery
 from semel.flows.receive import receive as receiving
+from semel.guard.measuring import measured_delivery
 from semel.guard.running import arun, run
 from semel.inbox.ports import AsyncPorts, ThreadPorts, caught, is_async
 from semel.stores import AsyncStore, Store
@@ -123,7 +124,7 @@ class Inbox(_Shared[Store]):
         delivery = self._delivery(message_id, payload, args, kwargs)
         call = self._call(handler, args, kwargs)
         ports = ThreadPorts(self.store, call, self._statements, delivery, self.max_attempts)
-        return run(receiving, ports, delivery)
+        return run(measured_delivery(receiving, self.consumer), ports, delivery)
 
     def handler(
         self,
@@ -215,7 +216,7 @@ class AsyncInbox(_Shared[AsyncStore]):
         delivery = self._delivery(message_id, payload, args, kwargs)
         call = self._call(handler, args, kwargs)
         ports = AsyncPorts(self.store, call, self._statements, delivery, self.max_attempts)
-        return await arun(receiving, ports, delivery)
+        return await arun(measured_delivery(receiving, self.consumer), ports, delivery)
 
     def handler(
         self,

@@ -69,6 +69,8 @@ class Settings:
     pass_key: bool = True
     #: Whether each process also sweeps and reaps, and runs what was accepted.
     work: bool = True
+    #: Where metrics are served, as the command line has it; None: nowhere.
+    metrics: str | None = None
     healthz: str = "/healthz"
     readyz: str = "/readyz"
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import httptools
@@ -21,6 +21,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from semel.asgi import IdempotencyMiddleware
+from semel.core.outcome import Door
 from semel.errors import ConfigurationError
 from semel.proxy.app import Forwarder, Proxy
 from semel.proxy.config import Settings
@@ -31,6 +32,7 @@ from semel.proxy.tokens import Verifier
 from semel.proxy.upstream import Address, Upstream
 from semel.proxy.workers import run_workers
 from semel.stores.sqlite.file import locate
+from semel.telemetry import use
 from semel.telemetry.logs import logger
 
 #: Bytes of a request before its body.
@@ -40,6 +42,12 @@ _BACKLOG = 2048
 #: Seconds in which the store is told what became of requests that are given up.
 _PARTING = 2
 _UNIX = "unix:"
+
+
+class ProxyMiddleware(IdempotencyMiddleware):
+    """The guard of the proxy, as metrics have it."""
+
+    door: ClassVar[Door] = "proxy"
 
 
 def build(settings: Settings) -> Proxy:
@@ -59,7 +67,7 @@ def build(settings: Settings) -> Proxy:
         ca=settings.upstream_ca,
     )
     forwarder = Forwarder(upstream, rules, policy, settings.timeout)
-    guard = IdempotencyMiddleware(
+    guard = ProxyMiddleware(
         forwarder,
         store=settings.store,
         scope=scope,
@@ -239,6 +247,11 @@ def serve(settings: Settings, listener: socket.socket) -> None:
         date_header=False,
         timeout_graceful_shutdown=math.ceil(settings.grace.total_seconds()) + _PARTING,
     )
+    if settings.metrics is not None and settings.workers > 1:
+        # One process counts by a sink that the command line has put there; several have each their own.
+        from semel.telemetry.prometheus import Prometheus  # noqa: PLC0415 - an extra
+
+        use(Prometheus())
     with _quiet():
         Server(config, settings.drain.total_seconds(), settings.grace.total_seconds()).run(sockets=[listener])
 

@@ -31,7 +31,7 @@ from semel.core.outbox import WEBHOOK_SCHEDULE, Failed, Message, Rejected, Sched
 from semel.core.webhook import Secret, check_signing, read_secret, signatures
 from semel.errors import ConfigurationError
 from semel.publishers.secrets import check_reference, resolved
-from semel.telemetry.logs import log
+from semel.telemetry.stream import tell
 
 try:
     import httpx2
@@ -133,7 +133,7 @@ class Webhook:
     async def _try(self, client: httpx2.AsyncClient, message: Message, secrets: Sequence[Secret]) -> Answered:
         if len(message.payload) > ADVISED_PAYLOAD and not self._has_told:
             self._has_told = True
-            log(LargeWebhook(self._name, len(message.payload)))
+            tell(LargeWebhook(self._name, len(message.payload)))
         progress = _Progress()
         try:
             async with asyncio.timeout(self._timeout):

@@ -1,1 +1,5 @@
-"""Log records and counts of what happens. Nothing here changes what happens."""
+"""What Semel tells of itself: a log, counts, and, where the application asks for it, metrics and traces."""
+
+from semel.telemetry.stream import Sink, drop, sinks, use
+
+__all__ = ["Sink", "drop", "sinks", "use"]

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from semel.core.events import Happening, Reported, ReportFailed
 from semel.core.outcome import OUTCOMES
 from semel.errors import StoreUnavailable
-from semel.telemetry.logs import log
+from semel.telemetry.stream import tell
 
 #: Paths come from clients, which may send any number of them.
 MAX_ROUTES = 500
@@ -62,7 +62,7 @@ class Tally:
             self._count(happening)
         if isinstance(happening, ReportFailed) and not self._is_news(happening):
             return
-        log(happening)
+        tell(happening)
 
     def snapshot(self) -> Counts:
         """Return the counts so far. The returned value does not change later."""

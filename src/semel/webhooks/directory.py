@@ -25,7 +25,7 @@ from semel.core.events import EndpointTurnedOff
 from semel.core.outbox import Delivered, Failed, Message, Rejected, Schedule, Unreachable, Verdict
 from semel.errors import ConfigurationError, StoreError
 from semel.publishers.webhook import TIMEOUT, Webhook
-from semel.telemetry.logs import log
+from semel.telemetry.stream import tell
 from semel.webhooks.endpoints import PATIENCE, AsyncEndpoints
 
 #: How long the table's content is used. What an operator changes takes effect after that.
@@ -190,7 +190,7 @@ class EndpointPublisher:
 
     def _turned_off(self, why: str) -> None:
         if self._why_off is None:
-            log(EndpointTurnedOff(self._endpoint.name, why))
+            tell(EndpointTurnedOff(self._endpoint.name, why))
         self._why_off = why.rstrip(".")
 
 

@@ -8,6 +8,7 @@ from semel.work.plan import Plan
 from semel.work.reaper import AsyncReaper, Reaper
 from semel.work.relay import AsyncRelay, Relay
 from semel.work.service import AsyncService, Report, Service, StoreService
+from semel.work.surveyor import AsyncSurveyor, Surveyor
 from semel.work.sweeper import AsyncSweeper, Sweeper
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "AsyncReaper",
     "AsyncRelay",
     "AsyncService",
+    "AsyncSurveyor",
     "AsyncSweeper",
     "AsyncWorkers",
     "Backlog",
@@ -28,6 +30,7 @@ __all__ = [
     "Report",
     "Service",
     "StoreService",
+    "Surveyor",
     "Sweeper",
     "Workers",
 ]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from semel.core.events import Reaped
 from semel.core.upkeep import MAX_BATCH
 from semel.flows.ports import Ports
 from semel.flows.upkeep import AUDIT_RETENTION, ReapReport, reap
 from semel.stores import AsyncStore
+from semel.telemetry.stream import count, sinks
 from semel.work.service import S_co, StoreService
 
 #: Often enough that a run finds a minute's worth of records, and not a day's.
@@ -36,6 +38,8 @@ class Reaper(StoreService[S_co, ReapReport]):
         """Reap all that is past retention now."""
         report = await reap(ports, self._batch, self._audit_retention, largest=self._largest)
         self._batch = report.batch
+        if sinks():
+            count(Reaped(report.deleted, report.stripped, report.abandoned))
         return report
 
 

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from semel.core.cursor import Cursor
+from semel.core.events import Relayed
 from semel.core.message import one_line
 from semel.core.outbox import (
     Claimed,
@@ -36,6 +37,7 @@ from semel.publishers.base import Publisher
 from semel.stores import AsyncStore
 from semel.stores.dialect import messages_of
 from semel.stores.outbox import OutboxStatements, Statements, carry_out
+from semel.telemetry.stream import count, sinks
 from semel.work.loops import LoopThread
 from semel.work.service import S_co, StoreService
 from semel.work.wakeup import AsyncWakeup, Wakeup
@@ -142,7 +144,7 @@ class Relay(StoreService[S_co, RelayReport]):
     async def flow(self, ports: Relay[Any]) -> RelayReport:
         """Send what is there now."""
         await self._waker.wake_up()
-        report = await relay(ports, self.to)
+        report = await self._relay(ports)
         # A database that is down is not asked two hundred times a second.
         self._idle_runs = self._idle_runs + 1 if report.is_idle or report.error is not None else 0
         if report.error is not None:
@@ -150,10 +152,16 @@ class Relay(StoreService[S_co, RelayReport]):
             self._cursor.reset(time.monotonic())
         if report.is_idle and self._idle_runs >= len(POLLS) - 1 and await self._waker.fall_asleep():
             # What was added just before is not told to others: one more look.
-            again = await relay(ports, self.to)
+            again = await self._relay(ports)
             if not again.is_idle:
                 self._idle_runs = 0
                 return again
+        return report
+
+    async def _relay(self, ports: Relay[Any]) -> RelayReport:
+        report = await relay(ports, self.to)
+        if sinks():
+            count(Relayed(self.to, report.sent, report.retried, report.dead, report.fenced))
         return report
 
     async def let_go(self) -> None:

@@ -19,7 +19,7 @@ from semel.errors import SemelError
 from semel.guard.running import arun, run
 from semel.stores import AsyncStore, Store
 from semel.stores.transaction import at_once
-from semel.telemetry.logs import log
+from semel.telemetry.stream import tell
 
 T = TypeVar("T")
 #: The kind of store: for threads, or for an event loop.
@@ -90,7 +90,7 @@ class ServicePorts:
 
     def tell(self, happening: Happening) -> None:
         """Log it."""
-        log(happening)
+        tell(happening)
 
 
 class StoreService(ServicePorts, ABC, Generic[S_co, R_co]):

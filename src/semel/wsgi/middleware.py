@@ -76,6 +76,7 @@ class IdempotencyMiddleware:
             app=app,
             scope=checked_scope(scope),
             wake=self.backlog.wake,
+            pattern=self.routes.pattern_at,
         )
         # Here and not at the first request, since signal handlers can be set in the main thread only.
         self.guard.gate.close_on_sigterm()

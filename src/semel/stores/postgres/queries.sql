@@ -762,6 +762,68 @@ WITH swept AS (
 SELECT 1 FROM swept
 
 
+-- name: survey
+-- What a graph shows of the store: counts up to :limit, ages in seconds. Each part reads at most so many entries of an
+-- index, or :window of the youngest records, whatever the size of the table. The orders are those of the indexes: in a
+-- table that was never analysed, the planner would walk along the table otherwise.
+-- In progress without a token: a worker gave it back, and it waits for its next request.
+WITH clock AS MATERIALIZED (
+    SELECT clock_timestamp() AS now
+), unfinished AS MATERIALIZED (
+    (SELECT state, token, created_at, lease_expires_at
+       FROM semel_keys
+      WHERE upkeep = 'open'
+      ORDER BY created_at
+      LIMIT :limit)
+     UNION ALL
+    (SELECT state, token, created_at, lease_expires_at
+       FROM (SELECT state, token, created_at, lease_expires_at, upkeep
+               FROM semel_keys
+              WHERE created_at >= coalesce((SELECT swept_to FROM semel_keys_watermark WHERE one), '-infinity')
+              ORDER BY created_at DESC
+              LIMIT :window) AS young
+      WHERE upkeep IS NULL AND state IN ('processing', 'pending'))
+), judged AS MATERIALIZED (
+    SELECT CASE WHEN state = 'pending' THEN 'accepted'
+                WHEN lease_expires_at > now THEN 'in flight'
+                WHEN token <> decode(repeat('00', 16), 'hex') THEN 'stuck' END AS what,
+           date_part('epoch', now - created_at) AS age
+      FROM unfinished, clock
+), trouble AS MATERIALIZED (
+    SELECT created_at FROM (SELECT created_at FROM semel_outbox WHERE state = 'ready'
+                             ORDER BY aggregatetype, seq LIMIT :limit) AS ready
+     UNION ALL
+    SELECT created_at FROM (SELECT created_at FROM semel_outbox WHERE state = 'waiting'
+                             ORDER BY aggregatetype, due_at LIMIT :limit) AS waiting
+     UNION ALL
+    SELECT created_at FROM (SELECT created_at FROM semel_outbox
+                             WHERE state = 'behind' AND state IN ('waiting', 'behind', 'dead')
+                               AND aggregateid IS NOT NULL
+                             ORDER BY aggregatetype, aggregateid, seq LIMIT :limit) AS behind
+)
+SELECT (SELECT least(count(*), :limit) FROM judged WHERE what = 'in flight'),
+       (SELECT least(count(*), :limit) FROM judged WHERE what = 'stuck'),
+       (SELECT count(*) FROM (SELECT 1 FROM semel_keys WHERE upkeep = 'parked' ORDER BY created_at LIMIT :limit) AS parked),
+       (SELECT least(count(*), :limit) FROM judged WHERE what = 'accepted'),
+       (SELECT count(*)
+          FROM (SELECT 1
+                  FROM semel_keys
+                 WHERE after_retention <> 'keep' AND upkeep IS DISTINCT FROM 'parked'
+                   AND expires_at <= (SELECT clock_timestamp())
+                 ORDER BY expires_at
+                 LIMIT :limit) AS expired),
+       (SELECT coalesce(max(age), 0) FROM judged WHERE what = 'in flight'),
+       (SELECT coalesce(max(age), 0) FROM judged WHERE what = 'accepted'),
+       (SELECT least(count(*), :limit) FROM trouble),
+       (SELECT coalesce(date_part('epoch', max(now - created_at)), 0) FROM trouble, clock),
+       (SELECT count(*)
+          FROM (SELECT 1 FROM semel_outbox WHERE state = 'dead' AND state IN ('dead', 'sent')
+                 ORDER BY ended_at LIMIT :limit) AS dead),
+       (SELECT count(*)
+          FROM (SELECT 1 FROM semel_inbox WHERE state <> 'done' AND state = 'parked'
+                 ORDER BY consumer LIMIT :limit) AS parked_messages)
+
+
 -- name: reap
 -- Clear away what is past its retention, the oldest first: delete it; or leave a tombstone where a late retry is to be
 -- refused; or, where it never ended and no worker holds it, say that it failed. That one is deleted another time.

@@ -14,7 +14,8 @@ from datetime import timedelta
 from heapq import nlargest
 from typing import Any, cast
 
-from semel.core.commands import Browse, Command, FindStuck, Reap, Reaped, ReapTrail
+from semel.core.commands import Browse, Command, FindStuck, Reap, Reaped, ReapTrail, Survey
+from semel.core.events import StoreSurveyed
 from semel.core.key import digest_of
 from semel.core.record import NO_TOKEN, Hold, OnCrash, Record, Stuck
 from semel.core.upkeep import in_turn, is_due
@@ -138,6 +139,7 @@ class Upkeep:
         self._asks: dict[type[Command[Any]], Callable[[Client, Any], Awaitable[Any]]] = {
             Browse: self._browse,
             FindStuck: self._find_stuck,
+            Survey: self._survey,
             Reap: self._reap,
             ReapTrail: self._reap_trail,
         }
@@ -162,6 +164,20 @@ class Upkeep:
         found = [each for each, _ in wanted]
         found += [each for each in await self._further_on(client, more) if each.is_wanted(command)]
         return in_turn({each.name: each.stuck for each in found}.values(), command.limit)
+
+    async def _survey(self, client: Client, command: Survey) -> StoreSurveyed:
+        """Count what the lists tell. They have what no worker works on; for the rest, all records would be read."""
+        found = await self._find_stuck(client, FindStuck(command.limit, with_pending=True))
+        pending = [each.silent_for.total_seconds() for each in found if each.is_pending]
+        return StoreSurveyed(
+            in_flight=None,
+            stuck=len(found) - len(pending),
+            parked=None,
+            accepted=len(pending),
+            expired=None,
+            oldest_in_flight=None,
+            oldest_accepted=max(pending, default=0.0),
+        )
 
     async def _reap(self, client: Client, command: Reap) -> Reaped:
         await self._list_own(client)
@@ -329,4 +345,4 @@ def _new_time(judged: Judged | None) -> int | None:
 
 
 #: Every command that is carried out here.
-UPKEEP: frozenset[type[Command[Any]]] = frozenset({Browse, FindStuck, Reap, ReapTrail})
+UPKEEP: frozenset[type[Command[Any]]] = frozenset({Browse, FindStuck, Reap, ReapTrail, Survey})

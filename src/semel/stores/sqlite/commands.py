@@ -35,11 +35,13 @@ from semel.core.commands import (
     Resolution,
     Save,
     Settle,
+    Survey,
     Sweep,
     TakeOver,
     Unpark,
     Verdict,
 )
+from semel.core.events import StoreSurveyed
 from semel.core.key import digest_of
 from semel.core.message import Request
 from semel.core.record import Entry, Found, Hold, Record, Stuck
@@ -272,6 +274,10 @@ class Commands(Keys):
         rows = self._session.run(self._statements.find_stuck, (*wanted, *pauses, command.limit))
         return tuple(map(by.read_stuck, rows))
 
+    def survey(self, command: Survey) -> StoreSurveyed:
+        """Count what a graph shows of the store."""
+        return StoreSurveyed(*self._session.run(self._statements.survey, (command.limit,))[0])
+
     def read_request(self, command: ReadRequest) -> Request | None:
         """Read a stored request."""
         rows = self._session.run(self._statements.read_request, by.hold_row(command.hold))
@@ -352,6 +358,7 @@ READS: Table = {
     Browse: Commands.browse,
     Now: Commands.now,
     FindStuck: Commands.find_stuck,
+    Survey: Commands.survey,
     ReadRequest: Commands.read_request,
     ReadTrail: Commands.read_trail,
 }

@@ -297,6 +297,66 @@ ORDER BY
     coalesce(lease_expires_at, created_at)
 LIMIT :limit
 
+-- name: survey
+-- What a graph shows of the store: counts up to :limit, ages in seconds. Each part reads at most so many entries of an
+-- index, whatever the size of the table; of what has not ended, ten times as many, since what is parked is among them.
+-- In progress without a token: a worker gave it back, and it waits for its next request.
+WITH terms AS MATERIALIZED (
+    SELECT :limit AS most
+), judged AS MATERIALIZED (
+    SELECT
+        CASE
+            WHEN state = 'pending' THEN 'accepted'
+            WHEN state = 'unknown' THEN 'parked'
+            WHEN lease_expires_at > now THEN 'in flight'
+            WHEN token <> zeroblob(16) THEN 'stuck'
+        END AS what,
+        (now - created_at) / 1000.0 AS age
+    FROM (
+        SELECT state, token, created_at, lease_expires_at FROM semel_keys
+        WHERE status IS NULL ORDER BY created_at LIMIT (SELECT 10 * most FROM terms)
+    ), semel_keys_clock
+), trouble AS MATERIALIZED (
+    SELECT created_at FROM (
+        SELECT created_at FROM semel_outbox WHERE state = 'ready' ORDER BY aggregatetype, seq LIMIT (SELECT most FROM terms)
+    )
+    UNION ALL
+    SELECT created_at FROM (
+        SELECT created_at FROM semel_outbox WHERE state = 'waiting' ORDER BY aggregatetype, due_at LIMIT (SELECT most FROM terms)
+    )
+    UNION ALL
+    SELECT created_at FROM (
+        SELECT created_at FROM semel_outbox
+        WHERE state = 'behind' AND (state = 'waiting' OR state = 'behind' OR state = 'dead')
+            AND aggregateid IS NOT NULL
+        LIMIT (SELECT most FROM terms)
+    )
+)
+SELECT
+    (SELECT min(count(*), (SELECT most FROM terms)) FROM judged WHERE what = 'in flight'),
+    (SELECT min(count(*), (SELECT most FROM terms)) FROM judged WHERE what = 'stuck'),
+    (SELECT min(count(*), (SELECT most FROM terms)) FROM judged WHERE what = 'parked'),
+    (SELECT min(count(*), (SELECT most FROM terms)) FROM judged WHERE what = 'accepted'),
+    (
+        SELECT count(*) FROM (
+            SELECT 1 FROM semel_keys, semel_keys_clock
+            WHERE
+                after_retention <> 'keep' AND expires_at <= now
+                AND (lease_expires_at IS NULL OR lease_expires_at <= now) AND state <> 'unknown'
+            LIMIT (SELECT most FROM terms)
+        )
+    ),
+    (SELECT coalesce(max(age), 0.0) FROM judged WHERE what = 'in flight'),
+    (SELECT coalesce(max(age), 0.0) FROM judged WHERE what = 'accepted'),
+    (SELECT min(count(*), (SELECT most FROM terms)) FROM trouble),
+    (SELECT coalesce(max(now - created_at) / 1000.0, 0.0) FROM trouble, semel_keys_clock),
+    (
+        SELECT count(*) FROM (
+            SELECT 1 FROM semel_outbox WHERE state = 'dead' AND (state = 'dead' OR state = 'sent') LIMIT (SELECT most FROM terms)
+        )
+    ),
+    (SELECT count(*) FROM (SELECT 1 FROM semel_inbox WHERE state <> 'done' AND state = 'parked' LIMIT (SELECT most FROM terms)))
+
 -- name: read_request
 SELECT request, request_body FROM semel_keys
 WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AND request IS NOT NULL

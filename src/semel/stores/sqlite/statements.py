@@ -70,6 +70,7 @@ class Statements:
         self.browse = _marked(queries["browse"])
         self.keys_after = _marked(queries["keys_after"])
         self.find_stuck = _marked(queries["find_stuck"])
+        self.survey = _marked(queries["survey"])
         self.read_request = _marked(queries["read_request"])
         self.sweep = _marked(queries["sweep"])
         self.find_due = _marked(queries["find_due"])

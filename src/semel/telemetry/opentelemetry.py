@@ -1,0 +1,176 @@
+"""Metrics and spans for OpenTelemetry, as a sink. It needs the API alone: where they go, the application's SDK says.
+
+    semel.telemetry.use(OpenTelemetry())
+
+A guarded request has spans ``semel.claim``, ``semel.handler`` and ``semel.store`` below the span that is current when
+it ends: the server's, where one is recorded. Without one there are no spans.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from semel.core.events import (
+    ClientRetried,
+    Event,
+    Fenced,
+    FinishedAbandoned,
+    FinishedAccepted,
+    GaveUpAbandoned,
+    LostLease,
+    MessageEnded,
+    NotStored,
+    ParkedUnknown,
+    Reaped,
+    Relayed,
+    Reported,
+    RequestEnded,
+    StoreFailed,
+    StoreSurveyed,
+    Stretch,
+    Swept,
+    SweptUnknown,
+    TookOver,
+    WaitBegan,
+    WaitEnded,
+)
+from semel.telemetry import metrics
+from semel.telemetry.metrics import BUCKETS, METRICS, Metric
+
+try:
+    from opentelemetry.metrics import MeterProvider, get_meter
+    from opentelemetry.trace import TracerProvider, get_current_span, get_tracer
+except ImportError as error:  # pragma: no cover - seen only where the extra is missing
+    raise ImportError(
+        "semel.telemetry.opentelemetry needs the OpenTelemetry API. Run: pip install 'semel[opentelemetry]'"
+    ) from error
+
+#: Spans, by the part of a request that they are about.
+SPANS: dict[str, str] = {
+    "semel.claim": "Claiming the key, or finding that it is taken.",
+    "semel.handler": "The application's handler. What it traces itself is beside this span, and not below it.",
+    "semel.store": "Storing the answer; in atomic mode, COMMIT.",
+}
+#: Attributes of those spans, and of the one above them.
+ATTRIBUTES: dict[str, str] = {
+    "semel.outcome": "How the request ended, as in `semel_requests_total`.",
+    "semel.door": "The entry point.",
+    "semel.key": "The digest of the key, which `semel keys show` accepts. There is none without a key.",
+    "semel.attempt": "Which attempt ran the handler. There is none where it did not run.",
+}
+
+_NANOSECONDS = 1_000_000_000
+#: The names of labels in OpenTelemetry, where there is a convention.
+_LABELS = {"endpoint": "http.route"}
+
+
+class OpenTelemetry:
+    """Counts, measures and traces through the OpenTelemetry API."""
+
+    def __init__(
+        self, *, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
+    ) -> None:
+        """Use the providers that are given, or else the global ones."""
+        self._tracer = get_tracer("semel", tracer_provider=tracer_provider)
+        meter = get_meter("semel", meter_provider=meter_provider)
+        self._made: dict[str, Any] = {metric.name: _made(meter, metric) for metric in METRICS}
+        #: By the values of the labels, so that none is made for each request.
+        self._attributes: dict[tuple[str, ...], Mapping[str, str]] = {}
+        self._told: dict[type[Any], Callable[[Any], None]] = {
+            RequestEnded: self._request,
+            Reported: lambda event: self._add(metrics.REPORTED, 1, event.outcome),
+            TookOver: lambda _: self._add(metrics.TAKEOVERS),
+            Fenced: lambda _: self._add(metrics.FENCED),
+            LostLease: lambda _: self._add(metrics.LEASE_LOST),
+            ParkedUnknown: lambda _: self._add(metrics.UNKNOWN),
+            SweptUnknown: lambda _: self._add(metrics.UNKNOWN),
+            GaveUpAbandoned: lambda _: self._add(metrics.UNKNOWN),
+            NotStored: lambda _: self._add(metrics.NOT_STORED),
+            StoreFailed: lambda _: self._add(metrics.STORE_FAILED),
+            Swept: lambda _: self._add(metrics.SWEPT),
+            FinishedAccepted: lambda _: self._add(metrics.COMPLETED, 1, "accepted"),
+            FinishedAbandoned: lambda _: self._add(metrics.COMPLETED, 1, "abandoned"),
+            Reaped: self._reaped,
+            WaitBegan: lambda _: self._add(metrics.WAITING, 1),
+            WaitEnded: lambda _: self._add(metrics.WAITING, -1),
+            Relayed: self._relayed,
+            MessageEnded: lambda event: self._add(metrics.INBOX, 1, event.consumer, event.outcome),
+            ClientRetried: lambda event: self._add(metrics.CLIENT_RETRIES, 1, event.reason),
+            StoreSurveyed: self._survey,
+        }
+
+    def __call__(self, event: Event) -> None:
+        """Count *event*, if it is among those that are."""
+        told = self._told.get(type(event))
+        if told is not None:
+            told(event)
+
+    def _add(self, metric: Metric, number: int = 1, *labels: str) -> None:
+        self._made[metric.name].add(number, self._named(metric, labels))
+
+    def _named(self, metric: Metric, labels: tuple[str, ...]) -> Mapping[str, str]:
+        place = (metric.name, *labels)
+        found = self._attributes.get(place)
+        if found is None:
+            names = (_LABELS.get(name, f"semel.{name}") for name in metric.labels)
+            found = self._attributes[place] = dict(zip(names, labels, strict=True))
+        return found
+
+    def _request(self, event: RequestEnded) -> None:
+        self._add(metrics.REQUESTS, 1, event.endpoint, event.door, event.outcome)
+        if event.claim is not None:
+            self._made[metrics.CLAIM.name].record(event.claim.seconds)
+        if event.handler is not None:
+            self._made[metrics.HANDLER.name].record(event.handler.seconds)
+        elif event.outcome == "replayed":
+            self._made[metrics.REPLAY.name].record(event.seconds)
+        if event.store is not None:
+            self._made[metrics.STORE.name].record(event.store.seconds)
+        self._trace(event)
+
+    def _trace(self, event: RequestEnded) -> None:
+        """Make the spans of a request that has ended, below the current one: no clock was read but the guard's."""
+        around = get_current_span()
+        if not around.is_recording():
+            return
+        began = time.time_ns() - int(event.seconds * _NANOSECONDS)
+        told: dict[str, Any] = {"semel.outcome": event.outcome, "semel.door": event.door}
+        if event.key is not None:
+            told["semel.key"] = event.key
+        if event.attempt is not None:
+            told["semel.attempt"] = event.attempt
+        around.set_attributes(told)
+        self._span("semel.claim", event.claim, began)
+        self._span("semel.handler", event.handler, began)
+        self._span("semel.store", event.store, began)
+
+    def _span(self, name: str, part: Stretch | None, began: int) -> None:
+        if part is not None:
+            start = began + int(part.after * _NANOSECONDS)
+            self._tracer.start_span(name, start_time=start).end(start + int(part.seconds * _NANOSECONDS))
+
+    def _reaped(self, event: Reaped) -> None:
+        for how in metrics.REAPED.closed:
+            self._add(metrics.REAPED, getattr(event, how), how)
+
+    def _relayed(self, event: Relayed) -> None:
+        for outcome in metrics.OUTBOX.closed:
+            self._add(metrics.OUTBOX, getattr(event, outcome), event.to, outcome)
+
+    def _survey(self, event: StoreSurveyed) -> None:
+        for metric, value, *labels in metrics.surveyed(event, time.time()):
+            if value is not None:
+                self._made[metric.name].set(value, self._named(metric, tuple(labels)))
+
+
+def _made(meter: Any, metric: Metric) -> Any:
+    name = metric.opentelemetry
+    if metric.kind == "counter":
+        return meter.create_counter(name, metric.unit, metric.help)
+    if metric.kind == "histogram":
+        return meter.create_histogram(name, metric.unit, metric.help, explicit_bucket_boundaries_advisory=list(BUCKETS))
+    if metric is metrics.WAITING:
+        return meter.create_up_down_counter(name, metric.unit, metric.help)
+    return meter.create_gauge(name, metric.unit, metric.help)
