@@ -6,6 +6,8 @@ Nothing here knows the console.
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -99,12 +101,23 @@ class World:
         """Its worker dies twice."""
         hold = self.held(key, **more)
         self.clock.advance(timedelta(minutes=2))
-        self._number += 1
-        again = self.store.perform(TakeOver(claim(key, self._number), hold))
-        assert isinstance(again, Hold)
+        again = self.held_again(key, hold)
         self.store.perform(Save(again, Progress((_RIDE,))))
         self.clock.advance(timedelta(minutes=2))
         return again
+
+    def held_again(self, key: str, seen: Hold) -> Hold:
+        """Another worker takes it over."""
+        self._number += 1
+        hold = self.store.perform(TakeOver(claim(key, self._number), seen))
+        assert isinstance(hold, Hold)
+        return hold
+
+    def sql(self, statement: str) -> None:
+        """Change a SQLite file behind the store's back."""
+        with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"))) as connection:
+            connection.execute(statement)
+            connection.commit()
 
     def accepted(self, key: str, **more: Any) -> Hold:
         return self.held(key, request=request("/exports"), is_accepted=True, request_line="POST /exports", **more)
