@@ -24,11 +24,12 @@ from semel.core.commands import (
     Save,
     TakeOver,
     Undo,
+    Unpark,
 )
 from semel.core.message import Answer, Head, Request
 from semel.core.outbox import Ending, Message, message_id
-from semel.core.record import Hold, Milestone
-from semel.core.recovery import Begun, Done, Progress
+from semel.core.record import Hold, Milestone, Record
+from semel.core.recovery import Begun, Done, Progress, read_back
 from semel.core.state import Event
 from semel.stores.dialect import messages_of
 from semel.stores.inbox import InboxStatements
@@ -112,6 +113,11 @@ class World:
         hold = self.store.perform(TakeOver(claim(key, self._number), seen))
         assert isinstance(hold, Hold)
         return hold
+
+    def resolve(self, record: Record) -> None:
+        """Another operator resolves it."""
+        hold = Hold(record.scope, record.key, record.attempt, record.token)
+        self.store.perform(Unpark(hold, read_back(record.steps).without_unknown()))
 
     def sql(self, statement: str) -> None:
         """Change a SQLite file behind the store's back."""

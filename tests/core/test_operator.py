@@ -64,7 +64,7 @@ def test_resolving() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "word"), [(ENDED, "has ended"), (PENDING, "waits"), (STUCK, "No worker"), (LIVE, "in progress")]
+    "record, word", [(ENDED, "has ended"), (PENDING, "waits"), (STUCK, "No worker"), (LIVE, "in progress")]
 )
 def test_nothing_to_resolve(record: Record, word: str) -> None:
     """It is said why there is nothing to resolve."""

@@ -12,7 +12,7 @@ from semel.core.commands import Count, Filter, Search
 from semel.core.message import Answer
 from semel.core.place import read_place, written_place
 from semel.core.record import Record
-from semel.core.search import counted, fits, page
+from semel.core.search import counted, fits, page, walk_of
 from semel.core.state import State
 from semel.errors import ConfigurationError
 
@@ -46,7 +46,7 @@ def no_trail(_record: Record) -> list[str | None]:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "is_wanted"),
+    "wanted, is_wanted",
     [
         (Filter(), True),
         (Filter(scope="acct", key="abc", state=State.COMPLETE, endpoint="/pay", status=(200, 299)), True),
@@ -120,3 +120,10 @@ def test_broken_places(word: str) -> None:
         read_place(word)
     with pytest.raises(ConfigurationError, match="can't be read"):
         Search(Filter(), 1, 1, word)
+
+
+def test_a_walk_is_no_longer_than_it_has_to_be() -> None:
+    """Without a filter a page and a bit is walked past; with one, what was allowed."""
+    assert walk_of(Search(Filter(), 50, 5000)) == 52
+    assert walk_of(Search(Filter(), 50, 10)) == 10
+    assert walk_of(Search(Filter(scope="a"), 50, 5000)) == 5000

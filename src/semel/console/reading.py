@@ -109,6 +109,9 @@ class Reader:
     def __init__(self, store: Store) -> None:
         """Nothing is read yet."""
         self.store = store
+        #: What waited in the outbox when it was last counted, and why that could not be read.
+        self._lag: Lag | None = None
+        self._unread: list[str] = []
 
     @property
     def has_messages(self) -> bool:
@@ -118,15 +121,14 @@ class Reader:
     def count(self, since: datetime | None) -> tuple[Counts, int | None]:
         """Count records, and messages that are not sent yet."""
         counts = self.store.perform(Count(CAP, NEWEST, since))
-        unread: list[str] = []
-        lag = self._lag(unread)
+        self._unread = []
+        self._lag = lag = self._optional("The outbox", self._unread, self.lag)
         waiting = None if lag is None else sum(each.ready + each.waiting + each.behind for each in lag.destinations)
         return counts, waiting
 
     def overview(self, counts: Counts) -> Overview:
         """Read what the first page shows beside *counts*."""
-        unread: list[str] = []
-        lag = self._lag(unread)
+        lag, unread = self._lag, list(self._unread)
         inbox = self._optional("The inbox", unread, lambda: self.inbox(ReceiptState.PARKED))
         endpoints = self._optional("The webhooks' endpoints", unread, self.endpoints)
         dead = self._optional("The dead letters", unread, lambda: self.outbox("dead", None, SHOWN))
@@ -211,9 +213,6 @@ class Reader:
     @property
     def _outbox(self) -> OutboxStatements:
         return OutboxStatements(messages_of(self.store, "outbox"))
-
-    def _lag(self, unread: list[str]) -> Lag | None:
-        return self._optional("The outbox", unread, self.lag)
 
     def _optional(self, what: str, unread: list[str], read: Callable[[], T]) -> T | None:
         """Read what a store may not have, or a role may not see: the rest of the page does not depend on it."""

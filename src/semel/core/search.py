@@ -23,6 +23,11 @@ _MICROSECOND = timedelta(microseconds=1)
 Details = Callable[[Record], Iterable[str | None]]
 
 
+def walk_of(command: Search) -> int:
+    """Return how many records to walk past: without a filter each of them fits, and one more says if there are more."""
+    return command.scan if command.wanted != Filter() else min(command.scan, command.limit + 2)
+
+
 def page(command: Search, records: Iterable[Record], details: Details) -> Page:
     """Return the page of *records*, which are all that there are."""
     wanted = command.wanted

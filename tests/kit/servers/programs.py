@@ -56,6 +56,8 @@ NATS = Programs(server="nats", names=("nats-server",), package="nats-server", wh
 
 #: No server: it runs the tests of the client in JavaScript.
 NODE = Programs(server="node", names=("node",), package="nodejs")
+#: No server either: it looks at the console.
+CHROMIUM = Programs(server="chromium", names=("chromium",), package="chromium", tells_version=False)
 
 
 class NoServerBinary(LookupError):

@@ -93,7 +93,7 @@ class Counts:
     newest_since: datetime | None
     complete: int
     failed: int
-    #: How many were made since ``Count.since``.
+    #: How many were made since ``Count.since``; some stores count them among the newest only.
     made: int
     #: Whether the store looked at some of its records only, in no order: Redis, where it has many.
     is_partial: bool = False

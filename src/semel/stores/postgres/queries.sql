@@ -615,18 +615,26 @@ WITH clock AS MATERIALIZED (
       FROM (SELECT clock_timestamp() AS now) AS read
 --[scope
 ), few AS MATERIALIZED (
-    SELECT ctid AS place, created_at, scope, key FROM semel_keys WHERE scope = :scope ORDER BY scope, key LIMIT :few + 1
+    SELECT ctid AS place, created_at, scope, key, state, status, lease_expires_at, request_line
+      FROM semel_keys
+     WHERE scope = :scope
+     ORDER BY scope, key
+     LIMIT :few + 1
 --]
 ), walked AS MATERIALIZED (
 --[one
-    SELECT 0 AS walk, ctid AS place, created_at, scope, key FROM semel_keys WHERE scope = :scope AND key = :key
+    SELECT 0 AS walk, ctid AS place, created_at, scope, key, state, status, lease_expires_at, request_line
+      FROM semel_keys
+     WHERE scope = :scope AND key = :key
 --]
 --[scope
-    SELECT 0 AS walk, place, created_at, scope, key FROM few WHERE (SELECT count(*) FROM few) <= :few
+    SELECT 0 AS walk, place, created_at, scope, key, state, status, lease_expires_at, request_line
+      FROM few
+     WHERE (SELECT count(*) FROM few) <= :few
      UNION ALL
 --]
 --[age
-    (SELECT 1 AS walk, ctid AS place, created_at, scope, key
+    (SELECT 1 AS walk, ctid AS place, created_at, scope, key, state, status, lease_expires_at, request_line
        FROM semel_keys
       WHERE created_at <= least(:at::timestamptz, (SELECT latest FROM clock))
         AND created_at >= coalesce((SELECT earliest FROM clock), '-infinity')
@@ -640,14 +648,14 @@ WITH clock AS MATERIALIZED (
       LIMIT :scan)
 --]
 --[unfinished
-    (SELECT 1 AS walk, ctid AS place, created_at, scope, key
+    (SELECT 1 AS walk, ctid AS place, created_at, scope, key, state, status, lease_expires_at, request_line
        FROM semel_keys
       WHERE upkeep = :upkeep AND created_at <= :at::timestamptz
         AND (created_at, scope, key) < (:at::timestamptz, :at_scope::text, :at_key::text)
       ORDER BY created_at DESC, scope DESC, key DESC
       LIMIT :scan)
      UNION ALL
-    (SELECT 2 AS walk, ctid AS place, created_at, scope, key
+    (SELECT 2 AS walk, ctid AS place, created_at, scope, key, state, status, lease_expires_at, request_line
        FROM semel_keys
       WHERE upkeep IS NULL AND created_at <= :at::timestamptz
         AND created_at >= coalesce((SELECT swept_to FROM semel_keys_watermark WHERE one), '-infinity')
@@ -668,9 +676,7 @@ WITH clock AS MATERIALIZED (
      LIMIT 1
 ), fitting AS MATERIALIZED (
     SELECT place
-      FROM (SELECT walked.place, record.*
-              FROM walked
-             CROSS JOIN LATERAL (SELECT * FROM semel_keys WHERE ctid = walked.place) AS record) AS record, clock
+      FROM walked AS record, clock
      WHERE NOT EXISTS (SELECT 1 FROM bound
                         WHERE (record.created_at, record.scope, record.key) < (bound.created_at, bound.scope, bound.key))
        AND (record.created_at, record.scope, record.key) < (:at::timestamptz, :at_scope::text, :at_key::text)

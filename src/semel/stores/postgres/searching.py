@@ -9,7 +9,7 @@ from typing import Any
 from semel.core.commands import Command, Count, Counts, Filter, Page, Search
 from semel.core.place import read_place, written_place
 from semel.core.record import Record
-from semel.core.search import FEW
+from semel.core.search import FEW, walk_of
 from semel.core.state import State
 from semel.stores.postgres.builder import Builder
 from semel.stores.postgres.rows import Row, record
@@ -26,6 +26,7 @@ def search(builder: Builder, command: Search) -> Statement[Page]:
     wanted = command.wanted
     at, scope, key = _FIRST if command.after is None else _place(command.after)
     lowest, highest = wanted.status or (None, None)
+    scan = walk_of(command)
 
     def read(rows: Sequence[Row]) -> Page:
         return _page(command, rows)
@@ -48,8 +49,8 @@ def search(builder: Builder, command: Search) -> Statement[Page]:
         at=at,
         at_scope=scope,
         at_key=key,
-        few=min(FEW, command.scan),
-        scan=command.scan,
+        few=min(FEW, scan),
+        scan=scan,
         limit=command.limit + 1,
     )
 

@@ -284,7 +284,7 @@ LIMIT :scan
 SELECT rowid, created_at, key FROM semel_keys WHERE scope = :scope LIMIT :scan
 
 -- name: search
--- Of some records those that fit, in no order. As with browse, bodies are not read.
+-- Of some records those that fit, by age or by rowid. As with browse, bodies are not read.
 SELECT
     semel_keys.rowid,
     scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers,
@@ -309,6 +309,8 @@ WHERE
             WHERE line.scope = semel_keys.scope AND line.key = semel_keys.key AND instr(line.detail, :reason)
         )
     )
+ORDER BY CASE WHEN :by_age THEN created_at ELSE semel_keys.rowid END DESC, semel_keys.rowid DESC
+LIMIT :limit
 
 -- name: count
 -- How many records there are of each kind, none beyond a cap. Those that have not ended are in one index, and few.
@@ -334,7 +336,7 @@ SELECT
     oldest.scope, oldest.key, oldest.created_at,
     (SELECT count(*) FROM newest), (SELECT min(created_at) FROM newest),
     (SELECT count(*) FROM newest WHERE state = 'complete'), (SELECT count(*) FROM newest WHERE state = 'failed'),
-    (SELECT count(*) FROM (SELECT created_at FROM semel_keys ORDER BY rowid DESC LIMIT :cap) WHERE created_at > :since)
+    (SELECT count(*) FROM newest WHERE created_at > :since)
 FROM semel_keys_clock LEFT JOIN oldest ON true
 
 -- name: keys_after

@@ -11,11 +11,11 @@ import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from semel.core.commands import Count, Counts, Filter, Page, Search
+from semel.core.commands import Count, Counts, Page, Search
 from semel.core.key import digest_of
 from semel.core.place import read_place, written_place
 from semel.core.record import Record
-from semel.core.search import FEW
+from semel.core.search import FEW, walk_of
 from semel.stores.sqlite import statements as by
 
 #: Past every rowid and every time.
@@ -47,8 +47,8 @@ def search(session: Session, command: Search) -> Page:
         kept = [each for each in steps if digest_of(each[2]).startswith(wanted.digest)]
     else:
         kept = steps
-    found = [(each[0], by.read_record(each[1:])) for each in session.run(*_fitting(session, wanted, kept))]
-    found.sort(key=(lambda each: (each[1].created_at, each[0])) if by_age else (lambda each: each[0]), reverse=True)
+    rows = session.run(*_fitting(session, command, kept, by_age=by_age))
+    found = [(each[0], by.read_record(each[1:])) for each in rows]
     if len(found) > command.limit:
         found = found[: command.limit]
         return Page(_records(found), _place(found[-1]), len(steps))
@@ -60,20 +60,21 @@ def search(session: Session, command: Search) -> Page:
 
 def _walk(session: Session, command: Search, at: int, row: int) -> tuple[list[Step], bool, bool]:
     """Return what was walked past, whether that was all there is, and whether its order is that of age."""
-    wanted, statements = command.wanted, session.statements
+    wanted, statements, scan = command.wanted, session.statements, walk_of(command)
     if wanted.is_unfinished:
-        steps = session.run(statements.walk_unfinished, (at, row, command.scan))
-        return steps, len(steps) < command.scan, True
+        steps = session.run(statements.walk_unfinished, (at, row, scan))
+        return steps, len(steps) < scan, True
     if wanted.scope is not None:
-        few = min(FEW, command.scan)
+        few = min(FEW, scan)
         steps = session.run(statements.walk_scope, (wanted.scope, few + 1))
         if len(steps) <= few:
             return [each for each in steps if (each[1], each[0]) < (at, row)], True, True
-    steps = session.run(statements.walk, (row, command.scan))
-    return steps, len(steps) < command.scan, False
+    steps = session.run(statements.walk, (row, scan))
+    return steps, len(steps) < scan, False
 
 
-def _fitting(session: Session, wanted: Filter, steps: list[Step]) -> tuple[str, list[Any]]:
+def _fitting(session: Session, command: Search, steps: list[Step], *, by_age: bool) -> tuple[str, list[Any]]:
+    wanted = command.wanted
     lowest, highest = wanted.status or (None, None)
     query = session.statements.search
     values = {
@@ -88,6 +89,8 @@ def _fitting(session: Session, wanted: Filter, steps: list[Step]) -> tuple[str, 
         "lowest": lowest,
         "highest": highest,
         "reason": wanted.reason,
+        "by_age": by_age,
+        "limit": command.limit + 1,
     }
     return by.counted(query), [values[name] for name in query.parameters]
 
