@@ -29,6 +29,8 @@ from tests.console.world import PARKED, SCOPE, World, fill  # noqa: E402 - as ab
 
 TOKEN = "a token for pictures"  # noqa: S105 - of a server that lives for a minute
 CHROMIUM = "/usr/bin/chromium"
+#: Pixels: enough to see what a page is, in a small file.
+HEIGHT = 640
 Scheme = Literal["light", "dark"]
 #: What the docs show: a name, a path, a width and a scheme.
 PICTURES: tuple[tuple[str, str, int, Scheme], ...] = (
@@ -94,7 +96,7 @@ def main() -> None:
                     an_hour(console)
                 shots = PICTURES if not asked.all else _every(name)
                 for title, path, width, scheme in shots:
-                    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+                    context = browser.new_context(viewport={"width": width, "height": HEIGHT}, color_scheme=scheme)
                     page = context.new_page()
                     page.goto(f"{origin}/#{TOKEN}")
                     page.wait_for_selector(".figures")

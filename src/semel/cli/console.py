@@ -101,6 +101,8 @@ def _bound(config: Any) -> Any:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((config.host, config.port))
+        # From here on a browser that follows the link waits, and is not refused.
+        made.listen()
     except OSError as error:
         raise ConfigurationError(f"Can't listen on {config.host}:{config.port}: {error.strerror}.") from None
     return made
