@@ -176,6 +176,7 @@ def test_hostile_text(browser: Browser, origin: str) -> None:
         assert "\\u202e" in page.locator("pre").first.inner_text()
 
 
+@pytest.mark.slow
 def test_live(browser: Browser, origin: str, world: World) -> None:
     """A page that is open shows what happens, and keeps the focus and the place."""
     with window(browser, origin) as tab:

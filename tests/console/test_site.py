@@ -87,8 +87,10 @@ class TestAccess:
         assert cookie.endswith("; Path=/; HttpOnly; SameSite=Strict")
         assert SECRET not in cookie
         assert visitor.get("/").status == 200
+        session = visitor.cookies[SESSION]
         assert visitor.post("/logout").status == 303
         assert visitor.get("/").status == 401
+        assert visitor.get("/", cookie=f"{SESSION}={session}").status == 401
 
     def test_cookies_of_a_mounted_console(self) -> None:
         """Below a path, over https, a cookie goes to that path alone, and never in the clear."""
@@ -216,6 +218,12 @@ class TestPages:
         assert "No operation is stuck" in said
         assert "No operations." in text_of(visitor.get("/operations"))
         assert visitor.get("/outbox").status == 404
+
+    def test_findings(self, visitor: Visitor) -> None:
+        """What a check of the set-up finds is shown, where one is given."""
+        assert "Doctor" not in visitor.page("/")
+        visitor.site.reader.findings = lambda: (("warning", "fsync is off"),)
+        assert "fsync is off" in visitor.page("/")
 
     def test_charts_have_gaps(self, visitor: Visitor) -> None:
         """What was not counted is drawn as a gap, and never as zero."""

@@ -112,6 +112,9 @@ class Reader:
         #: What waited in the outbox when it was last counted, and why that could not be read.
         self._lag: Lag | None = None
         self._unread: list[str] = []
+        #: Put a function here that returns what ``semel doctor`` finds, as (severity, sentence) pairs: the overview
+        #: shows them. None: it is not asked.
+        self.findings: Callable[[], tuple[tuple[str, str], ...]] | None = None
 
     @property
     def has_messages(self) -> bool:
@@ -150,6 +153,7 @@ class Reader:
             None if inbox is None else len(inbox),
             endpoints,
             tuple(unread),
+            None if self.findings is None else self.findings(),
         )
 
     def operations(self, asked: Asked) -> Page:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
-from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -14,7 +14,7 @@ from markupsafe import Markup
 from semel.console import charts
 from semel.core.key import SHORT_LENGTH, digest_of
 from semel.core.place import written_place
-from semel.core.text import brief, hex_dump, pasteable, typed
+from semel.core.text import brief, hex_dump, typed
 
 #: Bytes of a body that are shown.
 MAX_SHOWN = 64 * 1024
@@ -26,42 +26,39 @@ MILLION = 1_000_000
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-class Pages:
-    """The templates."""
+@lru_cache(maxsize=1)  # Templates are compiled once for all consoles of a process.
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("semel.console"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "ago": ago,
+        "bars": charts.bars,
+        "body": body,
+        "brief": brief,
+        "clock": clock,
+        "count": count,
+        "digest": short_digest,
+        "duration": lambda number: timedelta(seconds=number),
+        "line": charts.line,
+        "moment": moment,
+        "name": operation_name,
+        "percent": lambda fraction: f"{fraction:.0%}",
+        "result": lambda result: body(json.dumps(result, ensure_ascii=False, indent=1).encode("utf-8", "replace")),
+        "seen": typed,
+        "seconds": seconds,
+        "wrapped": wrapped,
+    }
+    return environment
 
-    def __init__(self) -> None:
-        """Load them from the package."""
-        self._environment = Environment(
-            loader=PackageLoader("semel.console"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._environment.filters |= {
-            "ago": ago,
-            "bars": charts.bars,
-            "body": body,
-            "brief": brief,
-            "clock": clock,
-            "count": count,
-            "digest": short_digest,
-            "duration": lambda number: timedelta(seconds=number),
-            "line": charts.line,
-            "moment": moment,
-            "name": operation_name,
-            "path": lambda text: quote(text, safe=""),
-            "pasted": pasteable,
-            "result": lambda result: body(json.dumps(result, ensure_ascii=False, indent=1).encode("utf-8", "replace")),
-            "percent": lambda fraction: f"{fraction:.0%}",
-            "seen": typed,
-            "seconds": seconds,
-            "wrapped": wrapped,
-        }
 
-    def render(self, template: str, **values: Any) -> str:
-        """Return the text of a page."""
-        return self._environment.get_template(template).render(**values)
+def render(template: str, **values: Any) -> str:
+    """Return the text of a page."""
+    return _environment().get_template(template).render(**values)
 
 
 def operation_name(scope: str, key: str) -> str:

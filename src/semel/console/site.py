@@ -19,7 +19,7 @@ from semel.console.access import Auth, Failures, Token, User, check_auth
 from semel.console.http import Request, Response, finished, see_other
 from semel.console.http import html as as_html
 from semel.console.reading import Reader
-from semel.console.rendering import Pages
+from semel.console.rendering import render
 from semel.console.views import Refused, Views, quoted
 from semel.errors import ConfigurationError, StoreError
 from semel.stores import AsyncStore, Store, store
@@ -50,8 +50,9 @@ class Site(Views):
         self.auth = check_auth(auth)
         super().__init__(Reader(given if isinstance(given, Store) else store(given)))
         self._is_given = isinstance(given, Store)
-        self._pages = Pages()
         self._failures = Failures()
+        #: Sessions that were ended by a log-out here. Other processes know nothing of them.
+        self._ended: set[str] = set()
         self._clock = clock
 
     def respond(self, request: Request) -> Response:
@@ -94,13 +95,15 @@ class Site(Views):
         if not user.may("read"):
             raise Refused(403, "Not for you", f"{user.name} may not see this console: the role read is missing.")
         if parts == ["logout"] and request.method == "POST":
+            self._ended.add(request.cookies.get(SESSION, ""))
             return see_other(f"{quoted(request.base)}/").plus(_cookie(request, SESSION, "", 0))
         return self.page(request, user, parts)
 
     def _user(self, request: Request) -> User | None:
         if isinstance(self.auth, Token):
             cookie = request.cookies.get(SESSION, "")
-            return self.auth.user if self.auth.is_session(cookie, self._clock()) else None
+            is_valid = self.auth.is_session(cookie, self._clock()) and cookie not in self._ended
+            return self.auth.user if is_valid else None
         return request.user
 
     def _log_in(self, request: Request, token: Token) -> Response:
@@ -134,7 +137,7 @@ class Site(Views):
         if is_new:
             form = secrets.token_urlsafe(18)
         base = quoted(request.base)
-        text = self._pages.render(
+        text = render(
             template,
             base=base,
             user=user,
@@ -153,7 +156,7 @@ class Site(Views):
         """Answer with a page that says why; with plain text, if even that fails."""
         base = quoted(request.base)
         try:
-            text = self._pages.render(
+            text = render(
                 "refused.html",
                 base=base,
                 user=user,
