@@ -130,6 +130,27 @@ async def test_lifespan_and_websockets() -> None:
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete", "websocket.close"]
 
 
+@pytest.mark.parametrize("answer", ["ada", 1, RuntimeError("secret")])
+async def test_logins_that_fail(url: str, answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the application's own function fails, or returns no User, nothing is shown, and the log says why."""
+
+    def auth(_: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    for status in ((await _status(Console(url, auth=auth))), asked(WSGIConsole(url, auth=auth), "/")[0]):
+        assert str(status).startswith("500")
+    assert "auth= has failed" in caplog.text
+
+
+async def _status(console: Console) -> int:
+    async with browser(console) as client:
+        page = await client.get("/")
+        assert "secret" not in page.text
+        return page.status_code
+
+
 def test_stores_of_a_loop() -> None:
     """A store for an event loop is refused in words."""
     with pytest.raises(ConfigurationError, match="give it the store's URL"):

@@ -102,6 +102,12 @@ class TestAccess:
         """A session that the token did not sign is none."""
         assert Visitor(empty(Token(SECRET))).get("/", cookie=f"{SESSION}={cookie}").status == 401
 
+    def test_cookies_of_the_host(self) -> None:
+        """Cookies of other shapes, which the host application may set, hide none of the console's."""
+        token = Token(SECRET)
+        cookie = f'odd={{"a": "b c", []}}; =; x; {SESSION}={token.session(2**31)}; é=1'
+        assert Visitor(empty(token)).get("/", cookie=cookie).status == 200
+
     def test_sessions_end(self) -> None:
         """A login lasts a working day."""
         token = Token(SECRET)

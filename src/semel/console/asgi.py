@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from semel.console.access import Auth, Token, User, check_user
-from semel.console.http import MAX_BODY, Request, Response, finished, placed
+from semel.console.http import MAX_BODY, Request, Response, login_failed, placed, too_long
 from semel.console.site import Site
 
 Scope = MutableMapping[str, Any]
@@ -43,7 +43,11 @@ class Console:
     async def _respond(self, scope: Scope, receive: Receive) -> Response:
         body = await _read(receive)
         if body is None:
-            return finished(Response(413, (("content-type", "text/plain"),), b"This form is too long.\n"))
+            return too_long()
+        try:
+            user = await self._user(scope)
+        except Exception as error:  # noqa: BLE001 - it is the application's function
+            return login_failed(error)
         path, base = placed(scope["path"], scope.get("root_path", "") + "/" + self._path)
         headers: dict[str, str] = {}
         for name, value in scope["headers"]:
@@ -58,7 +62,7 @@ class Console:
             headers,
             body,
             is_secure=scope.get("scheme") == "https",
-            user=await self._user(scope),
+            user=user,
         )
         return await asyncio.to_thread(self.site.respond, request)
 

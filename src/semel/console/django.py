@@ -14,7 +14,7 @@ from django.urls import re_path
 from django.views.decorators.csrf import csrf_exempt
 
 from semel.console.access import Auth, Token, User, check_user
-from semel.console.http import MAX_BODY, Request, Response, finished, placed
+from semel.console.http import MAX_BODY, Request, Response, login_failed, placed, too_long
 from semel.console.site import Site
 from semel.django import conf
 from semel.stores import Store
@@ -56,25 +56,27 @@ class _View:
         self.respond = csrf_exempt(self._respond)
 
     def _respond(self, request: HttpRequest, rest: str) -> HttpResponse:
-        if int(request.META.get("CONTENT_LENGTH") or 0) > MAX_BODY:
-            return _as_django(finished(Response(413, (("content-type", "text/plain"),), b"This form is too long.\n")))
+        body = request.body
+        if len(body) > MAX_BODY:
+            return _as_django(too_long())
         auth = self._auth
+        try:
+            user = None if auth is None or isinstance(auth, Token) else check_user(auth(request))
+        except Exception as error:  # noqa: BLE001 - it is the application's function
+            return _as_django(login_failed(error))
         whole = request.path
         path, base = placed(whole, whole[: len(whole) - len(rest)] if rest else whole)
-        return _as_django(
-            self._made().respond(
-                Request(
-                    request.method or "GET",
-                    path,
-                    base,
-                    request.META.get("QUERY_STRING", ""),
-                    {name.lower(): value for name, value in request.headers.items()},
-                    request.body,
-                    is_secure=request.is_secure(),
-                    user=None if auth is None or isinstance(auth, Token) else check_user(auth(request)),
-                )
-            )
+        asked = Request(
+            request.method or "GET",
+            path,
+            base,
+            request.META.get("QUERY_STRING", ""),
+            {name.lower(): value for name, value in request.headers.items()},
+            body,
+            is_secure=request.is_secure(),
+            user=user,
         )
+        return _as_django(self._made().respond(asked))
 
     def _made(self) -> Site:
         if self._site is None:

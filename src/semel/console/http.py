@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import field, replace
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from semel.console.access import User
 from semel.core.value import value
+
+logger = logging.getLogger("semel.console")
 
 #: Bytes of a form: a result and a reason.
 MAX_BODY = 256 * 1024
@@ -61,13 +63,9 @@ class Request:
 
     @property
     def cookies(self) -> dict[str, str]:
-        """The cookies; none, if they can't be read."""
-        cookies: SimpleCookie = SimpleCookie()
-        try:
-            cookies.load(self.headers.get("cookie", ""))
-        except CookieError:
-            return {}
-        return {name: morsel.value for name, morsel in cookies.items()}
+        """The cookies. Those of the host application may be of any shape, and hide none of ours."""
+        pairs = (each.strip().partition("=") for each in self.headers.get("cookie", "").split(";"))
+        return {name: text for name, _, text in pairs}
 
     @property
     def is_from_here(self) -> bool:
@@ -109,6 +107,18 @@ def see_other(place: str) -> Response:
 def finished(response: Response) -> Response:
     """Return *response* with what every answer has."""
     return response.plus(*ALWAYS, ("content-length", str(len(response.body))))
+
+
+def too_long() -> Response:
+    """Refuse a form that is too long."""
+    return finished(Response(413, (("content-type", "text/plain"),), b"This form is too long.\n"))
+
+
+def login_failed(error: Exception) -> Response:
+    """Say that the host application's login has failed: then nothing is shown."""
+    logger.error("auth= has failed, so the console shows nothing.", exc_info=error)
+    said = b"The login of this console has failed, so nothing is shown. The log has the rest.\n"
+    return finished(Response(500, (("content-type", "text/plain"),), said))
 
 
 def placed(path: str, root: str) -> tuple[str, str]:

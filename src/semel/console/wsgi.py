@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 from semel.console.access import Auth, Token, User, check_user
-from semel.console.http import MAX_BODY, Request, Response, finished, placed
+from semel.console.http import MAX_BODY, Request, Response, login_failed, placed, too_long
 from semel.console.site import Site
 
 Environ = dict[str, Any]
@@ -39,7 +39,11 @@ class Console:
         except ValueError:
             length = 0
         if length > MAX_BODY:
-            return finished(Response(413, (("content-type", "text/plain"),), b"This form is too long.\n"))
+            return too_long()
+        try:
+            user = self._user(environ)
+        except Exception as error:  # noqa: BLE001 - it is the application's function
+            return login_failed(error)
         mount = _text(environ.get("SCRIPT_NAME", ""))
         # The path is what is below the mount: it is put in front, so that a path like the mount's is no matter.
         path, base = placed(mount + "/" + _text(environ.get("PATH_INFO", "")), mount)
@@ -56,7 +60,7 @@ class Console:
             headers,
             environ["wsgi.input"].read(length) if length else b"",
             is_secure=environ.get("wsgi.url_scheme") == "https",
-            user=self._user(environ),
+            user=user,
         )
         return self.site.respond(request)
 
