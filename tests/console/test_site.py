@@ -70,7 +70,7 @@ class TestAccess:
         assert "Give it auth=" in text_of(response)
 
     def test_host_does_not_know_them(self) -> None:
-        """A visitor whom the host application does not know is told to log in there."""
+        """A visitor that the host application does not know is told to log in there."""
         assert Visitor(empty(lambda _: None)).get("/").status == 401
 
     def test_role_read(self) -> None:
@@ -469,7 +469,7 @@ class TestBadInput:
         assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
     def test_older_schemas(self, world: World) -> None:
-        """A store whose schema is older is shown as far as it goes, and what is missing is said."""
+        """A store with an older schema is shown as far as it goes, and what is missing is said."""
         world.sql("DROP TABLE semel_inbox")
         visitor = Visitor(Site(world.url, lambda _: None), User("ada", ALL))
         said = text_of(visitor.get("/"))
