@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-from bench import calls, messages, proxy, sending, telemetry
+from bench import calls, console, messages, proxy, sending, telemetry
 from bench.cases import CASES, EXTRAS, NAMES, QUICK, Plan, StoreKind
 from bench.load import LoadFailed
 from bench.measure import measure
@@ -72,6 +72,11 @@ def _telemetry(asked: argparse.Namespace) -> None:
     print(telemetry.as_json(rows) if asked.json else telemetry.listed(rows))
 
 
+def _console(asked: argparse.Namespace) -> None:
+    found = console.measure_console(asked.rows, asked.stores)
+    print(console.as_json(found, asked.rows) if asked.json else console.listed(found, asked.rows))
+
+
 def _profile(asked: argparse.Namespace) -> None:
     print(profile(NAMES[asked.case], seconds=asked.seconds))
 
@@ -120,6 +125,11 @@ def _parser() -> argparse.ArgumentParser:
     telling_of = commands.add_parser("telemetry", help="measure what metrics and traces add to a request, in seconds")
     telling_of.set_defaults(do=_telemetry)
     telling_of.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    looking = commands.add_parser("console", help="measure each page of the console on a large table")
+    looking.set_defaults(do=_console)
+    looking.add_argument("--rows", type=_at_least(int, 1000), default=1_000_000, help="how many; a million unless told")
+    looking.add_argument("--stores", type=_some_of(console.STORES), default=list(console.STORES))
+    looking.add_argument("--json", action="store_true", help="print JSON in place of the lines")
     profiling = commands.add_parser("profile", help="show in which functions a server spends its time")
     profiling.set_defaults(do=_profile)
     profiling.add_argument("case", choices=NAMES)

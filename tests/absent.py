@@ -9,11 +9,10 @@ from collections.abc import Generator
 import pytest
 
 from tests.kit.servers import NoServerBinary
-from tests.kit.servers.programs import EXPRESS, NATS, NODE, PGBOUNCER, POSTGRES, PROMETHEUS, RABBITMQ, REDIS
+from tests.kit.servers.programs import CHROMIUM, EXPRESS, NATS, NODE, PGBOUNCER, POSTGRES, PROMETHEUS, RABBITMQ, REDIS
 
-KNOWN = {
-    programs.server: programs for programs in (POSTGRES, REDIS, PGBOUNCER, RABBITMQ, NATS, PROMETHEUS, NODE, EXPRESS)
-}
+WANTED = (POSTGRES, REDIS, PGBOUNCER, RABBITMQ, NATS, PROMETHEUS, NODE, EXPRESS, CHROMIUM)
+KNOWN = {programs.server: programs for programs in WANTED}
 
 #: Goes with a test's report from the process that ran it to the one that tells.
 PROPERTY = "absent server"

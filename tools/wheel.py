@@ -26,8 +26,18 @@ IMPORTS = {
     "redis": ("semel.stores.redis.store",),
     "sqlalchemy": ("semel.stores.connections.sqlalchemy",),
     "cli": ("semel.cli.main",),
+    "console": ("semel.console", "semel.console.wsgi", "semel.cli.console"),
     "demo": ("semel.cli.main", "semel.cli.demo.command"),
 }
+#: Files that are no Python.
+NEEDED = (
+    "semel/py.typed",
+    "semel/stores/postgres/queries.sql",
+    "semel/stores/redis/scripts/claim.lua",
+    "semel/console/templates/base.html",
+    "semel/console/static/console.js",
+    "semel/console/static/console.css",
+)
 #: What only a checkout has.
 NOT_IN_THE_WHEEL = ("tests/", "bench/", "torture/", "semel/testing/servers", "semel/testing/crash.py")
 #: Of a server that is about to start.
@@ -60,7 +70,7 @@ def check_contents(wheel: Path) -> None:
     strays = [name for name in names if name.startswith(NOT_IN_THE_WHEEL)]
     if strays:
         raise SystemExit(f"The wheel has what only a checkout needs: {strays[:3]}")
-    for needed in ("semel/py.typed", "semel/stores/postgres/queries.sql", "semel/stores/redis/scripts/claim.lua"):
+    for needed in NEEDED:
         if needed not in names:
             raise SystemExit(f"The wheel lacks {needed}.")
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from semel import __version__
-from semel.cli import doctor, inbox, journal, keys, outbox, proxy, relay, schema, verify, webhooks, work
+from semel.cli import console, doctor, inbox, journal, keys, outbox, proxy, relay, schema, verify, webhooks, work
 from semel.cli.demo import command as demo
 
 VERSION = "Print the version of Semel."
@@ -26,6 +26,7 @@ app.command("reap")(work.reap)
 app.command("work")(work.work)
 app.command("relay")(relay.relay)
 app.command("proxy")(proxy.proxy)
+app.command("console")(console.console)
 app.command("verify", cls=verify.VerifyCommand)(verify.verify)
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(keys.app, name="keys")

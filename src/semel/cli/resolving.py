@@ -16,11 +16,11 @@ import typer
 
 from semel.cli.address import StoreOption, opened
 from semel.cli.finding import KeyArgument, ScopeOption, find_required
-from semel.cli.output import brief, put, safe
+from semel.cli.output import put, safe
 from semel.cli.showing import record_lines, sheet_of
 from semel.core.commands import Verdict
-from semel.core.record import Record
-from semel.core.recovery import as_json, read_back
+from semel.core.operator import ENDED, release_means, resolving_means, why_not_resolved
+from semel.core.recovery import as_json
 from semel.core.state import TERMINAL, State
 from semel.errors import ConfigurationError, ResultNotJSON, SemelError
 from semel.flows import upkeep
@@ -56,11 +56,9 @@ def release(
     with opened(store) as keys:
         record = find_required(keys, key, scope)
         if record.state in TERMINAL:
-            raise CantBeFreed(
-                "This operation has ended. Its answer stays until it expires; a new operation needs a new key."
-            )
+            raise CantBeFreed(ENDED)
         put(sheet_of(record_lines(record)))
-        _agree([*_release_means(record)], "Free this key?", yes=yes)
+        _agree(release_means(record), "Free this key?", yes=yes)
         _carry_out(keys, upkeep.release, upkeep.hold_of(record))
     print("Freed.")
 
@@ -83,9 +81,9 @@ def resolve(
     with opened(store) as keys:
         record = find_required(keys, key, scope)
         if record.state is not State.UNKNOWN:
-            raise CantBeResolved(_why_not(record))
+            raise CantBeResolved(why_not_resolved(record))
         put(sheet_of(record_lines(record)))
-        means = [_resolving_means(record, is_applied=applied is not None)]
+        means = [resolving_means(record, is_applied=applied is not None)]
         if applied is not None:
             means.append(f"Result: {safe(json.dumps(result, ensure_ascii=False))}")
         _agree(means, "Is that right?", yes=yes)
@@ -114,46 +112,6 @@ def _parsed(text: str) -> Any:
             """RESULT is not JSON. Quote it for the shell: --applied '{"id": 7}', --applied '"text"', --applied null."""
         )
         raise ConfigurationError(message) from None
-
-
-def _release_means(record: Record) -> list[str]:
-    if record.state is State.PENDING:
-        means = ["This operation was not begun, and no worker will run it. A retry is a new one."]
-    else:
-        means = ["A retry will run the operation again from its beginning, whatever it has done so far."]
-    if record.is_accepted:
-        means.append("Its client was told that it would be run, and will find nothing at the status URL.")
-    if record.lease_left is not None and not record.is_stuck:
-        means.append(
-            f"Its worker may be alive (lease {brief(record.lease_left)}): it can store nothing any more, but may act."
-        )
-    done = read_back(record.steps).without_unknown().names
-    if done:
-        means.append(f"These steps are done, and will be done again: {', '.join(done)}.")
-    return means
-
-
-def _resolving_means(record: Record, *, is_applied: bool) -> str:
-    progress = read_back(record.steps)
-    step, point = progress.unknown, progress.recovery_point
-    who = "A worker" if record.is_accepted else "A retry"
-    if is_applied:
-        if step is None:
-            return "The operation ends with status 200 and the result below. A retry will get it, and run nothing."
-        return f"{step.name} is done, with the result below. {who} will go on after it."
-    if point is None:
-        return f"The operation did nothing. {who} will run the operation again from its beginning."
-    return f"{who} will go on after {point}" + (f", and do {step.name}." if step else ".")
-
-
-def _why_not(record: Record) -> str:
-    if record.state in TERMINAL:
-        return "This operation has ended, and its answer stays until it expires. There is nothing to resolve."
-    if record.state is State.PENDING:
-        return "This operation waits for a worker, and has done nothing. There is nothing to resolve."
-    if record.is_stuck:
-        return "No worker holds this operation: a retry goes on with it. If it may not run again, semel sweep parks it."
-    return "This operation is in progress. There is nothing to resolve."
 
 
 def _agree(means: list[str], question: str, *, yes: bool) -> None:

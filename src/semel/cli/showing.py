@@ -14,6 +14,7 @@ from rich.text import Text
 from semel.cli.output import as_text, brief, hex_dump, pasteable, relative, safe, typed, width
 from semel.core.derive import derive
 from semel.core.message import Request
+from semel.core.operator import outcome_of
 from semel.core.record import Entry, Milestone, Record
 from semel.core.recovery import Done, Step, read_back
 from semel.core.state import State
@@ -156,7 +157,7 @@ def facts_of(record: Record) -> dict[str, Any]:
         "lease_expires_at": _iso(record.lease_expires_at),
         "completed_at": _iso(record.completed_at),
         "expires_at": _iso(record.expires_at),
-        "read_at": _iso(_now(record)),
+        "read_at": _iso(record.read_at),
         "is_stuck": record.is_stuck,
         "is_expired": record.is_expired,
     }
@@ -201,7 +202,7 @@ def _cells(record: Record) -> Iterator[Text]:
     yield Text(record.state, STUCK_STYLE if record.is_stuck else STYLES[record.state])
     yield Text(str(record.attempt), "" if record.attempt == 1 else "bold")
     yield Text(_status(record))
-    yield Text(brief(_now(record) - record.created_at))
+    yield Text(brief(record.read_at - record.created_at))
     yield _ends(record)
 
 
@@ -241,7 +242,7 @@ def _steps(record: Record) -> Iterator[Text]:
         said = f"{step.kind} {safe(step.name)}"
         if isinstance(step, Done):
             yield Text(f"{said} done: {_shortened(step.result)}")
-        elif _outcome(record, step) == "begun":
+        elif outcome_of(record, step) == "begun":
             yield Text(f"{said} begun: not ended yet", STYLES[State.PROCESSING])
         else:
             yield Text(f"{said} begun: outcome unknown", STUCK_STYLE)
@@ -250,17 +251,10 @@ def _steps(record: Record) -> Iterator[Text]:
 
 
 def _step_facts(record: Record, step: Step) -> dict[str, Any]:
-    facts = {step.kind: step.name, "outcome": _outcome(record, step)}
+    facts = {step.kind: step.name, "outcome": outcome_of(record, step)}
     if isinstance(step, Done):
         facts["result"] = step.result
     return facts | ({"idempotency_key": _key_of(record, step)} if step.kind == "effect" else {})
-
-
-def _outcome(record: Record, step: Step) -> str:
-    """Return what is known of *step*. While its worker is alive, an effect that was begun may still be running."""
-    if isinstance(step, Done):
-        return "done"
-    return "begun" if record.state is State.PROCESSING and not record.is_stuck else "unknown"
 
 
 def _key_of(record: Record, step: Step) -> str:
@@ -279,12 +273,7 @@ def _status(record: Record) -> str:
 
 
 def _time(record: Record, moment: datetime, style: str = "") -> Text:
-    return Text(f"{_iso(moment)} ({relative(moment - _now(record))})", style)
-
-
-def _now(record: Record) -> datetime:
-    """Return when the record was read, by the database's clock: the only one that its times can be compared with."""
-    return record.expires_at - record.retention_left
+    return Text(f"{_iso(moment)} ({relative(moment - record.read_at)})", style)
 
 
 def _iso(moment: datetime | None) -> str | None:

@@ -123,6 +123,11 @@ class Record:
         _require(self.is_accepted or self.state is not State.PENDING, "what is pending was accepted")
 
     @property
+    def read_at(self) -> datetime:
+        """When it was read, by the database's clock: the only one that its times can be compared with."""
+        return self.expires_at - self.retention_left
+
+    @property
     def is_expired(self) -> bool:
         """Whether it is past its retention by the database's clock. An unknown record waits for an operator instead."""
         return self.retention_left <= timedelta(0) and self.state is not State.UNKNOWN

@@ -34,6 +34,8 @@ Statements = Generator[Joined[Any], Any, T]
 MAX_RUN = 100
 #: How many dead letters are requeued or dropped in one statement.
 MAX_CHANGED = 1000
+#: How many destinations are counted.
+MAX_DESTINATIONS = 50
 STATES = ("ready", "waiting", "behind", "dead", "sent")
 
 _LOCK_BYTES = 8
@@ -67,6 +69,26 @@ class Whole:
     headers: tuple[tuple[str, str], ...]
     traceparent: str | None
     payload: bytes
+
+
+@value
+class Waiting:
+    """What waits at one destination. None is counted beyond a cap."""
+
+    to: str
+    ready: int
+    waiting: int
+    behind: int
+    #: How long the oldest ready one waits.
+    lag: timedelta | None
+
+
+@value
+class Lag:
+    """What waits in an outbox."""
+
+    destinations: tuple[Waiting, ...]
+    dead: int
 
 
 class OutboxStatements:
@@ -193,6 +215,16 @@ class OutboxStatements:
         """Read messages in one state."""
         rows = yield self._joined(f"browse_{state}", to=to, limit=limit)
         return tuple(_stored(row) for row in rows)
+
+    def lag(self, cap: int, most: int = MAX_DESTINATIONS) -> Statements[Lag]:
+        """Count up to *cap* messages of each kind at each destination, at the first so many of them."""
+        rows = yield self._joined("lag", cap=cap, most=most)
+        waiting = [
+            Waiting(to, ready, waits, behind, None if lag is None else timedelta(seconds=float(lag)))
+            for to, ready, waits, behind, lag, _ in rows
+            if to is not None
+        ]
+        return Lag(tuple(waiting), rows[0][5])
 
     def look(self, message_id: str) -> Statements[Whole | None]:
         """Read one message."""

@@ -58,6 +58,8 @@ PROMETHEUS = Programs(server="prometheus", names=("prometheus", "promtool"), pac
 
 #: No server: it runs the tests of the client in JavaScript.
 NODE = Programs(server="node", names=("node",), package="nodejs")
+#: No server either: it looks at the console.
+CHROMIUM = Programs(server="chromium", names=("chromium",), package="chromium", tells_version=False)
 
 
 class NoServerBinary(LookupError):

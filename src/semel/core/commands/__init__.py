@@ -18,6 +18,7 @@ from semel.core.commands.keys import (
     Settle,
     TakeOver,
 )
+from semel.core.commands.search import Count, Counts, Filter, Page, Search
 from semel.core.commands.steps import (
     Begin,
     Commit,
@@ -51,7 +52,10 @@ __all__ = [
     "Commit",
     "CommitAlone",
     "Complete",
+    "Count",
+    "Counts",
     "Discard",
+    "Filter",
     "FindStuck",
     "Finish",
     "Look",
@@ -59,6 +63,7 @@ __all__ = [
     "Note",
     "Now",
     "Open",
+    "Page",
     "Park",
     "ReadRequest",
     "ReadTrail",
@@ -70,6 +75,7 @@ __all__ = [
     "Renew",
     "Resolution",
     "Save",
+    "Search",
     "Settle",
     "Survey",
     "Sweep",

@@ -7,15 +7,19 @@ from dataclasses import replace
 from datetime import datetime
 
 from semel.core.commands import (
+    Count,
+    Counts,
     Discard,
     FindStuck,
     Note,
+    Page,
     ReadRequest,
     ReadTrail,
     Reap,
     Reaped,
     ReapTrail,
     Resolution,
+    Search,
     Survey,
     Sweep,
     Unpark,
@@ -23,8 +27,9 @@ from semel.core.commands import (
 )
 from semel.core.events import StoreSurveyed
 from semel.core.message import Answer, Request
-from semel.core.record import NO_TOKEN, Entry, Hold, Stuck
+from semel.core.record import NO_TOKEN, Entry, Hold, Record, Stuck
 from semel.core.recovery import written
+from semel.core.search import counted, page
 from semel.core.state import TERMINAL, Event, State, after
 from semel.core.upkeep import in_turn, is_due
 from semel.stores.memory.table import Moment, Row, Table, must
@@ -172,6 +177,19 @@ class Upkeep(Table):
     def _read_trail(self, command: ReadTrail, _moment: Moment) -> tuple[Entry, ...]:
         lines = [line for line in self._trail if (line.scope, line.key) == (command.scope, command.key)]
         return tuple(lines[: command.limit])
+
+    def _search(self, command: Search, moment: Moment) -> Page:
+        return page(command, self._all(moment), lambda record: self._details(record.scope, record.key))
+
+    def _count(self, command: Count, moment: Moment) -> Counts:
+        expired = sum(_is_due(row, moment.now) for row in self._rows.values())
+        return counted(command, self._all(moment), moment.now, expired)
+
+    def _all(self, moment: Moment) -> list[Record]:
+        return [row.without_body().record(scope, key, moment.now) for (scope, key), row in self._rows.items()]
+
+    def _details(self, scope: str, key: str) -> list[str | None]:
+        return [line.detail for line in self._trail if (line.scope, line.key) == (scope, key)]
 
     def _reap_trail(self, command: ReapTrail, moment: Moment) -> int:
         old = [line for line in self._trail if line.at <= moment.now - command.older_than][: command.limit]

@@ -44,6 +44,8 @@ class Queries:
     park: Query
     look: Query
     browse: Query
+    search: Query
+    count: Query
     find_stuck: Query
     advance: Query
     read_request: Query
@@ -73,6 +75,12 @@ _VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
         "finish_dated_told": ("dated", "told"),
     },
     "browse": {"browse": ("plain",), "browse_unfinished": ("unfinished",)},
+    "search": {
+        "search": ("age",),
+        "search_unfinished": ("unfinished",),
+        "search_scope": ("scope", "age"),
+        "search_one": ("one",),
+    },
 }
 
 

@@ -318,6 +318,42 @@ SELECT CAST(id AS text), aggregatetype, aggregateid, type, state, attempts, date
  LIMIT CAST(:limit AS bigint)
 
 
+-- name: lag
+-- What waits at each destination, and since when; and how many dead letters there are. It hops from one destination to
+-- the next along the indexes, and counts none beyond :cap.
+WITH RECURSIVE destinations AS (
+    SELECT 0 AS number,
+           least((SELECT min(aggregatetype) FROM semel_outbox WHERE state = 'ready'),
+                 (SELECT min(aggregatetype) FROM semel_outbox WHERE state = 'waiting'),
+                 (SELECT min(aggregatetype) FROM semel_outbox
+                   WHERE state = 'behind' AND state IN ('waiting', 'behind', 'dead') AND aggregateid IS NOT NULL)) AS name
+     UNION ALL
+    SELECT number + 1,
+           least((SELECT min(aggregatetype) FROM semel_outbox WHERE state = 'ready' AND aggregatetype > name),
+                 (SELECT min(aggregatetype) FROM semel_outbox WHERE state = 'waiting' AND aggregatetype > name),
+                 (SELECT min(aggregatetype) FROM semel_outbox
+                   WHERE state = 'behind' AND state IN ('waiting', 'behind', 'dead') AND aggregateid IS NOT NULL
+                     AND aggregatetype > name))
+      FROM destinations
+     WHERE name IS NOT NULL AND number < CAST(:most AS integer)
+)
+SELECT name,
+       (SELECT count(*) FROM (SELECT 1 FROM semel_outbox WHERE state = 'ready' AND aggregatetype = name
+                               LIMIT CAST(:cap AS bigint)) AS counted),
+       (SELECT count(*) FROM (SELECT 1 FROM semel_outbox WHERE state = 'waiting' AND aggregatetype = name
+                               LIMIT CAST(:cap AS bigint)) AS counted),
+       (SELECT count(*) FROM (SELECT 1 FROM semel_outbox
+                               WHERE state = 'behind' AND state IN ('waiting', 'behind', 'dead')
+                                 AND aggregateid IS NOT NULL AND aggregatetype = name
+                               LIMIT CAST(:cap AS bigint)) AS counted),
+       date_part('epoch', clock_timestamp() - (
+           SELECT created_at FROM semel_outbox WHERE state = 'ready' AND aggregatetype = name ORDER BY seq LIMIT 1)),
+       (SELECT count(*) FROM (SELECT 1 FROM semel_outbox WHERE state = 'dead' AND state IN ('dead', 'sent')
+                               LIMIT CAST(:cap AS bigint)) AS counted)
+  FROM destinations
+ ORDER BY number
+
+
 -- name: look
 -- Everything about one message.
 SELECT CAST(id AS text), aggregatetype, aggregateid, type, state, attempts, date_part('epoch', created_at),

@@ -603,6 +603,162 @@ SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, st
  LIMIT :limit
 
 
+-- name: search
+-- A page of the records that fit, without their bodies. It walks along their age, past at most :scan records, and is the
+-- same work whatever is in the table. "unfinished" walks past those that are followed (see advance) or younger than the
+-- watermark; "scope" first looks whether the owner has a few records only, by the primary key; "one" knows its record.
+-- Each row says how many were walked past; "bound" is where the walk ended at its limit, and what is beyond it is not
+-- returned: of two walks, one may have come further than the other.
+-- The trail is asked by a scalar subquery: the planner would make a hash table of all of it for EXISTS.
+WITH clock AS MATERIALIZED (
+    SELECT now, now - :newer::float8 * interval '1 second' AS earliest, now - :older::float8 * interval '1 second' AS latest
+      FROM (SELECT clock_timestamp() AS now) AS read
+--[scope
+), few AS MATERIALIZED (
+    SELECT ctid AS place, created_at, scope, key, state, status, lease_expires_at, request_line
+      FROM semel_keys
+     WHERE scope = :scope
+     ORDER BY scope, key
+     LIMIT :few + 1
+--]
+), walked AS MATERIALIZED (
+--[one
+    SELECT 0 AS walk, ctid AS place, created_at, scope, key, state, status, lease_expires_at, request_line
+      FROM semel_keys
+     WHERE scope = :scope AND key = :key
+--]
+--[scope
+    SELECT 0 AS walk, place, created_at, scope, key, state, status, lease_expires_at, request_line
+      FROM few
+     WHERE (SELECT count(*) FROM few) <= :few
+     UNION ALL
+--]
+--[age
+    (SELECT 1 AS walk, ctid AS place, created_at, scope, key, state, status, lease_expires_at, request_line
+       FROM semel_keys
+      WHERE created_at <= least(:at::timestamptz, (SELECT latest FROM clock))
+        AND created_at >= coalesce((SELECT earliest FROM clock), '-infinity')
+        AND (created_at, scope, key) < (:at::timestamptz, :at_scope::text, :at_key::text)
+--]
+--[scope
+        AND (SELECT count(*) FROM few) > :few
+--]
+--[age
+      ORDER BY created_at DESC, scope DESC, key DESC
+      LIMIT :scan)
+--]
+--[unfinished
+    (SELECT 1 AS walk, ctid AS place, created_at, scope, key, state, status, lease_expires_at, request_line
+       FROM semel_keys
+      WHERE upkeep = :upkeep AND created_at <= :at::timestamptz
+        AND (created_at, scope, key) < (:at::timestamptz, :at_scope::text, :at_key::text)
+      ORDER BY created_at DESC, scope DESC, key DESC
+      LIMIT :scan)
+     UNION ALL
+    (SELECT 2 AS walk, ctid AS place, created_at, scope, key, state, status, lease_expires_at, request_line
+       FROM semel_keys
+      WHERE upkeep IS NULL AND created_at <= :at::timestamptz
+        AND created_at >= coalesce((SELECT swept_to FROM semel_keys_watermark WHERE one), '-infinity')
+        AND (created_at, scope, key) < (:at::timestamptz, :at_scope::text, :at_key::text)
+      ORDER BY created_at DESC, scope DESC, key DESC
+      LIMIT :scan)
+--]
+), ends AS (
+    SELECT DISTINCT ON (walk) created_at, scope, key, count(*) OVER (PARTITION BY walk) AS length
+      FROM walked
+     WHERE walk > 0
+     ORDER BY walk, created_at, scope, key
+), bound AS MATERIALIZED (
+    SELECT created_at, scope, key
+      FROM ends
+     WHERE length >= :scan
+     ORDER BY created_at DESC, scope DESC, key DESC
+     LIMIT 1
+), fitting AS MATERIALIZED (
+    SELECT place
+      FROM walked AS record, clock
+     WHERE NOT EXISTS (SELECT 1 FROM bound
+                        WHERE (record.created_at, record.scope, record.key) < (bound.created_at, bound.scope, bound.key))
+       AND (record.created_at, record.scope, record.key) < (:at::timestamptz, :at_scope::text, :at_key::text)
+       AND (:scope::text IS NULL OR record.scope = :scope)
+       AND (:key::text IS NULL OR record.key = :key)
+       AND (:state::text IS NULL OR state = :state)
+       AND (NOT :stuck::boolean OR (state = 'processing' AND lease_expires_at <= now))
+       AND (:lowest::integer IS NULL OR status BETWEEN :lowest AND :highest::integer)
+       AND (:newer::float8 IS NULL OR created_at >= earliest)
+       AND (:older::float8 IS NULL OR created_at <= latest)
+       AND (:endpoint::text IS NULL OR strpos(request_line, :endpoint) > 0)
+       AND (:digest::text IS NULL OR starts_with(encode(sha256(convert_to(record.key, 'UTF8')), 'hex'), :digest))
+       AND (:reason::text IS NULL
+            OR (SELECT true FROM semel_audit AS line
+                 WHERE line.scope = record.scope AND line.key = record.key AND strpos(line.detail, :reason) > 0
+                 LIMIT 1))
+     ORDER BY record.created_at DESC, record.scope DESC, record.key DESC
+     LIMIT :limit
+)
+SELECT (SELECT count(*) FROM walked), bound.created_at, bound.scope, bound.key, found.*
+  FROM (SELECT) AS always
+  LEFT JOIN bound ON true
+  LEFT JOIN LATERAL (
+    SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, ''::bytea,
+           body IS NULL, accepted, milestone, request_line, created_at, lease_expires_at, completed_at, expires_at,
+           (SELECT now FROM clock) AS now
+      FROM semel_keys
+     WHERE ctid = ANY (ARRAY(SELECT place FROM fitting))
+  ) AS found ON true
+ ORDER BY found.created_at DESC, found.scope DESC, found.key DESC
+
+
+-- name: count
+-- How many records there are of each kind, none beyond :cap. What has ended is not counted, for no index tells it from
+-- the rest: of that there are an estimate, and the newest :newest records.
+WITH clock AS MATERIALIZED (
+    SELECT clock_timestamp() AS now
+), followed AS MATERIALIZED (
+    SELECT scope, key, state, created_at, lease_expires_at
+      FROM semel_keys
+     WHERE upkeep = 'open'
+     ORDER BY created_at
+     LIMIT :cap
+), young AS MATERIALIZED (
+    SELECT scope, key, state, created_at, lease_expires_at
+      FROM semel_keys
+     WHERE upkeep IS NULL
+       AND created_at >= coalesce((SELECT swept_to FROM semel_keys_watermark WHERE one), '-infinity')
+     ORDER BY created_at DESC
+     LIMIT :newest
+), unfinished AS MATERIALIZED (
+    SELECT * FROM followed
+     UNION ALL
+    SELECT * FROM young WHERE state IN ('pending', 'processing')
+), newest AS MATERIALIZED (
+    SELECT state, created_at FROM semel_keys ORDER BY created_at DESC LIMIT :newest
+), first_ones AS MATERIALIZED (
+    SELECT count(*) AS count FROM (SELECT 1 FROM semel_keys LIMIT :cap) AS counted
+)
+SELECT now,
+       (SELECT CASE WHEN first_ones.count < :cap THEN first_ones.count
+                    WHEN reltuples >= first_ones.count THEN reltuples::bigint END
+          FROM first_ones, pg_catalog.pg_class WHERE oid = to_regclass('semel_keys')),
+       (SELECT least(count(*), :cap) FROM unfinished WHERE state = 'pending'),
+       (SELECT least(count(*), :cap) FROM unfinished WHERE state = 'processing' AND lease_expires_at > now),
+       (SELECT least(count(*), :cap) FROM unfinished WHERE state = 'processing' AND lease_expires_at <= now),
+       (SELECT count(*) FROM (SELECT 1 FROM semel_keys WHERE upkeep = 'parked' LIMIT :cap) AS parked),
+       (SELECT count(*) FROM (SELECT 1 FROM semel_keys
+                               WHERE after_retention <> 'keep' AND upkeep IS DISTINCT FROM 'parked'
+                                 AND expires_at <= (SELECT now FROM clock)
+                                 AND (state <> 'processing' OR lease_expires_at <= (SELECT now FROM clock))
+                               LIMIT :cap) AS expired),
+       oldest.scope, oldest.key, oldest.created_at,
+       (SELECT count(*) FROM newest), (SELECT min(created_at) FROM newest),
+       (SELECT count(*) FROM newest WHERE state = 'complete'), (SELECT count(*) FROM newest WHERE state = 'failed'),
+       (SELECT count(*) FROM (SELECT 1 FROM semel_keys WHERE created_at > :since::timestamptz LIMIT :cap) AS made)
+  FROM clock
+  LEFT JOIN LATERAL (
+    SELECT scope, key, created_at FROM unfinished WHERE state = 'processing' ORDER BY created_at LIMIT 1
+  ) AS oldest ON true
+
+
 -- name: advance
 -- Follow what takes long. Most operations end within seconds, and nothing has to look for them: no index tells them from
 -- those that have ended. This walks along the age of the records, from the watermark on, past each of them once. What it

@@ -28,6 +28,7 @@ from semel.core.recovery import written
 from semel.core.upkeep import FIRST_PAUSE, MAX_DOUBLINGS
 from semel.stores.postgres.builder import Builder, of_answer, of_hold
 from semel.stores.postgres.rows import Row, verdict
+from semel.stores.postgres.searching import SEARCHING
 from semel.stores.requests import read_back
 from semel.stores.statement import Statement
 
@@ -143,4 +144,5 @@ UPKEEP: dict[type[Command[Any]], Callable[[Builder, Any], Statement[Any]]] = {
     Unpark: _unpark,
     Resolution: _resolve,
     ReadTrail: _read_trail,
+    **SEARCHING,
 }

@@ -152,6 +152,11 @@ class Walk:
         self._nodes: list[Node] = []
         self._cursor = b"0"
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether it has come to the end, and would start again."""
+        return not self._nodes
+
     async def stretch(self, client: Client, max_steps: int | None = None) -> set[bytes]:
         """Go on for so many steps, or to the end, and return the keys found."""
         found: set[bytes] = set()

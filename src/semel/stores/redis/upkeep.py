@@ -14,10 +14,25 @@ from datetime import timedelta
 from heapq import nlargest
 from typing import Any, cast
 
-from semel.core.commands import Browse, Command, FindStuck, Reap, Reaped, ReapTrail, Survey
+from semel.core.commands import (
+    Browse,
+    Command,
+    Count,
+    Counts,
+    FindStuck,
+    Page,
+    Reap,
+    Reaped,
+    ReapTrail,
+    Search,
+    Survey,
+)
 from semel.core.events import StoreSurveyed
 from semel.core.key import digest_of
+from semel.core.place import written_place
 from semel.core.record import NO_TOKEN, Hold, OnCrash, Record, Stuck
+from semel.core.search import counted, fits
+from semel.core.search import page as page_of
 from semel.core.upkeep import in_turn, is_due
 from semel.core.value import value
 from semel.errors import StoreError
@@ -28,7 +43,7 @@ from semel.stores.redis.cluster import Client
 from semel.stores.redis.due import DIGITS, Walk
 from semel.stores.redis.keys import Afterwards, Keys
 from semel.stores.redis.protocol import Call, Reply, Word, packed, script
-from semel.stores.redis.records import ANY_DIGEST, microseconds, read, record
+from semel.stores.redis.records import ANY_DIGEST, entry, microseconds, moment, read, record
 
 #: Entries of one list that are read in one round trip.
 PAGE = 200
@@ -138,10 +153,12 @@ class Upkeep:
         self._turn = f"{keys.prefix}:walk".encode()
         self._asks: dict[type[Command[Any]], Callable[[Client, Any], Awaitable[Any]]] = {
             Browse: self._browse,
+            Count: self._count,
             FindStuck: self._find_stuck,
             Survey: self._survey,
             Reap: self._reap,
             ReapTrail: self._reap_trail,
+            Search: self._search,
         }
 
     async def each(self, client: Client, commands: Sequence[Command[Any]]) -> list[Any]:
@@ -311,6 +328,52 @@ class Upkeep:
         )
         return tuple(nlargest(command.limit, fitting, key=lambda each: each.created_at))
 
+    async def _search(self, client: Client, command: Search) -> Page:
+        """Walk past some records, in no order: Redis has no index by age. A store with more than that is cut; its next
+        page begins at the same place, and has to walk further.
+        """
+        wanted = command.wanted
+        if wanted.scope is not None and wanted.key is not None:
+            names, is_cut = {self._keys.name_of(wanted.scope, wanted.key)}, False
+        else:
+            names, is_cut = await self._some(client, command.scan)
+        records = [record(reply) for _, reply in await self._read(client, "look", list(names), 0)]
+        details: dict[tuple[str, str], list[str | None]] = {}
+        if wanted.reason is not None:
+            some = replace(wanted, reason=None)
+            for each in records:
+                if fits(some, each, lambda _: ()):
+                    details[each.scope, each.key] = await self._details(client, each)
+        # All that was read is looked at: it has no order in which a part of it could be left out.
+        found = page_of(
+            replace(command, scan=len(records) + 1), records, lambda each: details.get((each.scope, each.key), [])
+        )
+        if not is_cut:
+            return replace(found, walked=len(names))
+        # Newer ones may be among those that were not read.
+        return Page(found.records, command.after or _BEGINNING, len(names), is_cut=True)
+
+    async def _count(self, client: Client, command: Count) -> Counts:
+        names, is_cut = await self._some(client, command.newest)
+        records = [record(reply) for _, reply in await self._read(client, "look", list(names), 0)]
+        (now,) = await client.read([Call(b"", packed("TIME"))])
+        judged = (await self._judge(client, names)).values()
+        expired = sum(each.is_expired and each.look_again_in == 0 for each in judged)
+        counts = counted(command, records, moment(int(now[0]) * 1_000_000 + int(now[1])), expired)
+        return replace(counts, total=None, is_partial=True) if is_cut else counts
+
+    async def _some(self, client: Client, most: int) -> tuple[set[bytes], bool]:
+        """Walk past about *most* records; whether there are more."""
+        walk = Walk(self._pattern, "hash")
+        names = await walk.stretch(client, 1)
+        while not walk.is_at_end and len(names) < most:
+            names |= await walk.stretch(client, 1)
+        return names, not walk.is_at_end
+
+    async def _details(self, client: Client, about: Record) -> list[str | None]:
+        name = self._keys.trail_of(about.scope, about.key)
+        return [entry(line).detail for line in await client.read_one(Call(name, packed("LRANGE", name, 0, -1)))]
+
     async def _reap_trail(self, client: Client, command: ReapTrail) -> int:
         if not self._keys.has_trail:
             return 0  # Redis deletes old trails by their TTL.
@@ -332,6 +395,9 @@ _GONE = frozenset({1, 2})
 #: Unless the trail is full, one line sums up what was deleted and stripped: it is about no single record.
 _NO_RECORD = Hold("", "", 0, b"")
 
+#: The place after every record.
+_BEGINNING = written_place(2**61)
+
 #: In place of a new time.
 _STAYS = 0
 
@@ -345,4 +411,4 @@ def _new_time(judged: Judged | None) -> int | None:
 
 
 #: Every command that is carried out here.
-UPKEEP: frozenset[type[Command[Any]]] = frozenset({Browse, FindStuck, Reap, ReapTrail, Survey})
+UPKEEP: frozenset[type[Command[Any]]] = frozenset({Browse, Count, FindStuck, Reap, ReapTrail, Search, Survey})

@@ -17,12 +17,15 @@ from semel.core.commands import (
     Again,
     Browse,
     Command,
+    Count,
+    Counts,
     Discard,
     FindStuck,
     Look,
     Mark,
     Note,
     Now,
+    Page,
     Park,
     ReadRequest,
     ReadTrail,
@@ -34,6 +37,7 @@ from semel.core.commands import (
     Renew,
     Resolution,
     Save,
+    Search,
     Settle,
     Survey,
     Sweep,
@@ -48,6 +52,7 @@ from semel.core.record import Entry, Found, Hold, Record, Stuck
 from semel.core.recovery import change, written
 from semel.core.upkeep import FIRST_PAUSE, MAX_DOUBLINGS
 from semel.stores import milestones, requests
+from semel.stores.sqlite import searching
 from semel.stores.sqlite import statements as by
 from semel.stores.sqlite.statements import MIN_GATHERED, Bulk, Statements, chunks
 
@@ -278,6 +283,14 @@ class Commands(Keys):
         """Count what a graph shows of the store."""
         return StoreSurveyed(*self._session.run(self._statements.survey, (command.limit,))[0])
 
+    def search(self, command: Search) -> Page:
+        """Read a page of records."""
+        return searching.search(self._session, command)
+
+    def count(self, command: Count) -> Counts:
+        """Count records."""
+        return searching.count(self._session, command)
+
     def read_request(self, command: ReadRequest) -> Request | None:
         """Read a stored request."""
         rows = self._session.run(self._statements.read_request, by.hold_row(command.hold))
@@ -356,6 +369,8 @@ Table = dict[type[Command[Any]], Callable[[Commands, Any], Any]]
 READS: Table = {
     Look: Commands.look,
     Browse: Commands.browse,
+    Count: Commands.count,
+    Search: Commands.search,
     Now: Commands.now,
     FindStuck: Commands.find_stuck,
     Survey: Commands.survey,

@@ -237,6 +237,39 @@ SELECT id, aggregatetype, aggregateid, type, state, attempts, created_at / 1000.
  LIMIT :limit
 
 
+-- name: lag
+-- What waits at each destination, and since when; and how many dead letters there are.
+WITH RECURSIVE names AS (
+    SELECT 0 AS number, (SELECT min(name) FROM (
+        SELECT min(aggregatetype) AS name FROM semel_outbox WHERE state = 'ready'
+        UNION ALL SELECT min(aggregatetype) FROM semel_outbox WHERE state = 'waiting'
+        UNION ALL SELECT min(aggregatetype) FROM semel_outbox
+                   WHERE state = 'behind' AND (state = 'waiting' OR state = 'behind' OR state = 'dead')
+                     AND aggregateid IS NOT NULL)) AS name
+     UNION ALL
+    SELECT number + 1, (SELECT min(next) FROM (
+        SELECT min(aggregatetype) AS next FROM semel_outbox WHERE state = 'ready' AND aggregatetype > names.name
+        UNION ALL SELECT min(aggregatetype) FROM semel_outbox WHERE state = 'waiting' AND aggregatetype > names.name
+        UNION ALL SELECT min(aggregatetype) FROM semel_outbox
+                   WHERE state = 'behind' AND (state = 'waiting' OR state = 'behind' OR state = 'dead')
+                     AND aggregateid IS NOT NULL AND aggregatetype > names.name))
+      FROM names
+     WHERE name IS NOT NULL AND number < :most
+)
+SELECT name,
+       (SELECT count(*) FROM (SELECT 1 FROM semel_outbox WHERE state = 'ready' AND aggregatetype = name LIMIT :cap)),
+       (SELECT count(*) FROM (SELECT 1 FROM semel_outbox WHERE state = 'waiting' AND aggregatetype = name LIMIT :cap)),
+       (SELECT count(*) FROM (SELECT 1 FROM semel_outbox
+                               WHERE state = 'behind' AND (state = 'waiting' OR state = 'behind' OR state = 'dead')
+                                 AND aggregateid IS NOT NULL AND aggregatetype = name LIMIT :cap)),
+       ((SELECT now FROM semel_keys_clock) - (
+           SELECT created_at FROM semel_outbox WHERE state = 'ready' AND aggregatetype = name ORDER BY seq LIMIT 1)) / 1000.0,
+       (SELECT count(*) FROM (SELECT 1 FROM semel_outbox WHERE state = 'dead' AND (state = 'dead' OR state = 'sent')
+                               LIMIT :cap))
+  FROM names
+ ORDER BY number
+
+
 -- name: look
 SELECT id, aggregatetype, aggregateid, type, state, attempts, created_at / 1000.0, due_at / 1000.0, ended_at / 1000.0,
        error, length(payload), coalesce(lease_until > (SELECT now FROM semel_keys_clock), 0), content_type, headers,

@@ -267,6 +267,78 @@ WHERE key = coalesce(:key, key) AND scope = coalesce(:scope, scope) AND state = 
 ORDER BY created_at DESC, semel_keys.rowid DESC
 LIMIT :limit
 
+-- name: walk
+-- A part of all records, for a search, the newest first: SQLite has no index by age, but a rowid grows with each record.
+SELECT rowid, created_at, key FROM semel_keys WHERE rowid < :row ORDER BY rowid DESC LIMIT :scan
+
+-- name: walk_unfinished
+-- The same of those that have not ended, along their index.
+SELECT rowid, created_at, key
+FROM semel_keys
+WHERE status IS NULL AND (created_at, rowid) < (:at, :row)
+ORDER BY created_at DESC, rowid DESC
+LIMIT :scan
+
+-- name: walk_scope
+-- Those of one scope, if they are few.
+SELECT rowid, created_at, key FROM semel_keys WHERE scope = :scope LIMIT :scan
+
+-- name: search
+-- Of some records those that fit, by age or by rowid. As with browse, bodies are not read.
+SELECT
+    semel_keys.rowid,
+    scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers,
+    CASE typeof(body) WHEN 'null' THEN NULL ELSE x'' END,
+    accepted, milestone, request_line,
+    created_at, lease_expires_at, completed_at, expires_at, lease_expires_at - now, expires_at - now
+FROM semel_keys, semel_keys_clock
+WHERE
+    semel_keys.rowid IN (SELECT value FROM json_each(:places))
+    AND scope = coalesce(:scope, scope)
+    AND key = coalesce(:key, key)
+    AND state = coalesce(:state, state)
+    AND (NOT :stuck OR lease_expires_at <= now)
+    AND (:endpoint IS NULL OR instr(request_line, :endpoint))
+    AND (:newer IS NULL OR created_at >= now - :newer)
+    AND (:older IS NULL OR created_at <= now - :older)
+    AND (:lowest IS NULL OR status BETWEEN :lowest AND :highest)
+    AND (
+        :reason IS NULL
+        OR EXISTS (
+            SELECT 1 FROM semel_audit AS line
+            WHERE line.scope = semel_keys.scope AND line.key = semel_keys.key AND instr(line.detail, :reason)
+        )
+    )
+ORDER BY CASE WHEN :by_age THEN created_at ELSE semel_keys.rowid END DESC, semel_keys.rowid DESC
+LIMIT :limit
+
+-- name: count
+-- How many records there are of each kind, none beyond a cap. Those that have not ended are in one index, and few.
+WITH newest AS MATERIALIZED (
+    SELECT state, created_at FROM semel_keys ORDER BY rowid DESC LIMIT :newest
+), oldest AS (
+    SELECT scope, key, created_at
+    FROM semel_keys WHERE status IS NULL AND state = 'processing' ORDER BY created_at LIMIT 1
+)
+SELECT
+    now,
+    (SELECT count(*) FROM (SELECT 1 FROM semel_keys LIMIT :cap)),
+    (SELECT count(*) FROM (SELECT 1 FROM semel_keys WHERE status IS NULL AND state = 'pending' LIMIT :cap)),
+    (SELECT count(*) FROM (SELECT 1 FROM semel_keys WHERE status IS NULL AND lease_expires_at > now LIMIT :cap)),
+    (SELECT count(*) FROM (SELECT 1 FROM semel_keys WHERE status IS NULL AND lease_expires_at <= now LIMIT :cap)),
+    (SELECT count(*) FROM (SELECT 1 FROM semel_keys WHERE status IS NULL AND state = 'unknown' LIMIT :cap)),
+    (SELECT count(*) FROM (
+        SELECT 1 FROM semel_keys
+        WHERE after_retention <> 'keep' AND expires_at <= now AND state <> 'unknown'
+            AND (lease_expires_at IS NULL OR lease_expires_at <= now)
+        LIMIT :cap
+    )),
+    oldest.scope, oldest.key, oldest.created_at,
+    (SELECT count(*) FROM newest), (SELECT min(created_at) FROM newest),
+    (SELECT count(*) FROM newest WHERE state = 'complete'), (SELECT count(*) FROM newest WHERE state = 'failed'),
+    (SELECT count(*) FROM newest WHERE created_at > :since)
+FROM semel_keys_clock LEFT JOIN oldest ON true
+
 -- name: keys_after
 -- A part of all keys, in rowid order: SQLite has no digest function, so digests are computed in Python.
 SELECT rowid, scope, key FROM semel_keys WHERE rowid > :place ORDER BY rowid LIMIT :limit

@@ -68,6 +68,11 @@ class Statements:
         self.is_parked = _marked(queries["is_parked"])
         self.look = _marked(queries["look"])
         self.browse = _marked(queries["browse"])
+        self.walk = _marked(queries["walk"])
+        self.walk_unfinished = _marked(queries["walk_unfinished"])
+        self.walk_scope = _marked(queries["walk_scope"])
+        self.search = queries["search"]
+        self.count = queries["count"]
         self.keys_after = _marked(queries["keys_after"])
         self.find_stuck = _marked(queries["find_stuck"])
         self.survey = _marked(queries["survey"])
@@ -383,3 +388,8 @@ def _answer(status: int | None, headers: str, body: bytes | None) -> Answer | No
 def _marked(query: Query) -> str:
     """Return the text with parameters spelled ``?``, for tuples; so no parameter may be named twice."""
     return re.sub(r"\$\d+", "?", query.numbered)
+
+
+def counted(query: Query) -> str:
+    """Return the text with parameters spelled ``?1``, in the order of ``query.parameters``; each may be named twice."""
+    return query.numbered.replace("$", "?")

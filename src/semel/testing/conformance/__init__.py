@@ -22,6 +22,7 @@ from semel.testing.conformance.likeness import Likeness
 from semel.testing.conformance.milestones import Milestones
 from semel.testing.conformance.pending import Pending
 from semel.testing.conformance.reading import Reading
+from semel.testing.conformance.searching import Searching
 from semel.testing.conformance.steps import Steps
 from semel.testing.conformance.take_overs import TakeOvers
 from semel.testing.conformance.trail import Trail
@@ -37,6 +38,7 @@ class StoreConformance(
     Endings,
     Answers,
     Reading,
+    Searching,
     Steps,
     Upkeep,
     Accepted,

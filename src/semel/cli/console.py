@@ -1,0 +1,117 @@
+"""``semel console``: serves the console of one store on this machine. The console itself is in ``semel.console``."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import threading
+from contextlib import suppress
+from typing import Annotated, Any
+
+import typer
+
+from semel.cli.address import StoreOption, found
+from semel.cli.main import is_of
+from semel.cli.resolving import operator
+from semel.errors import ConfigurationError, SemelError
+
+#: The token may be given in the environment: it then stays the same over restarts.
+VARIABLE = "SEMEL_CONSOLE_TOKEN"
+#: How often the store is counted for the charts, while no page is open.
+SAMPLE_SECONDS = 20.0
+
+_NEEDED = "semel console needs jinja2 and uvicorn. Run: pip install 'semel[console]'"
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+MAX_PORT = 65535
+
+
+def console(
+    *,
+    store: StoreOption = None,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")
+    ] = "127.0.0.1:8900",
+    path: Annotated[str, typer.Option(metavar="PATH", help="Serve it below this path.")] = "/",
+    read_only: Annotated[bool, typer.Option("--read-only", help="Only look: no action can be taken.")] = False,
+    bodies: Annotated[
+        bool, typer.Option("--bodies", help="Show bodies and the results of steps, which may hold personal data.")
+    ] = False,
+) -> None:
+    """Serve a web page about a store: what is in it, what is stuck, and what can be done about it."""
+    host, port = address_of(listen)
+    try:
+        import uvicorn  # noqa: PLC0415 - needs the extra semel[console]
+
+        from semel.console import Console, Token  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as missing:
+        if not is_of(missing, "jinja2", "markupsafe", "uvicorn"):
+            raise
+        raise ConfigurationError(_NEEDED) from None
+    token = os.environ.get(VARIABLE) or secrets.token_urlsafe(24)
+    roles = ["read", *(() if read_only else ("act",)), *(("bodies",) if bodies else ())]
+    app = Console(found(store), auth=Token(token, name=operator(), roles=roles), path=path)
+    base = "/" + "/".join(part for part in path.split("/") if part)
+    # Neither the access log nor the server's own name: a log would have the keys that are looked at.
+    config = uvicorn.Config(
+        app, host=host, port=port, log_level="warning", access_log=False, server_header=False, lifespan="on"
+    )
+    server = _Server(config, uvicorn.Server(config), f"{base.rstrip('/')}/#{token}", host)
+    threading.Thread(target=_sample, args=(app,), daemon=True).start()
+    server.run()
+
+
+def address_of(listen: str) -> tuple[str, int]:
+    """Read HOST:PORT."""
+    host, _, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > MAX_PORT:
+        raise ConfigurationError(f"--listen is HOST:PORT, such as 127.0.0.1:8900, not {listen!a}.")
+    return host, int(port)
+
+
+class _Server:
+    """uvicorn's server, which says where it is once it listens."""
+
+    def __init__(self, config: Any, server: Any, place: str, host: str) -> None:
+        self._config = config
+        self._server = server
+        self._place = place
+        self._host = host
+
+    def run(self) -> None:
+        bound = _bound(self._config)
+        port = bound.getsockname()[1]
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        if self._host not in _LOOPBACK:
+            print(
+                f"semel: listening on {self._host}: others on this network can reach the login, and without https they "
+                "can read what is sent. Put a server with TLS in front of it.",
+                file=sys.stderr,
+            )
+        print(f"The console is at http://{host}:{port}{self._place}")
+        print("This link has the token, and is printed once. Ctrl-C ends the console.", flush=True)
+        self._server.run(sockets=[bound])
+
+
+def _bound(config: Any) -> Any:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((config.host, config.port))
+        # From here on a browser that follows the link waits, and is not refused.
+        made.listen()
+    except OSError as error:
+        raise ConfigurationError(f"Can't listen on {config.host}:{config.port}: {error.strerror}.") from None
+    return made
+
+
+def _sample(app: Any) -> None:
+    """Count now and then, so that the charts have no gaps while no page is open."""
+    pause = threading.Event()
+    while True:
+        with suppress(SemelError):  # A page says it.
+            app.site.samples.now()
+        pause.wait(SAMPLE_SECONDS)

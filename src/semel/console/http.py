@@ -1,0 +1,140 @@
+"""Requests and responses of the console, as values, and the headers that each answer has. It knows no framework."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import field, replace
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from semel.console.access import User
+from semel.core.value import value
+
+logger = logging.getLogger("semel.console")
+
+#: Bytes of a form: a result and a reason.
+MAX_BODY = 256 * 1024
+#: Fields of a form or a query.
+MAX_FIELDS = 50
+
+#: Nothing is loaded from elsewhere, nothing in a page is run, and no page can be framed.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+ALWAYS = (
+    ("content-security-policy", POLICY),
+    ("x-content-type-options", "nosniff"),
+    ("cache-control", "no-store"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+)
+
+
+@value
+class Request:
+    """One request, below the place where the console is mounted."""
+
+    method: str
+    #: Decoded, from the console's own root on: it begins with one slash.
+    path: str
+    #: Where the console is mounted, decoded, without a slash at its end: ``""`` or ``/semel``.
+    base: str = ""
+    #: Not decoded.
+    query: str = ""
+    #: Lower-case names.
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    is_secure: bool = False
+    #: The user by the host application's own login, where that is asked.
+    user: User | None = None
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """The fields of the query."""
+        return _fields(self.query)
+
+    @property
+    def form(self) -> dict[str, str]:
+        """The fields of the form that was sent."""
+        return _fields(self.body.decode("latin-1"))
+
+    @property
+    def cookies(self) -> dict[str, str]:
+        """The cookies. Those of the host application may be of any shape, and hide none of ours."""
+        pairs = (each.strip().partition("=") for each in self.headers.get("cookie", "").split(";"))
+        return {name: text for name, _, text in pairs}
+
+    @property
+    def is_from_here(self) -> bool:
+        """Whether a page of this very origin has sent it, as the browser says."""
+        site = self.headers.get("sec-fetch-site")
+        if site is not None:
+            return site == "same-origin"
+        # Browsers say it on https and on loopback only. The scheme may be changed on the way, by a proxy.
+        origin, host = self.headers.get("origin"), self.headers.get("host")
+        try:
+            return origin is not None and host is not None and urlsplit(origin).netloc == host
+        except ValueError:
+            return False
+
+
+@value
+class Response:
+    """One answer."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes = b""
+
+    def plus(self, *headers: tuple[str, str]) -> Response:
+        """Return the same with more headers."""
+        return replace(self, headers=(*self.headers, *headers))
+
+
+def html(text: str, status: int = 200) -> Response:
+    """Return a page."""
+    return Response(status, (("content-type", "text/html; charset=utf-8"),), text.encode("utf-8", "replace"))
+
+
+def see_other(place: str) -> Response:
+    """Send the browser on, after a form."""
+    return Response(303, (("location", place),))
+
+
+def finished(response: Response) -> Response:
+    """Return *response* with what every answer has."""
+    return response.plus(*ALWAYS, ("content-length", str(len(response.body))))
+
+
+def too_long() -> Response:
+    """Refuse a form that is too long."""
+    return finished(Response(413, (("content-type", "text/plain"),), b"This form is too long.\n"))
+
+
+def login_failed(error: Exception) -> Response:
+    """Say that the host application's login has failed: then nothing is shown."""
+    logger.error("auth= has failed, so the console shows nothing.", exc_info=error)
+    said = b"The login of this console has failed, so nothing is shown. The log has the rest.\n"
+    return finished(Response(500, (("content-type", "text/plain"),), said))
+
+
+def placed(path: str, root: str) -> tuple[str, str]:
+    """Return the path below the mount *root*, and the root without slashes too many."""
+    base = "/" + "/".join(part for part in root.split("/") if part)
+    parts = "/" + "/".join(part for part in path.split("/") if part)
+    if base == "/":
+        return parts, ""
+    # Some servers give the path with the mount in front, and some without.
+    below = parts[len(base) :] if parts == base or parts.startswith(f"{base}/") else parts
+    return below or "/", base
+
+
+def _fields(text: str) -> dict[str, str]:
+    try:
+        pairs: list[tuple[str, Any]] = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError:
+        return {}
+    return dict(pairs)

@@ -1,0 +1,293 @@
+"""What the pages show, read from the store. It changes nothing, and makes no HTML.
+
+Each read is bounded, however large the tables are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+from semel.console.filters import LIMIT, SCAN, Asked
+from semel.core.commands import (
+    CommitAlone,
+    Count,
+    Counts,
+    Filter,
+    Look,
+    Open,
+    Page,
+    ReadRequest,
+    ReadTrail,
+    Search,
+    Undo,
+)
+from semel.core.delivery import Endpoint
+from semel.core.inbox import ReceiptState
+from semel.core.message import Request
+from semel.core.outbox import message_id
+from semel.core.record import Entry, Record
+from semel.core.recovery import read_back
+from semel.core.state import State
+from semel.core.trail import story
+from semel.core.value import value
+from semel.errors import SemelError
+from semel.flows.upkeep import hold_of
+from semel.stores import Store
+from semel.stores.dialect import durable_of, keeps_messages, messages_of
+from semel.stores.inbox import InboxStatements, Listed
+from semel.stores.outbox import Lag, OutboxStatements, Statements, Stored, Whole, carry_out
+from semel.stores.statement import Joined
+from semel.stores.transaction import at_once
+from semel.webhooks import Endpoints
+
+T = TypeVar("T")
+
+#: None is counted beyond this: milliseconds.
+CAP = 10_000
+#: How many of the newest records are looked at for how operations end.
+NEWEST = 2000
+#: How many troubles, and how many accepted operations, the overview shows.
+SHOWN = 8
+#: Messages of one state that a list shows; and that are looked through for those of one operation.
+MESSAGES = 100
+LOOKED_THROUGH = 500
+#: Of each type and destination, so many messages of one step are looked for.
+NUMBERS = 10
+
+_UNSENT = ("dead", "waiting", "behind", "ready", "sent")
+
+
+@value
+class Trouble:
+    """Something that waits for a person."""
+
+    #: ``parked``, ``stuck``, ``dead letter``, ``inbox``, ``endpoint off``.
+    kind: str
+    what: str
+    why: str
+    at: datetime
+    #: Which page has it: its kind, and its name there.
+    page: str
+    name: tuple[str, ...]
+
+
+@value
+class Overview:
+    """What the first page shows."""
+
+    counts: Counts
+    troubles: tuple[Trouble, ...]
+    #: Accepted operations: those that are under way, then those that wait.
+    accepted: tuple[Record, ...]
+    #: Each is None where the store keeps no messages; ``unread`` says what could not be read.
+    lag: Lag | None
+    parked_messages: int | None
+    endpoints: tuple[Endpoint, ...] | None
+    unread: tuple[str, ...] = ()
+    #: Findings of ``semel doctor`` go here: (severity, sentence) pairs. None: it was not asked.
+    findings: tuple[tuple[str, str], ...] | None = None
+
+
+@value
+class Operation:
+    """Everything about one operation; the record is None where only its audit trail is left."""
+
+    scope: str
+    key: str
+    record: Record | None
+    trail: tuple[Entry, ...]
+    request: Request | None = None
+    messages: tuple[Stored, ...] = ()
+
+
+class Reader:
+    """Reads from one store. It is called in threads."""
+
+    def __init__(self, store: Store) -> None:
+        """Nothing is read yet."""
+        self.store = store
+        #: What waited in the outbox when it was last counted, and why that could not be read.
+        self._lag: Lag | None = None
+        self._unread: list[str] = []
+        #: Put a function here that returns what ``semel doctor`` finds, as (severity, sentence) pairs: the overview
+        #: shows them. None: it is not asked.
+        self.findings: Callable[[], tuple[tuple[str, str], ...]] | None = None
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether the store has an outbox, an inbox and endpoints."""
+        return keeps_messages(self.store)
+
+    def count(self, since: datetime | None) -> tuple[Counts, int | None]:
+        """Count records, and messages that are not sent yet."""
+        counts = self.store.perform(Count(CAP, NEWEST, since))
+        self._unread = []
+        self._lag = lag = self._optional("The outbox", self._unread, self.lag)
+        waiting = None if lag is None else sum(each.ready + each.waiting + each.behind for each in lag.destinations)
+        return counts, waiting
+
+    def overview(self, counts: Counts) -> Overview:
+        """Read what the first page shows beside *counts*."""
+        lag, unread = self._lag, list(self._unread)
+        inbox = self._optional("The inbox", unread, lambda: self.inbox(ReceiptState.PARKED))
+        endpoints = self._optional("The webhooks' endpoints", unread, self.endpoints)
+        dead = self._optional("The dead letters", unread, lambda: self.outbox("dead", None, SHOWN))
+        parked = self._search(Filter(state=State.UNKNOWN), SHOWN) if counts.unknown else ()
+        stuck = self._search(Filter(is_stuck=True), SHOWN) if counts.stuck else ()
+        troubles = [
+            *map(_parked, parked),
+            *map(_stuck, stuck),
+            *map(_dead, dead or ()),
+            *map(_unhandled, inbox or ()),
+            *(_off(each) for each in endpoints or () if not each.is_on),
+        ]
+        troubles.sort(key=lambda each: each.at, reverse=True)
+        return Overview(
+            counts,
+            tuple(troubles[:SHOWN]),
+            self._accepted(counts),
+            lag,
+            None if inbox is None else len(inbox),
+            endpoints,
+            tuple(unread),
+            None if self.findings is None else self.findings(),
+        )
+
+    def operations(self, asked: Asked) -> Page:
+        """Read one page of a list. A key that fits no record may be the digest of one."""
+        search = Search(asked.wanted, LIMIT, asked.scan, asked.after)
+        page = self.store.perform(search)
+        if page.records or not asked.may_be_digest:
+            return page
+        wanted = replace(asked.wanted, key=None, digest=asked.typed["key"])
+        return self.store.perform(replace(search, wanted=wanted))
+
+    def operation(self, scope: str, key: str) -> Operation:
+        """Read one operation."""
+        record = self.store.perform(Look(scope, key))
+        trail = self.store.perform(ReadTrail(scope, key))
+        if record is None:
+            return Operation(scope, key, None, trail)
+        request = self.store.perform(ReadRequest(hold_of(record)))
+        messages = self._optional("", [], lambda: self._published(record)) or ()
+        return Operation(scope, key, record, story(record, trail), request, messages)
+
+    def outbox(self, state: str, to: str | None, limit: int = MESSAGES) -> tuple[Stored, ...]:
+        """Read the messages in one state."""
+        return self.carry_out(self._outbox.browse(state, to, limit))
+
+    def message(self, name: str) -> tuple[Whole, tuple[Entry, ...]] | None:
+        """Read one message, with its audit trail; None: there is none."""
+        whole = self.carry_out(self._outbox.look(name))
+        if whole is None:
+            return None
+        return whole, self.store.perform(ReadTrail(f"outbox:{whole.stored.to}", whole.stored.id))
+
+    def lag(self) -> Lag:
+        """Read what waits at each destination."""
+        return self.carry_out(self._outbox.lag(CAP))
+
+    def inbox(self, state: ReceiptState | None = None) -> tuple[Listed, ...]:
+        """Read the messages that consumers could not handle."""
+        statements = InboxStatements(messages_of(self.store, "inbox"))
+        return self.run(statements.list(None, state, MESSAGES))
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Read the endpoints of webhooks."""
+        return tuple(Endpoints(durable_of(self.store)).list())
+
+    def carry_out(self, statements: Statements[T]) -> T:
+        """Run statements about the outbox in a transaction of their own."""
+        return at_once(carry_out(durable_of(self.store), statements))
+
+    def run(self, joined: Joined[T]) -> T:
+        """Run one statement in a transaction of its own."""
+        transaction = durable_of(self.store).transaction()
+        transaction.perform(Open())
+        try:
+            answer: T = transaction.run(joined)
+            transaction.perform(CommitAlone())
+        finally:
+            transaction.perform(Undo())
+        return answer
+
+    @property
+    def _outbox(self) -> OutboxStatements:
+        return OutboxStatements(messages_of(self.store, "outbox"))
+
+    def _optional(self, what: str, unread: list[str], read: Callable[[], T]) -> T | None:
+        """Read what a store may not have, or a role may not see: the rest of the page does not depend on it."""
+        if not self.has_messages:
+            return None
+        try:
+            return read()
+        except SemelError as error:
+            unread.append(f"{what} can't be read: {error}")
+            return None
+
+    def _search(self, wanted: Filter, limit: int) -> tuple[Record, ...]:
+        return self.store.perform(Search(wanted, limit, SCAN)).records
+
+    def _accepted(self, counts: Counts) -> tuple[Record, ...]:
+        running: Iterable[Record] = ()
+        if counts.processing or counts.stuck:
+            running = self._search(Filter(state=State.PROCESSING), 10 * SHOWN)
+        pending = self._search(Filter(state=State.PENDING), SHOWN) if counts.pending else ()
+        return (*(each for each in running if each.is_accepted), *pending)[:SHOWN]
+
+    def _published(self, record: Record) -> tuple[Stored, ...]:
+        """Find the messages of an operation that are in the outbox: their ids follow from its key."""
+        messages = [each for state in _UNSENT for each in self.outbox(state, None, LOOKED_THROUGH)]
+        kinds = {(each.type, each.to) for each in messages}
+        steps = ("", *(step.name for step in read_back(record.steps).steps if step.kind == "phase"))
+        ids = {
+            message_id(record.scope, record.key, step=step, type_=kind, to=to, number=number)
+            for step in steps
+            for kind, to in kinds
+            for number in range(NUMBERS)
+        }
+        return tuple(each for each in messages if each.id in ids)
+
+
+def _parked(record: Record) -> Trouble:
+    step = read_back(record.steps).unknown
+    why = f"effect {step.name}: outcome unknown" if step else "its worker died, and it may not run again"
+    return Trouble("to be resolved", _named(record), why, record.created_at, "operation", (record.scope, record.key))
+
+
+def _stuck(record: Record) -> Trouble:
+    at = record.lease_expires_at or record.created_at
+    return Trouble(
+        "stuck",
+        _named(record),
+        "its worker is gone, and no other has come",
+        at,
+        "operation",
+        (record.scope, record.key),
+    )
+
+
+def _dead(message: Stored) -> Trouble:
+    at = _time(message.ended_at or message.created_at)
+    return Trouble("dead letter", f"{message.type} to {message.to}", message.error or "", at, "message", (message.id,))
+
+
+def _unhandled(listed: Listed) -> Trouble:
+    what = f"{listed.message_id} at {listed.consumer}"
+    return Trouble("inbox", what, listed.receipt.error or "", _time(listed.changed_at), "inbox", ())
+
+
+def _off(endpoint: Endpoint) -> Trouble:
+    at = _time(endpoint.failing_since or endpoint.created_at)
+    return Trouble("endpoint off", endpoint.name, endpoint.reason or "", at, "webhooks", ())
+
+
+def _named(record: Record) -> str:
+    return record.request_line or record.key
+
+
+def _time(seconds: float) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)

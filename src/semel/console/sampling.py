@@ -1,0 +1,96 @@
+"""What the console has counted since it started, by minute, for one hour. It is kept in memory, and not in the store.
+
+A minute in which nothing was counted is missing, and not zero.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from semel.console.charts import Series
+from semel.core.commands import Counts
+from semel.core.value import value
+
+MINUTES = 60
+#: The counts that are shown are as old as this at most, in seconds, however many people look.
+FRESH_SECONDS = 2.0
+#: Keys that were made since the last count are of this minute, more or less. After a longer pause they are of none.
+MAX_PAUSE = timedelta(seconds=90)
+
+_MINUTE = timedelta(minutes=1)
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - only minutes are counted from it
+
+
+@value
+class Sample:
+    """What was counted in one minute: keys made, and how many there were of others at its end."""
+
+    made: int | None
+    processing: int
+    stuck: int
+    parked: int
+    waiting: int
+    #: None: the store keeps no messages.
+    outbox: int | None
+
+
+class Samples:
+    """Counts now and then, and remembers."""
+
+    def __init__(
+        self,
+        count: Callable[[datetime | None], tuple[Counts, int | None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """*count* counts in the store, and how many messages wait in the outbox."""
+        self._count = count
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._minutes: dict[int, Sample] = {}
+        self._last: Counts | None = None
+        self._last_at = 0.0
+
+    def now(self) -> Counts:
+        """Return the newest counts."""
+        with self._mutex:
+            if self._last is None or self._clock() - self._last_at >= FRESH_SECONDS:
+                before = self._last
+                counts, outbox = self._count(None if before is None else before.now)
+                self._note(before, counts, outbox)
+                self._last, self._last_at = counts, self._clock()
+            return self._last
+
+    def series(self) -> tuple[Series, ...]:
+        """Return what was counted in the last hour."""
+        with self._mutex:
+            newest = 0 if self._last is None else _minute_of(self._last.now)
+            hour = [self._minutes.get(newest - ago) for ago in reversed(range(MINUTES))]
+        return (
+            Series("Keys made", _of(hour, "made"), "new keys, per minute"),
+            Series("In progress", _of(hour, "processing"), "under a live lease, at the end of each minute"),
+            Series("To be resolved", _of(hour, "parked"), "outcome unknown, at the end of each minute"),
+            Series("Accepted, waiting", _of(hour, "waiting"), "not begun, at the end of each minute"),
+            Series("Outbox", _of(hour, "outbox"), "messages not sent yet, at the end of each minute"),
+        )
+
+    def _note(self, before: Counts | None, counts: Counts, outbox: int | None) -> None:
+        minute = _minute_of(counts.now)
+        is_known = before is not None and counts.now - before.now <= MAX_PAUSE
+        earlier = self._minutes.get(minute)
+        made = counts.made if is_known else None
+        if earlier is not None and earlier.made is not None:
+            made = earlier.made + (made or 0)
+        self._minutes[minute] = Sample(made, counts.processing, counts.stuck, counts.unknown, counts.pending, outbox)
+        for old in [each for each in self._minutes if each <= minute - MINUTES]:
+            del self._minutes[old]
+
+
+def _minute_of(moment: datetime) -> int:
+    return (moment.replace(tzinfo=None) - (moment.utcoffset() or timedelta()) - _EPOCH) // _MINUTE
+
+
+def _of(hour: list[Sample | None], name: str) -> tuple[int | None, ...]:
+    return tuple(None if each is None else getattr(each, name) for each in hour)

@@ -1,0 +1,92 @@
+"""What an operator may do about a record, and what follows from it, in words. Nothing is changed here."""
+
+from __future__ import annotations
+
+from semel.core.record import Record
+from semel.core.recovery import Done, Step, read_back
+from semel.core.state import TERMINAL, State
+from semel.core.text import brief, pasteable
+
+#: Why a record that has ended is left alone.
+ENDED = "This operation has ended. Its answer stays until it expires; a new operation needs a new key."
+
+
+def release_means(record: Record) -> list[str]:
+    """Say what follows if the key is freed."""
+    if record.state is State.PENDING:
+        means = ["This operation was not begun, and no worker will run it. A retry is a new one."]
+    else:
+        means = ["A retry will run the operation again from its beginning, whatever it has done so far."]
+    if record.is_accepted:
+        means.append("Its client was told that it would be run, and will find nothing at the status URL.")
+    if record.lease_left is not None and not record.is_stuck:
+        means.append(
+            f"Its worker may be alive (lease {brief(record.lease_left)}): it can store nothing any more, but may act."
+        )
+    done = read_back(record.steps).without_unknown().names
+    if done:
+        means.append(f"These steps are done, and will be done again: {', '.join(done)}.")
+    return means
+
+
+def resolving_means(record: Record, *, is_applied: bool) -> str:
+    """Say what follows if the operation, or its unknown effect, is said to have happened, or not."""
+    progress = read_back(record.steps)
+    step, point = progress.unknown, progress.recovery_point
+    who = "A worker" if record.is_accepted else "A retry"
+    if is_applied:
+        if step is None:
+            return "The operation ends with status 200 and the result below. A retry will get it, and run nothing."
+        return f"{step.name} is done, with the result below. {who} will go on after it."
+    if point is None:
+        return f"The operation did nothing. {who} will run the operation again from its beginning."
+    return f"{who} will go on after {point}" + (f", and do {step.name}." if step else ".")
+
+
+def why_not_resolved(record: Record) -> str:
+    """Say why there is nothing to resolve."""
+    if record.state in TERMINAL:
+        return "This operation has ended, and its answer stays until it expires. There is nothing to resolve."
+    if record.state is State.PENDING:
+        return "This operation waits for a worker, and has done nothing. There is nothing to resolve."
+    if record.is_stuck:
+        return "No worker holds this operation: a retry goes on with it. If it may not run again, semel sweep parks it."
+    return "This operation is in progress. There is nothing to resolve."
+
+
+def again_means(record: Record) -> list[str]:
+    """Say what follows if a worker is to run a parked operation again, with the request that was stored."""
+    point = read_back(record.steps).recovery_point
+    if point is None:
+        return [
+            "A worker will run the stored request from its beginning.",
+            "Whatever the operation has done will be done again: the card may be charged again.",
+        ]
+    return [f"A worker will run the stored request, and go on after {point}. Steps that are done stay done."]
+
+
+def may_run_again(record: Record, *, has_request: bool) -> bool:
+    """Whether a worker can be told to run it: it is parked, its request was stored, and no effect is in doubt."""
+    return record.state is State.UNKNOWN and has_request and read_back(record.steps).unknown is None
+
+
+def outcome_of(record: Record, step: Step) -> str:
+    """Return what is known of *step*. While its worker is alive, an effect that was begun may still be running."""
+    if isinstance(step, Done):
+        return "done"
+    return "begun" if record.state is State.PROCESSING and not record.is_stuck else "unknown"
+
+
+def commands_for(record: Record) -> list[str]:
+    """Return what can be typed about *record*: to see it, and to change it if that can be."""
+    name = f"{pasteable(record.key)} --scope {pasteable(record.scope)}"
+    commands = [f"semel keys show {name}"]
+    if record.state is State.UNKNOWN:
+        commands += [f"semel keys resolve {name} --applied RESULT", f"semel keys resolve {name} --not-applied"]
+    if record.state not in TERMINAL:
+        commands.append(f"semel keys release {name}")
+    if record.is_stuck:
+        commands.append("semel sweep")
+    if record.state is State.PENDING:
+        commands.append("semel work --app MODULE:NAME")
+    return commands

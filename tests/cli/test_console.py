@@ -1,0 +1,71 @@
+"""The command line of the console. What its pages show is in ``tests/console``."""
+
+import http.client
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from semel import stores
+from semel.cli.console import address_of
+from semel.errors import ConfigurationError
+
+Semel = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.mark.parametrize(
+    "options, word",
+    [
+        (("--listen", "nowhere"), "--listen"),
+        (("--listen", "127.0.0.1:99999"), "--listen"),
+        (("--listen", "192.0.2.1:80"), "Can't listen"),
+        (("--store", "sqlite:///absent.db"), "absent.db"),
+        (("--store", "nosuch://x"), "nosuch"),
+        (("--store", "postgresql://u:p%ss@h/d"), "can't be read"),
+    ],
+)
+def test_mistakes(semel: Semel, options: tuple[str, ...], word: str) -> None:
+    """A mistake is one line, and the status of a wrong command line."""
+    given = options if "--store" in options else ("--store", "memory://", *options)
+    ran = semel("console", *given)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert word in ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
+def test_serving(tmp_path: Path) -> None:
+    """It prints one link with a random token, serves below a path, tells the token to no log, and ends by a signal."""
+    url = f"sqlite:///{tmp_path}/semel.db"
+    keys = stores.store(url)
+    keys.migrate()
+    keys.close()
+    command = [sys.executable, "-m", "semel", "console", "--store", url, "--listen", "127.0.0.1:0", "--path", "//ops/"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ran:
+        assert ran.stdout is not None
+        link = ran.stdout.readline().split()[-1]
+        place, _, token = link.partition("#")
+        assert place.startswith("http://127.0.0.1:")
+        assert place.endswith("/ops/")
+        assert len(token) >= 32
+        connection = http.client.HTTPConnection("127.0.0.1", int(place.split(":")[2].split("/")[0]), timeout=60)
+        connection.request("GET", "/ops/")
+        answer = connection.getresponse()
+        page = answer.read().decode()
+        assert answer.status == 401
+        assert 'action="/ops/login"' in page
+        assert answer.getheader("server") is None
+        connection.close()
+        ran.send_signal(signal.SIGTERM)
+        said, errors = ran.communicate(timeout=60)
+        assert token not in said + errors
+
+
+def test_other_addresses(semel: Semel) -> None:
+    """An address of IPv6 is written in brackets."""
+    assert address_of("[::1]:8900") == ("::1", 8900)
+    assert address_of("127.0.0.1:0") == ("127.0.0.1", 0)
+    with pytest.raises(ConfigurationError):
+        address_of(":80")
