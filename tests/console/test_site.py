@@ -14,15 +14,18 @@ from urllib.parse import urlencode
 import pytest
 
 from semel.console.access import Token, User
+from semel.console.examination import Examination, Found
 from semel.console.http import POLICY, Request, placed
 from semel.console.site import FORM, SESSION, Site
 from semel.core.commands import Look, Park, ReadTrail
 from semel.core.record import Hold
 from semel.core.state import State
 from semel.errors import ConfigurationError
+from semel.stores import store
 from semel.stores.memory import MemoryStore
 from tests.console.visitor import ALL, Visitor, header, operation, text_of
 from tests.console.world import EXPORT, FINISHED, NASTY, NASTY_BODY, PARKED, SCOPE, STUCK, World, claim, fill
+from tests.stores.colours import wait_until
 
 SECRET = "a token of sixteen or more"
 
@@ -226,10 +229,26 @@ class TestPages:
         assert visitor.get("/outbox").status == 404
 
     def test_findings(self, visitor: Visitor) -> None:
-        """What a check of the set-up finds is shown, where one is given."""
-        assert "Doctor" not in visitor.page("/")
-        visitor.site.reader.findings = lambda: (("warning", "fsync is off"),)
-        assert "fsync is off" in visitor.page("/")
+        """What is wrong with the set-up is shown, with what to type; if nothing is, there is no word of it."""
+        assert "set-up" not in visitor.page("/")
+        visitor.site.reader.findings = lambda: (Found("error", "fsync", "fsync = off.", "ALTER SYSTEM <b>"),)
+        said = visitor.page("/")
+        assert "fsync = off." in said
+        assert "ALTER SYSTEM &lt;b&gt;" in said
+        visitor.site.reader.findings = lambda: ()
+        assert "set-up" not in visitor.page("/")
+
+    def test_the_doctor_is_asked_beside_the_pages(self, tmp_path: Path) -> None:
+        """A store that a URL names is examined in the background; what waits for a person is shown elsewhere."""
+        url = f"sqlite:///{tmp_path}/keys.db"
+        store(url).migrate()
+        (tmp_path / "keys.db").chmod(0o644)
+        site = Site(url, lambda _: None)
+        assert isinstance(site.reader.findings, Examination)
+        wait_until(lambda: bool(site.reader.findings and site.reader.findings()))
+        visitor = Visitor(site, User("ada"))
+        assert "keys.db has mode 0644" in visitor.page("/")
+        site.close()
 
     def test_charts_have_gaps(self, visitor: Visitor) -> None:
         """What was not counted is drawn as a gap, and never as zero."""

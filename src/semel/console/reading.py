@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
+from semel.console.examination import Found
 from semel.console.filters import LIMIT, SCAN, Asked
 from semel.core.commands import (
     CommitAlone,
@@ -87,8 +88,8 @@ class Overview:
     parked_messages: int | None
     endpoints: tuple[Endpoint, ...] | None
     unread: tuple[str, ...] = ()
-    #: Findings of ``semel doctor`` go here: (severity, sentence) pairs. None: it was not asked.
-    findings: tuple[tuple[str, str], ...] | None = None
+    #: What ``semel doctor`` has found. None: it was not asked, or has not answered yet.
+    findings: tuple[Found, ...] | None = None
 
 
 @value
@@ -112,9 +113,8 @@ class Reader:
         #: What waited in the outbox when it was last counted, and why that could not be read.
         self._lag: Lag | None = None
         self._unread: list[str] = []
-        #: Put a function here that returns what ``semel doctor`` finds, as (severity, sentence) pairs: the overview
-        #: shows them. None: it is not asked.
-        self.findings: Callable[[], tuple[tuple[str, str], ...]] | None = None
+        #: Where to ask what ``semel doctor`` has found. None: it has no URL to ask about.
+        self.findings: Callable[[], tuple[Found, ...] | None] | None = None
 
     @property
     def has_messages(self) -> bool:

@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from semel.console.access import Auth, Failures, Token, User, check_auth
+from semel.console.examination import Examination
 from semel.console.http import Request, Response, finished, see_other
 from semel.console.http import html as as_html
 from semel.console.reading import Reader
@@ -50,6 +51,8 @@ class Site(Views):
         self.auth = check_auth(auth)
         super().__init__(Reader(given if isinstance(given, Store) else store(given)))
         self._is_given = isinstance(given, Store)
+        if isinstance(given, str) and not given.startswith("memory:"):
+            self.reader.findings = Examination(given)
         self._failures = Failures()
         #: Sessions that were ended by a log-out here. Other processes know nothing of them.
         self._ended: set[str] = set()
