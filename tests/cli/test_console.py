@@ -4,6 +4,7 @@ import http.client
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,8 +44,11 @@ def test_serving(tmp_path: Path) -> None:
     keys.migrate()
     keys.close()
     command = [sys.executable, "-m", "semel", "console", "--store", url, "--listen", "127.0.0.1:0", "--path", "//ops/"]
+    command += ["--metrics", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ran:
         assert ran.stdout is not None
+        metrics = ran.stdout.readline().split()[-1]
+        assert b"semel_requests_total" in urllib.request.urlopen(metrics, timeout=60).read()  # noqa: S310 - ours
         link = ran.stdout.readline().split()[-1]
         place, _, token = link.partition("#")
         assert place.startswith("http://127.0.0.1:")

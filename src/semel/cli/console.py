@@ -14,6 +14,7 @@ import typer
 
 from semel.cli.address import StoreOption, found
 from semel.cli.main import is_of
+from semel.cli.metrics import MetricsOption, served
 from semel.cli.resolving import operator
 from semel.errors import ConfigurationError, SemelError
 
@@ -38,6 +39,7 @@ def console(
     bodies: Annotated[
         bool, typer.Option("--bodies", help="Show bodies and the results of steps, which may hold personal data.")
     ] = False,
+    metrics: MetricsOption = None,
 ) -> None:
     """Serve a web page about a store: what is in it, what is stuck, and what can be done about it."""
     host, port = address_of(listen)
@@ -58,8 +60,9 @@ def console(
         app, host=host, port=port, log_level="warning", access_log=False, server_header=False, lifespan="on"
     )
     server = _Server(config, uvicorn.Server(config), f"{base.rstrip('/')}/#{token}", host)
-    threading.Thread(target=_sample, args=(app,), daemon=True).start()
-    server.run()
+    with served(metrics):
+        threading.Thread(target=_sample, args=(app,), daemon=True).start()
+        server.run()
 
 
 def address_of(listen: str) -> tuple[str, int]:
