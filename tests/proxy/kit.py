@@ -62,6 +62,9 @@ class Origin:
     answer: Answer = created
     seen: list[Seen] = field(default_factory=list)
     connections: int = 0
+    #: Connections that are open, and how many were at the same time.
+    current: int = 0
+    most: int = 0
     port: int = 0
 
     @property
@@ -70,11 +73,14 @@ class Origin:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.current += 1
+        self.most = max(self.most, self.current)
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             while (seen := await read_request(reader)) is not None:
                 self.seen.append(seen)
                 await self.answer(seen, reader, writer)
                 await writer.drain()
+        self.current -= 1
         writer.close()
 
 

@@ -1,13 +1,14 @@
 """What passes a proxy: the rules by themselves, and a corpus of requests that two servers could read differently."""
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from semel.errors import IdentityRefused, RequestAmbiguous
 from semel.proxy.headers import Framing, HeaderRules, Pairs, Peer, framing, incoming
-from tests.proxy.kit import BOB, KEY, Origin, Seen, proxied, replying, request
+from tests.proxy.kit import BOB, HANG, KEY, Origin, Seen, proxied, replying, request
 
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
@@ -207,6 +208,8 @@ REFUSED = {
     "an absolute target with a user": spelled("Content-Length: 0", target="http://shop@evil.example/pay"),
     "an absolute target without a host": spelled("Content-Length: 0", target="http:///pay"),
     "an absolute target of another protocol": spelled("Content-Length: 0", target="ftp://shop/pay"),
+    "a fragment": spelled("Content-Length: 0", target="/pay#part"),
+    "a fragment of an absolute target": spelled("Content-Length: 0", target="http://shop/pay#part"),
     "raw bytes in a path": b"POST /\xc3\xa9 HTTP/1.1\r\nHost: shop\r\nContent-Length: 0\r\n\r\n",
     "too long a head": spelled("X-A: " + "a" * 100_000, "Content-Length: 0"),
     "too long a target": spelled("Content-Length: 0", target="/" + "a" * 100_000),
@@ -328,6 +331,17 @@ async def test_answer_with_a_large_header(tmp_path: Path) -> None:
         assert (await world.send(BOB, method="GET", body=b"")).values("x-a") == ["a" * 40_000]
 
 
+@pytest.mark.parametrize("line", ["200 " + "a" * 300_000, "200 OK\r\nX-A: " + "a" * 300_000])
+async def test_answer_with_too_large_a_head(tmp_path: Path, line: str) -> None:
+    """An answer with a head of more than 256 kB does not pass, however it is cut on its way."""
+
+    async def large(_seen: Seen, _reader: Reader, writer: Writer) -> None:
+        writer.write(replying(line))
+
+    async with proxied(tmp_path, Origin(large)) as world:
+        assert (await world.send(BOB, method="GET", body=b"")).code == "upstream-lost"
+
+
 async def test_trailers(tmp_path: Path) -> None:
     """What comes behind a body is no header: it can't name a user, nor a key."""
     chunked = "Transfer-Encoding: chunked"
@@ -344,6 +358,20 @@ async def test_trailers(tmp_path: Path) -> None:
     for seen in world.origin.seen:
         assert (seen.values("x-user"), seen.values("x-trailer"), seen.body) == (["bob"], [], b"{}")
     assert [each.values("semel-attempt") for each in world.origin.seen] == [["1"], []]
+
+
+@pytest.mark.parametrize("trailers", [b"X-A: and more\r\n" * 100_000 + b"\r\n", b"X-A: " + b"a" * 1_500_000])
+@pytest.mark.parametrize("lines", [(KEY, BOB), (BOB,)])
+async def test_too_many_trailers(tmp_path: Path, trailers: bytes, lines: tuple[str, ...]) -> None:
+    """What comes behind a body is no longer than a head: the request is refused, and the connection is closed."""
+    got = b""
+    async with proxied(tmp_path) as world, world.connected() as client, asyncio.timeout(HANG):
+        client.writer.write(spelled(*lines, "Transfer-Encoding: chunked", body=b"2\r\n{}\r\n0\r\n" + trailers))
+        with suppress(ConnectionError):  # What it has not read makes it a reset, before or behind the answer.
+            got = await client.reader.read()
+        assert await world.records() == ()
+    assert got == b"" or got.startswith(b"HTTP/1.1 400 ")
+    assert world.origin.seen == []
 
 
 WEBSOCKET = (
@@ -416,3 +444,40 @@ async def test_upgrade_without_a_body(tmp_path: Path) -> None:
         client.writer.write(request(BOB, *H2C, "Connection: close", method="GET", body=b""))
         assert (await client.got("GET")).values("connection") == ["close"]
     assert [each.method for each in world.origin.seen] == ["GET"] * 3
+
+
+async def test_upgrade_behind_a_request(tmp_path: Path) -> None:
+    """A WebSocket can't begin before the request in front of it is answered: that one gets the first answer, and what
+    asked for a WebSocket is read as if it did not.
+    """
+
+    async def answer(seen: Seen, _reader: Reader, writer: Writer) -> None:
+        writer.write(replying("201 Created" if seen.target == "/pay" else "426 Upgrade Required"))
+
+    async with proxied(tmp_path, Origin(answer)) as world, world.connected() as client:
+        client.writer.write(request(KEY, BOB) + request(BOB, *WEBSOCKET, method="GET", target="/ws", body=b""))
+        assert [(await client.got()).status, (await client.got()).status] == [201, 426]
+        assert (await world.pay()).is_replay
+    assert [each.values("upgrade") for each in world.origin.seen] == [[], []]
+
+
+async def test_refused_behind_a_request(tmp_path: Path) -> None:
+    """What can't be read is not answered before the request in front of it: that one gets its own answer, and then the
+    connection is closed.
+    """
+    async with proxied(tmp_path) as world, world.connected() as client:
+        client.writer.write(request(KEY, BOB) + b"what is this?\r\n\r\n" + request(BOB))
+        assert (await client.got()).status == 201
+        assert await client.reader.read() == b""
+    assert len(world.origin.seen) == 1
+
+
+async def test_pipelined_behind_a_large_body(tmp_path: Path) -> None:
+    """A body counts for its own request, and not for the head of the next, of which a part has come with it."""
+    sent = request(BOB, body=bytes(200_000)) + request(BOB, target="/next")
+    async with proxied(tmp_path) as world, world.connected() as client:
+        client.writer.write(sent[:-20])
+        assert (await client.got()).status == 201
+        client.writer.write(sent[-20:])
+        assert (await client.got()).status == 201
+    assert [each.target for each in world.origin.seen] == ["/pay", "/next"]

@@ -339,7 +339,7 @@ class Exchange:
             async with asyncio.timeout(None) as self._clock:
                 body = await self._body(headers, framing)
                 self._wind()
-                response = await self._upstream.send(method, target, headers, body)
+                response = await self._upstream.send(method, target, headers, body, is_guarded=judge is not None)
                 await self._answer(response, method, judge)
         except TimeoutError:
             if self._is_given_up:

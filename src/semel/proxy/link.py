@@ -8,13 +8,14 @@ used again: after anything that is odd it is closed, since the next answer could
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import AsyncIterator, Iterable
 
 import httptools
 
 from semel.errors import UpstreamLost
 
-#: Bytes of the head of an answer.
+#: Bytes of the head of an answer, with those behind its body; and bytes that may come without any of its body.
 MAX_HEAD = 256 * 1024
 #: Bytes of an answer that wait for their client before no more are read.
 MAX_WAITING = 128 * 1024
@@ -23,12 +24,16 @@ _INTERIM = 100
 _SWITCHING = 101
 _FINAL = 200
 _LAST = 599
-_BODILESS = frozenset({204, 304})
+_EMPTY = 204
+_BODILESS = frozenset({_EMPTY, 304})
 #: A request by one of these has no body, unless it says how long it is.
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _CHUNKED = b"chunked"
+#: Bytes of a line of a head beside its name and its value.
+_LINE = 4
 
 _CLOSED = "the connection was closed"
+_TOO_LONG = "the head of the answer is too long, or what is behind its body"
 
 
 class Link(asyncio.Protocol):
@@ -97,6 +102,8 @@ class Link(asyncio.Protocol):
     def finish(self) -> bool:
         """End the exchange, and say whether another can follow. If not, the connection is closed."""
         is_fine = self._is_whole and self._keeps and not (self._is_odd or self._is_paused or self.is_closed)
+        # An answer may come before its request was sent: the rest of it would be in front of the next one.
+        is_fine = is_fine and self.transport.get_write_buffer_size() == 0
         if self._pump is not None:
             is_fine = is_fine and self._pump.done()
             self._pump.cancel()
@@ -105,6 +112,16 @@ class Link(asyncio.Protocol):
         if not is_fine:
             self.abort()
         return is_fine
+
+    def is_quiet(self) -> bool:
+        """Whether another exchange can begin: nothing has come since the last, the end of the connection neither.
+        Asked of the socket itself, since the loop may not have read it yet.
+        """
+        if self.is_closed or self.transport.is_closing():
+            return False
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return not poll.poll(0)
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -117,7 +134,7 @@ class Link(asyncio.Protocol):
         self._error: BaseException | None = None
         self._has_begun = self._is_whole = self._is_odd = self._keeps = self._ends_with_connection = False
         self._is_interim = False
-        self._size = self._waiting = 0
+        self._head = self._bare = self._waiting = 0
         self._parts: list[bytes] = []
         self.headers = []
         # A new one each time: it does not know of HEAD, and would wait for the body.
@@ -164,14 +181,13 @@ class Link(asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment]  # One of a stream. Those of uvloop are of no class here.
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come. Without a request there is nothing to come."""
-        if not self._is_busy:
+        """Take what has come. Without a request there is nothing to come, nor behind the end of an answer."""
+        if not self._is_awaited():
             self.abort()
             return
         if self._error is not None:
             return
-        if not self._has_begun:
-            self._size += len(data)
+        self._bare += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -181,12 +197,16 @@ class Link(asyncio.Protocol):
                 self._fail(error.__context__ or error)
                 self.abort()
             return
-        if not self._has_begun and self._size > MAX_HEAD:
-            self._fail(ValueError("the head of the answer is too long"))
+        if self._bare > MAX_HEAD and not self._is_whole:
+            # One line may be without an end, and the parser would keep all of it.
+            self._fail(ValueError(_TOO_LONG))
             self.abort()
         elif self._waiting > MAX_WAITING and not self._is_paused and not self.is_closed:
             self._is_paused = True
             self.transport.pause_reading()
+
+    def _is_awaited(self) -> bool:
+        return self._is_busy and not self._is_whole
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End: some answers end so."""
@@ -216,10 +236,20 @@ class Link(asyncio.Protocol):
             self._is_odd = True
         self._is_interim = False
 
+    def on_status(self, reason: bytes) -> None:
+        """Leave out the words of a status."""
+        self._count(len(reason))
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header. What comes behind the body is left out."""
+        self._count(len(name) + len(value) + _LINE)
         if not self._has_begun:
             self.headers.append((name.lower(), value))
+
+    def _count(self, size: int) -> None:
+        self._head += size
+        if self._head > MAX_HEAD:
+            raise ValueError(_TOO_LONG)
 
     def on_headers_complete(self) -> None:
         """Begin with the body."""
@@ -239,6 +269,7 @@ class Link(asyncio.Protocol):
             raise ValueError("the answer has a transfer coding that is not known")
         self.status = status
         self._has_begun = True
+        self._bare = 0
         if self._is_head or status in _BODILESS:
             self._end()
         elif not codings:
@@ -250,6 +281,7 @@ class Link(asyncio.Protocol):
         if self._is_whole:
             self._is_odd = True
             return
+        self._bare = 0
         self._parts.append(body)
         self._waiting += len(body)
         self._wake()
@@ -267,3 +299,9 @@ class Link(asyncio.Protocol):
             # Without a length the parser would wait for the end of the connection.
             is_closing = any(name == b"connection" and b"close" in each.lower() for name, each in self.headers)
             self._keeps = not is_closing and self._parser.get_http_version() == "1.1"
+        if self._is_head or self.status in _BODILESS:
+            # It may be that a body follows after all.
+            self._is_odd = any(
+                name == b"transfer-encoding" or (name == b"content-length" and self.status == _EMPTY and each != b"0")
+                for name, each in self.headers
+            )

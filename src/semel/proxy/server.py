@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from semel.asgi import IdempotencyMiddleware
 from semel.core.outcome import Door
@@ -35,7 +35,7 @@ from semel.stores.sqlite.file import locate
 from semel.telemetry import use
 from semel.telemetry.logs import logger
 
-#: Bytes of a request before its body.
+#: Bytes of a request before its body, or behind it.
 MAX_HEAD = 64 * 1024
 
 _BACKLOG = 2048
@@ -88,25 +88,48 @@ def build(settings: Settings) -> Proxy:
 class Protocol(HttpToolsProtocol):
     """uvicorn's protocol, with a limit to what comes before a body, and without what could come past our checks."""
 
-    #: Whether the head of a request is being read, and the bytes that have come of it in reads without its end.
+    #: Whether the head of a request is being read.
     _is_in_head = False
-    _head = 0
+    #: Bytes that have come since the last that ended a head, or were of a body.
+    _bare = 0
+    #: Bytes of the lines behind a body.
+    _trailers = 0
+    #: Whether nothing more is read: the connection is closed when what it has asked for is answered.
+    _is_ending = False
     #: Whether the request asks for another protocol that it does not get. It is then read once more, without that.
     _is_read_again = False
 
     def data_received(self, data: bytes) -> None:
         """Take what has come, unless it is too long to be the head of a request."""
+        if self._is_ending:
+            return
         self._unset_keepalive_if_required()
+        self._bare += len(data)
         try:
             self._feed(data)
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
             return
-        if self._is_in_head:
-            # One line of it may be without an end, and is not seen below.
-            self._head += len(data)
-            if self._head > MAX_HEAD and not self.transport.is_closing():
-                self.send_400_response("The head of the request is too long.")
+        if self._bare > MAX_HEAD and not self.transport.is_closing():
+            # One line may be without an end, and is not seen below.
+            self.send_400_response("The head of the request is too long, or what is behind its body.")
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what was read; but not where that would be taken for the answer to the request in front of it."""
+        if not self._is_answering():
+            super().send_400_response(msg)
+        elif self._is_in_head or not self.cycle.more_body:
+            # The request in front is whole, and gets its own answer.
+            self._is_ending = True
+            self.cycle.keep_alive = False
+        elif not self.pipeline and not self.cycle.response_started:
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+    def _is_answering(self) -> bool:
+        cycle: RequestResponseCycle | Any | None = self.cycle  # There is none before the first request.
+        return cycle is not None and not cycle.response_complete
 
     def _feed(self, data: bytes) -> None:
         while data:
@@ -136,33 +159,49 @@ class Protocol(HttpToolsProtocol):
         """Begin to read a request."""
         super().on_message_begin()
         self._is_in_head = True
-        self._head = 0
+        self._trailers = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header. What comes behind the body is left out: the headers were checked."""
+        if self._is_in_head:
+            super().on_header(name, value)
+            return
+        self._trailers += len(name) + len(value)
+        if self._trailers > MAX_HEAD:
+            raise ValueError("Too much is behind the body of the request.")
 
     def on_headers_complete(self) -> None:
         """Begin with the body. Of a request that asks for another protocol, uvicorn would read it as the next request,
-        or lose it; so that is heard from a WebSocket only, which begins with a GET and has none.
+        or lose it; so that is heard from a WebSocket only, which begins with a GET and has none. It is not heard behind
+        a request that is not answered yet: the WebSocket would begin with the answer to that.
         """
-        self._is_in_head = False
-        if sum([len(name) + len(value) for name, value in self.headers]) > MAX_HEAD:
+        if sum([len(name) + len(value) for name, value in self.headers]) + len(self.url) > MAX_HEAD:
             raise ValueError("The head of the request is too long.")
-        is_upgrade = self.parser.should_upgrade()
-        if is_upgrade:
+        if b"#" in self.url:
+            raise ValueError("A fragment is the client's own.")  # It would be lost here; another server may see a path.
+        self._is_in_head = False
+        self._bare = 0
+        if self.parser.should_upgrade():
             method = self.parser.get_method()
             if method == b"CONNECT":
                 raise ValueError("A tunnel is not made here.")
             has_body = any(name in {b"content-length", b"transfer-encoding"} for name, _ in self.headers)
-            self._is_read_again = has_body or method != b"GET" or not self._should_upgrade()
+            is_plain = has_body or method != b"GET" or not self._should_upgrade()
+            self._is_read_again = is_plain or self._is_answering()
             if self._is_read_again:
                 return
         elif self.url[:1] != b"/" and self.url != b"*":
             self._take_host()
         super().on_headers_complete()
-        if not is_upgrade:
-            # What comes behind the body would be put to the headers, and those were checked.
-            self.headers = []
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._bare = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End a request."""
+        self._bare = 0
         if not self._is_read_again:
             super().on_message_complete()
 

@@ -1,7 +1,8 @@
 """The server behind the proxy: its address, a pool of connections to it, one request at a time. It guards nothing.
 
 A request is sent once. Clients of HTTP send some methods again when a kept connection turns out to be closed; here that
-is the end of the request, since the first may have been carried out. WebSockets are aiohttp's.
+is the end of the request, since the first may have been carried out. A guarded request does not meet it: it has a
+connection that was made for it, on which no answer to another request can come. WebSockets are aiohttp's.
 """
 
 from __future__ import annotations
@@ -141,12 +142,14 @@ class Upstream:
         target: str,
         headers: list[tuple[bytes, bytes]],
         body: bytes | AsyncIterator[bytes] | None,
+        *,
+        is_guarded: bool = False,
     ) -> Link:
         """Send one request, once; return the beginning of its answer. It is to be given back (:meth:`finish`).
 
         ``UpstreamUnreachable``: nothing was sent. ``UpstreamLost``: it may have been, and may have been carried out.
         """
-        link = await self._link()
+        link = await self._link(is_new=is_guarded)
         try:
             await link.exchange(method, target, self._completed(headers), body)
         except BaseException:
@@ -165,8 +168,12 @@ class Upstream:
         else:
             link.abort()
 
-    async def _link(self) -> Link:
-        """Return a connection: one that is idle, or a new one."""
+    async def _link(self, *, is_new: bool) -> Link:
+        """Return a connection: one that is idle, or a new one.
+
+        What a new one is asked for could otherwise get, on one that is kept, what the upstream sends too much of for an
+        earlier request, or its end.
+        """
         if self._free.locked():
             try:
                 async with asyncio.timeout(self._connect):
@@ -177,8 +184,12 @@ class Upstream:
             await self._free.acquire()
         oldest = self._loop.time() - self._keepalive
         while self._idle:
+            if is_new:
+                # The new one takes the place of the oldest, so that there are never more than was allowed.
+                self._idle.pop(0).abort()
+                break
             link = self._idle.pop()
-            if not link.is_closed and not link.transport.is_closing() and link.idle_since >= oldest:
+            if link.idle_since >= oldest and link.is_quiet():
                 return link
             link.abort()
         try:
