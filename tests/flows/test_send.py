@@ -50,6 +50,8 @@ class World:
     beginnings: Sequence[Beginning] = ()
     quota: int = 10
     is_quick: bool = True
+    #: Whether no other process has taken the intent over.
+    is_ours: bool = True
     done: list[str] = field(default_factory=list)
     reasons: list[RetryReason] = field(default_factory=list)
     clock: float = 1000.0
@@ -79,11 +81,18 @@ class World:
         self.done.append("begin")
         return next(self._beginnings)
 
-    async def renew(self) -> None:
+    async def renew(self) -> bool:
         self.done.append("renew")
+        return self.is_ours
 
-    async def settle(self, got: Reply) -> None:
+    async def is_held(self) -> bool:
+        return self.is_ours
+
+    async def settle(self, got: Reply, *, is_certain: bool) -> bool:
+        if not (is_certain or self.is_ours):
+            return False
         self.done.append(f"settle {got.status}")
+        return True
 
     def release(self, *, in_doubt: bool) -> None:
         self.in_doubt = in_doubt
@@ -390,3 +399,34 @@ def test_intent_is_released_whatever_happens() -> None:
     with pytest.raises(KeyboardInterrupt):
         sent(world, INTENT)
     assert world.done == ["begin", "release"]
+
+
+@pytest.mark.parametrize("last", NOT_ITS_ANSWERS, ids=lambda last: f"{last.status} {dict(last.headers)}")
+def test_lost_lease(last: Reply) -> None:
+    """A process that has lost its lease can't tell what the next one has sent: an answer that says nothing of the
+    operation leaves it unknown, and so does a try that was not sent.
+    """
+    world = World([last, last], [Begun("k-1", OUTGOING, is_resumed=False)], is_ours=False, quota=0)
+    assert refused(RequestOutcomeUnknown, world, INTENT).response == f"response {last.status}"
+    assert (world.done[-1], world.in_doubt) == ("release", True)
+    assert not [each for each in world.done if "settle" in each]
+    not_sent = World([NOT_SENT], [Begun("k-1", OUTGOING, is_resumed=False)], is_ours=False, quota=0)
+    assert refused(RequestOutcomeUnknown, not_sent, INTENT).response is None
+
+
+@pytest.mark.parametrize(
+    "last",
+    [reply(201), reply(400, "amount-missing"), reply(402), reply(422), reply(404, idempotent_replayed="true")],
+    ids=lambda last: f"{last.status} {dict(last.headers)}",
+)
+def test_certain_answers_need_no_lease(last: Reply) -> None:
+    """What only the operation can have answered is written down by any process, also by one that has lost its lease."""
+    world = World([reply(429), last], [Begun("k-1", OUTGOING, is_resumed=False)], is_ours=False)
+    assert sent(world, INTENT) == f"response {last.status}"
+    assert f"settle {last.status}" in world.done
+
+
+def test_an_error_after_a_lost_lease() -> None:
+    """An error of the library does not hide what the next process may have sent."""
+    world = World([reply(429), ValueError("a certificate")], [Begun("k-1", OUTGOING, is_resumed=False)], is_ours=False)
+    refused(RequestOutcomeUnknown, world, INTENT)

@@ -57,6 +57,8 @@ class Exchange(ABC):
         self._token = b""
         #: Whether the journal has it for us.
         self._is_ours = False
+        #: What the journal has said of earlier processes. Until it has said something, they may have sent it.
+        self._was_in_doubt = True
 
     def spend(self) -> bool:
         """Take one retry from the host's quota."""
@@ -88,6 +90,7 @@ class Exchange(ABC):
         self._is_ours = True
         found = await self.call(self.journal.begin, wish, self._token)
         if isinstance(found, Begun):
+            self._was_in_doubt = found.is_resumed
             self.journal.leases.hold(self.intent, self._token, _MAX_STEPS * self.options.seconds)
             self.key = found.key
             self.restore(found.outgoing)
@@ -95,21 +98,35 @@ class Exchange(ABC):
             self._is_ours = False
         return found
 
-    async def renew(self) -> None:
+    async def renew(self) -> bool:
         """Keep the intent for one more try."""
         try:
-            await self.call(self.journal.renew, self.intent, self._token)
+            return await self.call(self.journal.renew, self.intent, self._token)
         except JournalError as error:  # Others may send as well, with the same key.
             _logger.warning("The journal could not renew %r: %s", self.intent, error)
+            return False
 
-    async def settle(self, reply: Reply) -> None:
-        """Write the answer down. Without it, the operation is pending, and the server has its answer."""
+    async def is_held(self) -> bool:
+        """Ask the journal."""
         try:
-            await self.call(self.journal.settle, self.intent, self.key, self.answer_of(reply))
-            self.journal.leases.drop(self.intent, self._token)
-            self._is_ours = False
+            return await self.call(self.journal.is_held, self.intent, self._token)
+        except JournalError as error:  # As above.
+            _logger.warning("The journal can't tell which process has %r: %s", self.intent, error)
+            return False
+
+    async def settle(self, reply: Reply, *, is_certain: bool) -> bool:
+        """Write the answer down. Without it, the operation is pending, and the server has its answer."""
+        token = None if is_certain else self._token
+        try:
+            is_settled = await self.call(self.journal.settle, self.intent, self.key, self.answer_of(reply), token=token)
         except JournalError as error:
             _logger.warning("The journal could not keep the answer of %r: %s", self.intent, error)
+            return is_certain or await self.is_held()
+        if not (is_certain or is_settled):
+            return False
+        self.journal.leases.drop(self.intent, self._token)
+        self._is_ours = False
+        return True
 
     def release(self, *, in_doubt: bool) -> None:
         """Give the intent back."""
@@ -119,7 +136,7 @@ class Exchange(ABC):
             self._is_ours = False
             self.journal.leases.drop(self.intent, self._token)
             try:
-                self.journal.release(self.intent, self._token, in_doubt=in_doubt)
+                self.journal.release(self.intent, self._token, in_doubt=in_doubt or self._was_in_doubt)
             except JournalError as error:  # It is free when its lease is over.
                 _logger.warning("The journal could not release %r: %s", self.intent, error)
 

@@ -13,11 +13,11 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from semel.client.leases import Held, Leases
 from semel.core.intent import (
@@ -44,6 +44,8 @@ from semel.stores.statement import Names, load_queries
 
 if TYPE_CHECKING:
     from semel.client.resuming import Resumed
+
+T = TypeVar("T")
 
 #: "Smlj": tells the file from other SQLite files.
 APPLICATION_ID = 0x536D6C6A
@@ -98,8 +100,9 @@ class Journal:
         self._connection = Connection(Place(self.path, Names()))
         #: Tells the file that is open from another of the same name.
         self._file = (0, 0)
-        with self._opened():
-            pass
+        #: Whether the connection is as it was opened: in no transaction, and every commit waits for the disk.
+        self._is_clean = True
+        self._use(lambda _: None)
 
     def close(self) -> None:
         """Close the file. It is opened again by the next use."""
@@ -119,7 +122,8 @@ class Journal:
         """
         sent = wish.outgoing
         own = Outgoing(sent.method, without_login(sent.url), sent.headers, sent.body)
-        with self._opened() as connection, _transaction(connection):
+
+        def begun(connection: sqlite3.Connection) -> Beginning:
             now = self._clock()  # After the wait for others, which may have taken it meanwhile.
             lease = {"intent": wish.intent, "token": token, "now": now, "leased_to": now + self._lease}
             found = connection.execute(SQL["find"], {"intent": wish.intent}).fetchone()
@@ -161,16 +165,26 @@ class Journal:
             connection.execute(SQL["take"], lease)
             return Begun(stored.key, own if wish.is_redirected else stored.outgoing, is_resumed=stored.in_doubt)
 
-    def renew(self, intent: str, token: bytes) -> None:
-        """Keep the intent for one more try."""
-        with self._opened() as connection, _unsynced(connection):
-            connection.execute(SQL["renew"], {"intent": intent, "token": token, **self._leased(), "tries": 1})
+        return self._use(lambda connection: _in_transaction(connection, begun))
+
+    def renew(self, intent: str, token: bytes) -> bool:
+        """Keep the intent for one more try; False: it is another sender's, or has ended."""
+        given = {"intent": intent, "token": token, **self._leased(), "tries": 1}
+        return self._write("renew", given) > 0
+
+    def is_held(self, intent: str, token: bytes) -> bool:
+        """Whether the intent is still that sender's: no other can have sent it since it began."""
+        given = {"intent": intent, "token": token}
+        return self._use(lambda connection: connection.execute(SQL["held"], given).fetchone()) is not None
 
     def _extend(self, held: Sequence[Held]) -> None:
         """Keep what is being sent, from a thread."""
-        with self._opened() as connection, _unsynced(connection), _transaction(connection):
+
+        def extended(connection: sqlite3.Connection) -> None:
             for intent, token in held:
                 connection.execute(SQL["renew"], {"intent": intent, "token": token, **self._leased(), "tries": 0})
+
+        self._use(lambda connection: _in_transaction(connection, extended), is_synced=False)
 
     def _leased(self) -> dict[str, float]:
         now = self._clock()
@@ -178,21 +192,23 @@ class Journal:
 
     def release(self, intent: str, token: bytes, *, in_doubt: bool = True) -> None:
         """Give the intent back: it is still to be sent. Without *in_doubt*, it can't have taken effect."""
-        with self._opened() as connection, _unsynced(connection):
-            connection.execute(SQL["release"], {"intent": intent, "token": token, "in_doubt": in_doubt})
+        self._write("release", {"intent": intent, "token": token, "in_doubt": in_doubt})
 
-    def settle(self, intent: str, key: str, answer: Answer) -> None:
-        """Write the answer down. The request's bytes are no longer kept."""
-        with self._opened() as connection, _unsynced(connection):
-            given = {
-                "intent": intent,
-                "key": key,
-                "status": answer.status,
-                "headers": written(kept_headers(answer.headers, *_NOT_KEPT_OF_ANSWERS)),
-                "body": answer.body,
-                "now": self._clock(),
-            }
-            connection.execute(SQL["settle"], given)
+    def settle(self, intent: str, key: str, answer: Answer, *, token: bytes | None = None) -> bool:
+        """Write the answer down, and return whether it was. The request's bytes are no longer kept.
+
+        With *token*, it is written only while the intent is that sender's.
+        """
+        given = {
+            "intent": intent,
+            "key": key,
+            "token": token,
+            "status": answer.status,
+            "headers": written(kept_headers(answer.headers, *_NOT_KEPT_OF_ANSWERS)),
+            "body": answer.body,
+            "now": self._clock(),
+        }
+        return self._write("settle", given) > 0
 
     def pending(self) -> list[Entry]:
         """Return what has no answer yet and can still be sent, the oldest first."""
@@ -201,10 +217,9 @@ class Journal:
     def entries(self, state: EntryState | None = None, *, after: float = 0.0) -> list[Entry]:
         """Return all entries, or those in one *state*, the oldest first; none that began before *after*."""
         now = self._clock()
-        with self._opened() as connection:
-            with _unsynced(connection):
-                connection.execute(SQL["lapse"], {"now": now})
-            rows = connection.execute(SQL["list"], {"state": state, "after": after, "now": now}).fetchall()
+        self._write("lapse", {"now": now})
+        given = {"state": state, "after": after, "now": now}
+        rows = self._use(lambda connection: connection.execute(SQL["list"], given).fetchall())
         return [
             Entry(intent, key, of, method, url, tries, first, last, bool(leased), status, ended, header)
             for intent, key, of, method, url, tries, first, last, leased, status, ended, header in rows
@@ -212,8 +227,7 @@ class Journal:
 
     def request(self, intent: str) -> Outgoing | None:
         """Return what is to be sent for *intent*, without credentials; None: nothing is."""
-        with self._opened() as connection:
-            found = connection.execute(SQL["find"], {"intent": intent}).fetchone()
+        found = self._use(lambda connection: connection.execute(SQL["find"], {"intent": intent}).fetchone())
         stored = _Stored(*found) if found else None
         return stored.outgoing if stored and stored.state == "pending" else None
 
@@ -222,8 +236,8 @@ class Journal:
 
         It returns whether there was one.
         """
-        with self._opened() as connection:
-            return connection.execute(SQL["forget"], {"intent": checked(intent), "now": self._clock()}).rowcount > 0
+        given = {"intent": checked(intent), "now": self._clock()}
+        return self._use(lambda connection: connection.execute(SQL["forget"], given).rowcount) > 0
 
     def resume(self, client: Any) -> list[Resumed]:
         """Send what is pending through *client*, which has this journal: an ``httpx.Client``, ``requests.Session``."""
@@ -254,24 +268,57 @@ class Journal:
             )
         self._count += 1
 
-    @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        """Have the connection for this thread alone; say in words what is wrong with the file."""
+    def _write(self, name: str, given: Mapping[str, Any]) -> int:
+        """Execute one statement, and return how many rows it changed. What gets lost in a power cut is found out again
+        from the server.
+        """
+        return self._use(lambda connection: connection.execute(SQL[name], given).rowcount, is_synced=False)
+
+    def _use(self, work: Callable[[sqlite3.Connection], T], *, is_synced: bool = True) -> T:
+        """Do *work* with the connection, in this thread alone; say in words what is wrong with the file. Without
+        *is_synced*, a commit does not wait for the disk.
+
+        An exception from a signal handler may come between any two lines. So this is no context manager, which may be
+        left entered, with the lock; and the block has one line.
+        """
         with self._connection.lock:
+            done = self._locked(work, is_synced=is_synced)
+        return done  # noqa: RET504 - in the block, the lock would not be released at this line
+
+    def _locked(self, work: Callable[[sqlite3.Connection], T], *, is_synced: bool) -> T:
+        try:
+            opened = self._ready()
+            self._is_clean = False
             try:
-                opened = self._connection.opened
-                if opened is None or self._connection.opened_by != os.getpid():
-                    opened = self._open()
-                    self._connection.keep(opened)
-                    self._file = self._identity()
-                elif self._identity() != self._file:
-                    raise JournalError(
-                        f"{self.path} was removed or replaced while it was open, and what it had is lost. Nothing was "
-                        "sent. Find out what became of its intents; then make a new journal."
-                    )
-                yield opened
-            except sqlite3.Error as error:
-                raise self._explained(error) from error
+                if not is_synced:
+                    opened.execute("PRAGMA synchronous = NORMAL")
+                return work(opened)
+            finally:
+                self._clean(opened, is_synced=is_synced)
+        except sqlite3.Error as error:
+            raise self._explained(error) from error
+
+    def _ready(self) -> sqlite3.Connection:
+        """Return the connection, opened and clean."""
+        opened = self._connection.opened
+        if opened is None or self._connection.opened_by != os.getpid():
+            opened = self._open()
+            self._file = self._identity()
+            self._connection.keep(opened)
+        elif self._identity() != self._file:
+            raise JournalError(
+                f"{self.path} was removed or replaced while it was open, and what it had is lost. Nothing was "
+                "sent. Find out what became of its intents; then make a new journal."
+            )
+        if not self._is_clean:
+            self._clean(opened, is_synced=False)
+        return opened
+
+    def _clean(self, opened: sqlite3.Connection, *, is_synced: bool) -> None:
+        _roll_back(opened)
+        if not is_synced:
+            opened.execute("PRAGMA synchronous = FULL")
+        self._is_clean = True
 
     def _identity(self) -> tuple[int, int]:
         try:
@@ -360,7 +407,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     """Make the table in an empty file; refuse a file that is another program's, or a newer version's."""
     # What is deleted was a request: its bytes must not stay in the file.
     connection.execute("PRAGMA secure_delete = ON").close()
-    with _transaction(connection):
+
+    def prepared(connection: sqlite3.Connection) -> None:
         ((owner,),) = connection.execute("PRAGMA application_id").fetchall()
         ((version,),) = connection.execute("PRAGMA user_version").fetchall()
         ((objects,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
@@ -375,28 +423,25 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {VERSION}")
 
+    _in_transaction(connection, prepared)
 
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
+
+def _in_transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
     try:
-        yield
+        connection.execute("BEGIN IMMEDIATE")
+        done = work(connection)
         connection.execute("COMMIT")
     except BaseException:
-        with suppress(sqlite3.Error):  # One that failed with a full disk has rolled itself back.
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+        _roll_back(connection)
         raise
+    return done
 
 
-@contextmanager
-def _unsynced(connection: sqlite3.Connection) -> Iterator[None]:
-    """Commit without waiting for the disk: what gets lost in a power cut is found out again from the server."""
-    connection.execute("PRAGMA synchronous = NORMAL")
-    try:
-        yield
-    finally:
-        connection.execute("PRAGMA synchronous = FULL")
+def _roll_back(connection: sqlite3.Connection) -> None:
+    """End a transaction that is open: it would keep other processes out."""
+    with suppress(sqlite3.Error):  # One that failed with a full disk has rolled itself back.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
 
 
 def _sync_folder(folder: Path) -> None:

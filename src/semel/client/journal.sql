@@ -67,17 +67,25 @@ UPDATE semel_journal
 SET leased_at = :now, leased_to = :leased_to, attempts = attempts + :tries
 WHERE intent = :intent AND state = 'pending' AND token = :token
 
+-- name: held
+-- No other process has taken it over since this one began.
+SELECT 1
+FROM semel_journal
+WHERE intent = :intent AND state = 'pending' AND token = :token
+
 -- name: release
 UPDATE semel_journal
 SET token = NULL, leased_to = 0, in_doubt = :in_doubt
 WHERE intent = :intent AND state = 'pending' AND token = :token
 
 -- name: settle
--- Whatever became of the lease: the answer is the key's, and another process would get the same.
+-- Without a token, whatever became of the lease: the answer is the key's, and another process would get the same.
+-- With one, only if the lease was not lost: what another process sent may have taken effect, and the answer may be a
+-- gateway's that knows nothing of it.
 UPDATE semel_journal
 SET state = 'done', status = :status, answer_headers = :headers, answer = :body, ended_at = :now,
     headers = NULL, body = NULL, token = NULL, leased_to = 0
-WHERE intent = :intent AND state = 'pending' AND key = :key
+WHERE intent = :intent AND state = 'pending' AND key = :key AND (:token IS NULL OR token = :token)
 
 -- name: lapse
 -- Too late to be sent again. One that a process has at this moment began in time, and ends in time.

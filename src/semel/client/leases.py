@@ -41,7 +41,9 @@ class Leases:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._changed = threading.Condition()
+        # Entered by itself: the condition's own way in is a function of Python, and a signal handler may raise in it.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         #: Until when, at the latest: a task that is never ended must not keep its intent for ever.
         self._held: dict[Held, float] = {}
         self._thread: threading.Thread | None = None
@@ -50,21 +52,24 @@ class Leases:
         """Renew the lease from now on, for at most so many *seconds*."""
         if self._pid != os.getpid():
             self._reset()  # A fork takes neither the thread nor what the parent sends.
-        with self._changed:
+        with self._lock:
             self._held[intent, token] = time.monotonic() + seconds
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="semel-journal", daemon=True)
                 self._thread.start()
 
     def drop(self, intent: str, token: bytes) -> None:
         """Renew it no more."""
-        self._held.pop((intent, token), None)
+        if self._pid != os.getpid():
+            return  # The lock is the parent's, and so is what it sends.
+        with self._lock:
+            self._held.pop((intent, token), None)
 
     def stop(self) -> None:
         """End the thread, unless something is being sent."""
         if self._pid != os.getpid():
             return
-        with self._changed:
+        with self._lock:
             if self._held:
                 return
             ending, self._thread = self._thread, None
@@ -75,7 +80,7 @@ class Leases:
     def _run(self) -> None:
         idle = 0
         while idle < _IDLE_INTERVALS:
-            with self._changed:
+            with self._lock:
                 self._changed.wait(self._interval)
                 if self._thread is not threading.current_thread():
                     return

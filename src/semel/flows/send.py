@@ -119,11 +119,16 @@ class SendPorts(Protocol):
     def begin(self) -> Awaitable[Beginning]:
         """Write the intent into the journal, on the disk, or find what is there."""
 
-    def renew(self) -> Awaitable[None]:
-        """Tell the journal that this process is about to try again."""
+    def renew(self) -> Awaitable[bool]:
+        """Tell the journal that this process is about to try again; False: others may have taken the intent over."""
 
-    def settle(self, reply: Reply, /) -> Awaitable[None]:
-        """Write the final answer into the journal."""
+    def is_held(self) -> Awaitable[bool]:
+        """Return whether the intent is still this process's; False: others may have taken it over, and sent it."""
+
+    def settle(self, reply: Reply, /, *, is_certain: bool) -> Awaitable[bool]:
+        """Write the final answer into the journal. One that is not certain is not the operation's answer if another
+        process may have sent it meanwhile: then it is not written, and this returns False.
+        """
 
     def release(self, *, in_doubt: bool) -> None:
         """End this call. Give an intent that is not settled back to other processes, with the doubt that is left; a
@@ -198,10 +203,12 @@ async def _tries(ports: SendPorts, terms: Terms, end: float, doubt: _Doubt) -> A
         got = await _tried(ports, terms, where, left, in_doubt=in_doubt)
         verdict = _judged(ports, got, where, in_doubt=in_doubt)
         if isinstance(verdict, Final):
-            assert isinstance(got, Reply)  # noqa: S101 - for the type checker
             ports.answered()
-            if terms.intent is not None:
-                await ports.settle(got)
+        if not await _is_kept(ports, terms, got, where, verdict, in_doubt=in_doubt):
+            doubt.before = True
+            verdict = _judged(ports, got, where, in_doubt=True)
+        if isinstance(verdict, Final):
+            assert isinstance(got, Reply)  # noqa: S101 - for the type checker
             doubt.here = terms.intent is not None  # If it can't be written down, the doubt stays, for the next process.
             return got.response
         if isinstance(verdict, Retry):
@@ -215,8 +222,7 @@ async def _tries(ports: SendPorts, terms: Terms, end: float, doubt: _Doubt) -> A
                 return _given_up(terms, got, in_doubt=doubt.is_left)
             ports.retrying(reason_of(got.failure if isinstance(got, NoReply) else got.status))
             await ports.pause(wait)
-            if terms.intent is not None:
-                await ports.renew()
+            doubt.before = not (terms.intent is None or await ports.renew()) or doubt.before
             continue
         assert isinstance(got, Reply)  # noqa: S101 - without an answer, the verdict is Retry
         if not isinstance(verdict, Follow):
@@ -228,6 +234,20 @@ async def _tries(ports: SendPorts, terms: Terms, end: float, doubt: _Doubt) -> A
         if where is None or ports.now() + wait >= end:
             return got.response  # A 202 is true: it was accepted, and has not ended.
         await ports.pause(wait)
+
+
+async def _is_kept(
+    ports: SendPorts, terms: Terms, got: Reply | NoReply, where: str | None, verdict: Verdict, *, in_doubt: bool
+) -> bool:
+    """Write a final answer down; False: it means something else, since this process may have lost its lease. The one
+    that took the intent over may have sent it, and an answer that says nothing of that is not the operation's.
+    """
+    if terms.intent is None:
+        return True
+    if isinstance(verdict, Final) and isinstance(got, Reply):
+        is_certain = in_doubt or isinstance(_judged(ports, got, where, in_doubt=True), Final)
+        return await ports.settle(got, is_certain=is_certain)
+    return in_doubt or isinstance(verdict, Follow | Unknown) or await ports.is_held()
 
 
 def _stopped(terms: Terms, got: Reply, verdict: Refused | Moved | Unknown, doubt: _Doubt) -> Any:
