@@ -16,6 +16,14 @@ from semel.stores import store
 from tests.cli.test_keys import claim
 from tests.kit.carrier import Carrier
 
+#: The program, as if it had been started by a person.
+LISTENING = """
+import signal
+from semel.cli.main import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main()
+"""
+
 
 def test_a_watched_list_as_json(environment: dict[str, str], tmp_path: Path, sqlite_url: str) -> None:
     """For programs a watched list is a JSON list on each line, with what has come since; Ctrl-C ends it well."""
@@ -113,7 +121,8 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 def _started(
     environment: dict[str, str], tmp_path: Path, *arguments: str, terminal: int = subprocess.PIPE
 ) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "semel", *arguments]
+    # Where a shell has started the tests in the background, its children ignore Ctrl-C.
+    command = [sys.executable, "-c", LISTENING, *arguments]
     with subprocess.Popen(
         command, env=environment, cwd=tmp_path, text=True, stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal
     ) as process:
