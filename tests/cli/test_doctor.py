@@ -173,6 +173,29 @@ def test_an_app_that_does_not_start(semel: Semel, tmp_path: Path) -> None:
     assert done.stderr == "semel: shop can't be imported: RuntimeError: no database\n"
 
 
+@pytest.mark.parametrize("where", ["import", "look"])
+def test_an_app_that_ends_the_program(semel: Semel, tmp_path: Path, where: str) -> None:
+    """An app that ends the program, even with a good status, is not taken for one that was examined."""
+    code = "raise SystemExit(0)" if where == "import" else LEAVING
+    (tmp_path / "leaving.py").write_text(code)
+    ended = semel("doctor", "--app", "leaving:app")
+    assert ended.returncode == 3
+    assert "SystemExit" in ended.stderr
+
+
+#: An application that ends the program when one of its attributes is read.
+LEAVING = """
+class App:
+    def __call__(self, environ, start_response):
+        return []
+
+    def __getattr__(self, name):
+        raise SystemExit(0)
+
+app = App()
+"""
+
+
 def test_list(semel: Semel) -> None:
     """Every check is listed, for people and for programs."""
     shown = semel("doctor", "list").stdout

@@ -38,6 +38,26 @@ def test_a_healthy_server(healthy_redis: servers.RedisServer, client: redis.Redi
     assert not_ok(examine(healthy_redis.url)) == []
 
 
+def test_a_user_who_may_not_ask_for_everything(healthy_redis: servers.RedisServer, client: redis.Redis) -> None:
+    """A server that answers is reachable; what it will not say to this user can't be told."""
+    client.acl_setuser("shop", enabled=True, passwords=["+hunter2"], commands=["+@all", "-info"], keys=["*"])
+    url = healthy_redis.url.replace("redis://", "redis://shop:hunter2@")
+    report = examine(url)
+    assert finding(report, "redis-reachable").verdict is Verdict.OK
+    assert finding(report, "redis-version").verdict is Verdict.CANNOT_TELL
+    client.acl_deluser("shop")
+
+
+def test_a_server_that_repeats_the_password() -> None:
+    """What a server says may have the password in it; what the doctor says never has."""
+    with servers.redis(settings=WELL | {"rename-command": "AUTH nothing"}) as server:
+        report = examine(server.url.replace("redis://", "redis://shop:hunter2@"))
+    reached = finding(report, "redis-reachable")
+    assert reached.verdict is Verdict.WRONG
+    assert "AUTH" in reached.evidence
+    assert "hunter2" not in "".join(each.evidence + each.mend for each in report.findings)
+
+
 #: By check: settings that plant its fault.
 FAULTS = {
     "redis-eviction": {"maxmemory-policy": "volatile-ttl"},

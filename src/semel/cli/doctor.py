@@ -98,6 +98,9 @@ def run(
         report = examine(_store(url, has_app=application is not None), app=application, only=only or ())
     except (ConfigurationError, ImportError) as error:
         _end(error)
+    except SystemExit as end:
+        # Nothing was examined, whatever status it wanted to end with.
+        _end(ConfigurationError(f"{app_name} ended the program (SystemExit: {end.code}) when it was looked into."))
     if as_json:
         print(json.dumps(_as_json(report, fail_on), indent=2))
     else:

@@ -6,12 +6,13 @@ depends on another that is wrong is skipped.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -23,6 +24,7 @@ from semel.doctor.sessions import session_at, session_of
 from semel.errors import ConfigurationError
 
 _LIMITS = Limits()
+_HIDDEN = "***"
 #: After so many looks without an answer no more are tried: a server that hangs would take minutes for all of them.
 MAX_LATE = 2
 _SILENT = "It was not tried: others before it got no answer."
@@ -50,7 +52,11 @@ def examine(url: str | None = None, *, app: Any = None, only: Sequence[str] = ()
     finally:
         if session is not None:
             session.close()
-    told = [each for each in findings if each.check.name in wanted or each.verdict is not Verdict.OK]
+    told = [
+        _without(session.secrets if session else (), each)
+        for each in findings
+        if each.check.name in wanted or each.verdict is not Verdict.OK
+    ]
     return Report(session.where if session else str(application), tuple(told))
 
 
@@ -119,6 +125,13 @@ def _run(checks: Iterable[Check], subjects: dict[Kind, Any], limits: Limits) -> 
     return list(findings.values())
 
 
+def _without(secrets: tuple[str, ...], finding: Finding) -> Finding:
+    evidence = finding.evidence
+    for secret in secrets:
+        evidence = evidence.replace(secret, _HIDDEN)
+    return finding if evidence == finding.evidence else replace(finding, evidence=evidence)
+
+
 def _typed(mend: str, words: dict[str, str]) -> str:
     """What to type names this very store."""
     return _PLACE.sub(lambda match: words.get(match[0], match[0]), mend)
@@ -182,6 +195,9 @@ def _look(look: Callable[[Any], Any], subject: Any, limits: Limits) -> _Looked:
         return _Looked(error=Unavailable(f"There was no answer within {limits.seconds:g} s."), is_late=True)
     except Exception as error:  # noqa: BLE001 - as above
         return _Looked(error=error)
+    except (SystemExit, asyncio.CancelledError) as error:
+        # An application's own code was looked into, and wanted to end the program.
+        return _Looked(error=Unavailable(f"It ended with {type(error).__name__}: {_one_line(error)}"))
 
 
 def _one_line(error: BaseException) -> str:

@@ -55,6 +55,11 @@ class Session(ABC):
     where: str
 
     @property
+    def secrets(self) -> tuple[str, ...]:
+        """What may stand in no report: a server can repeat a password in what it says."""
+        return ()
+
+    @property
     def words(self) -> dict[str, str]:
         """What stands in commands for this store's own names, quoted as it is typed."""
         return {"URL": shlex.quote(self.where)}

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from inspect import iscoroutinefunction
 from typing import Any, ClassVar, Self
+from urllib.parse import unquote, urlsplit
 
 from semel.doctor.model import Kind
 from semel.doctor.session import Handled, Session, Some, Unavailable
@@ -70,6 +71,12 @@ class Postgres(Session):
     def of(cls, store: Any, seconds: float) -> Self:
         """Use the database of *store*."""
         return cls(store.address, seconds)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The password, as it is and as it stands in the URL."""
+        password = urlsplit(self.address.url).password
+        return (password, unquote(password)) if password else ()
 
     @property
     def words(self) -> dict[str, str]:

@@ -92,6 +92,11 @@ class Redis(Session):
         """Use the servers of *store*."""
         return cls(store.address, seconds)
 
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The passwords."""
+        return tuple(each.password for each in (self.address.login, self.address.sentinel_login) if each.password)
+
     def close(self) -> None:
         """Disconnect."""
         clients, self._clients = self._clients, {}
@@ -115,7 +120,8 @@ class Redis(Session):
         begun = time.monotonic()
         try:
             for client in self.clients.values():
-                _asked(client, "INFO", "server")
+                with suppress(redis.exceptions.NoPermissionError):  # That is an answer, too.
+                    _asked(client, "PING")
         except (redis.RedisError, Unavailable, OSError) as error:
             return time.monotonic() - begun, str(lost(error, self.address, None, was_sent=False))
         return time.monotonic() - begun, None
