@@ -94,6 +94,14 @@ def test_outcomes(policy: Policy, request_: dict[str, Any], outcome: str, seen: 
     assert seen.outcomes == [outcome]
 
 
+def test_an_answer_that_cant_be_replayed(seen: Seen) -> None:
+    """A duplicate that gets a refusal in place of the first answer is not counted as a replay."""
+    client = guarded(Policy.ietf(max_response_body=0))
+    for _ in range(2):
+        client.post("/orders/3", **ONE)
+    assert seen.outcomes == ["not_kept", "not_replayable"]
+
+
 def test_a_key_used_for_another_request(seen: Seen) -> None:
     """A key that was used for another request is a mismatch."""
     client = guarded()

@@ -1,5 +1,6 @@
 """Who is told of what happens."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -24,13 +25,14 @@ def test_what_happens_is_logged_and_told(seen: Seen, caplog: pytest.LogCaptureFi
     assert caplog.records[0].getMessage().startswith("TookOver")
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no room"), SystemExit(1), asyncio.CancelledError()])
 def test_a_sink_that_fails_is_logged_once(
-    used: Callable[[Any], Any], seen: Seen, caplog: pytest.LogCaptureFixture
+    error: BaseException, used: Callable[[Any], Any], seen: Seen, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A sink that raises breaks nothing: the next one is told, and the log says it once."""
 
     def broken(event: object) -> None:
-        raise RuntimeError("no room")
+        raise error
 
     used(broken)
     later = used(Seen())

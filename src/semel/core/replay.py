@@ -8,6 +8,7 @@ from typing import assert_never
 
 from semel.core.handler import Answered, Raised, Streaming
 from semel.core.message import Answer, Headers
+from semel.core.outcome import Ended
 from semel.core.policy import Policy
 from semel.core.problem import SHOULD_RETRY, refused
 from semel.core.state import Event
@@ -107,6 +108,11 @@ def replayed(answer: Answer, policy: Policy) -> Answer:
         # It will be the same the next time, and Stripe's clients would retry it unless they are told.
         headers = (*(pair for pair in headers if pair[0] != SHOULD_RETRY), (SHOULD_RETRY, b"false"))
     return Answer(answer.status, headers, answer.body)
+
+
+def ended_with(answer: Answer) -> Ended:
+    """Say how a request ended that got *answer* of an operation that was there before it."""
+    return "replayed" if MARKER in answer.headers else "not_replayable"
 
 
 def retold(answer: Answer, policy: Policy) -> Answer:

@@ -20,7 +20,7 @@ from semel.core.preference import NONE as NO_PREFERENCES
 from semel.core.preference import Preferences
 from semel.core.record import Found, Hold
 from semel.core.recovery import check_end, read_back
-from semel.core.replay import Free, Keep, replayed
+from semel.core.replay import Free, Keep, ended_with, replayed
 from semel.core.state import TERMINAL, Event
 from semel.errors import (
     AnswerNotStored,
@@ -47,7 +47,7 @@ async def run_atomically(
         if isinstance(got, Answer):
             if notes_replays and (replayed_hold := _hold_of(seen, claim)) is not None:
                 await note(ports, replayed_hold, "replayed")
-            return Send(got, "replayed")
+            return Send(got, ended_with(got))
         before = None if seen is got else _hold_of(seen, claim)
         if policy.late == "refuse":
             await _refuse_late(ports, key, policy)

@@ -18,7 +18,7 @@ from semel.core.policy import Policy
 from semel.core.preference import Preferences, preferences_of
 from semel.core.record import Found, Hold
 from semel.core.recovery import Progress
-from semel.core.replay import replayed
+from semel.core.replay import ended_with, replayed
 from semel.core.state import State
 from semel.core.status import not_ended
 from semel.core.value import value
@@ -56,7 +56,7 @@ async def guard(
     if isinstance(got, _Held):
         return await run_handler(ports, asked.key, got.hold, got.progress, policy, request=request)
     if isinstance(got, Answer):
-        return Send(got, "replayed")
+        return Send(got, ended_with(got))
     if status_path is None:
         # Accepted through another entry point, or by an older policy.
         raise InProgress(retry_after=RETRY_AFTER_SECONDS)

@@ -14,6 +14,7 @@ Where there is no sink, no time is measured and no event is made of an ordinary 
 from __future__ import annotations
 
 import threading
+from asyncio import CancelledError
 from typing import Protocol, TypeVar
 
 from semel.core.events import Event, Happening, Measure
@@ -87,7 +88,7 @@ def count(event: Happening | Measure) -> None:
     for sink in _sinks:
         try:
             sink(event)
-        except Exception:  # noqa: BLE001 - one that is broken must not hide an event from the next, nor end a request
+        except (Exception, SystemExit, CancelledError):  # noqa: BLE001 - it must hide no event and end no request
             if id(sink) not in _broken:
                 _broken.add(id(sink))
                 logger.exception("A telemetry sink has failed, and is told of events all the same: %r", sink)
