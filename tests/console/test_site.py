@@ -16,6 +16,7 @@ import pytest
 from semel.console.access import Token, User
 from semel.console.examination import Examination, Found
 from semel.console.http import POLICY, Request, placed
+from semel.console.rendering import operation_name, without_secrets
 from semel.console.site import FORM, SESSION, Site
 from semel.core.commands import Look, Park, ReadTrail
 from semel.core.record import Hold
@@ -23,6 +24,7 @@ from semel.core.state import State
 from semel.errors import ConfigurationError
 from semel.stores import store
 from semel.stores.memory import MemoryStore
+from semel.webhooks import Endpoints
 from tests.console.visitor import ALL, Visitor, header, operation, text_of
 from tests.console.world import EXPORT, FINISHED, NASTY, NASTY_BODY, PARKED, SCOPE, STUCK, World, claim, fill
 from tests.stores.colours import wait_until
@@ -118,14 +120,15 @@ class TestAccess:
         assert not token.is_session(token.session(1000), 1000 + 12 * 3600)
 
     def test_login_is_limited(self) -> None:
-        """After ten wrong tokens in a minute even the right one is refused for a while."""
+        """After ten wrong tokens in a minute a client is told to wait; the right one is let in all the same."""
         visitor = Visitor(empty(Token(SECRET)))
         visitor.get("/")
         for _ in range(10):
             assert visitor.post("/login", {"token": "wrong"}).status == 401
-        response = visitor.post("/login", {"token": SECRET})
+        response = visitor.post("/login", {"token": "wrong"})
         assert response.status == 429
         assert 0 < int(str(header(response, "retry-after"))) <= 61
+        assert visitor.post("/login", {"token": SECRET}).status == 303
 
     @pytest.mark.parametrize(
         "headers",
@@ -333,6 +336,34 @@ class TestPages:
         assert "ch_1" not in visitor.page(page)
         assert "4711" not in visitor.page(page)
         assert "The role bodies is needed" in text_of(visitor.get(page))
+
+    def test_secrets_need_the_role_bodies(self, visitor: Visitor, world: World) -> None:
+        """Without the role bodies, headers of a message are names only, and a URL has neither user nor query."""
+        name = world.message("order.paid", "orders")
+        Endpoints(world.store).add("hook", "https://example.com/in?token=q1w2", secrets=["env:SECRET"])
+        assert "/orders" in text_of(visitor.get(f"/message/{name}"))
+        assert "q1w2" in visitor.page("/webhooks")
+        visitor.user = User("bob", ["read", "act"])
+        said = text_of(visitor.get(f"/message/{name}"))
+        assert "ce-source" in said
+        assert "/orders" not in said
+        for place in ("/webhooks", f"/webhook/{operation_name('', 'hook')}/disable"):
+            said = text_of(visitor.get(place))
+            assert "https://example.com/in?…" in said
+            assert "q1w2" not in said
+
+    @pytest.mark.parametrize(
+        "url, shown",
+        [
+            ("https://u:p@h:1/in", "https://h:1/in"),
+            ("https://h/a@b?x=1#y", "https://h/a@b?…"),
+            ("https://h#x", "https://h?…"),
+            ("no url", "no url"),
+        ],
+    )
+    def test_urls_without_secrets(self, url: str, shown: str) -> None:
+        """The host and the path of an endpoint are shown to all."""
+        assert without_secrets(url) == shown
 
     def test_hostile_text(self, visitor: Visitor) -> None:
         """Markup, terminal escapes, right-to-left marks and NUL are shown as text."""

@@ -32,7 +32,9 @@ class Console:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] == "http":
-            await _send(send, await self._respond(scope, receive))
+            response = await self._respond(scope, receive)
+            if response is not None:
+                await _send(send, response)
         else:
             await send({"type": "websocket.close", "code": 1000})
 
@@ -40,8 +42,12 @@ class Console:
         """Close the store, unless it was given."""
         self.site.close()
 
-    async def _respond(self, scope: Scope, receive: Receive) -> Response:
-        body = await _read(receive)
+    async def _respond(self, scope: Scope, receive: Receive) -> Response | None:
+        """Return the answer; None: the client is gone, and nothing was done."""
+        try:
+            body = await _read(receive)
+        except _Gone:
+            return None
         if body is None:
             return too_long()
         try:
@@ -83,11 +89,17 @@ class Console:
             await send({"type": "lifespan.startup.complete"})
 
 
+class _Gone(Exception):
+    """The client is gone, and its form may have been cut off."""
+
+
 async def _read(receive: Receive) -> bytes | None:
-    """Return the body; None: it is too long."""
+    """Return the body; None: it is too long. Raises ``_Gone`` for one that has no end."""
     body = b""
     while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _Gone
         body += bytes(message.get("body", b""))
         if len(body) > MAX_BODY:
             return None

@@ -114,6 +114,12 @@ def too_long() -> Response:
     return finished(Response(413, (("content-type", "text/plain"),), b"This form is too long.\n"))
 
 
+def cut_off() -> Response:
+    """Refuse a form that is not as long as was said: half a form may say something else than the whole."""
+    said = b"This form is not as long as its Content-Length says. Nothing was done.\n"
+    return finished(Response(400, (("content-type", "text/plain"),), said))
+
+
 def login_failed(error: Exception) -> Response:
     """Say that the host application's login has failed: then nothing is shown."""
     logger.error("auth= has failed, so the console shows nothing.", exc_info=error)

@@ -110,10 +110,11 @@ class Site(Views):
         return request.user
 
     def _log_in(self, request: Request, token: Token) -> Response:
-        if wait := self._failures.wait():
-            page = self._log_in_page(request, f"Too many tries. Wait {wait} seconds.", 429)
-            return page.plus(("retry-after", str(wait)))
         if not token.is_it(request.form.get("token", "")):
+            # The right token is always let in: a stranger who guesses must not lock the operator out.
+            if wait := self._failures.wait():
+                page = self._log_in_page(request, f"That is not the token. Wait {wait} seconds.", 429)
+                return page.plus(("retry-after", str(wait)))
             self._failures.note()
             return self._log_in_page(request, "That is not the token.")
         session = token.session(self._clock())
