@@ -5,7 +5,9 @@ from __future__ import annotations
 import html
 import logging
 import re
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,15 +15,17 @@ from urllib.parse import urlencode
 
 import pytest
 
+from semel.console import sampling
 from semel.console.access import Token, User
 from semel.console.examination import Examination, Found
 from semel.console.http import POLICY, Request, placed
 from semel.console.rendering import operation_name, without_secrets
+from semel.console.sampling import Samples
 from semel.console.site import FORM, SESSION, Site
-from semel.core.commands import Look, Park, ReadTrail
+from semel.core.commands import Count, Look, Park, ReadTrail
 from semel.core.record import Hold
 from semel.core.state import State
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, StoreUnavailable
 from semel.stores import store
 from semel.stores.memory import MemoryStore
 from semel.webhooks import Endpoints
@@ -399,6 +403,62 @@ class TestPages:
         assert visitor.get("/outbox?state=x").status == 400
         assert "evt_77120" in visitor.page("/inbox")
         assert "hooks.acme.example" in visitor.page("/webhooks")
+
+
+class TestCounting:
+    """The store is counted by one thread at a time, and no page waits for another's count."""
+
+    def test_the_last_counts_meanwhile(self) -> None:
+        """While one thread counts, others show what was counted last."""
+        counts = MemoryStore().perform(Count(10, 10, None))
+        clock = [0.0]
+        begun, may_go_on = threading.Event(), threading.Event()
+
+        def count(since: Any) -> Any:
+            if since is not None:
+                begun.set()
+                assert may_go_on.wait(60)
+            return counts, None
+
+        samples = Samples(count, lambda: clock[0])
+        assert samples.now() is counts
+        clock[0] = 100
+        slow = threading.Thread(target=samples.now)
+        slow.start()
+        assert begun.wait(60)
+        assert samples.now() is counts
+        assert len(samples.series()) == 5
+        may_go_on.set()
+        slow.join()
+
+    def test_the_first_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The first count is waited for, but not for ever; one that fails is made again."""
+        counts = MemoryStore().perform(Count(10, 10, None))
+        begun, may_go_on = threading.Event(), threading.Event()
+        answers: list[Any] = [StoreUnavailable("gone"), (counts, None)]
+
+        def count(since: Any) -> Any:
+            begun.set()
+            assert may_go_on.wait(60)
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        def first() -> None:
+            with suppress(StoreUnavailable):
+                samples.now()
+
+        samples = Samples(count)
+        slow = threading.Thread(target=first)
+        slow.start()
+        assert begun.wait(60)
+        monkeypatch.setattr(sampling, "FIRST_SECONDS", 0.01)
+        with pytest.raises(StoreUnavailable, match="does not answer"):
+            samples.now()
+        may_go_on.set()
+        slow.join()
+        assert samples.now() is counts
 
 
 class TestActions:

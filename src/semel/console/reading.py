@@ -130,8 +130,10 @@ class Reader:
     def count(self, since: datetime | None) -> tuple[Counts, int | None]:
         """Count records, and messages that are not sent yet."""
         counts = self.store.perform(Count(CAP, NEWEST, since))
-        self._unread = []
-        self._lag = lag = self._optional("The outbox", self._unread, self.lag)
+        unread: list[str] = []
+        lag = self._optional("The outbox", unread, self.lag)
+        # Only now: while this thread counts, others show what was counted before.
+        self._lag, self._unread = lag, unread
         waiting = None if lag is None else sum(each.ready + each.waiting + each.behind for each in lag.destinations)
         return counts, waiting
 
@@ -223,8 +225,7 @@ class Reader:
         return answer
 
     def _limited(self, statements: Statements[T]) -> Statements[T]:
-        for limit in self._limits:
-            yield limit
+        yield from self._limits
         return (yield from statements)
 
     @property
