@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import re
+import threading
 from pathlib import Path
 from typing import Any
 from wsgiref.util import setup_testing_defaults
@@ -16,9 +17,11 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from semel.console import Console, Token, User
+from semel.console.threads import Threads
 from semel.console.wsgi import Console as WSGIConsole
 from semel.errors import ConfigurationError
 from semel.stores import async_store
+from semel.stores.memory import MemoryStore
 from tests.console.world import PARKED, World
 
 SECRET = "a token of sixteen or more"
@@ -83,6 +86,52 @@ async def test_asgi(url: str, kind: str, base: str) -> None:
         answer = await client.post(f"{place[1]}/release", data=sent, headers=HERE)
         assert answer.headers["location"] == f"{place[1]}?done=release"
         assert (await client.get(f"{base}/static/console.css")).headers["content-type"].startswith("text/css")
+    console.close()
+
+
+async def test_mounts_without_a_slash(url: str) -> None:
+    """The mount without a slash at its end leads to the one with it, where the cookies are sent."""
+    console = Console(url, auth=ada, path="/ops")
+    async with browser(console) as client:
+        answer = await client.get("/ops?state=x")
+        assert (answer.status_code, answer.headers["location"]) == (308, "/ops/?state=x")
+        assert (await client.get("/ops/")).status_code == 200
+    console.close()
+    app = WSGIConsole(url, auth=ada)
+    status, headers, _ = asked(app, "", "/ops")
+    assert (status, headers["location"]) == ("308 Permanent Redirect", "/ops/")
+    app.close()
+
+
+class Silent(MemoryStore):
+    """A store that does not answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = threading.Event()
+
+    def perform(self, command: Any) -> Any:
+        assert self.may_answer.wait(60)
+        return super().perform(command)
+
+
+async def test_stores_that_do_not_answer() -> None:
+    """A page that takes too long, or has no thread, is a 503 in words; files are served all the same."""
+    store = Silent()
+    console = Console(store, auth=ada)
+    console._threads = Threads(most=2, seconds=0.05)
+    async with browser(console) as client:
+        for _ in range(2):
+            late = await client.get("/operations")
+            assert late.status_code == 503
+            assert "may still be carried out" in late.text
+        busy = await client.get("/operations")
+        assert busy.status_code == 503
+        assert "Nothing was done" in busy.text
+        assert (await client.get("/static/console.js")).status_code == 200
+        store.may_answer.set()
+        while (await client.get("/operations")).status_code == 503:
+            pass
     console.close()
 
 

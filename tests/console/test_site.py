@@ -29,7 +29,7 @@ from semel.errors import ConfigurationError, StoreUnavailable
 from semel.stores import store
 from semel.stores.memory import MemoryStore
 from semel.webhooks import Endpoints
-from tests.console.visitor import ALL, Visitor, header, operation, text_of
+from tests.console.visitor import ALL, Visitor, header, named, operation, text_of
 from tests.console.world import EXPORT, FINISHED, NASTY, NASTY_BODY, PARKED, SCOPE, STUCK, World, claim, fill
 from tests.stores.colours import wait_until
 
@@ -96,10 +96,10 @@ class TestAccess:
         assert cookie.endswith("; Path=/; HttpOnly; SameSite=Strict")
         assert SECRET not in cookie
         assert visitor.get("/").status == 200
-        session = visitor.cookies[SESSION]
+        session = visitor.cookies[named(SESSION)]
         assert visitor.post("/logout").status == 303
         assert visitor.get("/").status == 401
-        assert visitor.get("/", cookie=f"{SESSION}={session}").status == 401
+        assert visitor.get("/", cookie=f"{named(SESSION)}={session}").status == 401
 
     def test_cookies_of_a_mounted_console(self) -> None:
         """Below a path, over https, a cookie goes to that path alone, and never in the clear."""
@@ -109,13 +109,28 @@ class TestAccess:
     @pytest.mark.parametrize("cookie", ["", "x", "1.2", "9999999999.nonce.0000", "é.b.c"])
     def test_forged_sessions(self, cookie: str) -> None:
         """A session that the token did not sign is none."""
-        assert Visitor(empty(Token(SECRET))).get("/", cookie=f"{SESSION}={cookie}").status == 401
+        assert Visitor(empty(Token(SECRET))).get("/", cookie=f"{named(SESSION)}={cookie}").status == 401
 
     def test_cookies_of_the_host(self) -> None:
         """Cookies of other shapes, which the host application may set, hide none of the console's."""
         token = Token(SECRET)
-        cookie = f'odd={{"a": "b c", []}}; =; x; {SESSION}={token.session(2**31)}; é=1'
+        cookie = f'odd={{"a": "b c", []}}; =; x; {named(SESSION)}={token.session(2**31)}; é=1'
         assert Visitor(empty(token)).get("/", cookie=cookie).status == 200
+
+    def test_several_sessions(self) -> None:
+        """Of several cookies with one name, as a browser has for several paths, one that is valid will do."""
+        token = Token(SECRET)
+        old, valid = token.session(0), token.session(2**31)
+        site = empty(token)
+        for cookies in ((old, valid), (valid, old)):
+            cookie = "; ".join(f"{named(SESSION)}={each}" for each in cookies)
+            assert Visitor(site).get("/", cookie=cookie).status == 200
+
+    def test_consoles_beside_each_other(self) -> None:
+        """Cookies of two consoles on one machine have names of their own, by port and by path."""
+        places = [("127.0.0.1:8900", ""), ("127.0.0.1:8901", ""), ("127.0.0.1:8900", "/ops")]
+        names = {Request("GET", "/", base, headers={"host": host}).cookie_name(SESSION) for host, base in places}
+        assert len(names) == 3
 
     def test_sessions_end(self) -> None:
         """A login lasts a working day."""
@@ -164,9 +179,13 @@ class TestAccess:
         site = empty(Token(SECRET))
         visitor = Visitor(site)
         visitor.get("/")
-        body = urlencode({"form": visitor.cookies[FORM], "token": SECRET}).encode()
-        headers = {"origin": origin, "host": "here:8900", "cookie": f"{FORM}={visitor.cookies[FORM]}"}
+        form = visitor.cookies[named(FORM)]
+        body = urlencode({"form": form, "token": SECRET}).encode()
+        name = Request("GET", "/", headers={"host": "here:8900"}).cookie_name(FORM)
+        headers = {"origin": origin, "host": "here:8900", "cookie": f"{name}={form}"}
         assert site.respond(Request("POST", "/login", headers=headers, body=body)).status == status
+        headers |= {"origin": "null", "host": ""}
+        assert site.respond(Request("POST", "/login", headers=headers, body=body)).status == 403
         del headers["origin"]
         assert site.respond(Request("POST", "/login", headers=headers, body=body)).status == 403
 

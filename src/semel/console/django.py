@@ -14,7 +14,7 @@ from django.urls import re_path
 from django.views.decorators.csrf import csrf_exempt
 
 from semel.console.access import Auth, Token, User, check_user
-from semel.console.http import MAX_BODY, Request, Response, cut_off, login_failed, placed, too_long
+from semel.console.http import MAX_BODY, Request, Response, cut_off, login_failed, placed, too_long, with_slash
 from semel.console.site import Site
 from semel.django import conf
 from semel.stores import Store
@@ -69,6 +69,8 @@ class _View:
             return _as_django(login_failed(error))
         whole = request.path
         path, base = placed(whole, whole[: len(whole) - len(rest)] if rest else whole)
+        if base and path == "/" and not whole.endswith("/"):
+            return _as_django(with_slash(base, request.META.get("QUERY_STRING", "")))
         asked = Request(
             request.method or "GET",
             path,

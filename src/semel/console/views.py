@@ -6,13 +6,12 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
 from uuid import UUID
 
 from semel.console import actions, filters
 from semel.console.access import User
 from semel.console.actions import Action, Actor, ChangedMeanwhile, FormIncomplete
-from semel.console.http import Request, Response, see_other
+from semel.console.http import Request, Response, quoted, see_other
 from semel.console.reading import CAP, MESSAGES, NEWEST, Operation, Reader
 from semel.console.rendering import operation_name
 from semel.console.sampling import Samples
@@ -333,11 +332,6 @@ class Views(ABC):
 def _only_read(request: Request) -> None:
     if request.method == "POST":
         raise Refused(405, "Method not allowed", "This page takes no form.")
-
-
-def quoted(base: str) -> str:
-    """Return the place of the console as it is written in links."""
-    return quote(base, safe="/")
 
 
 def _is_uuid(text: str) -> bool:

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 from semel.console.access import Auth, Token, User, check_user
-from semel.console.http import MAX_BODY, Request, Response, cut_off, login_failed, placed, too_long
+from semel.console.http import MAX_BODY, Request, Response, cut_off, login_failed, placed, too_long, with_slash
 from semel.console.site import Site
 
 #: Of a ``Content-Length``.
@@ -55,6 +55,8 @@ class Console:
         mount = _text(environ.get("SCRIPT_NAME", ""))
         # The path is what is below the mount: it is put in front, so that a path like the mount's is no matter.
         path, base = placed(mount + "/" + _text(environ.get("PATH_INFO", "")), mount)
+        if base and not environ.get("PATH_INFO"):
+            return with_slash(base, environ.get("QUERY_STRING", ""))
         headers = {
             name[5:].replace("_", "-").lower(): str(value)
             for name, value in environ.items()

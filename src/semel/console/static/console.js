@@ -3,6 +3,8 @@
 
 const EVERY = 5000;
 const LATE = 30000;
+// The server itself gives up after 15 seconds.
+const TOO_LONG = 20000;
 
 const pulse = document.getElementById("pulse");
 const login = document.getElementById("login");
@@ -43,7 +45,11 @@ async function refresh() {
     return;
   }
   try {
-    const answer = await fetch(location.href, { credentials: "same-origin", redirect: "error" });
+    const answer = await fetch(location.href, {
+      credentials: "same-origin",
+      redirect: "error",
+      signal: AbortSignal.timeout(TOO_LONG),
+    });
     if (!answer.ok) throw new Error(answer.status);
     swap(new DOMParser().parseFromString(await answer.text(), "text/html"));
     pause = EVERY;
