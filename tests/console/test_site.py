@@ -22,7 +22,7 @@ from semel.console.http import POLICY, Request, placed
 from semel.console.rendering import operation_name, without_secrets
 from semel.console.sampling import Samples
 from semel.console.site import FORM, SESSION, Site
-from semel.core.commands import Count, Look, Park, ReadTrail
+from semel.core.commands import Count, Look, Note, Park, ReadTrail
 from semel.core.record import Hold
 from semel.core.state import State
 from semel.errors import ConfigurationError, StoreUnavailable
@@ -138,6 +138,11 @@ class TestAccess:
         assert token.is_session(token.session(1000), 1000 + 11 * 3600)
         assert not token.is_session(token.session(1000), 1000 + 12 * 3600)
 
+    def test_white_space(self) -> None:
+        """White space at the ends of a token is of no effect, wherever it comes from."""
+        for made, typed in ((SECRET, f" {SECRET}\n"), (f"{SECRET}\n", SECRET), (f"{SECRET} ", f"{SECRET} ")):
+            assert Token(made).is_it(typed)
+
     def test_login_is_limited(self) -> None:
         """After ten wrong tokens in a minute a client is told to wait; the right one is let in all the same."""
         visitor = Visitor(empty(Token(SECRET)))
@@ -201,6 +206,7 @@ class TestAccess:
         """What can be no login is refused when the console is made."""
         for wrong in (
             lambda: Token("short"),
+            lambda: Token(f"short{' ' * 20}"),
             lambda: User("a", ["write"]),
             lambda: empty("token"),
             lambda: Site("x://"),
@@ -399,6 +405,23 @@ class TestPages:
         assert "\\u202e" in said
         assert "<script>alert" not in visitor.page("/operations")
 
+    def test_halves_of_surrogate_pairs(self) -> None:
+        """A key and a scope with half of a surrogate pair, which some stores can hold, are listed and found."""
+        store = MemoryStore()
+        store.perform(claim("k\ud800", 1, scope="s\udfff"))
+        visitor = Visitor(empty(lambda _: None, store), User("ada", ALL))
+        assert "k\\ud800" in visitor.page("/operations")
+        assert "k\\ud800" in visitor.page("/operations?" + urlencode({"key": "k\\ud800", "scope": "s\\udfff"}))
+        assert visitor.get(operation("k\ud800", "s\udfff")).status == 200
+
+    def test_what_the_store_can_not_hold(self, visitor: Visitor) -> None:
+        """A filter or an address with a character that the store can't hold is a 400 or a 404."""
+        for query in ("key=%5Cud800", "scope=%5Cud800", "reason=%5Cud800"):
+            assert visitor.get(f"/operations?{query}").status == 400
+        after = operation_name("\ud800", "x")
+        assert visitor.get(f"/operations?after={after}").status == 400
+        assert visitor.get(operation("\ud800")).status == 404
+
     def test_gone(self, visitor: Visitor, world: World) -> None:
         """Of an operation that is deleted, the audit trail is left; of one that never was, nothing."""
         visitor.act(f"{operation(PARKED)}/release")
@@ -525,7 +548,8 @@ class TestActions:
     def test_it_happened(self, visitor: Visitor, world: World) -> None:
         """An effect that happened is done, with the result that was typed."""
         place = f"{operation(PARKED)}/applied"
-        assert visitor.act(place, result="{").status == 422
+        for wrong in ("{", '{"a": 1, "a": 2}', '[{"a": {"b": 1, "b": 1}}]'):
+            assert visitor.act(place, result=wrong).status == 422
         assert visitor.act(place, result='{"charge": "ch_9"}').status == 303
         record = world.store.perform(Look(SCOPE, PARKED))
         assert record is not None
@@ -539,6 +563,24 @@ class TestActions:
         record = world.store.perform(Look(SCOPE, PARKED))
         assert record is not None
         assert (record.state, record.recovery_point) == (State.PROCESSING, "order_created")
+
+    def test_reasons_that_are_lost(self, caplog: pytest.LogCaptureFixture) -> None:
+        """Where an action is done and its reason can't be kept, the page says both."""
+
+        class Forgetful(MemoryStore):
+            def perform(self, command: Any) -> Any:
+                if isinstance(command, Note):
+                    raise StoreUnavailable("The trail is full.")
+                return super().perform(command)
+
+        store = Forgetful()
+        hold = store.perform(claim("key", 1))
+        store.perform(Park(hold))
+        visitor = Visitor(empty(lambda _: None, store), User("ada", ALL))
+        said = text_of(visitor.act(f"{operation('key')}/release"))
+        assert "Done, but the reason could not be kept" in said
+        assert "The key is free. The trail is full." in said
+        assert store.perform(Look(SCOPE, "key")) is None
 
     def test_run_again(self, visitor: Visitor, world: World) -> None:
         """A parked operation with a stored request, and no effect in doubt, can be handed to a worker."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -61,7 +62,7 @@ def console(
         if not is_of(missing, "jinja2", "markupsafe", "uvicorn"):
             raise
         raise ConfigurationError(_NEEDED) from None
-    token = os.environ.get(VARIABLE) or secrets.token_urlsafe(24)
+    token = os.environ.get(VARIABLE, "").strip() or secrets.token_urlsafe(24)
     roles = ["read", *(() if read_only else ("act",)), *(("bodies",) if bodies else ())]
     app = Console(found(store), auth=Token(token, name=operator(), roles=roles), path=path)
     base = "/" + "/".join(part for part in path.split("/") if part)
@@ -75,7 +76,7 @@ def console(
         server_header=False,
         lifespan="on",
     )
-    server = _Server(config, uvicorn.Server(config), f"{base.rstrip('/')}/#{token}", host)
+    server = _Server(config, uvicorn.Server(config), f"{base.rstrip('/')}/#{quote(token, safe='')}", host)
     with served(metrics):
         threading.Thread(target=_sample, args=(app,), daemon=True).start()
         server.run()

@@ -51,6 +51,8 @@ class Token:
 
     def __init__(self, secret: str, *, name: str = "operator", roles: Iterable[str] = ("read", "act")) -> None:
         """A person who logs in with *secret* is *name* in the audit trail, and has *roles*."""
+        # White space at its ends would be lost on the way: pages and files add some, and is_it() strips it.
+        secret = secret.strip()
         if len(secret) < MIN_TOKEN:
             raise ConfigurationError(f"A token of the console has {MIN_TOKEN} characters or more.")
         self.user = User(name, roles)

@@ -5,6 +5,7 @@ Each read is bounded, however large the tables are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -64,6 +65,7 @@ _LIMIT: Joined[None] = Joined(
     Query("SELECT set_config('statement_timeout', :limit, true)"), {"limit": f"{MESSAGE_SECONDS}s"}, lambda _: None
 )
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _UNSENT = ("dead", "waiting", "behind", "ready", "sent")
 
 
@@ -126,6 +128,13 @@ class Reader:
     def has_messages(self) -> bool:
         """Whether the store has an outbox, an inbox and endpoints."""
         return keeps_messages(self.store)
+
+    def can_hold(self, text: str) -> bool:
+        """Whether the store can have this *text* at all. If not, to ask for it would be an error of the database."""
+        dialect = durable_of(self.store).dialect
+        if dialect is None:
+            return True
+        return _SURROGATE.search(text) is None and not ("\0" in text and dialect.name == POSTGRESQL)
 
     def count(self, since: datetime | None) -> tuple[Counts, int | None]:
         """Count records, and messages that are not sent yet."""
