@@ -29,7 +29,7 @@ SAMPLE_SECONDS = 20.0
 _NEEDED = "semel console needs jinja2 and uvicorn. Run: pip install 'semel[console]'"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _OTHER_HOST = (
-    b"This console listens on loopback, and answers under the names 127.0.0.1, [::1] and localhost only. "
+    b"This console answers under the names 127.0.0.1, [::1], localhost and those of --host only. "
     b"Behind a proxy, give it the name that browsers use: semel console --host NAME\n"
 )
 MAX_PORT = 65535
@@ -68,7 +68,7 @@ def console(
     base = "/" + "/".join(part for part in path.split("/") if part)
     # Neither the access log nor the server's own name: a log would have the keys that are looked at.
     config = uvicorn.Config(
-        _OnlyHosts(app, {*_LOOPBACK, host, *(names or ())}) if _is_loopback(host) else app,
+        _OnlyHosts(app, {*_LOOPBACK, host, *map(name_of, names or ())}) if names or _is_loopback(host) else app,
         host=host,
         port=port,
         log_level="warning",
