@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from semel import stores
-from semel.cli.console import address_of
+from semel.cli.console import address_of, name_of
 from semel.errors import ConfigurationError
 
 Semel = Callable[..., subprocess.CompletedProcess[str]]
@@ -61,10 +61,23 @@ def test_serving(tmp_path: Path) -> None:
         assert answer.status == 401
         assert 'action="/ops/login"' in page
         assert answer.getheader("server") is None
+        connection.request("GET", "/ops/", headers={"host": "evil.example:8900"})
+        refused = connection.getresponse()
+        assert refused.status == 421
+        assert b"--host NAME" in refused.read()
         connection.close()
         ran.send_signal(signal.SIGTERM)
         said, errors = ran.communicate(timeout=60)
         assert token not in said + errors
+
+
+@pytest.mark.parametrize(
+    "host, name",
+    [("127.0.0.1:8900", "127.0.0.1"), ("[::1]:8900", "::1"), ("[::1]", "::1"), ("LocalHost", "localhost")],
+)
+def test_names_of_hosts(host: str, name: str) -> None:
+    """A host is known by its name, at any port."""
+    assert name_of(host) == name
 
 
 def test_other_addresses(semel: Semel) -> None:

@@ -150,6 +150,11 @@ def test_a_night_on_duty(browser: Browser, origin: str, world: World) -> None:
         page = tab.log_in()
         assert page.url == f"{origin}/"
         assert page.evaluate("document.cookie") == ""
+        page.goto(f"{origin}/#{SECRET}")
+        page.wait_for_url(f"{origin}/")
+        tab.open(f"/operations#{SECRET}%")
+        page.wait_for_url(f"{origin}/operations")
+        tab.open("/")
         page.get_by_role("link", name="POST /payments").click()
         expect(page.get_by_text("outcome unknown").first).to_be_visible()
         page.get_by_role("link", name="It happened…").click()

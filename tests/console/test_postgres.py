@@ -61,6 +61,28 @@ def test_a_role_without_rights(world: World) -> None:
             connection.execute(f"DROP ROLE {name}")
 
 
+def test_a_table_that_is_locked(world: World) -> None:
+    """A lock on the table of messages keeps no page waiting: the rest is shown, and what is missing is said."""
+    visitor = Visitor(Site(world.url, lambda _: None), User("ada", ALL))
+    with psycopg.connect(world.url) as connection:
+        connection.execute("LOCK TABLE semel_outbox IN ACCESS EXCLUSIVE MODE")
+        overview = visitor.get("/")
+        assert overview.status == 200
+        assert "The outbox can't be read" in text_of(overview)
+        assert "statement timeout" in text_of(visitor.get("/outbox"))
+    assert visitor.get("/outbox").status == 200
+    visitor.site.close()
+
+
+def test_what_can_not_be_held(world: World) -> None:
+    """NUL, which PostgreSQL can't hold, is a 400 in a filter, and a 404 in an address."""
+    visitor = Visitor(Site(world.url, lambda _: None), User("ada", ALL))
+    for place in ("/operations?key=%00x", "/operations?scope=%5Cx00", "/operations?reason=%00x", "/outbox?to=%00"):
+        assert visitor.get(place).status == 400, place
+    assert visitor.get(operation("\0")).status == 404
+    visitor.site.close()
+
+
 def test_an_empty_database(empty_postgres_url: str) -> None:
     """A database without Semel's tables is a page that says what to run."""
     site = Site(empty_postgres_url, lambda _: None)

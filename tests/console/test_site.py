@@ -5,7 +5,9 @@ from __future__ import annotations
 import html
 import logging
 import re
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,17 +15,21 @@ from urllib.parse import urlencode
 
 import pytest
 
+from semel.console import sampling
 from semel.console.access import Token, User
 from semel.console.examination import Examination, Found
 from semel.console.http import POLICY, Request, placed
+from semel.console.rendering import operation_name, without_secrets
+from semel.console.sampling import Samples
 from semel.console.site import FORM, SESSION, Site
-from semel.core.commands import Look, Park, ReadTrail
+from semel.core.commands import Count, Look, Note, Park, ReadTrail
 from semel.core.record import Hold
 from semel.core.state import State
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, StoreUnavailable
 from semel.stores import store
 from semel.stores.memory import MemoryStore
-from tests.console.visitor import ALL, Visitor, header, operation, text_of
+from semel.webhooks import Endpoints
+from tests.console.visitor import ALL, Visitor, header, named, operation, text_of
 from tests.console.world import EXPORT, FINISHED, NASTY, NASTY_BODY, PARKED, SCOPE, STUCK, World, claim, fill
 from tests.stores.colours import wait_until
 
@@ -90,10 +96,10 @@ class TestAccess:
         assert cookie.endswith("; Path=/; HttpOnly; SameSite=Strict")
         assert SECRET not in cookie
         assert visitor.get("/").status == 200
-        session = visitor.cookies[SESSION]
+        session = visitor.cookies[named(SESSION)]
         assert visitor.post("/logout").status == 303
         assert visitor.get("/").status == 401
-        assert visitor.get("/", cookie=f"{SESSION}={session}").status == 401
+        assert visitor.get("/", cookie=f"{named(SESSION)}={session}").status == 401
 
     def test_cookies_of_a_mounted_console(self) -> None:
         """Below a path, over https, a cookie goes to that path alone, and never in the clear."""
@@ -103,13 +109,28 @@ class TestAccess:
     @pytest.mark.parametrize("cookie", ["", "x", "1.2", "9999999999.nonce.0000", "é.b.c"])
     def test_forged_sessions(self, cookie: str) -> None:
         """A session that the token did not sign is none."""
-        assert Visitor(empty(Token(SECRET))).get("/", cookie=f"{SESSION}={cookie}").status == 401
+        assert Visitor(empty(Token(SECRET))).get("/", cookie=f"{named(SESSION)}={cookie}").status == 401
 
     def test_cookies_of_the_host(self) -> None:
         """Cookies of other shapes, which the host application may set, hide none of the console's."""
         token = Token(SECRET)
-        cookie = f'odd={{"a": "b c", []}}; =; x; {SESSION}={token.session(2**31)}; é=1'
+        cookie = f'odd={{"a": "b c", []}}; =; x; {named(SESSION)}={token.session(2**31)}; é=1'
         assert Visitor(empty(token)).get("/", cookie=cookie).status == 200
+
+    def test_several_sessions(self) -> None:
+        """Of several cookies with one name, as a browser has for several paths, one that is valid will do."""
+        token = Token(SECRET)
+        old, valid = token.session(0), token.session(2**31)
+        site = empty(token)
+        for cookies in ((old, valid), (valid, old)):
+            cookie = "; ".join(f"{named(SESSION)}={each}" for each in cookies)
+            assert Visitor(site).get("/", cookie=cookie).status == 200
+
+    def test_consoles_beside_each_other(self) -> None:
+        """Cookies of two consoles on one machine have names of their own, by port and by path."""
+        places = [("127.0.0.1:8900", ""), ("127.0.0.1:8901", ""), ("127.0.0.1:8900", "/ops")]
+        names = {Request("GET", "/", base, headers={"host": host}).cookie_name(SESSION) for host, base in places}
+        assert len(names) == 3
 
     def test_sessions_end(self) -> None:
         """A login lasts a working day."""
@@ -117,15 +138,21 @@ class TestAccess:
         assert token.is_session(token.session(1000), 1000 + 11 * 3600)
         assert not token.is_session(token.session(1000), 1000 + 12 * 3600)
 
+    def test_white_space(self) -> None:
+        """White space at the ends of a token is of no effect, wherever it comes from."""
+        for made, typed in ((SECRET, f" {SECRET}\n"), (f"{SECRET}\n", SECRET), (f"{SECRET} ", f"{SECRET} ")):
+            assert Token(made).is_it(typed)
+
     def test_login_is_limited(self) -> None:
-        """After ten wrong tokens in a minute even the right one is refused for a while."""
+        """After ten wrong tokens in a minute a client is told to wait; the right one is let in all the same."""
         visitor = Visitor(empty(Token(SECRET)))
         visitor.get("/")
         for _ in range(10):
             assert visitor.post("/login", {"token": "wrong"}).status == 401
-        response = visitor.post("/login", {"token": SECRET})
+        response = visitor.post("/login", {"token": "wrong"})
         assert response.status == 429
         assert 0 < int(str(header(response, "retry-after"))) <= 61
+        assert visitor.post("/login", {"token": SECRET}).status == 303
 
     @pytest.mark.parametrize(
         "headers",
@@ -157,9 +184,13 @@ class TestAccess:
         site = empty(Token(SECRET))
         visitor = Visitor(site)
         visitor.get("/")
-        body = urlencode({"form": visitor.cookies[FORM], "token": SECRET}).encode()
-        headers = {"origin": origin, "host": "here:8900", "cookie": f"{FORM}={visitor.cookies[FORM]}"}
+        form = visitor.cookies[named(FORM)]
+        body = urlencode({"form": form, "token": SECRET}).encode()
+        name = Request("GET", "/", headers={"host": "here:8900"}).cookie_name(FORM)
+        headers = {"origin": origin, "host": "here:8900", "cookie": f"{name}={form}"}
         assert site.respond(Request("POST", "/login", headers=headers, body=body)).status == status
+        headers |= {"origin": "null", "host": ""}
+        assert site.respond(Request("POST", "/login", headers=headers, body=body)).status == 403
         del headers["origin"]
         assert site.respond(Request("POST", "/login", headers=headers, body=body)).status == 403
 
@@ -175,6 +206,7 @@ class TestAccess:
         """What can be no login is refused when the console is made."""
         for wrong in (
             lambda: Token("short"),
+            lambda: Token(f"short{' ' * 20}"),
             lambda: User("a", ["write"]),
             lambda: empty("token"),
             lambda: Site("x://"),
@@ -334,6 +366,34 @@ class TestPages:
         assert "4711" not in visitor.page(page)
         assert "The role bodies is needed" in text_of(visitor.get(page))
 
+    def test_secrets_need_the_role_bodies(self, visitor: Visitor, world: World) -> None:
+        """Without the role bodies, headers of a message are names only, and a URL has neither user nor query."""
+        name = world.message("order.paid", "orders")
+        Endpoints(world.store).add("hook", "https://example.com/in?token=q1w2", secrets=["env:SECRET"])
+        assert "/orders" in text_of(visitor.get(f"/message/{name}"))
+        assert "q1w2" in visitor.page("/webhooks")
+        visitor.user = User("bob", ["read", "act"])
+        said = text_of(visitor.get(f"/message/{name}"))
+        assert "ce-source" in said
+        assert "/orders" not in said
+        for place in ("/webhooks", f"/webhook/{operation_name('', 'hook')}/disable"):
+            said = text_of(visitor.get(place))
+            assert "https://example.com/in?…" in said
+            assert "q1w2" not in said
+
+    @pytest.mark.parametrize(
+        "url, shown",
+        [
+            ("https://u:p@h:1/in", "https://h:1/in"),
+            ("https://h/a@b?x=1#y", "https://h/a@b?…"),
+            ("https://h#x", "https://h?…"),
+            ("no url", "no url"),
+        ],
+    )
+    def test_urls_without_secrets(self, url: str, shown: str) -> None:
+        """The host and the path of an endpoint are shown to all."""
+        assert without_secrets(url) == shown
+
     def test_hostile_text(self, visitor: Visitor) -> None:
         """Markup, terminal escapes, right-to-left marks and NUL are shown as text."""
         page = visitor.page(operation(NASTY, "<b>bold</b>\ttenant"))
@@ -344,6 +404,23 @@ class TestPages:
         assert "<script>alert(1)</script><svg onload" in said
         assert "\\u202e" in said
         assert "<script>alert" not in visitor.page("/operations")
+
+    def test_halves_of_surrogate_pairs(self) -> None:
+        """A key and a scope with half of a surrogate pair, which some stores can hold, are listed and found."""
+        store = MemoryStore()
+        store.perform(claim("k\ud800", 1, scope="s\udfff"))
+        visitor = Visitor(empty(lambda _: None, store), User("ada", ALL))
+        assert "k\\ud800" in visitor.page("/operations")
+        assert "k\\ud800" in visitor.page("/operations?" + urlencode({"key": "k\\ud800", "scope": "s\\udfff"}))
+        assert visitor.get(operation("k\ud800", "s\udfff")).status == 200
+
+    def test_what_the_store_can_not_hold(self, visitor: Visitor) -> None:
+        """A filter or an address with a character that the store can't hold is a 400 or a 404."""
+        for query in ("key=%5Cud800", "scope=%5Cud800", "reason=%5Cud800"):
+            assert visitor.get(f"/operations?{query}").status == 400
+        after = operation_name("\ud800", "x")
+        assert visitor.get(f"/operations?after={after}").status == 400
+        assert visitor.get(operation("\ud800")).status == 404
 
     def test_gone(self, visitor: Visitor, world: World) -> None:
         """Of an operation that is deleted, the audit trail is left; of one that never was, nothing."""
@@ -368,6 +445,62 @@ class TestPages:
         assert visitor.get("/outbox?state=x").status == 400
         assert "evt_77120" in visitor.page("/inbox")
         assert "hooks.acme.example" in visitor.page("/webhooks")
+
+
+class TestCounting:
+    """The store is counted by one thread at a time, and no page waits for another's count."""
+
+    def test_the_last_counts_meanwhile(self) -> None:
+        """While one thread counts, others show what was counted last."""
+        counts = MemoryStore().perform(Count(10, 10, None))
+        clock = [0.0]
+        begun, may_go_on = threading.Event(), threading.Event()
+
+        def count(since: Any) -> Any:
+            if since is not None:
+                begun.set()
+                assert may_go_on.wait(60)
+            return counts, None
+
+        samples = Samples(count, lambda: clock[0])
+        assert samples.now() is counts
+        clock[0] = 100
+        slow = threading.Thread(target=samples.now)
+        slow.start()
+        assert begun.wait(60)
+        assert samples.now() is counts
+        assert len(samples.series()) == 5
+        may_go_on.set()
+        slow.join()
+
+    def test_the_first_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The first count is waited for, but not for ever; one that fails is made again."""
+        counts = MemoryStore().perform(Count(10, 10, None))
+        begun, may_go_on = threading.Event(), threading.Event()
+        answers: list[Any] = [StoreUnavailable("gone"), (counts, None)]
+
+        def count(since: Any) -> Any:
+            begun.set()
+            assert may_go_on.wait(60)
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        def first() -> None:
+            with suppress(StoreUnavailable):
+                samples.now()
+
+        samples = Samples(count)
+        slow = threading.Thread(target=first)
+        slow.start()
+        assert begun.wait(60)
+        monkeypatch.setattr(sampling, "FIRST_SECONDS", 0.01)
+        with pytest.raises(StoreUnavailable, match="does not answer"):
+            samples.now()
+        may_go_on.set()
+        slow.join()
+        assert samples.now() is counts
 
 
 class TestActions:
@@ -415,7 +548,8 @@ class TestActions:
     def test_it_happened(self, visitor: Visitor, world: World) -> None:
         """An effect that happened is done, with the result that was typed."""
         place = f"{operation(PARKED)}/applied"
-        assert visitor.act(place, result="{").status == 422
+        for wrong in ("{", '{"a": 1, "a": 2}', '[{"a": {"b": 1, "b": 1}}]'):
+            assert visitor.act(place, result=wrong).status == 422
         assert visitor.act(place, result='{"charge": "ch_9"}').status == 303
         record = world.store.perform(Look(SCOPE, PARKED))
         assert record is not None
@@ -429,6 +563,24 @@ class TestActions:
         record = world.store.perform(Look(SCOPE, PARKED))
         assert record is not None
         assert (record.state, record.recovery_point) == (State.PROCESSING, "order_created")
+
+    def test_reasons_that_are_lost(self, caplog: pytest.LogCaptureFixture) -> None:
+        """Where an action is done and its reason can't be kept, the page says both."""
+
+        class Forgetful(MemoryStore):
+            def perform(self, command: Any) -> Any:
+                if isinstance(command, Note):
+                    raise StoreUnavailable("The trail is full.")
+                return super().perform(command)
+
+        store = Forgetful()
+        hold = store.perform(claim("key", 1))
+        store.perform(Park(hold))
+        visitor = Visitor(empty(lambda _: None, store), User("ada", ALL))
+        said = text_of(visitor.act(f"{operation('key')}/release"))
+        assert "Done, but the reason could not be kept" in said
+        assert "The key is free. The trail is full." in said
+        assert store.perform(Look(SCOPE, "key")) is None
 
     def test_run_again(self, visitor: Visitor, world: World) -> None:
         """A parked operation with a stored request, and no effect in doubt, can be handed to a worker."""

@@ -28,7 +28,7 @@ class Visitor:
 
     def post(self, place: str, form: dict[str, str] | None = None, **headers: str) -> Response:
         sent = {"sec_fetch_site": "same-origin"} | headers
-        body = urlencode({"form": self.cookies.get(FORM, "")} | (form or {})).encode()
+        body = urlencode({"form": self.cookies.get(named(FORM), "")} | (form or {})).encode()
         return self._ask("POST", place, body, sent)
 
     def page(self, place: str) -> str:
@@ -53,6 +53,11 @@ class Visitor:
                 cookie, _, text = value.partition(";")[0].partition("=")
                 self.cookies[cookie] = text
         return response
+
+
+def named(kind: str) -> str:
+    """Return what a cookie is called, for a visitor that says no host."""
+    return Request("GET", "/").cookie_name(kind)
 
 
 def header(response: Response, name: str) -> str | None:

@@ -113,9 +113,9 @@ def test_durations() -> None:
 
 def test_untrusted_text() -> None:
     """What could move a cursor, or turn text around, is escaped; what was escaped is read back."""
-    text = "a\tb\\\x1b\u202e"
-    assert safe(text) == "a b\\\\x1b\\x202e"
-    assert typed(text) == "a\\tb\\\\\\x1b\\u202e"
+    text = "a\tb\\\x1b\u202e\ud800"
+    assert safe(text) == "a b\\\\x1b\\x202e\\xd800"
+    assert typed(text) == "a\\tb\\\\\\x1b\\u202e\\ud800"
     assert as_typed(typed(text)) == text
     assert as_typed("C:\\dir") == "C:\\dir"
     assert pasteable("it's") == "'it'\"'\"'s'"

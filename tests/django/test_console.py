@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from typing import Any
 from urllib.parse import urlencode
@@ -20,6 +21,7 @@ from tests.django.operations import claim_on
 urlpatterns = [
     path("ops/semel/", include(console_urls(auth=staff))),
     path("off/", include(console_urls())),
+    path("<slug:tenant>/semel/", include(console_urls(auth=staff))),
 ]
 HERE: dict[str, Any] = {"HTTP_SEC_FETCH_SITE": "same-origin"}
 BASE = "/ops/semel"
@@ -81,3 +83,20 @@ def test_slashes_and_static_files(store: DjangoStore) -> None:
         assert answer["content-type"].startswith("text/javascript")
         client = client_of("root", is_staff=True, is_superuser=True)
         assert client.get(f"{BASE}//operations/").status_code == 200
+
+
+def test_mounts_with_parameters(store: DjangoStore) -> None:
+    """The path of the mount may have parameters of its own."""
+    with override_settings(ROOT_URLCONF="tests.django.test_console"):
+        page = client_of("root", is_staff=True, is_superuser=True).get("/acme/semel/operations")
+        assert page.status_code == 200
+        assert 'href="/acme/semel/outbox"' in page.content.decode()
+
+
+def test_forms_that_are_cut_off(store: DjangoStore) -> None:
+    """A form that is shorter than its Content-Length says is not carried out."""
+    kind = "application/x-www-form-urlencoded"
+    with override_settings(ROOT_URLCONF="tests.django.test_console"):
+        cut_off = {"CONTENT_LENGTH": "4", "wsgi.input": io.BytesIO(b"a=b")}
+        answer = Client().post(f"{BASE}/login", "a=b", content_type=kind, **HERE, **cut_off)
+        assert answer.status_code == 400

@@ -7,8 +7,11 @@ import secrets
 import socket
 import sys
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -25,6 +28,10 @@ SAMPLE_SECONDS = 20.0
 
 _NEEDED = "semel console needs jinja2 and uvicorn. Run: pip install 'semel[console]'"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_OTHER_HOST = (
+    b"This console answers under the names 127.0.0.1, [::1], localhost and those of --host only. "
+    b"Behind a proxy, give it the name that browsers use: semel console --host NAME\n"
+)
 MAX_PORT = 65535
 
 
@@ -39,6 +46,10 @@ def console(
     bodies: Annotated[
         bool, typer.Option("--bodies", help="Show bodies and the results of steps, which may hold personal data.")
     ] = False,
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--host", metavar="NAME", help="A name that browsers reach it by, through a proxy. Repeatable."),
+    ] = None,
     metrics: MetricsOption = None,
 ) -> None:
     """Serve a web page about a store: what is in it, what is stuck, and what can be done about it."""
@@ -51,15 +62,21 @@ def console(
         if not is_of(missing, "jinja2", "markupsafe", "uvicorn"):
             raise
         raise ConfigurationError(_NEEDED) from None
-    token = os.environ.get(VARIABLE) or secrets.token_urlsafe(24)
+    token = os.environ.get(VARIABLE, "").strip() or secrets.token_urlsafe(24)
     roles = ["read", *(() if read_only else ("act",)), *(("bodies",) if bodies else ())]
     app = Console(found(store), auth=Token(token, name=operator(), roles=roles), path=path)
     base = "/" + "/".join(part for part in path.split("/") if part)
     # Neither the access log nor the server's own name: a log would have the keys that are looked at.
     config = uvicorn.Config(
-        app, host=host, port=port, log_level="warning", access_log=False, server_header=False, lifespan="on"
+        _OnlyHosts(app, {*_LOOPBACK, host, *map(name_of, names or ())}) if names or _is_loopback(host) else app,
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="on",
     )
-    server = _Server(config, uvicorn.Server(config), f"{base.rstrip('/')}/#{token}", host)
+    server = _Server(config, uvicorn.Server(config), f"{base.rstrip('/')}/#{quote(token, safe='')}", host)
     with served(metrics):
         threading.Thread(target=_sample, args=(app,), daemon=True).start()
         server.run()
@@ -72,6 +89,45 @@ def address_of(listen: str) -> tuple[str, int]:
     if not host or not port.isascii() or not port.isdigit() or int(port) > MAX_PORT:
         raise ConfigurationError(f"--listen is HOST:PORT, such as 127.0.0.1:8900, not {listen!a}.")
     return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _OnlyHosts:
+    """Answers under some names only. A page of another site could have its own name lead to this machine, and would
+    then be of the same origin as the console (DNS rebinding).
+    """
+
+    def __init__(self, app: Any, hosts: Iterable[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(host.lower() for host in hosts)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan" or self._is_known(scope):
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+            return
+        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(_OTHER_HOST))]
+        await send({"type": "http.response.start", "status": 421, "headers": headers})
+        await send({"type": "http.response.body", "body": _OTHER_HOST})
+
+    def _is_known(self, scope: Any) -> bool:
+        given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        return len(given) == 1 and name_of(given[0]) in self._hosts
+
+
+def name_of(host: str) -> str:
+    """Return the name in a ``Host`` header, without the port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower()
 
 
 class _Server:
@@ -87,7 +143,7 @@ class _Server:
         bound = _bound(self._config)
         port = bound.getsockname()[1]
         host = f"[{self._host}]" if ":" in self._host else self._host
-        if self._host not in _LOOPBACK:
+        if not _is_loopback(self._host):
             print(
                 f"semel: listening on {self._host}: others on this network can reach the login, and without https they "
                 "can read what is sent. Put a server with TLS in front of it.",

@@ -21,7 +21,7 @@ ROLES: frozenset[str] = frozenset(get_args(Role))
 MIN_TOKEN = 16
 #: How long a login lasts, in seconds: a working day.
 SESSION_SECONDS = 12 * 3600
-#: Logins that may fail within a minute, of all clients together: behind a proxy, all have one address.
+#: Wrong tokens within a minute, of all clients together (behind a proxy, all have one address), before more are 429.
 MAX_FAILURES, FAILURE_SECONDS = 10, 60.0
 
 MAX_NAME = 100
@@ -51,6 +51,8 @@ class Token:
 
     def __init__(self, secret: str, *, name: str = "operator", roles: Iterable[str] = ("read", "act")) -> None:
         """A person who logs in with *secret* is *name* in the audit trail, and has *roles*."""
+        # White space at its ends would be lost on the way: pages and files add some, and is_it() strips it.
+        secret = secret.strip()
         if len(secret) < MIN_TOKEN:
             raise ConfigurationError(f"A token of the console has {MIN_TOKEN} characters or more.")
         self.user = User(name, roles)
@@ -97,7 +99,7 @@ def check_user(found: object) -> User | None:
 
 
 class Failures:
-    """Counts the logins that have failed: past a limit, none is tried for a while."""
+    """Counts the wrong tokens: past a limit, further ones are told to wait."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start with none."""
@@ -106,7 +108,7 @@ class Failures:
         self._times: deque[float] = deque()
 
     def wait(self) -> int:
-        """Return for how many seconds no login is tried; 0: one may be tried now."""
+        """Return for how many seconds a client with a wrong token is to wait; 0: it may try again now."""
         with self._mutex:
             now = self._clock()
             while self._times and self._times[0] <= now - FAILURE_SECONDS:

@@ -38,6 +38,10 @@ class ChangedMeanwhile(SemelError):
     """It has changed meanwhile, and nothing was done. Look at it again."""
 
 
+class ReasonNotKept(SemelError):
+    """It is done, but the audit trail does not have the reason."""
+
+
 class FormIncomplete(SemelError):
     """The form is not complete."""
 
@@ -193,7 +197,7 @@ class Actor:
                 verdict = run(upkeep.release, ports, hold)
             if verdict is Verdict.FENCED:
                 raise ChangedMeanwhile
-            self._reader.store.perform(Note(hold, "explained", reason))
+            self._explain(Note(hold, "explained", reason))
 
     def message(self, name: str, whole: Whole, form: dict[str, str], user: str) -> None:
         """Carry out an action on a dead letter."""
@@ -206,7 +210,7 @@ class Actor:
             if not self._reader.carry_out(change(id=stored.id, actor=user)):
                 raise ChangedMeanwhile
             hold = Hold(f"outbox:{stored.to}", stored.id, stored.attempts, NO_TOKEN)
-            self._reader.store.perform(Note(hold, "explained", reason))
+            self._explain(Note(hold, "explained", reason))
 
     def endpoint(self, name: str, endpoint: Endpoint, form: dict[str, str], user: str) -> None:
         """Turn an endpoint on or off."""
@@ -222,7 +226,14 @@ class Actor:
             if self._reader.run(change) is None:
                 raise ChangedMeanwhile
             hold = Hold(f"webhook:{endpoint.name}", endpoint.url, 1, NO_TOKEN)
-            self._reader.store.perform(Note(hold, f"{name}d", reason))
+            self._explain(Note(hold, f"{name}d", reason))
+
+    def _explain(self, note: Note) -> None:
+        """Keep the reason. The action is done by now, whatever happens here."""
+        try:
+            self._reader.store.perform(note)
+        except Exception as error:
+            raise ReasonNotKept(str(error)) from error
 
     @contextmanager
     def _as(self, user: str) -> Iterator[None]:
@@ -246,9 +257,17 @@ def reason_of(form: dict[str, str]) -> str:
 
 def _result(form: dict[str, str]) -> Any:
     try:
-        return as_json("result", json.loads(form.get("result", "")))
+        return as_json("result", json.loads(form.get("result", ""), object_pairs_hook=_members))
     except (ValueError, ResultNotJSON, RecursionError):
         raise FormIncomplete('The result is not JSON. Write {"id": 7}, "text", 7 or null.') from None
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a name that is there twice: only one of the two values would be kept."""
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise FormIncomplete("The result has two members with the same name.")
+    return members
 
 
 def find(actions: Sequence[Action], name: str) -> Action:

@@ -8,12 +8,19 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from semel.console.access import Auth, Token, User, check_user
-from semel.console.http import MAX_BODY, Request, Response, login_failed, placed, too_long
+from semel.console.http import MAX_BODY, Request, Response, login_failed, placed, too_long, with_slash
 from semel.console.site import Site
+from semel.console.threads import MAX_THREADS, PAGE_SECONDS, AllBusy, Threads
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_BUSY = f"{MAX_THREADS} pages are being made, and none of them is ready: the store may not answer. Nothing was done."
+_LATE = (
+    f"This page has taken more than {PAGE_SECONDS:.0f} seconds. A form that was sent may still be carried out: look "
+    "again before you send it again."
+)
 
 
 class Console:
@@ -25,6 +32,7 @@ class Console:
         no framework has said so.
         """
         self.site = Site(store, auth)
+        self._threads = Threads()
         self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,23 +40,38 @@ class Console:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] == "http":
-            await _send(send, await self._respond(scope, receive))
+            response = await self._respond(scope, receive)
+            if response is not None:
+                await _send(send, response)
         else:
             await send({"type": "websocket.close", "code": 1000})
 
     def close(self) -> None:
         """Close the store, unless it was given."""
+        self._threads.close()
         self.site.close()
 
-    async def _respond(self, scope: Scope, receive: Receive) -> Response:
-        body = await _read(receive)
+    async def _respond(self, scope: Scope, receive: Receive) -> Response | None:
+        """Return the answer; None: the client is gone, and nothing was done."""
+        try:
+            body = await _read(receive)
+        except _Gone:
+            return None
         if body is None:
             return too_long()
+        path, base = placed(scope["path"], scope.get("root_path", "") + "/" + self._path)
+        query = scope.get("query_string", b"").decode("latin-1")
+        if base and path == "/" and not scope["path"].endswith("/"):
+            return with_slash(base, query)
+        if path.startswith("/static/"):
+            return self.site.respond(Request(scope["method"], path, base))
+        return await self._page(scope, path, base, query, body)
+
+    async def _page(self, scope: Scope, path: str, base: str, query: str, body: bytes) -> Response:
         try:
             user = await self._user(scope)
         except Exception as error:  # noqa: BLE001 - it is the application's function
             return login_failed(error)
-        path, base = placed(scope["path"], scope.get("root_path", "") + "/" + self._path)
         headers: dict[str, str] = {}
         for name, value in scope["headers"]:
             text = value.decode("latin-1")
@@ -58,13 +81,18 @@ class Console:
             scope["method"],
             path,
             base,
-            scope.get("query_string", b"").decode("latin-1"),
+            query,
             headers,
             body,
             is_secure=scope.get("scheme") == "https",
             user=user,
         )
-        return await asyncio.to_thread(self.site.respond, request)
+        try:
+            return await self._threads.run(lambda: self.site.respond(request))
+        except AllBusy:
+            return self.site.unanswered(request, "The console is busy", _BUSY)
+        except TimeoutError:
+            return self.site.unanswered(request, "The store does not answer", _LATE)
 
     async def _user(self, scope: Scope) -> User | None:
         auth = self.site.auth
@@ -83,11 +111,17 @@ class Console:
             await send({"type": "lifespan.startup.complete"})
 
 
+class _Gone(Exception):
+    """The client is gone, and its form may have been cut off."""
+
+
 async def _read(receive: Receive) -> bytes | None:
-    """Return the body; None: it is too long."""
+    """Return the body; None: it is too long. Raises ``_Gone`` for one that has no end."""
     body = b""
     while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _Gone
         body += bytes(message.get("body", b""))
         if len(body) > MAX_BODY:
             return None

@@ -14,7 +14,7 @@ from django.urls import re_path
 from django.views.decorators.csrf import csrf_exempt
 
 from semel.console.access import Auth, Token, User, check_user
-from semel.console.http import MAX_BODY, Request, Response, login_failed, placed, too_long
+from semel.console.http import MAX_BODY, Request, Response, cut_off, login_failed, placed, too_long, with_slash
 from semel.console.site import Site
 from semel.django import conf
 from semel.stores import Store
@@ -55,10 +55,13 @@ class _View:
         # Its forms have a token of their own, and the origin is checked.
         self.respond = csrf_exempt(self._respond)
 
-    def _respond(self, request: HttpRequest, rest: str) -> HttpResponse:
+    def _respond(self, request: HttpRequest, rest: str, **_: Any) -> HttpResponse:
+        # The path of the mount may have parameters of its own, which are the application's.
         body = request.body
         if len(body) > MAX_BODY:
             return _as_django(too_long())
+        if (said := request.META.get("CONTENT_LENGTH")) and said != str(len(body)):
+            return _as_django(cut_off())
         auth = self._auth
         try:
             user = None if auth is None or isinstance(auth, Token) else check_user(auth(request))
@@ -66,6 +69,8 @@ class _View:
             return _as_django(login_failed(error))
         whole = request.path
         path, base = placed(whole, whole[: len(whole) - len(rest)] if rest else whole)
+        if base and path == "/" and not whole.endswith("/"):
+            return _as_django(with_slash(base, request.META.get("QUERY_STRING", "")))
         asked = Request(
             request.method or "GET",
             path,

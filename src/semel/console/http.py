@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from semel.console.access import User
 from semel.core.value import value
@@ -61,11 +62,18 @@ class Request:
         """The fields of the form that was sent."""
         return _fields(self.body.decode("latin-1"))
 
-    @property
-    def cookies(self) -> dict[str, str]:
-        """The cookies. Those of the host application may be of any shape, and hide none of ours."""
+    def cookies(self, kind: str) -> list[str]:
+        """Return the cookies of a kind: several, if a browser has some for different paths. Those of the host
+        application may be of any shape, and hide none of ours.
+        """
+        name = self.cookie_name(kind)
         pairs = (each.strip().partition("=") for each in self.headers.get("cookie", "").split(";"))
-        return {name: text for name, _, text in pairs}
+        return [text for found, _, text in pairs if found == name]
+
+    def cookie_name(self, kind: str) -> str:
+        """Return what a cookie of this console is called: browsers keep those of all ports of a host together."""
+        where = f"{self.headers.get('host', '')}{self.base}".encode("utf-8", "surrogatepass")
+        return f"{kind}_{hashlib.sha256(where).hexdigest()[:8]}"
 
     @property
     def is_from_here(self) -> bool:
@@ -76,7 +84,7 @@ class Request:
         # Browsers say it on https and on loopback only. The scheme may be changed on the way, by a proxy.
         origin, host = self.headers.get("origin"), self.headers.get("host")
         try:
-            return origin is not None and host is not None and urlsplit(origin).netloc == host
+            return bool(origin and host) and urlsplit(str(origin)).netloc == host
         except ValueError:
             return False
 
@@ -104,6 +112,17 @@ def see_other(place: str) -> Response:
     return Response(303, (("location", place),))
 
 
+def with_slash(base: str, query: str) -> Response:
+    """Send the browser from the mount without a slash at its end to the one with it, where the cookies are."""
+    place = f"{quoted(base)}/" + (f"?{query}" if query else "")
+    return finished(Response(308, (("location", place),)))
+
+
+def quoted(base: str) -> str:
+    """Return the place of the console as it is written in links."""
+    return quote(base, safe="/")
+
+
 def finished(response: Response) -> Response:
     """Return *response* with what every answer has."""
     return response.plus(*ALWAYS, ("content-length", str(len(response.body))))
@@ -112,6 +131,12 @@ def finished(response: Response) -> Response:
 def too_long() -> Response:
     """Refuse a form that is too long."""
     return finished(Response(413, (("content-type", "text/plain"),), b"This form is too long.\n"))
+
+
+def cut_off() -> Response:
+    """Refuse a form that is not as long as was said: half a form may say something else than the whole."""
+    said = b"This form is not as long as its Content-Length says. Nothing was done.\n"
+    return finished(Response(400, (("content-type", "text/plain"),), said))
 
 
 def login_failed(error: Exception) -> Response:

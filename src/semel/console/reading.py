@@ -5,6 +5,7 @@ Each read is bounded, however large the tables are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -37,12 +38,12 @@ from semel.core.value import value
 from semel.errors import SemelError
 from semel.flows.upkeep import hold_of
 from semel.stores import Store
-from semel.stores.dialect import durable_of, keeps_messages, messages_of
+from semel.stores.dialect import POSTGRESQL, durable_of, keeps_messages, messages_of
 from semel.stores.inbox import InboxStatements, Listed
 from semel.stores.outbox import Lag, OutboxStatements, Statements, Stored, Whole, carry_out
-from semel.stores.statement import Joined
+from semel.stores.statement import Joined, Query
 from semel.stores.transaction import at_once
-from semel.webhooks import Endpoints
+from semel.stores.webhooks import EndpointStatements
 
 T = TypeVar("T")
 
@@ -58,6 +59,13 @@ LOOKED_THROUGH = 500
 #: Of each type and destination, so many messages of one step are looked for.
 NUMBERS = 10
 
+#: Seconds that a statement about messages may take on PostgreSQL, with its waiting for locks.
+MESSAGE_SECONDS = 3
+_LIMIT: Joined[None] = Joined(
+    Query("SELECT set_config('statement_timeout', :limit, true)"), {"limit": f"{MESSAGE_SECONDS}s"}, lambda _: None
+)
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _UNSENT = ("dead", "waiting", "behind", "ready", "sent")
 
 
@@ -121,11 +129,20 @@ class Reader:
         """Whether the store has an outbox, an inbox and endpoints."""
         return keeps_messages(self.store)
 
+    def can_hold(self, text: str) -> bool:
+        """Whether the store can have this *text* at all. If not, to ask for it would be an error of the database."""
+        dialect = durable_of(self.store).dialect
+        if dialect is None:
+            return True
+        return _SURROGATE.search(text) is None and not ("\0" in text and dialect.name == POSTGRESQL)
+
     def count(self, since: datetime | None) -> tuple[Counts, int | None]:
         """Count records, and messages that are not sent yet."""
         counts = self.store.perform(Count(CAP, NEWEST, since))
-        self._unread = []
-        self._lag = lag = self._optional("The outbox", self._unread, self.lag)
+        unread: list[str] = []
+        lag = self._optional("The outbox", unread, self.lag)
+        # Only now: while this thread counts, others show what was counted before.
+        self._lag, self._unread = lag, unread
         waiting = None if lag is None else sum(each.ready + each.waiting + each.behind for each in lag.destinations)
         return counts, waiting
 
@@ -197,22 +214,33 @@ class Reader:
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         """Read the endpoints of webhooks."""
-        return tuple(Endpoints(durable_of(self.store)).list())
+        return self.run(EndpointStatements(self.store).list())
 
     def carry_out(self, statements: Statements[T]) -> T:
         """Run statements about the outbox in a transaction of their own."""
-        return at_once(carry_out(durable_of(self.store), statements))
+        return at_once(carry_out(durable_of(self.store), self._limited(statements)))
 
     def run(self, joined: Joined[T]) -> T:
         """Run one statement in a transaction of its own."""
         transaction = durable_of(self.store).transaction()
         transaction.perform(Open())
         try:
+            for limit in self._limits:
+                transaction.run(limit)
             answer: T = transaction.run(joined)
             transaction.perform(CommitAlone())
         finally:
             transaction.perform(Undo())
         return answer
+
+    def _limited(self, statements: Statements[T]) -> Statements[T]:
+        yield from self._limits
+        return (yield from statements)
+
+    @property
+    def _limits(self) -> tuple[Joined[None], ...]:
+        """What goes before a statement about messages, which runs on a connection with the application's settings."""
+        return (_LIMIT,) if messages_of(self.store).name == POSTGRESQL else ()
 
     @property
     def _outbox(self) -> OutboxStatements:

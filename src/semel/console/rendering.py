@@ -51,6 +51,7 @@ def _environment() -> Environment:
         "result": lambda result: body(json.dumps(result, ensure_ascii=False, indent=1).encode("utf-8", "replace")),
         "seen": typed,
         "seconds": seconds,
+        "without_secrets": without_secrets,
         "wrapped": wrapped,
     }
     return environment
@@ -106,6 +107,16 @@ def wrapped(text: str) -> Markup:
     if len(shown) <= UNBROKEN:
         return Markup("{}").format(shown)
     return Markup("<wbr>").join(shown[start : start + BREAK_EVERY] for start in range(0, len(shown), BREAK_EVERY))
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL without its user, its query and its fragment: receivers are often told apart by a secret there."""
+    rest, mark, _ = url.partition("#")
+    rest, asks, _ = rest.partition("?")
+    scheme, slashes, place = rest.partition("//")
+    host, slash, path = place.partition("/")
+    shown = f"{scheme}{slashes}{host.rpartition('@')[2]}{slash}{path}"
+    return f"{shown}?…" if asks or mark else shown
 
 
 def body(data: bytes) -> str:

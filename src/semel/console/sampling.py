@@ -13,10 +13,13 @@ from datetime import datetime, timedelta
 from semel.console.charts import Series
 from semel.core.commands import Counts
 from semel.core.value import value
+from semel.errors import StoreUnavailable
 
 MINUTES = 60
 #: The counts that are shown are as old as this at most, in seconds, however many people look.
 FRESH_SECONDS = 2.0
+#: How long a thread waits for the first count that another makes.
+FIRST_SECONDS = 10.0
 #: Keys that were made since the last count are of this minute, more or less. After a longer pause they are of none.
 MAX_PAUSE = timedelta(seconds=90)
 
@@ -49,19 +52,31 @@ class Samples:
         self._count = count
         self._clock = clock
         self._mutex = threading.Lock()
+        self._counted = threading.Condition(self._mutex)
+        self._is_counting = False
         self._minutes: dict[int, Sample] = {}
         self._last: Counts | None = None
         self._last_at = 0.0
 
     def now(self) -> Counts:
-        """Return the newest counts."""
-        with self._mutex:
-            if self._last is None or self._clock() - self._last_at >= FRESH_SECONDS:
-                before = self._last
-                counts, outbox = self._count(None if before is None else before.now)
+        """Return the newest counts. While one thread counts, others get the last ones; or wait, if there are none."""
+        with self._counted:
+            if self._last is None and not self._counted.wait_for(lambda: not self._is_counting, FIRST_SECONDS):
+                raise StoreUnavailable("The store has not been counted yet: it does not answer.")
+            before = self._last
+            if before is not None and (self._is_counting or self._clock() - self._last_at < FRESH_SECONDS):
+                return before
+            self._is_counting = True
+        try:
+            counts, outbox = self._count(None if before is None else before.now)
+            with self._mutex:
                 self._note(before, counts, outbox)
                 self._last, self._last_at = counts, self._clock()
-            return self._last
+        finally:
+            with self._counted:
+                self._is_counting = False
+                self._counted.notify_all()
+        return counts
 
     def series(self) -> tuple[Series, ...]:
         """Return what was counted in the last hour."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,17 +18,20 @@ from typing import Any
 
 from semel.console.access import Auth, Failures, Token, User, check_auth
 from semel.console.examination import Examination
-from semel.console.http import Request, Response, finished, see_other
+from semel.console.http import Request, Response, finished, quoted, see_other
 from semel.console.http import html as as_html
 from semel.console.reading import Reader
 from semel.console.rendering import render
-from semel.console.views import Refused, Views, quoted
+from semel.console.views import Refused, Views
 from semel.errors import ConfigurationError, StoreError
 from semel.stores import AsyncStore, Store, store
 
 logger = logging.getLogger("semel.console")
 
+#: Kinds of cookies.
 SESSION, FORM = "semel_console", "semel_console_form"
+#: Sessions that were ended, and are remembered, at most.
+MAX_ENDED = 10_000
 
 #: The files that a page loads, and their types.
 STATIC = {
@@ -55,7 +59,8 @@ class Site(Views):
             self.reader.findings = Examination(given)
         self._failures = Failures()
         #: Sessions that were ended by a log-out here. Other processes know nothing of them.
-        self._ended: set[str] = set()
+        self._ended: dict[str, None] = {}
+        self._mutex = threading.Lock()
         self._clock = clock
 
     def respond(self, request: Request) -> Response:
@@ -74,6 +79,10 @@ class Site(Views):
             response = self.refusal(request, 500, "This page has failed", said)
         whole = finished(response)
         return replace(whole, body=b"") if request.method == "HEAD" else whole
+
+    def unanswered(self, request: Request, title: str, said: str) -> Response:
+        """Answer a request for which there is no thread, or whose thread has not ended in time."""
+        return finished(self.refusal(request, 503, title, said)).plus(("retry-after", "5"))
 
     def close(self) -> None:
         """Close the store, unless it was given."""
@@ -98,22 +107,36 @@ class Site(Views):
         if not user.may("read"):
             raise Refused(403, "Not for you", f"{user.name} may not see this console: the role read is missing.")
         if parts == ["logout"] and request.method == "POST":
-            self._ended.add(request.cookies.get(SESSION, ""))
+            self._end(request)
             return see_other(f"{quoted(request.base)}/").plus(_cookie(request, SESSION, "", 0))
         return self.page(request, user, parts)
 
     def _user(self, request: Request) -> User | None:
         if isinstance(self.auth, Token):
-            cookie = request.cookies.get(SESSION, "")
-            is_valid = self.auth.is_session(cookie, self._clock()) and cookie not in self._ended
-            return self.auth.user if is_valid else None
+            return self.auth.user if self._sessions(request) else None
         return request.user
 
+    def _sessions(self, request: Request) -> list[str]:
+        """Return the sessions of a browser that are not over."""
+        token, now = self.auth, self._clock()
+        if not isinstance(token, Token):
+            return []
+        return [each for each in request.cookies(SESSION) if token.is_session(each, now) and each not in self._ended]
+
+    def _end(self, request: Request) -> None:
+        """End the sessions of a browser, and forget those that are over by themselves."""
+        token, now = self.auth, self._clock()
+        if isinstance(token, Token):
+            with self._mutex:
+                ended = [*self._ended, *self._sessions(request)]
+                self._ended = dict.fromkeys([each for each in ended if token.is_session(each, now)][-MAX_ENDED:])
+
     def _log_in(self, request: Request, token: Token) -> Response:
-        if wait := self._failures.wait():
-            page = self._log_in_page(request, f"Too many tries. Wait {wait} seconds.", 429)
-            return page.plus(("retry-after", str(wait)))
         if not token.is_it(request.form.get("token", "")):
+            # The right token is always let in: a stranger who guesses must not lock the operator out.
+            if wait := self._failures.wait():
+                page = self._log_in_page(request, f"That is not the token. Wait {wait} seconds.", 429)
+                return page.plus(("retry-after", str(wait)))
             self._failures.note()
             return self._log_in_page(request, "That is not the token.")
         session = token.session(self._clock())
@@ -128,17 +151,16 @@ class Site(Views):
         """Refuse a form that no page of the console has sent."""
         if not request.is_from_here:
             raise Refused(403, "Not from here", "This form was not sent by a page of the console. Nothing was done.")
-        cookie, field = request.cookies.get(FORM, ""), request.form.get("form", "")
-        if not cookie or not compare_digest(cookie.encode(), field.encode("utf-8", "replace")):
+        field = request.form.get("form", "").encode("utf-8", "replace")
+        cookies = [each.encode("utf-8", "replace") for each in request.cookies(FORM) if each]
+        if not any(compare_digest(each, field) for each in cookies):
             said = "This form is too old, or cookies are off. Nothing was done: load the page again."
             raise Refused(403, "The form is too old", said)
 
     def html(self, request: Request, user: User | None, template: str, status: int = 200, **values: Any) -> Response:
         """Make a page of a template, with a token for its forms."""
-        form = request.cookies.get(FORM, "")
-        is_new = not _is_form_token(form)
-        if is_new:
-            form = secrets.token_urlsafe(18)
+        kept = next(filter(_is_form_token, request.cookies(FORM)), None)
+        form = kept or secrets.token_urlsafe(18)
         base = quoted(request.base)
         text = render(
             template,
@@ -151,7 +173,7 @@ class Site(Views):
             **{"form": {}, "done": None, "here": f"{base}/"} | values,
         )
         response = as_html(text, status)
-        return response.plus(_cookie(request, FORM, form)) if is_new else response
+        return response.plus(_cookie(request, FORM, form)) if kept is None else response
 
     def refusal(
         self, request: Request, status: int, title: str, said: str, *, user: User | None = None, here: str | None = None
@@ -186,9 +208,9 @@ def _static(parts: list[str]) -> Response:
     return Response(200, (("content-type", STATIC[parts[0]]),), data)
 
 
-def _cookie(request: Request, name: str, text: str, age: int | None = None) -> tuple[str, str]:
+def _cookie(request: Request, kind: str, text: str, age: int | None = None) -> tuple[str, str]:
     path = f"{quoted(request.base)}/"
-    said = f"{name}={text}; Path={path}; HttpOnly; SameSite=Strict"
+    said = f"{request.cookie_name(kind)}={text}; Path={path}; HttpOnly; SameSite=Strict"
     if age is not None:
         said += f"; Max-Age={age}"
     return "set-cookie", said + ("; Secure" if request.is_secure else "")

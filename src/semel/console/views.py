@@ -6,13 +6,12 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
 from uuid import UUID
 
 from semel.console import actions, filters
 from semel.console.access import User
-from semel.console.actions import Action, Actor, ChangedMeanwhile, FormIncomplete
-from semel.console.http import Request, Response, see_other
+from semel.console.actions import Action, Actor, ChangedMeanwhile, FormIncomplete, ReasonNotKept
+from semel.console.http import Request, Response, quoted, see_other
 from semel.console.reading import CAP, MESSAGES, NEWEST, Operation, Reader
 from semel.console.rendering import operation_name
 from semel.console.sampling import Samples
@@ -22,7 +21,7 @@ from semel.core.inbox import ReceiptState
 from semel.core.operator import commands_for, outcome_of
 from semel.core.place import read_place
 from semel.core.recovery import read_back
-from semel.core.text import pasteable
+from semel.core.text import as_typed, pasteable
 from semel.errors import ConfigurationError, SemelError
 
 logger = logging.getLogger("semel.console")
@@ -117,6 +116,7 @@ class Views(ABC):
 
     def _operations(self, request: Request, user: User) -> Response:
         asked = filters.read(request.asked)
+        self._check_text(*map(as_typed, asked.typed.values()), *(read_place(asked.after)[1:] if asked.after else ()))
         page = None if asked.wrong else self.reader.operations(asked)
         status = 400 if asked.wrong else 200
         return self.html(
@@ -164,6 +164,7 @@ class Views(ABC):
         if state is not None and state not in OUTBOX_STATES:
             raise Refused(400, "No such state", f"States of messages are {', '.join(OUTBOX_STATES)}.")
         to = request.asked.get("to") or None
+        self._check_text(to or "")
         wanted = (state,) if state else OUTBOX_STATES[:-1]
         lists = [(each, self.reader.outbox(each, to)) for each in wanted]
         return self.html(
@@ -276,6 +277,10 @@ class Views(ABC):
                 carry_out()
             except ChangedMeanwhile as error:
                 return self.refusal(request, 409, "Nothing was done", str(error), user=user, here=here)
+            except ReasonNotKept as error:
+                logger.exception("%s: %s %s is done, but the reason could not be kept.", user.name, action.name, back)
+                title = "Done, but the reason could not be kept"
+                return self.refusal(request, 200, title, f"{DONE[action.name]} {error}", user=user, here=here)
             except FormIncomplete as error:
                 said, status = str(error), 422
             else:
@@ -299,6 +304,8 @@ class Views(ABC):
             _, scope, key = read_place(name)
         except ConfigurationError:
             raise Refused(404, "No such operation", "This address names no operation.") from None
+        if not self.reader.can_hold(scope + key):
+            raise Refused(404, "No such operation", "This store can't hold such a key or scope.")
         operation = self.reader.operation(scope, key)
         if operation.record is None and not operation.trail:
             said = "The store has no such key, and no audit trail of it. It may have been reaped, or freed."
@@ -321,6 +328,10 @@ class Views(ABC):
             raise Refused(404, "No such endpoint", "There is no endpoint of this name.")
         return found
 
+    def _check_text(self, *texts: str) -> None:
+        if not all(map(self.reader.can_hold, texts)):
+            raise Refused(400, "Nothing is called so", "What was typed has a character that this store can't hold.")
+
     def _need_messages(self, what: str) -> None:
         if not self.reader.has_messages:
             said = f"This store has no {what}: messages are kept in PostgreSQL and SQLite."
@@ -333,11 +344,6 @@ class Views(ABC):
 def _only_read(request: Request) -> None:
     if request.method == "POST":
         raise Refused(405, "Method not allowed", "This page takes no form.")
-
-
-def quoted(base: str) -> str:
-    """Return the place of the console as it is written in links."""
-    return quote(base, safe="/")
 
 
 def _is_uuid(text: str) -> bool:

@@ -7,8 +7,11 @@ from http import HTTPStatus
 from typing import Any
 
 from semel.console.access import Auth, Token, User, check_user
-from semel.console.http import MAX_BODY, Request, Response, login_failed, placed, too_long
+from semel.console.http import MAX_BODY, Request, Response, cut_off, login_failed, placed, too_long, with_slash
 from semel.console.site import Site
+
+#: Of a ``Content-Length``.
+MAX_DIGITS = 20
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
@@ -34,12 +37,17 @@ class Console:
         self.site.close()
 
     def _respond(self, environ: Environ) -> Response:
-        try:
-            length = int(environ.get("CONTENT_LENGTH") or 0)
-        except ValueError:
-            length = 0
-        if length > MAX_BODY:
+        said = environ.get("CONTENT_LENGTH") or "0"
+        # A negative length would be a read without an end.
+        if not said.isascii() or not said.isdigit():
+            return cut_off()
+        # Python refuses to read a number of too many digits.
+        if len(said) > MAX_DIGITS or int(said) > MAX_BODY:
             return too_long()
+        length = int(said)
+        body = environ["wsgi.input"].read(length) if length else b""
+        if len(body) != length:
+            return cut_off()
         try:
             user = self._user(environ)
         except Exception as error:  # noqa: BLE001 - it is the application's function
@@ -47,6 +55,8 @@ class Console:
         mount = _text(environ.get("SCRIPT_NAME", ""))
         # The path is what is below the mount: it is put in front, so that a path like the mount's is no matter.
         path, base = placed(mount + "/" + _text(environ.get("PATH_INFO", "")), mount)
+        if base and not environ.get("PATH_INFO"):
+            return with_slash(base, environ.get("QUERY_STRING", ""))
         headers = {
             name[5:].replace("_", "-").lower(): str(value)
             for name, value in environ.items()
@@ -58,7 +68,7 @@ class Console:
             base,
             environ.get("QUERY_STRING", ""),
             headers,
-            environ["wsgi.input"].read(length) if length else b"",
+            body,
             is_secure=environ.get("wsgi.url_scheme") == "https",
             user=user,
         )

@@ -165,7 +165,7 @@ class Key:
 
 def digest_of(key: str) -> str:
     """Return the whole digest of *key*; logs show its beginning."""
-    return sha256(key.encode()).hexdigest()
+    return sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def find(

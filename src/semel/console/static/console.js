@@ -3,6 +3,8 @@
 
 const EVERY = 5000;
 const LATE = 30000;
+// The server itself gives up after 15 seconds.
+const TOO_LONG = 20000;
 
 const pulse = document.getElementById("pulse");
 const login = document.getElementById("login");
@@ -11,13 +13,31 @@ let pause = EVERY;
 
 // A link with the token after "#" never sends it in a URL: it is sent as a form, and taken out of the address.
 if (login && location.hash.length > 1) {
-  const token = decodeURIComponent(location.hash.slice(1));
+  const token = decoded(location.hash.slice(1));
   history.replaceState(null, "", location.pathname);
   login.elements.token.value = token;
   login.requestSubmit();
-} else if (document.querySelector(".live")) {
-  document.addEventListener("visibilitychange", wake);
-  wake();
+} else {
+  forget();
+  addEventListener("hashchange", forget);
+  if (document.querySelector(".live")) {
+    document.addEventListener("visibilitychange", wake);
+    wake();
+  }
+}
+
+// A person who is logged in already may follow the link with the token again: what is no place of the page goes.
+function forget() {
+  const place = decoded(location.hash.slice(1));
+  if (place && !document.getElementById(place)) history.replaceState(null, "", location.pathname + location.search);
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 function wake() {
@@ -43,7 +63,11 @@ async function refresh() {
     return;
   }
   try {
-    const answer = await fetch(location.href, { credentials: "same-origin", redirect: "error" });
+    const answer = await fetch(location.href, {
+      credentials: "same-origin",
+      redirect: "error",
+      signal: AbortSignal.timeout(TOO_LONG),
+    });
     if (!answer.ok) throw new Error(answer.status);
     swap(new DOMParser().parseFromString(await answer.text(), "text/html"));
     pause = EVERY;
