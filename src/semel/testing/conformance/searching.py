@@ -102,7 +102,7 @@ class Searching(Suite):
             assert rounds < 50  # noqa: PLR2004 - it comes to an end
         assert seen == {f"key-{number}" for number in range(6)}
 
-    def test_bodies_stay_behind(self, store: Handle, scope: str) -> None:
+    def test_a_search_leaves_bodies_behind(self, store: Handle, scope: str) -> None:
         """A search reads status and headers, and no bodies."""
         completed(store, claim_on(scope))
         (seen,) = store.perform(Search(Filter(scope=scope), 9, ALL)).records
