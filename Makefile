@@ -48,6 +48,8 @@ bench: .venv/.ready ## Measure what Semel costs, against the same app without it
 	@$(BIN)/python -m bench messages
 	@$(BIN)/python -m bench client
 	@$(BIN)/python -m bench proxy
+	@$(BIN)/python -m bench telemetry
+	@$(BIN)/python -m bench console --rows 100000
 
 torture: .venv/.ready ## Kill it at every line, and count what was done twice or lost. It takes minutes.
 	@$(BIN)/python -m torture

@@ -81,7 +81,7 @@ class Site(Views):
         return replace(whole, body=b"") if request.method == "HEAD" else whole
 
     def unanswered(self, request: Request, title: str, said: str) -> Response:
-        """Answer a request for which there is no thread, or whose thread has not ended in time."""
+        """Answer a request for which there is no thread, or one that has not ended in time."""
         return finished(self.refusal(request, 503, title, said)).plus(("retry-after", "5"))
 
     def close(self) -> None:

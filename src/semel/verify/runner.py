@@ -97,7 +97,7 @@ async def verify(
     progress(len(plan.experiments), len(plan.experiments), LATE.name)
     await _reconcile(lab, reason)
     progress(len(plan.experiments), len(plan.experiments), "")
-    # What can't be told whose it is, is told in any case.
+    # An effect that belongs to no check is told in any case.
     checks = checks | {LATE} if lab.strays else checks
     order = {check: number for number, check in enumerate(CHECKS)}
     return Report(
