@@ -42,6 +42,13 @@ DRIVERS = ("psycopg", "asyncpg", "aiosqlite", "engine", "pool")
 #: through another driver, or without what is in front of it.
 LIKENESS = "test_likeness_to_the_reference"
 MUCH_ALIKE = ("::TestAsync", "::TestOverSQLite", "django/test_conformance.py::TestPostgres")
+#: Stores that have their statements from another one: of the tests of conformance each runs every other one, by turns.
+TURNS = {
+    "stores/shared/test_conformance.py::TestPostgres::": 0,
+    "stores/shared/test_conformance.py::TestAsyncPostgres::": 1,
+    "django/test_conformance.py::TestSQLite::": 0,
+    "stores/tiered/test_conformance.py::TestOverSQLite::": 1,
+}
 
 #: Each takes seconds: stories and loads from end to end, and a cluster that is started for a test. What they show is
 #: shown in small by quicker tests, and by one of their own kind where one is not named here.
@@ -117,6 +124,9 @@ def _is_slow(item: pytest.Function) -> bool:
     if _LONG.match(item.nodeid.removeprefix("tests/")):
         return True
     if item.originalname == LIKENESS and any(each in item.nodeid for each in MUCH_ALIKE):
+        return True
+    turn = next((turn for place, turn in TURNS.items() if place in item.nodeid), None)
+    if turn is not None and item.originalname != LIKENESS and crc32(item.name.encode()) % 2 != turn:
         return True
     given: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
     if given.get("times") == 2 and given.get("shop") != "memory":
