@@ -12,10 +12,14 @@ import sys
 from dataclasses import dataclass
 from typing import IO
 
+from semel.cli.app import COMMANDS
 from semel.cli.main import main
 
 # Imported on first use, and by the parent, so that no child has to. typer looks whether there is a pydantic.
-FIRST_USED = ("pydantic.type_adapter", "semel.cli.app", "semel.stores.postgres.store", "semel.stores.sqlite.store")
+FIRST_USED = (
+    *("pydantic.type_adapter", "semel.stores.postgres.store", "semel.stores.sqlite.store"),
+    *(where.partition(":")[0] for where in COMMANDS.values()),
+)
 
 
 @dataclass(frozen=True)

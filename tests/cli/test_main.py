@@ -99,3 +99,16 @@ def test_unexpected(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert ended.returncode == 1
     assert ended.stderr == "semel: ZeroDivisionError: division by zero (Where: python -X dev -m semel ...)\n"
+
+
+def test_a_command_imports_no_other(tmp_path: Path) -> None:
+    """Whoever migrates does not wait for the console, the doctor and the proxy to be imported."""
+    code = "import sys, semel.cli.main as m\ntry: m.main()\nfinally: print(*sys.modules, file=sys.stderr)"
+    command = [sys.executable, "-c", code, "migrate", f"sqlite:///{tmp_path}/semel.db"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert ended.returncode == 0
+    imported = ended.stderr.split()
+    assert "semel.cli.schema" in imported
+    assert not [
+        each for each in imported if each.startswith(("semel.verify", "semel.doctor", "semel.console", "jinja2"))
+    ]

@@ -1,40 +1,91 @@
-"""The list of commands. What each of them does is in the file of its noun."""
+"""The list of commands. What each of them does is in the file of its noun, which is imported when it is asked for."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+import typer.main
+from typer.core import TyperGroup
 
 from semel import __version__
-from semel.cli import console, doctor, inbox, journal, keys, outbox, proxy, relay, schema, verify, webhooks, work
-from semel.cli.demo import command as demo
 from semel.cli.judging import JudgingCommand
 
 VERSION = "Print the version of Semel."
 
+#: Each command, and where it is: a function, or a Typer of its own.
+COMMANDS = {
+    "demo": "semel.cli.demo.command:demo",
+    "migrate": "semel.cli.schema:migrate",
+    "sweep": "semel.cli.work:sweep",
+    "reap": "semel.cli.work:reap",
+    "work": "semel.cli.work:work",
+    "relay": "semel.cli.relay:relay",
+    "proxy": "semel.cli.proxy:proxy",
+    "console": "semel.cli.console:console",
+    "verify": "semel.cli.verify:verify",
+    "doctor": "semel.cli.doctor:app",
+    "keys": "semel.cli.keys:app",
+    "inbox": "semel.cli.inbox:app",
+    "journal": "semel.cli.journal:app",
+    "outbox": "semel.cli.outbox:app",
+    "webhooks": "semel.cli.webhooks:app",
+}
+#: Those of the functions that have an exit status for a judgement.
+JUDGING = frozenset({"verify"})
+
+
+class _Found(Mapping[str, Any]):
+    """Commands by their names. One that is not asked for is not imported: all together take longer than most run."""
+
+    def __init__(self, here: Mapping[str, Any]) -> None:
+        self._found = dict(here)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._found:
+            module, _, attribute = COMMANDS[name].partition(":")
+            self._found[name] = _command(name, getattr(import_module(module), attribute))
+        return self._found[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in COMMANDS or name in self._found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*COMMANDS, *self._found]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+def _command(name: str, made: Any) -> Any:
+    around = typer.Typer(add_completion=False)
+    around.callback()(options)  # With it, what is inside keeps its name.
+    if isinstance(made, typer.Typer):
+        around.add_typer(made, name=name)
+    else:
+        around.command(name, cls=JudgingCommand if name in JUDGING else None)(made)
+    commands: Any = typer.main.get_command(around)
+    return commands.commands[name]
+
+
+class Commands(TyperGroup):
+    """The commands after ``semel``."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Have those of `COMMANDS`, too."""
+        super().__init__(**settings)
+        self.commands: Any = _Found(self.commands)
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Semel makes HTTP APIs safe to retry. Stores are named by URL, here or in SEMEL_STORE.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # main.py prints one line for an error.
 )
-
-app.command("demo")(demo.demo)
-app.command("migrate")(schema.migrate)
-app.command("sweep")(work.sweep)
-app.command("reap")(work.reap)
-app.command("work")(work.work)
-app.command("relay")(relay.relay)
-app.command("proxy")(proxy.proxy)
-app.command("console")(console.console)
-app.command("verify", cls=JudgingCommand)(verify.verify)
-app.add_typer(doctor.app, name="doctor")
-app.add_typer(keys.app, name="keys")
-app.add_typer(inbox.app, name="inbox")
-app.add_typer(journal.app, name="journal")
-app.add_typer(outbox.app, name="outbox")
-app.add_typer(webhooks.app, name="webhooks")
 
 
 @app.command()

@@ -15,7 +15,9 @@ USAGE = 2
 def main() -> None:
     """Run the command line that this process was started with."""
     try:
-        from semel.cli.app import app  # noqa: PLC0415 - needs the extra semel[cli]
+        import rich  # noqa: F401, PLC0415 - needs the extra semel[cli]
+
+        from semel.cli.app import app  # noqa: PLC0415 - as above
     except ModuleNotFoundError as missing:
         if not is_of(missing, "rich", "typer"):
             raise
