@@ -29,7 +29,7 @@ from semel.stores.connections.script import is_short, plain
 from semel.stores.django.units import Database, no_tables
 from semel.stores.django.wrapper import Block, Wrapper, close, name_of
 from semel.stores.postgres.address import LOCK_SECONDS, Address
-from semel.stores.postgres.base import retried
+from semel.stores.postgres.base import check_version, retried, tells_version
 from semel.stores.postgres.durability import Durability
 from semel.stores.postgres.errors import translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
@@ -127,6 +127,8 @@ class Postgres(Database):
         if self._run_once(wrapper, self._statements.check()):
             raise self._read_only()
         self._run_once(wrapper, self._statements.check_privileges(str(self._address)))
+        if self._run_once(wrapper, tells_version(Names())):
+            self._run_once(wrapper, check_version(Names(), str(self._address)))
 
     def joined(self) -> JoinedStatements:
         """Return the statements that join."""

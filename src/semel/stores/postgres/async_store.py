@@ -19,7 +19,7 @@ from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.async_listening import AsyncListener
 from semel.stores.postgres.async_opening import PsycopgSession, as_given, settle
-from semel.stores.postgres.base import TRIES, PostgresBase
+from semel.stores.postgres.base import TRIES, PostgresBase, check_version, tells_version
 from semel.stores.postgres.durability import FOR_TRANSACTION, is_off_async
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, read_only, translated, unreachable
 from semel.stores.postgres.pooler import is_direct_async
@@ -134,6 +134,8 @@ class AsyncPostgresStore(PostgresBase, AsyncStore):
         if await self._links[0].run(self._statements.check()):
             raise read_only(str(self.address))
         await self._links[0].run(self._statements.check_privileges(str(self.address)))
+        if await self._links[0].run(tells_version(self.address.names)):
+            await self._links[0].run(check_version(self.address.names, str(self.address)))
 
     async def close(self) -> None:
         """Finish what is under way and disconnect."""
