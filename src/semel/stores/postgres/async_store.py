@@ -133,9 +133,7 @@ class AsyncPostgresStore(PostgresBase, AsyncStore):
             self._bind()
         if await self._links[0].run(self._statements.check()):
             raise read_only(str(self.address))
-        await self._links[0].run(self._statements.check_privileges(str(self.address)))
-        if await self._links[0].run(tells_version(self.address.names)):
-            await self._links[0].run(check_version(self.address.names, str(self.address)))
+        await self._check(self._links[0])
 
     async def close(self) -> None:
         """Finish what is under way and disconnect."""
@@ -187,10 +185,15 @@ class AsyncPostgresStore(PostgresBase, AsyncStore):
         if self._liveness is not None:
             await self._settle()
         if not self._may_write:
-            # Once, with the first claim: a role that may claim but not complete is found out before a handler runs.
-            await link.run(self._statements.check_privileges(str(self.address)))
-            self._may_write = True
+            await self._check(link)
         return await link.run(self._statements.claim(batch), batch)
+
+    async def _check(self, link: _Link) -> None:
+        # Once: a role that may claim but not complete, or tables of another version, are told before a handler runs.
+        await link.run(self._statements.check_privileges(str(self.address)))
+        if await link.run(tells_version(self.address.names)):
+            await link.run(check_version(self.address.names, str(self.address)))
+        self._may_write = True
 
     async def _settle(self) -> None:
         if self._liveness is not None and not self._liveness.is_settled:

@@ -97,9 +97,7 @@ class PostgresStore(PostgresBase, Store):
         with _Link(self.address) as link:
             if link.run(self._statements.check()):
                 raise read_only(str(self.address))
-            link.run(self._statements.check_privileges(str(self.address)))
-            if link.run(tells_version(self.address.names)):
-                link.run(check_version(self.address.names, str(self.address)))
+            self._check(link)
 
     def migrate(self) -> list[str]:
         """Apply the migrations that are missing, each statement in a transaction of its own."""
@@ -152,10 +150,15 @@ class PostgresStore(PostgresBase, Store):
 
     def _claim(self, link: _Link, batch: list[Claim]) -> list[Any]:
         if not self._may_write:
-            # Once, with the first claim: a role that may claim but not complete is found out before a handler runs.
-            link.run(self._statements.check_privileges(str(self.address)))
-            self._may_write = True
+            self._check(link)
         return link.run(self._statements.claim(batch), is_shared=len(batch) > 1)
+
+    def _check(self, link: _Link) -> None:
+        # Once: a role that may claim but not complete, or tables of another version, are told before a handler runs.
+        link.run(self._statements.check_privileges(str(self.address)))
+        if link.run(tells_version(self.address.names)):
+            link.run(check_version(self.address.names, str(self.address)))
+        self._may_write = True
 
     def _complete(self, link: _Link, batch: list[Complete]) -> list[Any]:
         verdicts = link.run(self._statements.complete(batch), is_shared=len(batch) > 1)
