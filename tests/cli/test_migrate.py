@@ -1,5 +1,6 @@
 """`semel migrate`."""
 
+import json
 import sqlite3
 import subprocess
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import psycopg
 import pytest
 
 from semel.stores import store
+from semel.stores.statement import Names, load_migrations
 
 Semel = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -63,3 +65,87 @@ def test_beside_other_tables(semel: Semel, url: str) -> None:
 
 def connect(url: str) -> Any:
     return psycopg.connect(url) if url.startswith("postgresql") else sqlite3.connect(url.removeprefix("sqlite:///"))
+
+
+class TestPlan:
+    def test_shown(self, semel: Semel, empty_postgres_url: str) -> None:
+        """A plan has each statement, what it locks, and what has to wait; it changes nothing."""
+        made_up_to(empty_postgres_url, "0003_pre_accepted")
+        shown = semel("migrate", empty_postgres_url, "--plan")
+        assert shown.returncode == 0
+        assert "0004_pre_lean: pre, before the new code is started\n" in shown.stdout
+        assert OF_AN_INDEX in shown.stdout
+        assert "     blocks: nothing: no code uses the new table yet\n" in shown.stdout
+        assert "\x1b" not in shown.stdout
+        assert semel("migrate", empty_postgres_url, "--plan").stdout == shown.stdout
+        assert semel("migrate", empty_postgres_url).stdout.startswith("0004_pre_lean applied\n")
+
+    def test_coloured(self, semel: Semel, sqlite_url: str) -> None:
+        """A terminal gets colours."""
+        assert "\x1b[1m" in semel("migrate", sqlite_url, "--plan", FORCE_COLOR="1", TERM="xterm").stdout
+
+    def test_json(self, semel: Semel, url: str) -> None:
+        """Programs get the same as JSON; in a store without tables, nothing is blocked."""
+        planned = json.loads(semel("migrate", url, "--plan", "--json").stdout)
+        assert [each["name"] for each in planned][:2] == ["0001_pre_keys", "0002_pre_steps"]
+        assert {each["phase"] for each in planned} == {"pre"}
+        statements = [statement for each in planned for statement in each["statements"]]
+        assert statements[0].keys() == {"sql", "table", "lock", "work", "blocks"}
+        assert statements[0]["sql"].startswith("CREATE TABLE semel_keys (\n")
+        assert all(statement["blocks"].startswith("nothing") for statement in statements)
+
+    def test_nothing(self, semel: Semel, url: str) -> None:
+        """A store that is up to date has no plan."""
+        semel("migrate", url)
+        shown = semel("migrate", url, "--plan")
+        assert (shown.stdout, shown.returncode) == ("nothing to do\n", 0)
+        assert semel("migrate", url, "--plan", "--json").stdout == "[]\n"
+        assert json.loads(semel("migrate", url, "--json").stdout) == {"done": ["nothing to do"]}
+
+    def test_no_file(self, semel: Semel, sqlite_url: str) -> None:
+        """A plan makes no file."""
+        assert "CREATE TABLE semel_keys" in semel("migrate", sqlite_url, "--plan").stdout
+        assert not Path(sqlite_url.removeprefix("sqlite:///")).exists()
+
+    def test_sqlite_in_use(self, semel: Semel, sqlite_url: str) -> None:
+        """A file with tables is locked as a whole, for those who write."""
+        with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as file:
+            file.executescript(dict(load_migrations("semel.stores.sqlite", Names()))["0001_pre_keys"])
+            file.execute("INSERT INTO semel_keys_migrations VALUES ('0001_pre_keys', 0)")
+            file.commit()
+        shown = semel("migrate", sqlite_url, "--plan").stdout
+        assert "0001_pre_keys" not in shown
+        assert "     rows:   all rows are written anew\n" in shown
+        assert "     blocks: what writes to the file, until the migration is committed; replays go on\n" in shown
+
+    def test_half(self, semel: Semel, empty_postgres_url: str) -> None:
+        """A migration that stopped on the way is shown from where it goes on."""
+        made_up_to(empty_postgres_url, "0004_pre_lean")
+        with closing(connect(empty_postgres_url)) as connection:
+            connection.execute("CREATE TABLE semel_outbox (state text, ended_at text)")
+            connection.execute("INSERT INTO semel_keys_migrations VALUES ('0005_pre_messages (6 of 10)')")
+            connection.commit()
+        shown = semel("migrate", empty_postgres_url, "--plan").stdout
+        assert "an earlier run stopped after 6 of its statements; these are left\n" in shown
+        assert "\n  7. CREATE TABLE semel_inbox (" in shown
+        assert "  1. " not in shown
+        assert "0005_pre_messages applied\n" in semel("migrate", empty_postgres_url).stdout
+
+
+OF_AN_INDEX = """\
+  6. CREATE INDEX IF NOT EXISTS semel_keys_age ON semel_keys (created_at)
+     locks:  SHARE on semel_keys
+     rows:   all rows are read
+     blocks: claims, answers and replays, while it reads the whole table
+"""
+
+
+def made_up_to(url: str, last: str) -> None:
+    """Make the tables of an older checkout."""
+    with closing(connect(url)) as connection:
+        connection.execute("CREATE TABLE semel_keys_migrations (name text PRIMARY KEY, applied_at timestamptz)")
+        for name, script in load_migrations("semel.stores.postgres", Names()):
+            if name <= last:
+                connection.execute(script)
+                connection.execute(f"INSERT INTO semel_keys_migrations VALUES ('{name}')")
+        connection.commit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from io import StringIO
 from typing import Any
@@ -15,8 +16,10 @@ from django.test import override_settings
 
 from semel import stores
 from semel.core.record import Hold
-from semel.errors import StoreNotReady
+from semel.errors import ConfigurationError, StoreNotReady, StoreUnavailable
 from semel.stores.django import DjangoStore, schema
+from semel.stores.postgres import migrating
+from semel.stores.statement import load_migrations
 from tests.django import project
 from tests.django.operations import claim_on
 
@@ -168,3 +171,94 @@ def test_sqlmigrate(url: str) -> None:
         call_command("sqlmigrate", "semel", "0002", backwards=True, stdout=said)
         assert "DROP TABLE IF EXISTS semel_keys" in said.getvalue()
         assert schema.applied(connection) == []
+
+
+class TestInUse:
+    """A migration of a later version, on PostgreSQL."""
+
+    NEXT = "9001_pre_next"
+    #: A column; and an index, which can't be part of a transaction.
+    COLUMN = "ALTER TABLE semel_keys ADD COLUMN colour text;"
+    INDEX = f"{COLUMN} CREATE INDEX CONCURRENTLY semel_keys_colour ON semel_keys (colour);"
+
+    @pytest.fixture
+    def bring(self, monkeypatch: pytest.MonkeyPatch, postgres_url: str) -> Iterator[Callable[[str], None]]:
+        """Have one more migration, on a database with the tables of this version."""
+
+        def bring(script: str) -> None:
+            for module in (schema, migrating):
+                monkeypatch.setattr(module, "load_migrations", lambda *at: [*load_migrations(*at), (self.NEXT, script)])
+
+        with project.databases(default=postgres_url):
+            migrate("semel")
+            yield bring
+
+    def apply(self, *, atomic: bool) -> None:
+        with connection.schema_editor(atomic=atomic) as editor:
+            schema.apply(editor, self.NEXT)
+
+    def test_each_statement_by_itself(self, bring: Callable[[str], None]) -> None:
+        """With ``atomic = False`` statements are run as by ``semel migrate``, and the session is as it was before."""
+        bring(self.INDEX)
+        before = settings()
+        for _ in range(2):
+            self.apply(atomic=False)
+        assert schema.applied(connection) == [*ALL, self.NEXT]
+        assert settings() == before
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT indisvalid FROM pg_index WHERE indexrelid = 'semel_keys_colour'::regclass")
+            assert cursor.fetchall() == [(True,)]
+            cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+            assert cursor.fetchall() == [(0,)]
+
+    def test_one_transaction(self, bring: Callable[[str], None]) -> None:
+        """Otherwise all of it is in Django's transaction; an index that can't be is refused, and nothing is changed."""
+        bring(self.INDEX)
+        with pytest.raises(ConfigurationError, match="CONCURRENTLY, so it can't be part of a transaction"):
+            self.apply(atomic=True)
+        assert schema.applied(connection) == ALL
+        bring(self.COLUMN)
+        for _ in range(2):
+            self.apply(atomic=True)
+        assert schema.applied(connection) == [*ALL, self.NEXT]
+
+    @pytest.mark.parametrize("atomic", [True, False])
+    def test_in_the_way(
+        self, bring: Callable[[str], None], postgres_url: str, monkeypatch: pytest.MonkeyPatch, *, atomic: bool
+    ) -> None:
+        """A lock is waited for a short while at a time; who has it is said."""
+        bring(self.COLUMN)
+        monkeypatch.setattr(migrating, "LOCK_SECONDS", 0.3)
+        monkeypatch.setattr(migrating, "WATCH_SECONDS", 0.01)
+        monkeypatch.setattr(migrating, "PAUSES", (0.0, 0.0, 0.0))
+        with psycopg.connect(postgres_url, application_name="report") as other:
+            other.execute("SELECT FROM semel_keys")
+            with pytest.raises(StoreUnavailable, match=rf"pid {other.info.backend_pid} \(application report, idle in"):
+                self.apply(atomic=atomic)
+        self.apply(atomic=atomic)
+        assert schema.applied(connection) == [*ALL, self.NEXT]
+
+    def test_half(self, bring: Callable[[str], None]) -> None:
+        """A migration that stopped on the way is not applied, and goes on where it stopped."""
+        bring(self.INDEX)
+        with connection.cursor() as cursor:
+            cursor.execute(self.COLUMN)
+            cursor.execute(f"INSERT INTO semel_keys_migrations VALUES ('{self.NEXT} (1 of 2)')")
+        assert schema.applied(connection) == ALL
+        self.apply(atomic=False)
+        assert schema.applied(connection) == [*ALL, self.NEXT]
+
+    def test_too_new(self, bring: Callable[[str], None]) -> None:
+        """Tables that a newer version has taken from are refused, and those that it has added to are not."""
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO semel_keys_migrations VALUES ('9001_pre_next')")
+            DjangoStore().open()
+            cursor.execute("INSERT INTO semel_keys_migrations VALUES ('9002_post_after')")
+        with pytest.raises(StoreNotReady, match=r"too old \(9002_post_after\)"):
+            DjangoStore().open()
+
+
+def settings() -> list[Any]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT name, setting FROM pg_settings WHERE name ~ 'timeout|search_path' ORDER BY name")
+        return list(cursor.fetchall())

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from semel.doctor import CHECKS, Limits, Verdict
+from semel.doctor.migrations import Applied
 from semel.doctor.model import Judgement
 from semel.doctor.network import Skew
 from semel.doctor.postgres.durability import Setting, Standbys
@@ -85,6 +86,22 @@ def test_transaction_timeout() -> None:
     assert judged("postgres-idle-timeout", usual).verdict is Verdict.OK
     seen = usual | {"transaction_timeout": Setting("1000", "user")}
     assert judged("postgres-idle-timeout", seen).verdict is Verdict.WRONG
+
+
+def test_migrations() -> None:
+    """A migration that stopped on the way is told apart from one that is missing, and one that this version does not
+    survive from one that it does.
+    """
+    known = ("0001_pre_keys", "0002_pre_more", "0003_post_less")
+    half = judged("postgres-schema", Applied(("0001_pre_keys", "0002_pre_more (1 of 4)"), known))
+    assert half.verdict is Verdict.WRONG
+    assert "0002_pre_more stopped after 1 of its statements" in half.evidence
+    later = judged("postgres-schema", Applied(known[:2], known))
+    assert (later.verdict, "semel migrate --post (0003_post_less)" in later.evidence) == (Verdict.OK, True)
+    newer = judged("postgres-schema-newer", Applied((*known, "0004_post_future"), known))
+    assert (newer.verdict, "too old for these tables" in newer.evidence) == (Verdict.WRONG, True)
+    assert "too old" not in judged("postgres-schema-newer", Applied((*known, "0004_pre_future"), known)).evidence
+    assert judged("postgres-schema-newer", Applied(("0002_pre_more (1 of 4)",), known)).verdict is Verdict.OK
 
 
 def test_managed_redis() -> None:

@@ -1,14 +1,22 @@
-"""``semel migrate``: brings a store's tables up to date. The schema itself is in ``stores/``."""
+"""``semel migrate``: brings a store's tables up to date, or shows what that would do. The schema itself, and what a
+statement locks, are in ``stores/``.
+"""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from semel.cli.address import VARIABLE, checked, required
+from semel.cli.output import JsonOption
 from semel.errors import ConfigurationError
 from semel.stores import store
+from semel.stores.migration import PlannedMigration, PlannedStatement, phase_of
 
 #: Printed when tables were made or changed in a database with other tables; not on every deploy.
 NEIGHBOURS = (
@@ -20,19 +28,87 @@ UrlArgument = Annotated[str | None, typer.Argument(metavar="[URL]", help=f"The s
 UrlOption = Annotated[str | None, typer.Option("--store", metavar="URL", help="The same as URL.")]
 
 
-def migrate(url: UrlArgument = None, also: UrlOption = None) -> None:
-    """Make or update the tables of a store. Safe to repeat, and to run from several places at once."""
+PlanOption = Annotated[
+    bool, typer.Option("--plan", help="Change nothing: show each statement, what it locks, and what has to wait.")
+]
+PostOption = Annotated[
+    bool, typer.Option("--post", help="Also what older versions of Semel can't serve on: once no process runs one.")
+]
+
+NOTHING = "nothing to do"
+#: When each phase is run.
+PHASES = {"pre": "before the new code is started", "post": "when no process runs the old code any more"}
+WORK = {"nothing": "no row is read", "reads": "all rows are read", "rewrites": "all rows are written anew"}
+
+
+def migrate(
+    url: UrlArgument = None,
+    also: UrlOption = None,
+    *,
+    plan: PlanOption = False,
+    post: PostOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make or update the tables of a store. Safe to repeat, to interrupt, and to run from several places at once."""
     if url and also and url != also:
         raise ConfigurationError("Two stores were given. Migrate one at a time.")
-    for name in migrated(required(url or also)) or ["nothing to do"]:
-        print(name)
+    which = required(url or also)
+    if not plan:
+        lines = migrated(which, with_post=post) or [NOTHING]
+        print(json.dumps({"done": lines}) if as_json else "\n".join(lines))
+        return
+    missing = planned(which, with_post=post)
+    if as_json:
+        print(json.dumps([{"phase": phase_of(each.name), **asdict(each)} for each in missing], indent=2))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for each in missing:
+        console.print(*_described(each), sep="\n")
+    if not missing:
+        print(NOTHING)
 
 
-def migrated(url: str) -> list[str]:
-    """Bring the store at *url* up to date; return a line for each migration, and a warning if there is one."""
+def migrated(url: str, *, with_post: bool = False) -> list[str]:
+    """Bring the store at *url* up to date; return a line for each migration, and what else there is to know."""
     keys = store(checked(url))
+    keys.migrates_post = with_post
     try:
-        applied = [f"{name} applied" for name in keys.migrate()]
-        return [*applied, NEIGHBOURS] if applied and keys.has_neighbours() else applied
+        lines = [f"{name} applied" for name in keys.migrate()]
+        if lines and keys.has_neighbours():
+            lines.append(NEIGHBOURS)
+        keys.migrates_post = True
+        return [*lines, *(f"{left.name} is left, for later: semel migrate --post" for left in keys.plan())]
     finally:
         keys.close()
+
+
+def planned(url: str, *, with_post: bool = False) -> tuple[PlannedMigration, ...]:
+    """Return what ``migrated`` would do."""
+    keys = store(checked(url))
+    keys.migrates_post = with_post
+    try:
+        return keys.plan()
+    finally:
+        keys.close()
+
+
+def _described(migration: PlannedMigration) -> list[Text]:
+    phase = phase_of(migration.name)
+    lines = [Text.assemble((migration.name, "bold"), f": {phase}, {PHASES[phase]}")]
+    if migration.done:
+        lines.append(Text(f"  an earlier run stopped after {migration.done} of its statements; these are left"))
+    for number, statement in enumerate(migration.statements, migration.done + 1):
+        lines += [Text(), *_of_statement(number, statement)]
+    return [*lines, Text()]
+
+
+def _of_statement(number: int, statement: PlannedStatement) -> list[Text]:
+    first, *others = statement.sql.splitlines()
+    is_harmless = statement.blocks.startswith("nothing")
+    return [
+        Text(f"  {number}. {first}"),
+        *(Text(f"     {line}") for line in others),
+        Text.assemble("     locks:  ", (statement.lock, "cyan"), f" on {statement.table}"),
+        Text(f"     rows:   {WORK[statement.work]}"),
+        Text.assemble("     blocks: ", (statement.blocks, "green" if is_harmless else "yellow")),
+    ]

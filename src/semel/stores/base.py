@@ -42,6 +42,7 @@ from semel.core.commands import Command, Renew
 from semel.core.record import Hold
 from semel.errors import ConfigurationError
 from semel.stores.dialect import Dialect
+from semel.stores.migration import PlannedMigration
 from semel.stores.step import Step
 from semel.stores.transaction import AsyncTransaction, Transaction
 
@@ -69,6 +70,8 @@ class Store(ABC):
     notes_replays: bool = False
     #: Whether commands use the calling thread's own connection, which is the application's.
     is_callers: bool = False
+    #: Whether ``migrate`` and ``plan`` take up the migrations that old code does not survive, too.
+    migrates_post: bool = False
 
     @property
     def dialect(self) -> Dialect | None:
@@ -103,6 +106,10 @@ class Store(ABC):
     @abstractmethod
     def migrate(self) -> list[str]:
         """Bring the schema up to date; return what was applied. Safe to repeat, and to run from several processes."""
+
+    def plan(self) -> tuple[PlannedMigration, ...]:
+        """Return what ``migrate`` would do, and what that would lock. Changes nothing."""
+        return ()
 
     def has_neighbours(self) -> bool:
         """Whether the database has tables that are not Semel's: then the operator should be warned."""

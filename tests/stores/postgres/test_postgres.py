@@ -21,6 +21,7 @@ from semel.core.record import Found, Hold
 from semel.core.state import Event, State
 from semel.errors import ConfigurationError, StoreNotReady, StoreReadOnly, StoreRefused, StoreUnavailable
 from semel.stores import async_store, store
+from semel.stores.postgres import migrating
 from semel.stores.postgres import store as sync_store
 from semel.stores.postgres.address import SESSION
 from semel.stores.postgres.async_store import AsyncPostgresStore
@@ -29,6 +30,7 @@ from semel.stores.postgres.statements import PACKAGE, Statements
 from semel.stores.postgres.store import PostgresStore
 from semel.stores.statement import Names, load_migrations
 from tests.kit import servers
+from tests.kit.servers.base import until
 
 LEASE, RETENTION = timedelta(seconds=30), timedelta(hours=24)
 ANSWER = Answer(201, ((b"content-type", b"application/json"),), b'{"id": 1}')
@@ -342,13 +344,15 @@ class TestSchema:
         assert store(postgres_url).migrate() == [name for name, _ in load_migrations(PACKAGE, Names())]
         assert store(postgres_url).migrate() == []
 
-    def test_migrating_waits_for_whoever_migrates(self, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_migrating_waits_for_whoever_migrates(
+        self, postgres_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
         """The limits that keep a request from waiting do not cut a migration short."""
         monkeypatch.setattr(sync_store, "_OPTIONS", "-c lock_timeout=10ms")
         with psycopg.connect(postgres_url) as other, ThreadPoolExecutor() as threads:
-            other.execute("SELECT pg_advisory_xact_lock(%s)", [sync_store.MIGRATION_LOCK])
+            other.execute("SELECT pg_advisory_xact_lock(%s)", [migrating.MIGRATION_LOCK])
             migrated = threads.submit(store(postgres_url).migrate)
-            _until_somebody_waits(postgres_url, longer_than="100 ms", or_done=migrated)
+            until("it has said that it waits", lambda: "Waiting for it" in caplog.text or migrated.done())
             other.rollback()
 
             assert migrated.result() == [name for name, _ in load_migrations(PACKAGE, Names())]

@@ -29,7 +29,7 @@ from semel.stores.connections.script import is_short, plain
 from semel.stores.django.units import Database, no_tables
 from semel.stores.django.wrapper import Block, Wrapper, close, name_of
 from semel.stores.postgres.address import LOCK_SECONDS, Address
-from semel.stores.postgres.base import retried
+from semel.stores.postgres.base import check_version, retried, tells_version
 from semel.stores.postgres.durability import Durability
 from semel.stores.postgres.errors import translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
@@ -103,9 +103,7 @@ class Postgres(Database):
         match command:
             case Claim():
                 if not self._may_write:
-                    # Once, with the first claim: a role that may claim but not complete fails before a view runs.
-                    run(wrapper, self._statements.check_privileges(str(self._address)))
-                    self._may_write = True
+                    self._check(partial(run, wrapper))
                 outcome = run(wrapper, self._statements.claim([command]))[0]
             case Complete():
                 outcome = run(wrapper, self._statements.complete([command]))[0]
@@ -126,7 +124,14 @@ class Postgres(Database):
         """Raise if the tables are missing, or the server is a replica."""
         if self._run_once(wrapper, self._statements.check()):
             raise self._read_only()
-        self._run_once(wrapper, self._statements.check_privileges(str(self._address)))
+        self._check(partial(self._run_once, wrapper))
+
+    def _check(self, run: Callable[[Statement[Any]], Any]) -> None:
+        # Once: a role that may claim but not complete, or tables of another version, are found out before a view runs.
+        run(self._statements.check_privileges(str(self._address)))
+        if run(tells_version(Names())):
+            run(check_version(Names(), str(self._address)))
+        self._may_write = True
 
     def joined(self) -> JoinedStatements:
         """Return the statements that join."""

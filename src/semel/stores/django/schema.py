@@ -5,9 +5,12 @@ applied in the same table: the second one finds nothing to do.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from semel.stores.django.wrapper import Wrapper
+from semel.stores.django.wrapper import Wrapper, name_of
+from semel.stores.migration import Book
+from semel.stores.postgres.pooler import is_direct
 from semel.stores.sqlite import file
 from semel.stores.statement import DEFAULT_TABLE, DEFAULT_WATERMARK, Names, load_migrations
 
@@ -29,24 +32,34 @@ def applied(wrapper: Wrapper) -> list[str]:
         if BOOK not in wrapper.introspection.table_names(cursor):
             return []
         cursor.execute(f"SELECT name FROM {BOOK} ORDER BY name")  # noqa: S608 - a constant
-        return [name for (name,) in cursor.fetchall()]
+        return sorted(Book.of(name for (name,) in cursor.fetchall()).names)
 
 
 def apply(editor: Any, name: str) -> None:
-    """Apply one migration with Django's schema editor, unless it was applied before, or is for another database."""
+    """Apply one migration with Django's schema editor, unless it was applied before, or is for another database.
+
+    In a migration of Django's with ``atomic = False``, each statement on PostgreSQL is a transaction of its own, as
+    with ``semel migrate``, and an index may be made CONCURRENTLY. In any other, all of it is one.
+    """
     wrapper = editor.connection
     scripts = dict(_scripts(wrapper.vendor))
     if name not in scripts:
         return
-    if not editor.collect_sql:
-        _wait_for_others(wrapper)
-        done = applied(wrapper)
-        if name in done:
-            return
-        if wrapper.vendor == "postgresql" and not done:
-            _make_book(editor)
-    elif wrapper.vendor == "postgresql" and name == _scripts(wrapper.vendor)[0][0]:
-        _make_book(editor)
+    if wrapper.vendor == "postgresql" and not editor.collect_sql:
+        from semel.stores.postgres.migrating import Migrator  # noqa: PLC0415 - it needs psycopg, as this database does
+
+        migrator = Migrator(_Session(wrapper), Names(), name_of(wrapper))
+        if wrapper.in_atomic_block:
+            migrator.run_within(name)
+        else:
+            migrator.run(only=name)
+        return
+    if not editor.collect_sql and name in applied(wrapper):
+        return
+    if wrapper.vendor == "postgresql" and name == _scripts(wrapper.vendor)[0][0]:
+        from semel.stores.postgres.migrating import BOOK as MADE_BY  # noqa: PLC0415 - as above
+
+        editor.execute(MADE_BY.format(BOOK), params=None)
     for statement in _statements(wrapper.vendor, scripts[name]):
         editor.execute(statement, params=None)
     editor.execute(_WRITE_DOWN[wrapper.vendor] % name, params=None)
@@ -84,15 +97,27 @@ def _statements(vendor: str, script: str) -> Iterator[str]:
         yield from file._statements(script)  # noqa: SLF001 - a store of the same house
 
 
-def _wait_for_others(wrapper: Wrapper) -> None:
-    if wrapper.vendor == "postgresql":
-        from semel.stores.postgres.store import MIGRATION_LOCK  # noqa: PLC0415 - it needs psycopg, as this database does
+class _Session:
+    """Django's own connection, as what runs migrations uses it."""
 
-        with wrapper.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [MIGRATION_LOCK])
+    def __init__(self, wrapper: Wrapper) -> None:
+        wrapper.ensure_connection()
+        self._wrapper = wrapper
+        self.is_direct = is_direct(wrapper.connection)
 
+    def run(self, sql: str) -> list[Any]:
+        with self._wrapper.cursor() as cursor:
+            cursor.execute(sql)
+            return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
 
-def _make_book(editor: Any) -> None:
-    from semel.stores.postgres.store import _BOOK  # noqa: PLC0415 - as above
+    @contextmanager
+    def another(self) -> Iterator[_Session]:
+        copy = self._wrapper.copy()
+        try:
+            yield _Session(copy)
+        finally:
+            copy.close()
 
-    editor.execute(_BOOK.format(BOOK), params=None)
+    def sqlstate(self, error: Exception) -> str | None:
+        found: str | None = getattr(error.__cause__, "sqlstate", None)
+        return found

@@ -19,7 +19,7 @@ from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.async_listening import AsyncListener
 from semel.stores.postgres.async_opening import PsycopgSession, as_given, settle
-from semel.stores.postgres.base import TRIES, PostgresBase
+from semel.stores.postgres.base import TRIES, PostgresBase, check_version, tells_version
 from semel.stores.postgres.durability import FOR_TRANSACTION, is_off_async
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, read_only, translated, unreachable
 from semel.stores.postgres.pooler import is_direct_async
@@ -133,7 +133,7 @@ class AsyncPostgresStore(PostgresBase, AsyncStore):
             self._bind()
         if await self._links[0].run(self._statements.check()):
             raise read_only(str(self.address))
-        await self._links[0].run(self._statements.check_privileges(str(self.address)))
+        await self._check(self._links[0])
 
     async def close(self) -> None:
         """Finish what is under way and disconnect."""
@@ -185,10 +185,15 @@ class AsyncPostgresStore(PostgresBase, AsyncStore):
         if self._liveness is not None:
             await self._settle()
         if not self._may_write:
-            # Once, with the first claim: a role that may claim but not complete is found out before a handler runs.
-            await link.run(self._statements.check_privileges(str(self.address)))
-            self._may_write = True
+            await self._check(link)
         return await link.run(self._statements.claim(batch), batch)
+
+    async def _check(self, link: _Link) -> None:
+        # Once: a role that may claim but not complete, or tables of another version, are told before a handler runs.
+        await link.run(self._statements.check_privileges(str(self.address)))
+        if await link.run(tells_version(self.address.names)):
+            await link.run(check_version(self.address.names, str(self.address)))
+        self._may_write = True
 
     async def _settle(self) -> None:
         if self._liveness is not None and not self._liveness.is_settled:

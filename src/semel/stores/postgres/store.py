@@ -1,4 +1,6 @@
-"""The PostgreSQL store for threads, on psycopg, and its migrations. What it says is in ``queries.sql``."""
+"""The PostgreSQL store for threads, on psycopg. What it says is in ``queries.sql``, and its migrations run in
+``migrating.py``.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,23 @@ from semel.errors import ConfigurationError, StoreError, StoreNotPermitted, Stor
 from semel.stores.base import Store
 from semel.stores.batching import Batcher, refused
 from semel.stores.forks import start_afresh_in_children
+from semel.stores.migration import PlannedMigration
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
-from semel.stores.postgres.base import PostgresBase, retried
+from semel.stores.postgres.base import PostgresBase, check_version, retried, tells_version
 from semel.stores.postgres.errors import read_only, translated, unreachable
 from semel.stores.postgres.listening import Listener
+from semel.stores.postgres.migrating import Migrator
 from semel.stores.postgres.opening import as_given, settle
 from semel.stores.postgres.pooler import BEGIN, is_direct
 from semel.stores.postgres.statements import (
     MAX_BATCH,
     OWNED,
-    PACKAGE,
     UPKEEP,
     terms_of_claim,
     terms_of_complete,
 )
 from semel.stores.postgres.upkeep import MAX_WALKS, advance
-from semel.stores.statement import DEFAULT_TABLE, Statement, load_migrations
+from semel.stores.statement import DEFAULT_TABLE, Statement
 from semel.stores.transaction import Connections, Transaction
 
 try:
@@ -38,9 +41,6 @@ except ImportError as error:  # pragma: no cover - seen only where the extra is 
     raise ImportError("PostgreSQL needs psycopg. Run: pip install 'semel[postgres]'") from error
 
 T = TypeVar("T")
-
-#: Any number will do, so long as everybody who migrates takes the same one: "semel" in ASCII.
-MIGRATION_LOCK = 0x73656D656C
 
 
 class PostgresStore(PostgresBase, Store):
@@ -97,12 +97,15 @@ class PostgresStore(PostgresBase, Store):
         with _Link(self.address) as link:
             if link.run(self._statements.check()):
                 raise read_only(str(self.address))
-            link.run(self._statements.check_privileges(str(self.address)))
+            self._check(link)
 
     def migrate(self) -> list[str]:
-        """Apply the migrations that are missing, all in one transaction."""
-        with _Link(self.address) as link:
-            return link.guarded(self._migrate)
+        """Apply the migrations that are missing, each statement in a transaction of its own."""
+        return self._migrating(Migrator.run)
+
+    def plan(self) -> tuple[PlannedMigration, ...]:
+        """Return what ``migrate`` would do, and what that would lock."""
+        return self._migrating(Migrator.plan)
 
     def has_neighbours(self) -> bool:
         """Whether the schema of its tables has tables of others."""
@@ -140,12 +143,22 @@ class PostgresStore(PostgresBase, Store):
         # Reaping takes its time, and no request waits for it.
         self._upkeep = Batcher[Any](lambda batch: [self._other(upkeep, command) for command in batch])
 
+    def _migrating(self, do: Callable[[Migrator], T]) -> T:
+        with _MigratingSession(self.address) as session:
+            migrator = Migrator(session, self.address.names, str(self.address), with_post=self.migrates_post)
+            return do(migrator)
+
     def _claim(self, link: _Link, batch: list[Claim]) -> list[Any]:
         if not self._may_write:
-            # Once, with the first claim: a role that may claim but not complete is found out before a handler runs.
-            link.run(self._statements.check_privileges(str(self.address)))
-            self._may_write = True
+            self._check(link)
         return link.run(self._statements.claim(batch), is_shared=len(batch) > 1)
+
+    def _check(self, link: _Link) -> None:
+        # Once: a role that may claim but not complete, or tables of another version, are told before a handler runs.
+        link.run(self._statements.check_privileges(str(self.address)))
+        if link.run(tells_version(self.address.names)):
+            link.run(check_version(self.address.names, str(self.address)))
+        self._may_write = True
 
     def _complete(self, link: _Link, batch: list[Complete]) -> list[Any]:
         verdicts = link.run(self._statements.complete(batch), is_shared=len(batch) > 1)
@@ -179,35 +192,12 @@ class PostgresStore(PostgresBase, Store):
         except Exception as error:  # noqa: BLE001 - these are no batch: each has its own fate
             return refused(error)
 
-    def _migrate(self, connection: psycopg.Connection[Any]) -> list[str]:
-        names = self.address.names
-        book = names.put_into(DEFAULT_TABLE) + "_migrations"
-        migrations = load_migrations(PACKAGE, names)
-        with connection.transaction():
-            # Others may be migrating, and an index on a large table takes its time: here it is right to wait.
-            connection.execute("SELECT set_config(name, '0', true) FROM unnest($1::text[]) AS name", [_TIMEOUTS])
-            connection.execute("SELECT pg_advisory_xact_lock($1)", [MIGRATION_LOCK])
-            if names.schema:
-                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {names.schema}")
-                # What is dropped is named alone, as what is created is.
-                connection.execute("SELECT set_config('search_path', $1, true)", [names.schema])
-            if connection.execute("SELECT to_regclass($1) IS NULL", [book]).fetchall()[0][0]:
-                connection.execute(_BOOK.format(book))
-            done = {name for (name,) in connection.execute(f"SELECT name FROM {book}")}  # noqa: S608 - see Names
-            missing = [(name, sql) for name, sql in migrations if name not in done]
-            for name, sql in missing:
-                connection.execute(sql.encode(), prepare=False)  # several statements in one text
-                connection.execute(f"INSERT INTO {book} (name) VALUES ($1)", [name])  # noqa: S608 - see Names
-        return [name for name, _ in missing]
-
 
 _NEIGHBOURS = """\
 SELECT EXISTS (SELECT FROM pg_class
                 WHERE relkind IN ('r', 'p') AND relname <> ALL ($2::text[])
                   AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = $1::regclass))
 """
-_TIMEOUTS = ["lock_timeout", "statement_timeout"]
-_BOOK = "CREATE TABLE {} (name text PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT clock_timestamp())"
 
 
 class _Link:
@@ -306,6 +296,35 @@ class _Link:
             **_NETWORK,
             **more,
         )
+
+
+class _MigratingSession:
+    """One connection, as what runs migrations uses it."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._link = _Link(address)
+        self._link.guarded(lambda _: None)  # connects
+        self.is_direct = bool(self._link.is_direct)
+
+    def run(self, sql: str) -> list[Any]:
+        def use(connection: psycopg.Connection[Any]) -> list[Any]:
+            cursor = connection.execute(sql.encode(), prepare=False)
+            return cursor.fetchall() if cursor.description else []
+
+        return self._link.guarded(use)
+
+    def another(self) -> _MigratingSession:
+        return _MigratingSession(self._address)
+
+    def sqlstate(self, error: Exception) -> str | None:
+        return getattr(error, "sqlstate", None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._link.close()
 
 
 _NETWORK: dict[str, Any] = {"tcp_user_timeout": STATEMENT_SECONDS * 1000}

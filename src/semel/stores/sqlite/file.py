@@ -8,6 +8,7 @@ That was measured. So a ``Connection`` is closed before a fork, and opened again
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from weakref import WeakSet
 from semel.core.trail import AUDITS, FULL
 from semel.errors import ConfigurationError, StoreError, StoreNotReady, StoreReadOnly, StoreUnavailable
 from semel.stores.dialect import SQLITE, Dialect
+from semel.stores.migration import Book, PlannedMigration, PlannedStatement, Work, lacking
 from semel.stores.sqlite.statements import PACKAGE, Statements
 from semel.stores.statement import Names, load_migrations
 
@@ -52,6 +54,13 @@ _TROUBLES = {
     sqlite3.SQLITE_CORRUPT: "is damaged",
     sqlite3.SQLITE_FULL: "can't grow: the disk is full",
     sqlite3.SQLITE_NOTADB: "is not a SQLite database",
+}
+#: A migration is one transaction, and readers see the file as it was before.
+_MEANWHILE = "what writes to the file, until the migration is committed; replays go on"
+#: What the beginning of a statement says about the rows that are there.
+_WORK: dict[str, Work] = {
+    r"CREATE TABLE \w+ AS SELECT|INSERT INTO .*SELECT": "rewrites",
+    r"CREATE (UNIQUE )?INDEX|UPDATE|DELETE": "reads",
 }
 _OUTDATED = ("no such table", "no such column", "has no column named")
 #: The other bits of an extended error code are only details.
@@ -201,12 +210,30 @@ def has_neighbours(place: Place) -> bool:
     return any(name not in place.names.tables and not name.startswith("sqlite_") for (name,) in rows)
 
 
-def migrate(connection: sqlite3.Connection, place: Place, statements: Statements) -> list[str]:
+def plan(place: Place, *, with_post: bool) -> tuple[PlannedMigration, ...]:
+    """Return what ``migrate`` would do; the file is not made where there is none."""
+    book = Book()
+    if place.path.exists() and has_table(place):
+        connection = connect_to_read(place.path)
+        try:
+            book = Book.of(name for (name,) in connection.execute(f"SELECT name FROM {place.names.table}_migrations"))  # noqa: S608 - see Names
+        finally:
+            connection.close()
+    blocks = "nothing: the file is new" if book.is_new else _MEANWHILE
+    missing = book.pending(load_migrations(PACKAGE, place.names), with_post=with_post)
+    return tuple(PlannedMigration(name, 0, tuple(_planned(script, blocks))) for name, script in missing)
+
+
+def migrate(
+    connection: sqlite3.Connection, place: Place, statements: Statements, *, with_post: bool = False
+) -> list[str]:
     """Bring the schema up to date under the write lock, so that only one process does; return what was done."""
     connection.execute("BEGIN IMMEDIATE").close()
     try:
+        migrations = load_migrations(PACKAGE, place.names)
         applied = _applied(connection, place, statements)
-        missing = [each for each in load_migrations(PACKAGE, place.names) if each[0] not in applied]
+        lacking(applied, [name for name, _ in migrations], str(place.path))
+        missing = list(Book.of(applied).pending(migrations, with_post=with_post))
         for name, script in missing:
             for statement in _statements(script):
                 connection.execute(statement).close()
@@ -223,7 +250,7 @@ def migrate(connection: sqlite3.Connection, place: Place, statements: Statements
 def is_migrated(connection: sqlite3.Connection, place: Place, statements: Statements) -> bool:
     """Whether the schema is up to date. It takes no write lock, for which it might have to wait."""
     applied = _applied(connection, place, statements)
-    return all(name in applied for name, _ in load_migrations(PACKAGE, place.names))
+    return not lacking(applied, [name for name, _ in load_migrations(PACKAGE, place.names)], str(place.path))
 
 
 def explained(error: sqlite3.Error, path: Path, *, was_sent: bool = False) -> StoreError:
@@ -287,6 +314,14 @@ def _applied(connection: sqlite3.Connection, place: Place, statements: Statement
                 f"{place.path} has a table {name} that is not Semel's. Add ?table=another_name to the URL."
             )
     return applied
+
+
+def _planned(script: str, blocks: str) -> Iterator[PlannedStatement]:
+    for text in _statements(script):
+        lines = (line.partition("--")[0].rstrip() for line in text.splitlines())
+        sql = "\n".join(line for line in lines if line).rstrip(";")
+        work: Work = next((work for pattern, work in _WORK.items() if re.match(pattern, sql, re.DOTALL)), "nothing")
+        yield PlannedStatement(sql, "the whole file", "write lock", work, blocks)
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -15,7 +15,8 @@ from semel.stores.base import AsyncStore, Store
 from semel.stores.batching import Batcher
 from semel.stores.dialect import Dialect
 from semel.stores.forks import start_afresh_in_children
-from semel.stores.sqlite.file import has_neighbours, locate
+from semel.stores.migration import PlannedMigration
+from semel.stores.sqlite.file import has_neighbours, locate, plan
 from semel.stores.sqlite.transactions import AsyncSQLiteConnections, SQLiteConnections
 from semel.stores.sqlite.writer import AsyncWriter, Reader, Writer
 from semel.stores.step import Step
@@ -61,7 +62,11 @@ class SQLiteStore(Store):
 
     def migrate(self) -> list[str]:
         """Bring the schema up to date; return what was applied."""
-        return self._writer.open()
+        return self._writer.open(with_post=self.migrates_post)
+
+    def plan(self) -> tuple[PlannedMigration, ...]:
+        """Return what ``migrate`` would do. No file is made."""
+        return plan(self.place, with_post=self.migrates_post)
 
     def has_neighbours(self) -> bool:
         """Whether the file has other tables than Semel's."""

@@ -283,10 +283,10 @@ class Writer(Connection):
         finally:
             self.lock.release()
 
-    def open(self) -> list[str]:
+    def open(self, *, with_post: bool = False) -> list[str]:
         """Open the file, make or update its tables; return the migrations that were applied."""
         with self.lock:
-            return self._open()[1] if self.opened is None else []
+            return self._open(with_post=with_post)[1] if self.opened is None else []
 
     def joins(self, actor: str | None) -> SQLiteJoins:
         """Return the statements that join the application's transactions, in the name of *actor*."""
@@ -344,11 +344,11 @@ class Writer(Connection):
             )
         return self.opened
 
-    def _open(self) -> tuple[sqlite3.Connection, list[str]]:
+    def _open(self, *, with_post: bool = False) -> tuple[sqlite3.Connection, list[str]]:
         try:
             connection = connect(self.place.path)
             try:
-                applied = migrate(connection, self.place, self.statements)
+                applied = migrate(connection, self.place, self.statements, with_post=with_post)
             except BaseException:
                 connection.close()
                 raise

@@ -15,6 +15,7 @@ from semel.core.record import Found, Hold
 from semel.errors import ConfigurationError, NoConnection
 from semel.stores.base import AsyncStore, Store
 from semel.stores.dialect import Dialect
+from semel.stores.migration import PlannedMigration
 from semel.stores.step import Step
 from semel.stores.tiered.memory import Answers, Entry, deadline, now
 from semel.stores.tiered.value import Tiered
@@ -163,6 +164,11 @@ class TieredStore(_Front, Store):  # type: ignore[override]  # what it has of th
         """Bring the durable store's schema up to date; return what was applied."""
         applied: list[str] = self.durable.migrate()
         return applied
+
+    def plan(self) -> tuple[PlannedMigration, ...]:
+        """Return what ``migrate`` would do to the durable store."""
+        planned: tuple[PlannedMigration, ...] = self.durable.plan()
+        return planned
 
     def has_neighbours(self) -> bool:
         """Whether the durable store's database has other tables."""
