@@ -1,7 +1,9 @@
-"""A piece of network between two servers, which can be cut and healed. It knows nothing of what is sent over it.
+"""A piece of network, which can be cut and healed. It knows nothing of what is sent over it.
 
 While it is cut, it is silent, as a network is: what was connected stays so and gets no byte, and what connects is
-answered by no byte. When it heals, all of that is reset, and new connections get through.
+answered by no byte. When it heals, all of that is reset, and new connections get through. Or else, when it is cut, it
+resets every connection, as a kernel does of its own accord once a silent network has left bytes unconfirmed for too
+long: here they are always confirmed, by the forwarder.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ class Forwarder:
         self.port = port
         self._target = target
         self._is_cut = threading.Event()
+        self._is_silent = True
         self._is_listening = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._is_ending = asyncio.Event()
@@ -41,13 +44,19 @@ class Forwarder:
         self._loop.call_soon_threadsafe(self._is_ending.set)
         self._thread.join()
 
-    def cut(self) -> None:
-        """Let no byte through from now on."""
+    def cut(self, *, is_silent: bool = True) -> None:
+        """Let no byte through from now on; *is_silent*: and tell neither side."""
+        self._is_silent = is_silent
         self._is_cut.set()
+        if not is_silent:
+            asyncio.run_coroutine_threadsafe(self._reset(), self._loop).result()
 
     def heal(self) -> None:
         """Let new connections through again."""
         if self._is_cut.is_set():
+            asyncio.run_coroutine_threadsafe(self._reset(), self._loop).result()
+            self._is_cut.clear()
+            # What has come in between is held still.
             asyncio.run_coroutine_threadsafe(self._reset(), self._loop).result()
 
     def _run(self) -> None:
@@ -66,7 +75,6 @@ class Forwarder:
         for connection in held:
             connection.cancel()
         await asyncio.gather(*held, return_exceptions=True)
-        self._is_cut.clear()
 
     def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = asyncio.get_running_loop().create_task(self._carry(reader, writer))
@@ -76,6 +84,8 @@ class Forwarder:
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers = [writer]
         try:
+            if self._is_cut.is_set() and not self._is_silent:
+                return
             if self._is_cut.is_set():
                 await asyncio.Event().wait()  # until it heals
             with suppress(OSError):
