@@ -119,10 +119,10 @@ class Run:
         self._began = 0.0
         self.reached: Counter[str] = Counter()
 
-    def bring_about(self, faults: Mapping[str, int]) -> None:
+    def bring_about(self, faults: Mapping[str, int], crowds: int = len(CROWDS)) -> None:
         """Bring so many of each fault about while clients on both sides pay."""
         with ExitStack() as stack:
-            for entry, side, first in CROWDS:
+            for entry, side, first in CROWDS[:crowds]:
                 more = f"&{INSTANT}" if side else ""
                 job = self.world.job(lease_seconds=LEASE_SECONDS, entry=entry, url=self._network.url(side) + more)
                 stack.enter_context(Crowd(Order(job, FORMS, first, CLIENTS)))
@@ -205,7 +205,7 @@ class FailOvers:
 
     def run(self, worlds: Worlds, plan: Plan) -> Outcome:  # noqa: ARG002 - a server that others use stays up
         """Fail over while workers at both entry points, on both sides, serve the same payments."""
-        with _cluster(self.name, plan, synchronous=True) as run:
+        with failing_over(self.name, plan, synchronous=True) as run:
             run.bring_about(FAULTS)
             return run.judged()
 
@@ -218,7 +218,7 @@ class LossyFailOvers:
 
     def run(self, worlds: Worlds, plan: Plan) -> Outcome:  # noqa: ARG002 - as above
         """As above; and kill a primary that its standby could not follow."""
-        with _cluster(self.name, plan, synchronous=False) as run:
+        with failing_over(self.name, plan, synchronous=False) as run:
             run.bring_about(LOSSY_FAULTS)
             return run.judged(may_lose=True)
 
@@ -234,7 +234,7 @@ class Outliving:
         outcome = Outcome(0)
         for synchronous in (True, False):
             word = "synchronous" if synchronous else "asynchronous"
-            with _cluster(self.name, plan, synchronous=synchronous) as run:
+            with failing_over(self.name, plan, synchronous=synchronous) as run:
                 run.world.database.execute(_LATE)
                 for entry in ENTRIES:
                     run.cluster.until_whole()
@@ -266,7 +266,8 @@ def _outlived(run: Run, entry: Entry) -> int:
 
 
 @contextmanager
-def _cluster(name: str, plan: Plan, *, synchronous: bool) -> Iterator[Run]:
+def failing_over(name: str, plan: Plan, *, synchronous: bool) -> Iterator[Run]:
+    """Lend a cluster with a world on it."""
     with (
         servers.patroni(synchronous=synchronous) as cluster,
         sides(cluster) as network,

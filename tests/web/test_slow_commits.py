@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 import psycopg
@@ -187,7 +187,9 @@ def test_a_phase_that_commits_for_longer_than_its_lease_is_run_once(server: str,
 
 
 @pytest.mark.parametrize("mode", ["atomic", "guard"])
-async def test_a_commit_that_is_given_up_is_not_shown(server: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_commit_that_is_given_up_is_not_shown(
+    server: str, mode: Literal["atomic", "guard"], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker that waits no longer for its COMMIT, which waits for a replica, does not cancel it: the server would
     then show it to others, and what they are told would be lost with the server. A retry is answered when the replica
     is back.
