@@ -266,10 +266,10 @@ def _outlived(run: Run, entry: Entry) -> int:
 
 
 @contextmanager
-def failing_over(name: str, plan: Plan, *, synchronous: bool) -> Iterator[Run]:
-    """Lend a cluster with a world on it."""
+def failing_over(name: str, plan: Plan, *, synchronous: bool, fsync: bool = True) -> Iterator[Run]:
+    """Lend a cluster with a world on it. Without `fsync` it does not wait for the disk, which no fault here reaches."""
     with (
-        servers.patroni(synchronous=synchronous) as cluster,
+        servers.patroni(synchronous=synchronous, fsync=fsync) as cluster,
         sides(cluster) as network,
         _world(cluster.url, cluster.url) as world,
     ):

@@ -15,7 +15,10 @@ from tests.stores.colours import COLOURS, Process, process
 from torture.failover import failing_over
 from torture.scenario import Plan
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]  # Two nodes copy, die and recover, however busy the machine is.
 
 SEED = 8
 LEASE = timedelta(minutes=10)  # It does not end here by itself.
@@ -48,7 +51,7 @@ def test_a_fail_over_loses_and_doubles_nothing() -> None:
     process is restarted. A claim of before is there on the new primary, where its lock is not: with instant take-over
     it can be taken over at once, and then its first worker is fenced.
     """
-    with failing_over("", Plan(SEED, tell=silent), synchronous=True) as run, ExitStack() as stack:
+    with failing_over("", Plan(SEED, tell=silent), synchronous=True, fsync=False) as run, ExitStack() as stack:
         processes = {
             colour: stack.enter_context(process(colour, f"{run.cluster.url}&takeover=instant")) for colour in COLOURS
         }

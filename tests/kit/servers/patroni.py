@@ -237,7 +237,9 @@ def _node(
     path.write_text(json.dumps(configuration))  # JSON is YAML
     give(path)
     command: Command = [*python, "-S", "-m", "patroni", path]
-    process = Process(command, folder, lambda _: _answers(f"http://{LOOPBACK}:{ports['rest']}/health"), signal.SIGTERM)
+    # Its PostgreSQL may take longer: the cluster is waited for as a whole.
+    is_alive = f"http://{LOOPBACK}:{ports['rest']}/liveness"
+    process = Process(command, folder, lambda _: _answers(is_alive), signal.SIGTERM)
     node = Node(name, data, ports["postgres"], ports["rest"], process)
     process.start()
     ends.callback(node.kill)
