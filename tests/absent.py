@@ -9,9 +9,20 @@ from collections.abc import Generator
 import pytest
 
 from tests.kit.servers import NoServerBinary
-from tests.kit.servers.programs import CHROMIUM, EXPRESS, NATS, NODE, PGBOUNCER, POSTGRES, PROMETHEUS, RABBITMQ, REDIS
+from tests.kit.servers.programs import (
+    CHROMIUM,
+    EXPRESS,
+    NATS,
+    NODE,
+    PATRONI,
+    PGBOUNCER,
+    POSTGRES,
+    PROMETHEUS,
+    RABBITMQ,
+    REDIS,
+)
 
-WANTED = (POSTGRES, REDIS, PGBOUNCER, RABBITMQ, NATS, PROMETHEUS, NODE, EXPRESS, CHROMIUM)
+WANTED = (POSTGRES, REDIS, PGBOUNCER, RABBITMQ, NATS, PATRONI, PROMETHEUS, NODE, EXPRESS, CHROMIUM)
 KNOWN = {programs.server: programs for programs in WANTED}
 
 #: Goes with a test's report from the process that ran it to the one that tells.
@@ -64,7 +75,7 @@ def _line(server: str, tests: int) -> str:
     count = f"{tests} test{'' if tests == 1 else 's'} did not run."
     if _is_on_wheels():
         return f"SKIPPED: no {server} with SEMEL_TEST_SERVERS=wheel: {count}"
-    return f"SKIPPED: no {server} on this machine: {count} apt-get install {KNOWN[server].package}"
+    return f"SKIPPED: no {server} on this machine: {count} {KNOWN[server].command}"
 
 
 def _asked_for() -> frozenset[str]:

@@ -11,9 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-#: The kinds of violations. "disordered" is a message that was overtaken by a later one of its key. "idle" is a run that
-#: proves nothing: no progress, or a wanted event that never happened.
-Kind = Literal["doubled", "lost", "stuck", "disordered", "idle"]
+#: The kinds of violations. "wrong" is another request's answer. "disordered" is a message that was overtaken by a later
+#: one of its key. "idle" is a run that proves nothing: no progress, or a wanted event that never happened.
+Kind = Literal["doubled", "lost", "stuck", "wrong", "disordered", "idle"]
+
+#: What is said of a key with several answers. Where acknowledged commits can be lost, it is no fault of the library's:
+#: the first answer was lost with all that it told of, and the operation was run again.
+CHANGED = "different answers"
 
 #: What a run may be asked to have seen at least once.
 Sight = Literal["take-over", "replay", "fenced zombie", "resolved unknown", "outcome unknown", "crash", "accepted"]
@@ -183,7 +187,10 @@ def _judge(key: str, rows: list[Effect], calls: list[Charge], history: list[Even
     else:
         expect(not calls, "doubled", "charged, and it is no part of this payment")
     answers = {event.body for event in successes}
-    expect(len(answers) <= 1, "doubled", f"{len(answers)} different answers: {' and '.join(sorted(answers))}")
+    expect(len(answers) <= 1, "doubled", f"{len(answers)} {CHANGED}: {' and '.join(sorted(answers))}")
+    for answer in sorted(answers):
+        told_of = _read(answer).get("key", key)
+        expect(told_of == key, "wrong", f"the answer to the request for {told_of}")
     is_ended = is_made or (form.may_be_unknown and any(event.is_unknown for event in history))
     expect(is_ended, "stuck", f"no final answer; the last was {_last(history)}")
     return found

@@ -11,7 +11,7 @@ import psycopg
 import semel
 from torture.scenario import Outcome, Plan, Scenario
 
-_HEAD = ("fault", "reached", "of at least", "doubled", "lost", "stuck")
+_HEAD = ("fault", "reached", "of at least", "doubled", "lost", "stuck", "wrong")
 #: Violations of one scenario that are shown; more would not help.
 _SHOWN = 10
 

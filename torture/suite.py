@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from torture.accepted import Accepted
 from torture.duels import TEN_YEARS_SECONDS, Planted, Rivals
+from torture.failover import FailOvers, LossyFailOvers, Outliving
 from torture.forwarded import KilledProxies
 from torture.instant import InstantTakeOver
 from torture.lines import KillAtLines
@@ -38,6 +39,7 @@ class StrangeClocks:
 SCENARIOS: tuple[Scenario, ...] = (
     *(Planted(), KillAtLines(), Rivals(), StrangeClocks()),
     *(Zombies(), LostCommits(), Restarts(), InstantTakeOver()),
+    *(FailOvers(), LossyFailOvers(), Outliving()),
     *(RedisRestarts(), SplitBrain(), Accepted(), KilledProxies()),
     *(PlantedMessages(), Messages(), MessageLines()),
 )

@@ -40,6 +40,7 @@ def kinds(verdict: Verdict) -> set[str]:
 RIDE = [row("ride")]
 STEPS = [row("ride"), row("receipt")]
 CHARGED = [Charge("a", KEY, is_first=True)]
+ANOTHERS = Event("answer", KEY, "phase", 201, json.dumps({"attempt": 1, "key": "pay-2"}))
 
 
 def test_the_checker_imports_nothing_of_what_it_judges() -> None:
@@ -86,6 +87,7 @@ def test_a_charge_may_be_asked_for_twice_under_one_key() -> None:
             id="two charges",
         ),
         pytest.param(RIDE, CHARGED, [sent("phase"), paid("phase")], "doubled", id="a charge of another form"),
+        pytest.param(RIDE, [], [sent("phase"), ANOTHERS], "wrong", id="another request's answer"),
         pytest.param([Effect("other", "ride", 1, "")], [], [], "doubled", id="a row that no request asked for"),
         pytest.param([], [], [sent("phase"), paid("phase")], "lost", id="an answer and no row"),
         pytest.param(RIDE, CHARGED, [sent("steps"), paid("steps")], "lost", id="an answer and half the rows"),

@@ -20,7 +20,7 @@ DOUBLED = Violation("doubled", "pay-1", "ride was done 2 times")
 def test_the_table_has_a_row_for_each_fault() -> None:
     """A row says how many were reached, and what went wrong."""
     shown = table({PULLED: Outcome(1234, (DOUBLED,))}, Plan())
-    assert shown.splitlines()[-1].split() == ["plug", "pulled", "1,234", "10", "1", "0", "0"]
+    assert shown.splitlines()[-1].split() == ["plug", "pulled", "1,234", "10", "1", "0", "0", "0"]
 
 
 def test_a_run_is_good_when_all_is_zero_and_enough_was_tried() -> None:

@@ -119,6 +119,43 @@ def test_a_hot_standby(kind: str, standby: servers.PostgresServer) -> None:
         assert endpoint.runs == 0
 
 
+@pytest.mark.parametrize("mode", ["atomic", "guard"])
+@pytest.mark.parametrize("kind", ["psycopg", "asyncpg"])
+def test_a_standby_that_is_behind(
+    kind: str, mode: str, alone: servers.PostgresServer, standby: servers.PostgresServer
+) -> None:
+    """A standby answers no replay: what it has of a finished operation may be older than what the primary has."""
+    policy: dict[str, Any] = {} if mode == "atomic" else {"mode": "guard"}
+    key = f"behind-{mode}-{kind}"
+    with api(kind, alone.url, **policy) as endpoint:
+        endpoint.is_lent = mode == "atomic"
+        assert endpoint.send(key).status == 201
+    until(standby.url, f"SELECT EXISTS (SELECT FROM semel_keys WHERE key = '{key}' AND state = 'complete')")
+    with api(kind, standby.url, **policy) as endpoint:
+        endpoint.is_lent = mode == "atomic"
+        assert refusals(endpoint, key) == []
+        assert endpoint.runs == 0
+
+
+@pytest.mark.parametrize("mode", ["atomic", "guard"])
+@pytest.mark.parametrize("kind", ["psycopg", "asyncpg"])
+def test_an_address_of_several_servers(
+    kind: str, mode: str, alone: servers.PostgresServer, standby: servers.PostgresServer
+) -> None:
+    """An address may name several servers: with target_session_attrs the primary is found, whichever it is; and where
+    none is, no handler runs.
+    """
+    policy: dict[str, Any] = {} if mode == "atomic" else {"mode": "guard"}
+    here, there = (urlsplit(each.url).netloc.rpartition("@")[2] for each in (standby, alone))
+    for hosts, status in ((f"{here},{there}", 201), (f"{here},{here}", 503)):
+        url = urlsplit(alone.url)._replace(netloc=f"semel@{hosts}", query="target_session_attrs=read-write").geturl()
+        with api(kind, url, **policy) as endpoint:
+            endpoint.is_lent = mode == "atomic"
+            answer = endpoint.send(f"several-{mode}-{kind}-{status}")
+            assert (answer.status, endpoint.runs) == (status, 1 if status == 201 else 0)
+            assert status == 201 or answer.code == "store-unavailable"
+
+
 @pytest.fixture
 def clerk(postgres_url: str) -> Iterator[str]:
     """The URL of a role that may do all that is needed."""

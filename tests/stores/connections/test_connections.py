@@ -604,6 +604,29 @@ class TestReplica:
             await until(alone, "SELECT setting = '' FROM pg_settings WHERE name = 'synchronous_standby_names'")
         assert await written(alone) == ([1], ["k"])
 
+    @pytest.mark.parametrize("kind", ASYNC_KINDS.values(), ids=ASYNC_KINDS.keys())
+    async def test_commit_that_is_given_up(self, alone: str, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A commit that waits for the replica for too long is not cancelled: it is shown once the replica has it."""
+        for module in (on_postgres, _sqlalchemy()):
+            monkeypatch.setattr(module, "COMMIT_SECONDS", 0.3)
+        await do(alone, "TRUNCATE rides, records")
+        await do(alone, "ALTER SYSTEM SET synchronous_standby_names = 'nowhere'")
+        await do(alone, "SELECT pg_reload_conf()")
+        try:
+            await until(alone, "SELECT setting = 'nowhere' FROM pg_settings WHERE name = 'synchronous_standby_names'")
+            async with kind(alone) as lender:
+                lent, pid = await begun(lender)
+                await lent.run(record("k"))
+                with pytest.raises(CommitUnknown):
+                    await lent.commit()
+            await until(alone, f"SELECT wait_event = 'SyncRep' FROM pg_stat_activity WHERE pid = {pid}")
+            assert await written(alone) == ([], [])
+        finally:
+            await do(alone, "ALTER SYSTEM RESET synchronous_standby_names")
+            await do(alone, "SELECT pg_reload_conf()")
+        await until(alone, "SELECT count(*) = 1 FROM rides")
+        assert await written(alone) == ([1], ["k"])
+
 
 class TestGiven:
     def test_psycopg_pool_is_a_store(self, url: str) -> None:

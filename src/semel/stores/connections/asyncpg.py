@@ -21,6 +21,7 @@ from semel.stores.connections.endings import (
     WAIT_SECONDS,
     Notices,
     all_in_use,
+    hang_up,
 )
 from semel.stores.connections.pool import AllInUse, AsyncPool
 from semel.stores.connections.postgres import AsyncPostgresConnections, Session, Status
@@ -218,11 +219,15 @@ class _Executor:
         sent: Awaitable[str] = inner.execute(sql)
         return sent
 
-    def end(self, sql: str, limit: float) -> Awaitable[str]:
+    async def end(self, sql: str, limit: float) -> str:
         inner = self._inner
         inner._top_xact = None  # noqa: SLF001 - as commit() and rollback() do before they send
-        sent: Awaitable[str] = inner.execute(sql, timeout=limit)
-        return sent
+        giving_up = asyncio.get_running_loop().call_later(limit, hang_up, inner)
+        try:
+            sent: str = await inner.execute(sql)
+            return sent
+        finally:
+            giving_up.cancel()
 
     def fetch(self, sql: str, parameters: Sequence[Any]) -> Awaitable[Sequence[Sequence[Any]]]:
         fetched: Awaitable[Sequence[Sequence[Any]]] = self._inner.fetch(sql, *parameters)

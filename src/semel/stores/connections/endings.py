@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from contextlib import suppress
 from typing import Any
 
 from semel.errors import AnswerNotStored, CommitUnknown, ConfigurationError, Overtaken, StoreError, StoreUnavailable
@@ -116,6 +119,22 @@ def ended_inside() -> ConfigurationError:
         "The transaction was ended inside the handler, so its record could not be committed with it. "
         "Don't COMMIT or ROLLBACK on operation.connection: Semel does, when the answer is known."
     )
+
+
+def hang_up(connection: Any) -> None:
+    """End a connection of asyncpg's or psycopg's under a COMMIT that takes too long, without a word to the server.
+
+    A driver's own time limit, and a task that is cancelled, have the server cancel what it does. A COMMIT that waits
+    for a synchronous replica is then over at once, and shown to others: what they are told is lost if that replica
+    becomes the primary. Left alone, it is shown when the replica has it, and until then its locks keep others away.
+    """
+    if hasattr(connection, "terminate"):
+        with suppress(Exception):
+            connection.terminate()
+    elif hasattr(connection, "pgconn"):
+        # Not closed: who waits for it waits for its socket.
+        with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as own:
+            own.shutdown(socket.SHUT_RDWR)
 
 
 class Notices:

@@ -20,6 +20,7 @@ from semel.stores.connections.endings import (
     WAIT_SECONDS,
     Notices,
     all_in_use,
+    hang_up,
 )
 from semel.stores.connections.pool import AllInUse, Pool
 from semel.stores.connections.postgres import AsyncPostgresConnections, PostgresConnections, Session, Status
@@ -283,8 +284,12 @@ class _AsyncExecutor(_AnyExecutor):
         return await self.end(sql)
 
     async def end(self, sql: str, limit: float | None = None) -> str | None:
-        async with asyncio.timeout(limit):
+        giving_up = limit and asyncio.get_running_loop().call_later(limit, hang_up, self.connection)
+        try:
             cursor = await psycopg.AsyncCursor(self.connection).execute(sql.encode(), prepare=False)
+        finally:
+            if giving_up:
+                giving_up.cancel()
         while cursor.nextset():
             pass
         return cursor.statusmessage

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar, cast
 from semel.core.commands import Begin, Open
 from semel.core.record import Found
 from semel.errors import CommitUnknown, ConfigurationError, StoreUnavailable
-from semel.stores.connections.endings import COMMIT_SECONDS, ROLLBACK_SECONDS, ended_inside
+from semel.stores.connections.endings import COMMIT_SECONDS, ROLLBACK_SECONDS, ended_inside, hang_up
 from semel.stores.statement import Joined
 from semel.stores.transaction import AsyncConnections, AsyncUnit, Connections, Unit
 
@@ -280,11 +280,23 @@ class _AsyncUnit(AsyncUnit):
         return answer
 
     async def commit(self) -> None:
+        is_given_up = False
+
+        def give_up() -> None:
+            nonlocal is_given_up
+            is_given_up = True
+            hang_up(driver)
+
+        driver = (await self._connection.get_raw_connection()).driver_connection
+        giving_up = asyncio.get_running_loop().call_later(COMMIT_SECONDS, give_up)
         try:
-            async with asyncio.timeout(COMMIT_SECONDS):
-                await self._in_greenlet(self.unit.commit)
-        except TimeoutError as error:
+            await self._in_greenlet(self.unit.commit)
+        except Exception as error:
+            if not is_given_up:
+                raise
             raise CommitUnknown(f"COMMIT was not answered within {COMMIT_SECONDS} s.") from error
+        finally:
+            giving_up.cancel()
 
     async def rollback(self) -> None:
         await asyncio.shield(self._rollback())

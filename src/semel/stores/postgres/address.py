@@ -61,7 +61,8 @@ class Address:
         """Read a ``postgresql://`` URL; ``table``, ``schema``, ``audit``, ``pool``, ``takeover`` in it are ours."""
         parts = urlsplit(url)
         try:
-            parts.port  # noqa: B018 - it is parsed when it is read
+            for host in parts.netloc.rpartition("@")[2].split(","):  # a primary and its standbys, each with its port
+                urlsplit(f"//{host}").port  # noqa: B018 - it is parsed when it is read
         except ValueError:
             # What stands there may be a password that was not escaped, so it is not quoted.
             raise ConfigurationError(

@@ -239,7 +239,9 @@ def _is_large(batch: Sequence[Command[Any]]) -> bool:
     return len(batch) == 1 and size_of(batch[0]) > MAX_BATCH_BYTES
 
 
-_FAULTS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+#: The last is what the driver says where none of several servers is the primary, as in the middle of a fail-over, and
+#: in the moment between the server's last word and the end of the connection.
+_FAULTS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, asyncpg.InternalClientError)
 
 
 class _Link:

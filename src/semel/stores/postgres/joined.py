@@ -184,7 +184,10 @@ class JoinedStatements:
         return made
 
     def _begun(self, claim: Claim, rows: Sequence[Sequence[Any]]) -> Begun:
-        holder, is_read_only, powerless_role, keeps_snapshot, *record = rows[0]
+        holder, is_replica, is_read_only, powerless_role, keeps_snapshot, *record = rows[0]
+        if is_replica:
+            # Its record may be old: what it calls finished, the primary may have released since.
+            raise read_only(self._where)
         found = None if record[0] is None else read.found(record)
         if found is not None and not found.may_be_taken:
             # What it says holds whichever transaction has the lock.

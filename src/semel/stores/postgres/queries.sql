@@ -399,14 +399,16 @@ SELECT 1
 -- The read sees the table as it was before this statement took a lock. So it runs again once it has them, where it has
 -- found nothing final.
 -- It also says whether the record could be written at the end: not by a transaction that is read-only (a replica; a
--- server, a database or a role that was made so), nor by a role that lacks a privilege.
+-- server, a database or a role that was made so), nor by a role that lacks a privilege. A replica is told apart: what it
+-- has may be old, so it is not even read.
 WITH lock AS MATERIALIZED (
     SELECT CASE WHEN pg_try_advisory_xact_lock(CAST(CAST(:request_lock AS text) AS bigint))
                 THEN CASE WHEN pg_try_advisory_xact_lock(CAST(CAST(:key_lock AS text) AS bigint))
                           THEN 'mine' ELSE 'other' END
                 ELSE 'same' END AS holder
 )
-SELECT lock.holder, CAST(current_setting('transaction_read_only') AS boolean) AS is_read_only,
+SELECT lock.holder, pg_is_in_recovery() AS is_replica,
+       CAST(current_setting('transaction_read_only') AS boolean) AS is_read_only,
        CASE WHEN NOT (has_any_column_privilege(CAST('semel_keys' AS regclass), 'SELECT')
                       AND has_any_column_privilege(CAST('semel_keys' AS regclass), 'INSERT')
                       AND has_any_column_privilege(CAST('semel_keys' AS regclass), 'UPDATE')
