@@ -22,7 +22,7 @@ from semel.console.http import POLICY, Request, placed
 from semel.console.rendering import operation_name, without_secrets
 from semel.console.sampling import Samples
 from semel.console.site import FORM, SESSION, Site
-from semel.core.commands import Count, Look, Note, Park, ReadTrail
+from semel.core.commands import Look, Note, Park, ReadTrail, Survey
 from semel.core.record import Hold
 from semel.core.state import State
 from semel.errors import ConfigurationError, StoreUnavailable
@@ -452,7 +452,7 @@ class TestCounting:
 
     def test_the_last_counts_meanwhile(self) -> None:
         """While one thread counts, others show what was counted last."""
-        counts = MemoryStore().perform(Count(10, 10, None))
+        counts = MemoryStore().perform(Survey(10, 10))
         clock = [0.0]
         begun, may_go_on = threading.Event(), threading.Event()
 
@@ -475,7 +475,7 @@ class TestCounting:
 
     def test_the_first_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The first count is waited for, but not for ever; one that fails is made again."""
-        counts = MemoryStore().perform(Count(10, 10, None))
+        counts = MemoryStore().perform(Survey(10, 10))
         begun, may_go_on = threading.Event(), threading.Event()
         answers: list[Any] = [StoreUnavailable("gone"), (counts, None)]
 

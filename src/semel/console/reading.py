@@ -12,11 +12,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from semel.console.examination import Found
-from semel.console.filters import LIMIT, SCAN, Asked
+from semel.console.filters import LIMIT, Asked
 from semel.core.commands import (
     CommitAlone,
-    Count,
-    Counts,
     Filter,
     Look,
     Open,
@@ -24,6 +22,8 @@ from semel.core.commands import (
     ReadRequest,
     ReadTrail,
     Search,
+    Survey,
+    Surveyed,
     Undo,
 )
 from semel.core.delivery import Endpoint
@@ -48,7 +48,7 @@ from semel.stores.webhooks import EndpointStatements
 T = TypeVar("T")
 
 #: None is counted beyond this: milliseconds.
-CAP = 10_000
+CAP = 1000
 #: How many of the newest records are looked at for how operations end.
 NEWEST = 2000
 #: How many troubles, and how many accepted operations, the overview shows.
@@ -87,7 +87,7 @@ class Trouble:
 class Overview:
     """What the first page shows."""
 
-    counts: Counts
+    counts: Surveyed
     troubles: tuple[Trouble, ...]
     #: Accepted operations: those that are under way, then those that wait.
     accepted: tuple[Record, ...]
@@ -136,9 +136,9 @@ class Reader:
             return True
         return _SURROGATE.search(text) is None and not ("\0" in text and dialect.name == POSTGRESQL)
 
-    def count(self, since: datetime | None) -> tuple[Counts, int | None]:
+    def count(self, since: datetime | None) -> tuple[Surveyed, int | None]:
         """Count records, and messages that are not sent yet."""
-        counts = self.store.perform(Count(CAP, NEWEST, since))
+        counts = self.store.perform(Survey(CAP, NEWEST, since))
         unread: list[str] = []
         lag = self._optional("The outbox", unread, self.lag)
         # Only now: while this thread counts, others show what was counted before.
@@ -146,14 +146,14 @@ class Reader:
         waiting = None if lag is None else sum(each.ready + each.waiting + each.behind for each in lag.destinations)
         return counts, waiting
 
-    def overview(self, counts: Counts) -> Overview:
+    def overview(self, counts: Surveyed) -> Overview:
         """Read what the first page shows beside *counts*."""
         lag, unread = self._lag, list(self._unread)
         inbox = self._optional("The inbox", unread, lambda: self.inbox(ReceiptState.PARKED))
         endpoints = self._optional("The webhooks' endpoints", unread, self.endpoints)
         dead = self._optional("The dead letters", unread, lambda: self.outbox("dead", None, SHOWN))
-        parked = self._search(Filter(state=State.UNKNOWN), SHOWN) if counts.unknown else ()
-        stuck = self._search(Filter(is_stuck=True), SHOWN) if counts.stuck else ()
+        parked = self._search(Filter(state=State.UNKNOWN), SHOWN) if counts.gauges.parked != 0 else ()
+        stuck = self._search(Filter(is_stuck=True), SHOWN) if counts.lapsed else ()
         troubles = [
             *map(_parked, parked),
             *map(_stuck, stuck),
@@ -257,13 +257,13 @@ class Reader:
             return None
 
     def _search(self, wanted: Filter, limit: int) -> tuple[Record, ...]:
-        return self.store.perform(Search(wanted, limit, SCAN)).records
+        return self.store.perform(Search(wanted, limit, CAP)).records
 
-    def _accepted(self, counts: Counts) -> tuple[Record, ...]:
+    def _accepted(self, counts: Surveyed) -> tuple[Record, ...]:
         running: Iterable[Record] = ()
-        if counts.processing or counts.stuck:
+        if counts.gauges.in_flight != 0 or counts.lapsed:
             running = self._search(Filter(state=State.PROCESSING), 10 * SHOWN)
-        pending = self._search(Filter(state=State.PENDING), SHOWN) if counts.pending else ()
+        pending = self._search(Filter(state=State.PENDING), SHOWN) if counts.gauges.accepted != 0 else ()
         return (*(each for each in running if each.is_accepted), *pending)[:SHOWN]
 
     def _published(self, record: Record) -> tuple[Stored, ...]:
