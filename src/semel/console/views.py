@@ -12,9 +12,10 @@ from semel.console import actions, filters
 from semel.console.access import User
 from semel.console.actions import Action, Actor, ChangedMeanwhile, FormIncomplete, ReasonNotKept
 from semel.console.http import Request, Response, quoted, see_other
-from semel.console.reading import CAP, MESSAGES, NEWEST, Operation, Reader
-from semel.console.rendering import operation_name
+from semel.console.reading import CAP, EACH, MESSAGES, NEWEST, Operation, Reader
+from semel.console.rendering import operation_name, seconds
 from semel.console.sampling import Samples
+from semel.core.commands import Now
 from semel.core.delivery import Endpoint
 from semel.core.derive import derive
 from semel.core.inbox import ReceiptState
@@ -111,6 +112,7 @@ class Views(ABC):
             overview=self.reader.overview(counts),
             series=self.samples.series(),
             cap=CAP,
+            most_each=EACH,
             newest=NEWEST,
         )
 
@@ -166,20 +168,20 @@ class Views(ABC):
         to = request.asked.get("to") or None
         self._check_text(to or "")
         wanted = (state,) if state else OUTBOX_STATES[:-1]
-        lists = [(each, self.reader.outbox(each, to)) for each in wanted]
+        lag, found = self.reader.waiting(wanted, to)
         return self.html(
             request,
             user,
             "outbox.html",
             title="Outbox",
-            lag=self.reader.lag(),
-            lists=lists,
+            lag=lag,
+            lists=list(zip(wanted, found, strict=True)),
             state=state,
             to=to,
             states=OUTBOX_STATES,
             cap=CAP,
             most=MESSAGES,
-            now=self._now(),
+            now=seconds(lag.now),
             done=DONE.get(request.asked.get("done", "")),
         )
 
@@ -338,7 +340,7 @@ class Views(ABC):
             raise Refused(404, "No messages here", said)
 
     def _now(self) -> Any:
-        return self.samples.now().now
+        return self.reader.store.perform(Now())
 
 
 def _only_read(request: Request) -> None:

@@ -18,6 +18,8 @@ from semel.stores.statement import DEFAULT_INBOX, Joined, Query, load_queries
 Rows = Sequence[Sequence[Any]]
 
 _LOCK_BYTES = 8
+#: How many consumers a list is made of.
+MAX_CONSUMERS = 50
 
 #: A conflict with another transaction: serialization failure, deadlock, lock not available. The handler did no wrong.
 _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
@@ -82,7 +84,7 @@ class InboxStatements:
     def list(self, consumer: str | None, state: ReceiptState | None, limit: int) -> Joined[tuple[Listed, ...]]:
         """Read what waits for another try or for a person."""
         wanted = None if state is None else str(state)
-        return self._joined("list", _listed, consumer=consumer, state=wanted, limit=limit)
+        return self._joined("list", _listed, consumer=consumer, state=wanted, limit=limit, most=MAX_CONSUMERS)
 
     def find(self, consumer: str, message_id: str) -> Joined[tuple[Listed, ...]]:
         """Read one receipt."""

@@ -657,7 +657,7 @@ WITH clock AS MATERIALIZED (
      UNION ALL
     (SELECT 2 AS walk, ctid AS place, created_at, scope, key, state, status, lease_expires_at, request_line
        FROM semel_keys
-      WHERE upkeep IS NULL AND created_at <= :at::timestamptz
+      WHERE :upkeep <> 'parked' AND upkeep IS NULL AND created_at <= :at::timestamptz
         AND created_at >= coalesce((SELECT swept_to FROM semel_keys_watermark WHERE one), '-infinity')
         AND (created_at, scope, key) < (:at::timestamptz, :at_scope::text, :at_key::text)
       ORDER BY created_at DESC, scope DESC, key DESC
@@ -921,10 +921,10 @@ WITH clock AS MATERIALIZED (
     SELECT created_at FROM (SELECT created_at FROM semel_outbox WHERE state = 'waiting'
                              ORDER BY aggregatetype, due_at LIMIT :limit) AS waiting
      UNION ALL
-    SELECT created_at FROM (SELECT created_at FROM semel_outbox
-                             WHERE state = 'behind' AND state IN ('waiting', 'behind', 'dead')
-                               AND aggregateid IS NOT NULL
-                             ORDER BY aggregatetype, aggregateid, seq LIMIT :limit) AS behind
+    SELECT created_at FROM (SELECT created_at, state FROM semel_outbox
+                             WHERE state IN ('waiting', 'behind', 'dead') AND aggregateid IS NOT NULL
+                             ORDER BY aggregatetype, aggregateid, seq LIMIT :limit) AS aside
+     WHERE state = 'behind'
 )
 --]
 SELECT now, oldest.scope, oldest.key, oldest.created_at,
@@ -952,11 +952,12 @@ SELECT now, oldest.scope, oldest.key, oldest.created_at,
      , (SELECT least(count(*), :limit) FROM unsent),
        (SELECT coalesce(date_part('epoch', max(now - created_at)), 0) FROM unsent),
        (SELECT count(*)
-          FROM (SELECT 1 FROM semel_outbox WHERE state = 'dead' AND state IN ('dead', 'sent')
+          FROM (SELECT 1 FROM semel_outbox WHERE state = 'dead'
                  ORDER BY ended_at LIMIT :limit) AS dead),
        (SELECT count(*)
-          FROM (SELECT 1 FROM semel_inbox WHERE state <> 'done' AND state = 'parked'
-                 ORDER BY consumer LIMIT :limit) AS parked_messages)
+          FROM (SELECT state FROM semel_inbox WHERE state <> 'done' ORDER BY consumer DESC, state DESC, changed_at DESC
+                 LIMIT :limit) AS failing
+         WHERE state = 'parked')
 --]
   FROM clock
  CROSS JOIN ends

@@ -384,11 +384,11 @@ WITH unfinished AS MATERIALIZED (
     )
     UNION ALL
     SELECT created_at FROM (
-        SELECT created_at FROM semel_outbox
-        WHERE state = 'behind' AND (state = 'waiting' OR state = 'behind' OR state = 'dead')
-            AND aggregateid IS NOT NULL
+        SELECT created_at, state FROM semel_outbox
+        WHERE (state = 'waiting' OR state = 'behind' OR state = 'dead') AND aggregateid IS NOT NULL
+        ORDER BY aggregatetype, aggregateid, seq
         LIMIT :limit
-    )
+    ) WHERE state = 'behind'
 )
 --]
 SELECT
@@ -416,7 +416,9 @@ SELECT
     (SELECT count(*) FROM (
         SELECT 1 FROM semel_outbox WHERE state = 'dead' AND (state = 'dead' OR state = 'sent') LIMIT :limit
     )),
-    (SELECT count(*) FROM (SELECT 1 FROM semel_inbox WHERE state <> 'done' AND state = 'parked' LIMIT :limit))
+    (SELECT count(*) FROM (
+        SELECT state FROM semel_inbox WHERE state <> 'done' ORDER BY consumer DESC, state DESC, changed_at DESC LIMIT :limit
+    ) WHERE state = 'parked')
 --]
 FROM semel_keys_clock
 LEFT JOIN semel_keys AS oldest
