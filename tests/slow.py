@@ -42,6 +42,13 @@ DRIVERS = ("psycopg", "asyncpg", "aiosqlite", "engine", "pool")
 #: through another driver, or without what is in front of it.
 LIKENESS = "test_likeness_to_the_reference"
 MUCH_ALIKE = ("::TestAsync", "::TestOverSQLite", "django/test_conformance.py::TestPostgres")
+#: Stores that have their statements from another one: of the tests of conformance each runs every other one, by turns.
+TURNS = {
+    "stores/shared/test_conformance.py::TestPostgres::": 0,
+    "stores/shared/test_conformance.py::TestAsyncPostgres::": 1,
+    "django/test_conformance.py::TestSQLite::": 0,
+    "stores/tiered/test_conformance.py::TestOverSQLite::": 1,
+}
 
 #: Each takes seconds: stories and loads from end to end, and a cluster that is started for a test. What they show is
 #: shown in small by quicker tests, and by one of their own kind where one is not named here.
@@ -49,6 +56,14 @@ LONG = (
     r"bench/test_bench",
     r"cli/test_demo\.py::test_(interrupted|unprotected)",
     r"cli/test_finding\.py::test_a_scope_can_be_copied\[(?!-x)",
+    r"cli/test_resolving\.py::test_asking\[(?!(y\\n-0-command0|n\\n-1-command1)\])",
+    r"cli/test_watching\.py::(?!test_a_watched_list_in_a_pipe)",
+    r"cli/test_work_accepted\.py::test_(kill_9_in|a_second_signal|sigterm).*\[sqlite",
+    r"client/test_interrupted\.py::test_interrupted_at_any_line\[new",
+    r"client/test_javascript\.py::test_package",
+    r"client/test_killed\.py::test_killed_(while_it_resumes\[requests|at_every_line\[(requests|async))",
+    r"console/test_browser\.py::test_a_night_on_duty",
+    r"console/test_postgres\.py::test_a_table_that_is_locked",
     r"django/test_killed\.py::.*(plain|rest)\]",
     r"django/test_reads\.py::.*\[unprepared",
     r"django/test_scenarios\.py::.*\[(decorator|rest)",
@@ -57,13 +72,27 @@ LONG = (
     r"docs/test_testing_examples\.py::test_(django|pytest\[testing/test_flask)",
     r"examples/test_report\.py::test_the_story_ends_well",
     r"functions/test_processes\.py::test_a_worker_of_celery",
-    r"inbox/test_celery\.py::test_once",
-    r"inbox/test_killed\.py::test_killed\[(psycopg-before COMMIT|sqlite-(in|before the)|async)",
+    r"inbox/test_celery\.py::test_(once|a_retry_that_cant_be_sent)",
+    r"inbox/test_killed\.py::test_killed\[(psycopg-before|sqlite-(in|before the)|async)",
+    r"inbox/test_rabbitmq",
+    r"inbox/test_receive\.py::test_a_thousand_redeliveries\[async engine",
+    r"ops/test_queries",
+    r"proxy/test_processes\.py::test_(workers|end_of_grace)",
     r"publishers/test_celery\.py::test_(everything_arrives_through_rabbitmq|killed_in_the_middle_of_a_batch)",
-    r"stores/redis/test_(cluster|listening|sentinel)\.py::(?!test_fail_over|test_the_master_is_found)",
+    r"publishers/test_celery\.py::test_a_queue_that_is_there",
+    r"stores/postgres/test_liveness\.py::Test(Loss::test_restart_of_the_server|Off::test_both_kinds)",
+    r"stores/postgres/test_pgbouncer\.py::Test(Outage|Rivals|Session::test_locked_row)",
+    r"stores/postgres/test_postgres\.py::TestCost::test_statements_look.*\[(?!claim-).*50000",
+    r"stores/postgres/test_postgres\.py::TestTrouble::test_server_that_comes_back",
+    r"stores/postgres/test_take_over\.py::.*gunicorn",
+    r"stores/redis/test_(cluster|listening|sentinel)",
     r"stores/tiered/test_load",
+    r"web/test_blocked_loops\.py::.*\[redis",
+    r"web/test_processes\.py::test_(a_|gate_4_|sigterm\[.*guard).*gunicorn",
     r"web/test_processes\.py::test_gate_9_.*gunicorn",
     r"web/test_scenarios_asgi\.py::.*\[litestar",
+    r"web/test_servers\.py::test_server\[.*(hypercorn|sync|preload|2 workers)",
+    r"web/test_waiting_servers\.py::.*gunicorn",
 )
 _LONG = re.compile("|".join(LONG))
 
@@ -95,6 +124,9 @@ def _is_slow(item: pytest.Function) -> bool:
     if _LONG.match(item.nodeid.removeprefix("tests/")):
         return True
     if item.originalname == LIKENESS and any(each in item.nodeid for each in MUCH_ALIKE):
+        return True
+    turn = next((turn for place, turn in TURNS.items() if place in item.nodeid), None)
+    if turn is not None and item.originalname != LIKENESS and crc32(item.name.encode()) % 2 != turn:
         return True
     given: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
     if given.get("times") == 2 and given.get("shop") != "memory":

@@ -195,7 +195,10 @@ def test_show_the_story(semel: Semel, sqlite_url: str) -> None:
     with closing(store(sqlite_url)) as keys:
         hour = timedelta(hours=1)
         token = bytes(range(16))
-        hold = keys.perform(Claim("acme", "told", token, b"", hour, hour, request_line="POST /payments"))
+        trace = f"00-{'a1' * 16}-{'b2' * 8}-01"
+        hold = keys.perform(
+            Claim("acme", "told", token, b"", hour, hour, request_line="POST /payments", traceparent=trace)
+        )
         assert isinstance(hold, Hold)
         Clock(sqlite_url).advance(timedelta(milliseconds=1))  # A record that ends when it begins tells of no claim.
         keys.perform(Note(hold, "fenced", "an answer"))
@@ -203,13 +206,14 @@ def test_show_the_story(semel: Semel, sqlite_url: str) -> None:
     shown = semel("keys", "show", "told", "--store", sqlite_url).stdout
     for line in (
         r"request +POST /payments",
+        f"trace +{'a1' * 16}",
         r"trail +\S+  attempt 1  claimed",
         r" +\S+  attempt 1  fenced \(an answer\)  by \S+:\d+",
         r" +\S+  attempt 1  completed",
     ):
         assert re.search(f"^{line}$", shown, re.MULTILINE), line
     facts = json.loads(semel("keys", "show", "told", "--store", sqlite_url, "--json").stdout)
-    assert facts["request_line"] == "POST /payments"
+    assert (facts["request_line"], facts["trace_id"]) == ("POST /payments", "a1" * 16)
     assert [(line["event"], line["actor"] is None) for line in facts["trail"]] == [
         ("claimed", True),
         ("fenced", False),

@@ -350,6 +350,14 @@ class TestPages:
         assert "parked</b> the provider did not answer in 30 s" in said
         assert f"semel keys resolve {PARKED} --scope {SCOPE} --not-applied" in said
 
+    @pytest.mark.parametrize("stored", [f"00-{'a1' * 16}-{'b2' * 8}-01", "<script>alert(1)</script>"])
+    def test_the_trace_of_an_operation(self, visitor: Visitor, world: World, stored: str) -> None:
+        """The id of the trace that ran an operation is shown, to be copied; what is none is not shown."""
+        world.ended("traced", traceparent=stored)
+        page = visitor.page(operation("traced"))
+        assert ("<dt>Trace</dt>" in page, f"<code>{'a1' * 16}</code>" in page) == (stored[0] == "0", stored[0] == "0")
+        assert "alert(1)" not in page
+
     def test_messages_of_an_operation(self, visitor: Visitor) -> None:
         """Messages that an operation published are listed with it, while they are in the outbox."""
         page = visitor.page(operation(FINISHED))

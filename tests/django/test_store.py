@@ -257,6 +257,7 @@ class TestReadiness:
                 "0003_pre_accepted",
                 "0004_pre_lean",
                 "0005_pre_messages",
+                "0006_pre_trace",
             ]
             store.open()
             assert isinstance(store.perform(claim_on()), Hold)

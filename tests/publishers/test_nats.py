@@ -2,15 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import nats
 import pytest
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy, DiscardPolicy, StreamConfig
-from nats.js.errors import NotFoundError
 
 from semel.core.outbox import Delivered, Failed, Rejected, Unreachable
 from semel.errors import ConfigurationError
@@ -19,6 +19,8 @@ from tests.kit import servers
 from tests.kit.servers import NATSServer, free_port
 from tests.publishers.sending import TRACE, cut_off, delivered, full_message, kinds, message, opened, reason
 from tests.publishers.sending import through_a_death as through
+
+Answer = TypeVar("Answer")
 
 
 @asynccontextmanager
@@ -45,6 +47,15 @@ async def read(url: str, name: str) -> list[Msg]:
         while len(found) < count:
             found += await reader.fetch(min(500, count - len(found)), timeout=10)
         return found
+
+
+async def answered(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Ask a cluster until it answers: while it elects a leader it refuses, says nothing, or knows no stream."""
+    while True:
+        try:
+            return await ask()
+        except nats.errors.Error:
+            await asyncio.sleep(0.1)
 
 
 async def ids_in(url: str, name: str) -> list[str]:
@@ -275,17 +286,13 @@ async def test_leader_killed() -> None:
     """In a cluster of three, while a stream has no leader its messages wait; what was confirmed outlives the leader."""
     with servers.nats_cluster() as cluster:
         async with looking(cluster.url) as stream:
-            while True:
-                try:
-                    await stream.add_stream(StreamConfig(name="events", subjects=["events.>"], num_replicas=3))
-                    break
-                except (NotFoundError, nats.js.errors.APIError):
-                    await asyncio.sleep(0.1)  # Not every node is known to the leader yet.
-            leader = (await stream.stream_info("events")).cluster
+            config = StreamConfig(name="events", subjects=["events.>"], num_replicas=3)
+            await answered(lambda: stream.add_stream(config))
+            leader = (await answered(lambda: stream.stream_info("events"))).cluster
             assert leader is not None
             dead = cluster.node(str(leader.leader))
         async with opened(NATS("events", cluster.url, timeout=2)) as publisher:
             confirmed, everything = await through(publisher, dead.kill, lambda: None, batch=50)
-        found = await ids_in(cluster.url, "events")
+        found = await answered(lambda: ids_in(cluster.url, "events"))
         assert confirmed == everything == set(found)
         assert len(found) == len(everything)

@@ -9,6 +9,7 @@ import typer
 from semel import __version__
 from semel.cli import console, doctor, inbox, journal, keys, outbox, proxy, relay, schema, verify, webhooks, work
 from semel.cli.demo import command as demo
+from semel.cli.judging import JudgingCommand
 
 VERSION = "Print the version of Semel."
 
@@ -27,7 +28,7 @@ app.command("work")(work.work)
 app.command("relay")(relay.relay)
 app.command("proxy")(proxy.proxy)
 app.command("console")(console.console)
-app.command("verify", cls=verify.VerifyCommand)(verify.verify)
+app.command("verify", cls=JudgingCommand)(verify.verify)
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(keys.app, name="keys")
 app.add_typer(inbox.app, name="inbox")

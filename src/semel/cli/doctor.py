@@ -8,46 +8,31 @@ with 3 if the command line is wrong. ``--fail-on`` says which checks count.
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from difflib import get_close_matches
 from itertools import groupby
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from semel.cli.address import USUAL_FILE, VARIABLE, checked, named
 from semel.cli.application import imported
+from semel.cli.judging import JudgingCommand, end
 from semel.cli.output import JsonOption, put, safe, width
 from semel.doctor import CHECKS, Check, Finding, Report, Severity, Verdict, examine
 from semel.errors import ConfigurationError
 
-#: 2 means *cannot tell* here, so a wrong command line is 3, as with ``semel verify``.
-USAGE = 3
 STATUSES = {Verdict.OK: 0, Verdict.WRONG: 1, Verdict.CANNOT_TELL: 2}
 COLOURS = {Verdict.OK: "green", Verdict.WRONG: "bold red", Verdict.CANNOT_TELL: "yellow"}
 SEVERITIES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow"}
 #: The command that is meant where none is named.
 USUAL = "run"
-
-
-class DoctorCommand(TyperCommand):
-    """A command with another exit status for a wrong command line."""
-
-    def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Read the command line."""
-        try:
-            return super().make_context(*args, **kwargs)
-        except Exception as error:
-            if hasattr(error, "exit_code") and hasattr(error, "format_message"):
-                error.exit_code = USAGE
-            raise
 
 
 class DoctorGroup(TyperGroup):
@@ -71,7 +56,7 @@ app = typer.Typer(
 CheckArgument = Annotated[str, typer.Argument(metavar="CHECK", help="The name of a check, such as postgres-fsync.")]
 
 
-@app.command(USUAL, cls=DoctorCommand)
+@app.command(USUAL, cls=JudgingCommand)
 def run(
     url: Annotated[
         str | None,
@@ -97,10 +82,10 @@ def run(
         application = _imported(app_name) if app_name else None
         report = examine(_store(url, has_app=application is not None), app=application, only=only or ())
     except (ConfigurationError, ImportError) as error:
-        _end(error)
-    except SystemExit as end:
+        end(error)
+    except SystemExit as ended:
         # Nothing was examined, whatever status it wanted to end with.
-        _end(ConfigurationError(f"{app_name} ended the program (SystemExit: {end.code}) when it was looked into."))
+        end(ConfigurationError(f"{app_name} ended the program (SystemExit: {ended.code}) when it was looked into."))
     if as_json:
         print(json.dumps(_as_json(report, fail_on), indent=2))
     else:
@@ -108,7 +93,7 @@ def run(
     raise typer.Exit(STATUSES[report.worst(fail_on)])
 
 
-@app.command("list", cls=DoctorCommand)
+@app.command("list", cls=JudgingCommand)
 def listing(*, as_json: JsonOption = False) -> None:
     """List every check."""
     if as_json:
@@ -120,7 +105,7 @@ def listing(*, as_json: JsonOption = False) -> None:
     put(table)
 
 
-@app.command("explain", cls=DoctorCommand)
+@app.command("explain", cls=JudgingCommand)
 def explain(name: CheckArgument, *, as_json: JsonOption = False) -> None:
     """Explain one check: what it is about, why it matters, and what to type."""
     check = next((each for each in CHECKS if each.name == name), None)
@@ -128,7 +113,7 @@ def explain(name: CheckArgument, *, as_json: JsonOption = False) -> None:
         names = [each.name for each in CHECKS]
         close = [each for each in names if name in each][:5] or get_close_matches(name, names, n=3)
         hint = f" Did you mean {', '.join(close)}?" if close else " See: semel doctor list"
-        _end(ConfigurationError(f"There is no check {safe(name)}.{hint}"))
+        end(ConfigurationError(f"There is no check {safe(name)}.{hint}"))
     if as_json:
         print(json.dumps(_facts(check), indent=2))
         return
@@ -277,8 +262,3 @@ def _put(*parts: Any) -> None:
     with console.capture() as capture:
         console.print(*parts, sep="\n")
     print("\n".join(line.rstrip() for line in capture.get().splitlines()))
-
-
-def _end(error: Exception) -> NoReturn:
-    print("semel:", " ".join(str(error).split()), file=sys.stderr)
-    raise typer.Exit(USAGE) from None

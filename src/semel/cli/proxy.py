@@ -37,7 +37,7 @@ def proxy(
     ] = None,
     jwt_key: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="What verifies tokens for jwt:CLAIM: a public key, a JWKS, a secret."),
+        typer.Option(metavar="FILE|URL", help="What verifies tokens for jwt:CLAIM: a public key, JWKS, a secret."),
     ] = None,
     path: Annotated[
         list[str] | None, typer.Option("--path", metavar="PATTERN", help="Guard these paths only. Repeatable.")

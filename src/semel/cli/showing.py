@@ -18,6 +18,7 @@ from semel.core.operator import outcome_of
 from semel.core.record import Entry, Milestone, Record
 from semel.core.recovery import Done, Step, read_back
 from semel.core.state import State
+from semel.core.trace import read_trace
 from semel.core.trail import story
 
 HEX_DUMP_BYTES = 256
@@ -86,6 +87,7 @@ def record_lines(record: Record, request: Request | None = None, *, with_body: b
         yield "recovery point", Text(safe(record.recovery_point))
     for number, line in enumerate(_steps(record)):
         yield "" if number else "steps", line
+    yield from _trace(record)
     yield "fingerprint", Text(record.fingerprint.hex() or "none")
     yield from _times(record)
     if record.answer is None:
@@ -98,6 +100,12 @@ def record_lines(record: Record, request: Request | None = None, *, with_body: b
     else:
         hint = "" if with_body or not record.answer.body else " (to see it: --body)"
         yield "body", Text(f"{len(record.answer.body)} bytes{hint}")
+
+
+def _trace(record: Record) -> Iterator[Line]:
+    trace = read_trace(record.traceparent)
+    if trace is not None:
+        yield "trace", Text(trace.trace_id)
 
 
 def next_lines(record: Record) -> Iterator[Line]:
@@ -167,9 +175,11 @@ def all_facts_of(
     record: Record, trail: tuple[Entry, ...], request: Request | None = None, *, with_body: bool
 ) -> dict[str, Any]:
     """Return everything about *record*; *request* is the one that was stored with it."""
+    trace = read_trace(record.traceparent)
     facts = facts_of(record) | {
         "request": request and {"method": request.head.method, "path": request.head.path},
         "fingerprint": record.fingerprint.hex(),
+        "trace_id": trace.trace_id if trace else None,
         "steps": [_step_facts(record, step) for step in read_back(record.steps).steps],
         "trail": trail_facts(story(record, trail)),
     }

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,8 +22,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperCommand
 
+from semel.cli.judging import end
 from semel.cli.output import put, safe
 from semel.errors import ConfigurationError
 from semel.verify import report as reports
@@ -36,8 +36,6 @@ from semel.verify.openapi import found_in, load
 from semel.verify.telling import Teller
 from semel.work.plan import duration
 
-#: 2 means *inconclusive* here, so a wrong command line is 3, unlike with other commands.
-USAGE = 3
 STATUSES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 2}
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.INCONCLUSIVE: "yellow"}
 #: Requests in a second to a host that is not this machine, unless told otherwise.
@@ -60,19 +58,6 @@ class ProfileName(StrEnum):
 
     IETF = "ietf"
     STRIPE = "stripe"
-
-
-class VerifyCommand(TyperCommand):
-    """A command with another exit status for a wrong command line."""
-
-    def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Read the command line."""
-        try:
-            return super().make_context(*args, **kwargs)
-        except Exception as error:
-            if hasattr(error, "exit_code") and hasattr(error, "format_message"):
-                error.exit_code = USAGE
-            raise
 
 
 def verify(  # noqa: PLR0917 - typer makes an option of each
@@ -201,7 +186,7 @@ def verify(  # noqa: PLR0917 - typer makes an option of each
         _announce(lab, plan, is_local=given.target.is_local, is_agreed=yes)
         found = asyncio.run(_verified(lab, plan, checks, effects, given.target.origin))
     except ConfigurationError as error:
-        _end(error)
+        end(error)
     _show(found, output, is_detailed=details)
     raise typer.Exit(STATUSES[found.verdict])
 
@@ -355,8 +340,3 @@ def _interval(rate: float | None, *, is_local: bool) -> float:
 
 def _seconds(text: str) -> float:
     return duration(text).total_seconds()
-
-
-def _end(error: ConfigurationError) -> NoReturn:
-    print("semel:", " ".join(str(error).split()), file=sys.stderr)
-    raise typer.Exit(USAGE) from None

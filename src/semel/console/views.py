@@ -23,6 +23,7 @@ from semel.core.operator import commands_for, outcome_of
 from semel.core.place import read_place
 from semel.core.recovery import read_back
 from semel.core.text import as_typed, pasteable
+from semel.core.trace import read_trace
 from semel.errors import ConfigurationError, SemelError
 
 logger = logging.getLogger("semel.console")
@@ -150,6 +151,7 @@ class Views(ABC):
             request,
             user,
             "operation.html",
+            trace=read_trace(record.traceparent) if record else None,
             title="Operation",
             operation=operation,
             record=record,

@@ -240,6 +240,10 @@ class RequestEnded:
     handler: Stretch | None = None
     #: Storing the answer; in atomic mode, COMMIT.
     store: Stretch | None = None
+    #: The trace that the request is part of, as W3C's traceparent; None: it is not traced.
+    trace: str | None = None
+    #: The trace of the attempt that it came upon: the one that ran the handler, or still does.
+    found: str | None = None
 
 
 @value

@@ -56,6 +56,8 @@ class Found:
     is_accepted: bool = False
     #: How long its answer will be kept, by the database's clock; None if that is not needed.
     retention_left: timedelta | None = None
+    #: The trace of the attempt that ran, or runs, the handler, where it was traced.
+    traceparent: str | None = None
 
     @property
     def may_be_taken(self) -> bool:
@@ -112,6 +114,8 @@ class Record:
     milestone: Milestone | None = None
     #: Method and path of the request that made it; empty if they are not known.
     request_line: str = ""
+    #: The trace of the attempt that ran the handler, where it was traced. Lists may leave it out.
+    traceparent: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse a record that no store may hold; the schema's CHECK constraints say the same."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -31,10 +32,11 @@ from semel.core.handler import Ending, RunHandler
 from semel.core.inbox import Busy, Duplicate, Parked, Ran
 from semel.core.key import SHORT_LENGTH, digest_of
 from semel.core.outcome import Door, Ended, ended_by
+from semel.core.record import Found
 from semel.errors import MessageDiffers
 from semel.flows.reply import Reply
 from semel.guard.endpoints import ENDPOINTS, OTHER
-from semel.telemetry.stream import are_keys_wanted, count, sinks
+from semel.telemetry.stream import are_keys_wanted, count, current_trace, sinks
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
@@ -105,11 +107,13 @@ class _Meter:
         "_attempt",
         "_began",
         "_claim",
+        "_found",
         "_handler",
         "_key",
         "_ports",
         "_store",
         "_told",
+        "_trace",
         "_waited",
     )
 
@@ -123,6 +127,8 @@ class _Meter:
         self._store: tuple[float, float] | None = None
         self._told: Ended | None = None
         self._waited = False
+        self._trace = current_trace()
+        self._found: str | None = None
         self._began = _clock()
 
     def __getattr__(self, name: str) -> Any:
@@ -143,12 +149,14 @@ class _Meter:
         began = _clock()
         self._key = claim.key
         try:
-            return await self._ports.claim(claim)
+            return self._seen(await self._ports.claim(self._traced(claim)))
         finally:
             self._claim = _more(self._claim, began)
 
     async def take_over(self, command: Any) -> Any:
         began = _clock()
+        if self._trace is not None:
+            command = replace(command, claim=self._traced(command.claim))
         try:
             return await self._ports.take_over(command)
         finally:
@@ -158,7 +166,7 @@ class _Meter:
         began = _clock()
         self._key = command.claim.key
         try:
-            return await self._ports.begin(command)
+            return self._seen(await self._ports.begin(command))
         finally:
             self._claim = _more(self._claim, began)
 
@@ -176,13 +184,15 @@ class _Meter:
         return self._ports.ask(command)  # type: ignore[no-any-return]  # as above
 
     def finish(self, command: Any) -> Awaitable[Any]:
+        if self._trace is not None:
+            command = replace(command, claim=self._traced(command.claim))
         return self._timed_store(self._ports.finish, command)
 
     async def wait(self, wish: Any) -> Any:
         self._waited = True
         count(WaitBegan())
         try:
-            return await self._ports.wait(wish)
+            return self._seen(await self._ports.wait(wish))
         finally:
             count(WaitEnded())
 
@@ -192,6 +202,17 @@ class _Meter:
             return await port(command)
         finally:
             self._store = _more(self._store, began)
+
+    def _traced(self, claim: Any) -> Any:
+        """Return *claim* with the trace of this request, which is stored with the record."""
+        return claim if self._trace is None else replace(claim, traceparent=self._trace)
+
+    def _seen(self, got: Any) -> Any:
+        """Note which trace ran, or runs, the operation that this request came upon."""
+        if type(got) is Found:
+            # An expired one was another operation.
+            self._found = None if got.is_expired else got.traceparent
+        return got
 
     def end(self, outcome: Ended) -> None:
         """Tell the sinks how the request ended. Whatever goes wrong here is no reason for the request to fail."""
@@ -218,6 +239,8 @@ class _Meter:
                 None if claim is None else Stretch(claim[0] - began, claim[1]),
                 None if handler is None else Stretch(handler[0] - began, handler[1]),
                 None if store is None else Stretch(store[0] - began, store[1]),
+                self._trace,
+                self._found,
             )
         )
 

@@ -45,7 +45,7 @@ class Settings:
     workers: int = 1
     #: Networks of peers that may name the user of a request.
     trusted: tuple[str, ...] = TRUSTED
-    #: The file of the key, or the keys, that sign bearer tokens.
+    #: The file of the key, or of the keys, that sign bearer tokens; or the URL at which they are published.
     jwt_key: str | None = None
     #: Patterns of the paths that are guarded; none: all.
     paths: tuple[str, ...] = ()

@@ -20,7 +20,8 @@ from semel.core.scope import MAX_PRINCIPAL_LENGTH, SINGLE_TENANT
 from semel.errors import ConfigurationError, IdentityRefused, ScopeMissing
 from semel.guard.request import RequestView
 from semel.proxy.headers import NO_IDENTITY
-from semel.proxy.tokens import TokenRefused, Verifier, claims_of
+from semel.proxy.published_keys import PublishedKeys
+from semel.proxy.tokens import KeyNotKnown, TokenRefused, Verifier, claims_of
 
 NamesUser = Callable[[RequestView], Any]
 
@@ -114,7 +115,7 @@ class ByCookie:
 class ByToken:
     """A claim of the bearer token."""
 
-    def __init__(self, claim: str, verifier: Verifier | None) -> None:
+    def __init__(self, claim: str, verifier: Verifier | PublishedKeys | None) -> None:
         """Read *claim* of a token that *verifier* has accepted; without one, the whole token is part of the scope."""
         self._claim = claim
         self._verifier = verifier
@@ -129,9 +130,24 @@ class ByToken:
             return None
         token = token.strip(_BLANK)
         try:
-            claims = claims_of(token) if self._verifier is None else self._verifier.verified(token)
+            return self._user(token)
+        except KeyNotKnown as refused:
+            if isinstance(self._verifier, PublishedKeys):
+                return self._user_of_new_key(token, self._verifier)
+            raise _not_accepted(refused) from None
         except TokenRefused as refused:
-            raise ScopeMissing(f"The bearer token is not accepted: {refused}") from None
+            raise _not_accepted(refused) from None
+
+    async def _user_of_new_key(self, token: str, keys: PublishedKeys) -> str:
+        """Name the user of *token*, which was signed with a key that was published after the others, or with none."""
+        await keys.renewed()
+        try:
+            return self._user(token)
+        except TokenRefused as refused:
+            raise _not_accepted(refused) from None
+
+    def _user(self, token: str) -> str:
+        claims = claims_of(token) if self._verifier is None else self._verifier.verified(token)
         claim, issuer = claims.get(self._claim), claims.get("iss")
         if not isinstance(claim, str | int) or isinstance(claim, bool) or claim == "":
             raise ScopeMissing(f"The bearer token has no claim {self._claim!r} that names a user.")
@@ -142,7 +158,11 @@ class ByToken:
         return _bounded(user)
 
 
-def scope_of(spelled: str, verifier: Verifier | None = None) -> NamesUser:
+def _not_accepted(refused: TokenRefused) -> ScopeMissing:
+    return ScopeMissing(f"The bearer token is not accepted: {refused}")
+
+
+def scope_of(spelled: str, verifier: Verifier | PublishedKeys | None = None) -> NamesUser:
     """Return what names the user, as it was *spelled* on the command line."""
     kind, colon, name = spelled.partition(":")
     if spelled == "single":

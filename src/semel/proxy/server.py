@@ -27,6 +27,7 @@ from semel.proxy.app import Forwarder, Proxy
 from semel.proxy.config import Settings
 from semel.proxy.headers import HeaderRules
 from semel.proxy.health import Health
+from semel.proxy.published_keys import PublishedKeys
 from semel.proxy.scope import UNVERIFIED, ByHeader, ByToken, Peers, scope_of
 from semel.proxy.tokens import Verifier
 from semel.proxy.upstream import Address, Upstream
@@ -52,8 +53,7 @@ class ProxyMiddleware(IdempotencyMiddleware):
 
 def build(settings: Settings) -> Proxy:
     """Make the proxy that *settings* say."""
-    verifier = Verifier.read(settings.jwt_key) if settings.jwt_key is not None else None
-    scope = scope_of(settings.scope, verifier)
+    scope = scope_of(settings.scope, _verifier(settings.jwt_key))
     policy = settings.policy
     rules = HeaderRules(
         scope.identity if isinstance(scope, ByHeader) else None, policy.header_names, passes_key=settings.pass_key
@@ -83,6 +83,12 @@ def build(settings: Settings) -> Proxy:
         ready=settings.readyz,
     )
     return Proxy(guard, forwarder, rules, Peers(settings.trusted), health)
+
+
+def _verifier(name: str | None) -> Verifier | PublishedKeys | None:
+    if name is None:
+        return None
+    return PublishedKeys(name) if name.startswith(("https://", "http://")) else Verifier.read(name)
 
 
 class Protocol(HttpToolsProtocol):

@@ -28,6 +28,7 @@ _PUBLIC_FORMS = (b"ssh-", b"ecdsa-", b"sk-")
 #: A token of three parts.
 _PARTS = 3
 
+_KINDS = "RSA (RS256, PS256), P-256 (ES256) or Ed25519 (EdDSA)"
 _NEEDED = "--jwt-key with a public key needs cryptography. Run: pip install 'semel[webhooks]'"
 
 Check = Callable[[bytes, bytes], bool]
@@ -35,6 +36,10 @@ Check = Callable[[bytes, bytes], bool]
 
 class TokenRefused(Exception):
     """This token is not accepted."""
+
+
+class KeyNotKnown(TokenRefused):
+    """The key that has signed this token is not one of ours."""
 
 
 def claims_of(token: str) -> dict[str, Any]:
@@ -62,7 +67,7 @@ class Verifier:
         if (begin := data.find(b"-----BEGIN")) >= 0:
             return cls({"": _public(data[begin:])})
         if data.lstrip().startswith(b"{"):
-            return cls(_key_set(data, path))
+            return cls.of_set(data, path)
         secret = data.rstrip(b"\r\n")
         # A public key in another form would be a secret that everyone has.
         if not _SECRET.fullmatch(secret) or secret.startswith(_PUBLIC_FORMS):
@@ -74,6 +79,11 @@ class Verifier:
             raise ConfigurationError(f"--jwt-key: {path}: a shared secret has {MIN_SECRET} bytes or more.")
         return cls({"": _shared(secret)})
 
+    @classmethod
+    def of_set(cls, data: bytes, name: str) -> Verifier:
+        """Read a set of keys (JWKS), which messages call *name*."""
+        return cls(_key_set(data, name))
+
     def verified(self, token: str) -> dict[str, Any]:
         """Return the claims of *token*, if a key of ours has signed it and it is valid now."""
         claims = claims_of(token)
@@ -81,7 +91,7 @@ class Verifier:
         head = _object(signed.partition(".")[0])
         found = self._keys.get(str(head.get("kid", ""))) or self._keys.get("")
         if found is None:
-            raise TokenRefused("it is signed with a key that is not known here.")
+            raise KeyNotKnown("it is signed with a key that is not known here.")
         algorithm, check = found
         if head.get("alg") != algorithm or "crit" in head:
             raise TokenRefused(f"its algorithm is not {algorithm}.")
@@ -126,19 +136,21 @@ def _shared(secret: bytes) -> tuple[str, Check]:
     return "HS256", check
 
 
-def _key_set(data: bytes, path: str) -> dict[str, tuple[str, Check]]:
+def _key_set(data: bytes, name: str) -> dict[str, tuple[str, Check]]:
     try:
         keys = json.loads(data)["keys"]
-        found = {str(each.get("kid", "")): _public_of(each) for each in keys if each.get("use", "sig") == "sig"}
-    except (ValueError, KeyError, TypeError, AttributeError, TokenRefused):
-        raise ConfigurationError(f"--jwt-key: {path} can't be read as a set of keys (JWKS).") from None
+        read = {str(each.get("kid", "")): _public_of(each) for each in keys if each.get("use", "sig") == "sig"}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TokenRefused):
+        raise ConfigurationError(f"--jwt-key: {name} can't be read as a set of keys (JWKS).") from None
+    # A provider may sign with other keys, too, for others.
+    found = {kid: key for kid, key in read.items() if key is not None}
     if not found:
-        raise ConfigurationError(f"--jwt-key: {path} has no key for signatures.")
+        raise ConfigurationError(f"--jwt-key: {name} has no key for signatures by {_KINDS}.")
     return found
 
 
-def _public_of(jwk: Mapping[str, Any]) -> tuple[str, Check]:
-    """Return one key of a set."""
+def _public_of(jwk: Mapping[str, Any]) -> tuple[str, Check] | None:
+    """Return one key of a set; None if it is of another kind."""
     try:
         from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa  # noqa: PLC0415 - an extra
     except ModuleNotFoundError:
@@ -156,7 +168,7 @@ def _public_of(jwk: Mapping[str, Any]) -> tuple[str, Check]:
         case "OKP" if jwk["crv"] == "Ed25519":
             return _checked(ed25519.Ed25519PublicKey.from_public_bytes(_decoded(str(jwk["x"]))))
         case _:
-            raise ConfigurationError("--jwt-key: keys are RSA, EC (P-256) or OKP (Ed25519).")
+            return None
 
 
 def _public(data: bytes) -> tuple[str, Check]:
@@ -201,7 +213,7 @@ def _checked(key: Any, alg: object = None) -> tuple[str, Check]:
             key.verify(signature, signed)
 
     else:
-        raise ConfigurationError("--jwt-key: keys are RSA, EC (P-256) or Ed25519.")
+        raise ConfigurationError(f"--jwt-key: keys are {_KINDS}.")
 
     def check(signed: bytes, signature: bytes) -> bool:
         try:

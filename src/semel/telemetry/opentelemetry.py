@@ -3,7 +3,8 @@
     semel.telemetry.use(OpenTelemetry())
 
 A guarded request has spans ``semel.claim``, ``semel.handler`` and ``semel.store`` below the span that is current when
-it ends: the server's, where one is recorded. Without one there are no spans.
+it ends: the server's, where one is recorded. Without one there are no spans. The server's span of a replay, of a
+duplicate and of a take-over has a link to the trace of the attempt that it came upon, which is stored with the record.
 """
 
 from __future__ import annotations
@@ -36,12 +37,20 @@ from semel.core.events import (
     WaitBegan,
     WaitEnded,
 )
+from semel.core.trace import read_trace
 from semel.telemetry import metrics
 from semel.telemetry.metrics import BUCKETS, METRICS, Metric
 
 try:
     from opentelemetry.metrics import MeterProvider, get_meter
-    from opentelemetry.trace import TracerProvider, get_current_span, get_tracer
+    from opentelemetry.trace import (
+        Span,
+        SpanContext,
+        TraceFlags,
+        TracerProvider,
+        get_current_span,
+        get_tracer,
+    )
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError(
         "semel.telemetry.opentelemetry needs the OpenTelemetry API. Run: pip install 'semel[opentelemetry]'"
@@ -59,7 +68,9 @@ ATTRIBUTES: dict[str, str] = {
     "semel.door": "The entry point.",
     "semel.key": "The digest of the key, which `semel keys show` accepts. There is none without a key.",
     "semel.attempt": "Which attempt ran the handler. There is none where it did not run.",
+    "semel.link": "Of a link: `attempt`. It leads to the span in which the operation was run, or is.",
 }
+_LINK = {"semel.link": "attempt"}
 
 _NANOSECONDS = 1_000_000_000
 #: The names of labels in OpenTelemetry, where there is a convention.
@@ -107,6 +118,10 @@ class OpenTelemetry:
         if told is not None:
             told(event)
 
+    def traceparent(self) -> str | None:
+        """Return the current trace, which is stored with the record of an operation."""
+        return current_traceparent()
+
     def _add(self, metric: Metric, number: int = 1, *labels: str) -> None:
         self._made[metric.name].add(number, self._named(metric, labels))
 
@@ -142,6 +157,8 @@ class OpenTelemetry:
         if event.attempt is not None:
             told["semel.attempt"] = event.attempt
         around.set_attributes(told)
+        if event.found is not None:
+            _link(around, event.found)
         self._span("semel.claim", event.claim, began)
         self._span("semel.handler", event.handler, began)
         self._span("semel.store", event.store, began)
@@ -163,6 +180,23 @@ class OpenTelemetry:
         for metric, value, *labels in metrics.surveyed(event, time.time()):
             if value is not None:
                 self._made[metric.name].set(value, self._named(metric, tuple(labels)))
+
+
+def current_traceparent() -> str | None:
+    """Return the current span's trace as W3C writes it; None where there is none."""
+    context = get_current_span().get_span_context()
+    if not context.is_valid:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+
+
+def _link(span: Span, traceparent: str) -> None:
+    """Link *span* to the trace that is stored with a record. What can't be read is no link."""
+    found = read_trace(traceparent)
+    if found is not None:
+        flags = TraceFlags(found.flags)
+        context = SpanContext(int(found.trace_id, 16), int(found.span_id, 16), is_remote=True, trace_flags=flags)
+        span.add_link(context, _LINK)
 
 
 def _made(meter: Any, metric: Metric) -> Any:

@@ -9,15 +9,20 @@ A sink is any function of one event::
     semel.telemetry.use(Prometheus())
 
 Where there is no sink, no time is measured and no event is made of an ordinary request.
+
+A sink that knows the current trace has a method ``traceparent()``, which returns it as W3C writes it, or None. It is
+stored with the record of an operation, so that a replay can tell which trace ran it.
 """
 
 from __future__ import annotations
 
 import threading
 from asyncio import CancelledError
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from semel.core.events import Event, Happening, Measure
+from semel.core.trace import read_trace
 from semel.errors import ConfigurationError
 from semel.telemetry.logs import log, logger
 
@@ -34,6 +39,8 @@ S = TypeVar("S", bound=Sink)
 #: All of this process. It is replaced as a whole, so it may be read without a lock.
 _sinks: tuple[Sink, ...] = ()
 _wants_keys = False
+#: What the sinks know the current trace by.
+_tracers: tuple[Callable[[], Any], ...] = ()
 _lock = threading.Lock()
 #: Those that have raised: each is logged once, since every request would raise it again.
 _broken: set[int] = set()
@@ -58,8 +65,9 @@ def drop(sink: Sink) -> None:
 
 
 def _set(used: tuple[Sink, ...]) -> None:
-    global _sinks, _wants_keys  # noqa: PLW0603 - there is one stream of events in a process
+    global _sinks, _tracers, _wants_keys  # noqa: PLW0603 - there is one stream of events in a process
     _wants_keys = any(getattr(each, "wants_keys", True) for each in used)
+    _tracers = tuple(tracer for each in used if (tracer := getattr(each, "traceparent", None)) is not None)
     _sinks = used
 
 
@@ -74,6 +82,20 @@ def are_keys_wanted() -> bool:
     One that does not says so: it has ``wants_keys = False``.
     """
     return _wants_keys
+
+
+def current_trace() -> str | None:
+    """Return the trace that this code is part of, where a sink knows it. Whatever a sink does instead is survived."""
+    for tracer in _tracers:
+        try:
+            given = tracer()
+            if given is not None and read_trace(given) is not None:
+                return given  # type: ignore[no-any-return]  # it is a text, then
+        except Exception:  # noqa: BLE001 - a trace is no reason for a request to fail
+            if id(tracer) not in _broken:
+                _broken.add(id(tracer))
+                logger.exception("A telemetry sink can't tell the current trace, and is asked all the same: %r", tracer)
+    return None
 
 
 def tell(happening: Happening) -> None:

@@ -72,7 +72,7 @@ class TestCost:
         store(postgres_url).migrate()
         async with AsyncPostgresStore(postgres_url) as postgres:
             seen = await _watched(postgres)
-            hold = await postgres.perform(claim("k"))
+            hold = await postgres.perform(replace(claim("k"), traceparent=f"00-{'a' * 32}-{'b' * 16}-01"))
             assert isinstance(hold, Hold)
             await postgres.perform(Complete(hold, Event.COMPLETE, ANSWER))
 
@@ -92,6 +92,23 @@ class TestCost:
             assert len([each for each in got if isinstance(each, Hold)]) == 1
             assert len([each for each in got if isinstance(each, Found)]) == 63
             assert len(seen) <= 2
+
+    @pytest.mark.parametrize("trace", [f"00-{'a' * 32}-{'b' * 16}-01", None])
+    async def test_traces_take_no_statement_of_their_own(self, postgres_url: str, trace: str | None) -> None:
+        """Requests that are claimed together keep each their own trace, and that takes no further statement."""
+        store(postgres_url).migrate()
+        claims = [replace(claim("a"), traceparent=trace), claim("b"), claim("a"), claim("c")]
+        async with AsyncPostgresStore(postgres_url) as postgres:
+            seen = await _watched(postgres)
+            got = await asyncio.gather(*map(postgres.perform, claims))
+
+            assert [type(each) for each in got] == [Hold, Hold, Found, Hold]
+            assert isinstance(got[2], Found)
+            assert got[2].traceparent == trace
+            assert len(seen) <= 2
+
+            stored = {each.key: each.traceparent for each in await postgres.perform(Browse(3))}
+            assert stored == {"a": trace, "b": None, "c": None}
 
     @pytest.mark.parametrize("rows", [0, 50_000])
     @pytest.mark.parametrize("name", ["claim", "claims", "complete", "completes", "renew"])

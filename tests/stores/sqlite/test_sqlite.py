@@ -148,7 +148,14 @@ class TestSchema:
     def test_migrating_again_does_nothing(self, sqlite_url: str) -> None:
         """`migrate` says what it applied: everything at first, nothing afterwards."""
         for expected in (
-            ["0001_pre_keys", "0002_pre_steps", "0003_pre_accepted", "0004_pre_lean", "0005_pre_messages"],
+            [
+                "0001_pre_keys",
+                "0002_pre_steps",
+                "0003_pre_accepted",
+                "0004_pre_lean",
+                "0005_pre_messages",
+                "0006_pre_trace",
+            ],
             [],
         ):
             store = SQLiteStore(sqlite_url)

@@ -27,6 +27,7 @@ entries = st.builds(
     steps=st.none() | texts,
     is_accepted=st.booleans(),
     deadline=st.just(1.5),
+    traceparent=st.none() | texts,
 )
 
 ENTRY = Entry(

@@ -39,6 +39,8 @@ class Claim(Command[Hold | Found | Again]):
     #: Method and path of the request, such as "POST /payments", for operators; it decides nothing.
     #: At most 200 characters; empty where they are not known.
     request_line: str = ""
+    #: The trace that the attempt is part of, as ``core/trace.py`` reads it; it decides nothing. None: it is not traced.
+    traceparent: str | None = None
 
 
 @value

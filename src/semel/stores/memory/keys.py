@@ -63,6 +63,7 @@ class Keys(Table):
                 token=claim.token,
                 lease_expires_at=moment.now + claim.lease,
                 tries=row.tries + command.is_abandoned,
+                traceparent=claim.traceparent or row.traceparent,
             )
         hold = Hold(claim.scope, claim.key, new.attempt, claim.token)
         self._rows[claim.scope, claim.key] = new
@@ -186,6 +187,7 @@ class Keys(Table):
             completed_at=moment.now,
             lease_expires_at=None,
             request=None,
+            traceparent=claim.traceparent or row.traceparent,
         )
         if self._audit == "on" and hold.attempt > 1:
             # The attempt before this one did not end, which the record does not tell.

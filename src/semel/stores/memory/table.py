@@ -41,6 +41,7 @@ class Row:
     is_accepted: bool = False
     milestone: Milestone | None = None
     request_line: str = ""
+    traceparent: str | None = None
 
     def is_expired(self, now: datetime) -> bool:
         """Whether it is past its retention. An unknown record never is."""
@@ -67,6 +68,7 @@ class Row:
             steps=self.steps,
             is_accepted=self.is_accepted,
             retention_left=self.expires_at - now,
+            traceparent=self.traceparent,
         )
 
     def record(self, scope: str, key: str, now: datetime) -> Record:
@@ -90,6 +92,7 @@ class Row:
             is_accepted=self.is_accepted,
             milestone=self.milestone,
             request_line=self.request_line,
+            traceparent=self.traceparent,
         )
 
     def without_body(self) -> Row:
@@ -171,6 +174,7 @@ def new_row(claim: Claim, state: State, attempt: int, now: datetime) -> Row:
         request=claim.request and read_back(written(claim.request), claim.request.body),
         is_accepted=claim.is_accepted,
         request_line=line_of(claim) or "",
+        traceparent=claim.traceparent,
     )
 
 

@@ -126,6 +126,7 @@ class JoinedStatements:
             "headers": written_headers(answer.headers),
             "body": answer.body,
             "request_line": line_of(claim),
+            "traceparent": claim.traceparent,
         }
         query, marked = self._finishes.get(terms) or self._finish(terms)
         if is_dated or wakes or self._noted:
@@ -157,6 +158,7 @@ class JoinedStatements:
             on_crash=claim.on_crash,
             after_retention=claim.after_retention,
             request_line=line_of(claim),
+            traceparent=claim.traceparent,
             made_at=claim.made_at and claim.made_at.timestamp(),
             seen_attempt=seen.attempt,
             seen_token=seen.token,

@@ -40,22 +40,23 @@
 -- tombstone: by its age it is refused. But only one that was made before now by this clock; its client's may be ahead.
 WITH asked AS MATERIALIZED (
     SELECT coalesce(asked.scope, :scope::text) AS scope, key, token, fingerprint,
-           coalesce(asked.request_line, :request_line::text) AS request_line, place
+           coalesce(asked.request_line, :request_line::text) AS request_line, traceparent, place
 --[kept
          , request, request_body, made_at
 --]
-      FROM unnest(:scopes::text[], :keys::text[], :tokens::bytea[], :fingerprints::bytea[], :request_lines::text[]
+      FROM unnest(:scopes::text[], :keys::text[], :tokens::bytea[], :fingerprints::bytea[], :request_lines::text[],
+                  :traceparents::text[]
 --[kept
                 , :requests::text[], :request_bodies::bytea[], :made_ats::float8[]
 --]
-           ) WITH ORDINALITY AS asked (scope, key, token, fingerprint, request_line
+           ) WITH ORDINALITY AS asked (scope, key, token, fingerprint, request_line, traceparent
 --[kept
                                      , request, request_body, made_at
 --]
                                      , place)
 ), won AS (
     INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, request_line, created_at, lease_expires_at,
-                            expires_at, on_crash, after_retention, owner
+                            expires_at, on_crash, after_retention, owner, traceparent
 --[kept
                           , request, request_body, accepted, upkeep
 --]
@@ -65,7 +66,7 @@ WITH asked AS MATERIALIZED (
            'processing', 1, token, fingerprint, request_line, clock_timestamp(),
            clock_timestamp() + :lease::float8 * interval '1 second',
            clock_timestamp() + :retention::float8 * interval '1 second', :on_crash::text, :after_retention::text,
-           (SELECT :owner::bigint WHERE NOT pg_try_advisory_xact_lock_shared(:owner::bigint))
+           (SELECT :owner::bigint WHERE NOT pg_try_advisory_xact_lock_shared(:owner::bigint)), traceparent
 --]
 --[kept
            CASE WHEN :accepted::boolean THEN 'pending' ELSE 'processing' END, 1, token, fingerprint, request_line,
@@ -76,7 +77,7 @@ WITH asked AS MATERIALIZED (
                 ELSE :after_retention::text END,
            (SELECT :owner::bigint
              WHERE NOT :accepted::boolean AND NOT pg_try_advisory_xact_lock_shared(:owner::bigint)),
-           request, request_body, :accepted::boolean, CASE WHEN :accepted::boolean THEN 'open' END
+           traceparent, request, request_body, :accepted::boolean, CASE WHEN :accepted::boolean THEN 'open' END
 --]
       FROM asked
         ON CONFLICT (scope, key) DO NOTHING
@@ -91,7 +92,7 @@ WITH asked AS MATERIALIZED (
 )
 SELECT 0::bigint AS place, NULL AS state, 1 AS attempt, string_agg(token, '') AS token, NULL::bytea AS fingerprint,
        NULL::smallint AS status, NULL AS headers, NULL::bytea AS body, false AS lease_is_over,
-       0::float8 AS retention_left, NULL AS steps, false AS accepted
+       0::float8 AS retention_left, NULL AS steps, false AS accepted, NULL AS traceparent
   FROM won
 --[kept
 HAVING CASE WHEN :accepted::boolean AND count(*) > 0 THEN pg_notify(:channel, 'accepted') IS NOT NULL ELSE true END
@@ -104,7 +105,7 @@ SELECT asked.place, found.*
            CASE WHEN lease_expires_at IS NULL OR lease_expires_at <= clock_timestamp() THEN true
                 WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
                 ELSE false END,
-           date_part('epoch', expires_at - clock_timestamp()), steps, accepted
+           date_part('epoch', expires_at - clock_timestamp()), steps, accepted, traceparent
       FROM semel_keys
      WHERE semel_keys.scope = asked.scope AND semel_keys.key = asked.key
     OFFSET 0
@@ -117,24 +118,24 @@ SELECT asked.place, found.*
 -- a key that was won has place 0; without a row, a rival took the key in between.
 WITH won AS (
     INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, request_line, created_at, lease_expires_at,
-                            expires_at, on_crash, after_retention, owner)
+                            expires_at, on_crash, after_retention, owner, traceparent)
     VALUES (:scope::text, :key::text, 'processing', 1, :token::bytea, :fingerprint::bytea, :request_line::text,
             clock_timestamp(), clock_timestamp() + :lease::float8 * interval '1 second',
             clock_timestamp() + :retention::float8 * interval '1 second', :on_crash::text, :after_retention::text,
-            (SELECT :owner::bigint WHERE NOT pg_try_advisory_xact_lock_shared(:owner::bigint)))
+            (SELECT :owner::bigint WHERE NOT pg_try_advisory_xact_lock_shared(:owner::bigint)), :traceparent::text)
         ON CONFLICT (scope, key) DO NOTHING
  RETURNING attempt
 )
 SELECT 0 AS place, NULL AS state, attempt, NULL::bytea AS token, NULL::bytea AS fingerprint, NULL::smallint AS status,
        NULL AS headers, NULL::bytea AS body, false AS lease_is_over, 0::float8 AS retention_left, NULL AS steps,
-       false AS accepted
+       false AS accepted, NULL AS traceparent
   FROM won
  UNION ALL
 SELECT 1, state, attempt, token, fingerprint, status, headers, body,
        CASE WHEN lease_expires_at IS NULL OR lease_expires_at <= clock_timestamp() THEN true
             WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
             ELSE false END,
-       date_part('epoch', expires_at - clock_timestamp()), steps, accepted
+       date_part('epoch', expires_at - clock_timestamp()), steps, accepted, traceparent
   FROM semel_keys
  WHERE scope = :scope::text AND key = :key::text AND NOT EXISTS (SELECT FROM won)
 
@@ -174,6 +175,8 @@ WITH taken AS (
            request          = CASE WHEN expires_at <= clock.now THEN :request ELSE request END,
            request_body     = CASE WHEN expires_at <= clock.now THEN :request_body ELSE request_body END,
            request_line     = CASE WHEN expires_at <= clock.now THEN :request_line ELSE request_line END,
+           traceparent      = CASE WHEN expires_at <= clock.now THEN :traceparent::text
+                                   ELSE coalesce(:traceparent::text, traceparent) END,
            upkeep           = CASE WHEN expires_at > clock.now THEN upkeep
                                    WHEN :accepted::boolean THEN 'open' END,
            tries            = CASE WHEN expires_at <= clock.now THEN 0
@@ -416,7 +419,7 @@ SELECT lock.holder, CAST(current_setting('transaction_read_only') AS boolean) AS
            CASE WHEN lease_expires_at IS NULL OR lease_expires_at <= clock_timestamp() THEN true
                 WHEN owner IS NOT NULL AND CAST(:tests_owner AS boolean) THEN pg_try_advisory_xact_lock_shared(owner)
                 ELSE false END,
-           date_part('epoch', expires_at - clock_timestamp()), steps, accepted
+           date_part('epoch', expires_at - clock_timestamp()), steps, accepted, traceparent
       FROM semel_keys
      WHERE scope = CAST(:scope AS text) AND key = CAST(:key AS text)
   ) AS found ON true
@@ -440,7 +443,7 @@ SELECT CAST(:scope AS text), CAST(:key AS text), 'processing', 1, CAST(:token AS
 -- statement_timestamp() is the time at which this was received, and the same in every column.
 -- The part "dated" is for a key that tells when it was made, "told" where others are given a hint.
 INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, status, headers, body,
-                        created_at, completed_at, expires_at, on_crash, after_retention, request_line)
+                        created_at, completed_at, expires_at, on_crash, after_retention, request_line, traceparent)
 SELECT CAST(:scope AS text), CAST(:key AS text), CAST(:state AS text),
        CAST(:attempt AS integer), CAST(:token AS bytea), CAST(:fingerprint AS bytea),
        CAST(:status AS smallint), CAST(:headers AS text), CAST(:body AS bytea),
@@ -453,7 +456,7 @@ SELECT CAST(:scope AS text), CAST(:key AS text), CAST(:state AS text),
        CASE WHEN CAST(:after_retention AS text) = 'strip' AND to_timestamp(CAST(:made_at AS float8)) <= statement_timestamp()
             THEN 'delete' ELSE CAST(:after_retention AS text) END,
 --]
-       CAST(:request_line AS text)
+       CAST(:request_line AS text), CAST(:traceparent AS text)
 --[told
  WHERE pg_notify(CAST(:channel AS text), CAST(:hint AS text)) IS NOT NULL
 --]
@@ -491,6 +494,8 @@ WITH clock AS MATERIALIZED (
            upkeep           = NULL,
            request_line     = CASE WHEN old.expires_at <= clock.now THEN CAST(:request_line AS text)
                                    ELSE old.request_line END,
+           traceparent      = CASE WHEN old.expires_at <= clock.now THEN CAST(:traceparent AS text)
+                                   ELSE coalesce(CAST(:traceparent AS text), old.traceparent) END,
            steps            = CASE WHEN old.expires_at <= clock.now THEN NULL ELSE old.steps END,
            recovery_point   = CASE WHEN old.expires_at <= clock.now THEN NULL ELSE old.recovery_point END,
            fingerprint      = CASE WHEN old.expires_at <= clock.now THEN CAST(:fingerprint AS bytea)
@@ -538,7 +543,8 @@ SELECT pg_advisory_xact_lock(CAST(:key_lock AS text)::bigint)
 -- name: settle
 -- One record, whole, once no transaction is changing it any more.
 SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body, body IS NULL,
-       accepted, milestone, request_line, created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
+       accepted, milestone, request_line, traceparent, created_at, lease_expires_at, completed_at, expires_at,
+       clock_timestamp()
   FROM semel_keys
  WHERE scope = :scope AND key = :key
    FOR UPDATE
@@ -574,7 +580,8 @@ SELECT 1 FROM semel_keys
 -- name: look
 -- One record, whole.
 SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body, body IS NULL,
-       accepted, milestone, request_line, created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
+       accepted, milestone, request_line, traceparent, created_at, lease_expires_at, completed_at, expires_at,
+       clock_timestamp()
   FROM semel_keys
  WHERE scope = :scope AND key = :key
 
@@ -584,7 +591,8 @@ SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, st
 -- The part "unfinished" is for the states that an operation leaves again: those records are followed (see advance), or
 -- younger than the watermark, and nothing else is read.
 SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, ''::bytea, body IS NULL,
-       accepted, milestone, request_line, created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
+       accepted, milestone, request_line, traceparent, created_at, lease_expires_at, completed_at, expires_at,
+       clock_timestamp()
 --[plain
   FROM semel_keys
 --]
@@ -701,7 +709,7 @@ SELECT (SELECT count(*) FROM walked), bound.created_at, bound.scope, bound.key, 
   LEFT JOIN bound ON true
   LEFT JOIN LATERAL (
     SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, ''::bytea,
-           body IS NULL, accepted, milestone, request_line, created_at, lease_expires_at, completed_at, expires_at,
+           body IS NULL, accepted, milestone, request_line, traceparent, created_at, lease_expires_at, completed_at, expires_at,
            (SELECT now FROM clock) AS now
       FROM semel_keys
      WHERE ctid = ANY (ARRAY(SELECT place FROM fitting))

@@ -23,7 +23,7 @@ def verdict(rows: Sequence[Row]) -> Verdict:
 
 def found(row: Row) -> Found:
     """Read what a claim came upon."""
-    state, attempt, token, fingerprint, status, headers, body, lease_is_over, left, steps, is_accepted = row
+    state, attempt, token, fingerprint, status, headers, body, lease_is_over, left, steps, is_accepted, trace = row
     # Some drivers give a view of the bytes, which is not the same as they.
     kept = None if body is None else bytes(body)
     answer = None if status is None else Answer(status, read_back(headers), kept)
@@ -38,13 +38,14 @@ def found(row: Row) -> Found:
         steps,
         is_accepted,
         timedelta(seconds=left),
+        trace,
     )
 
 
 def record(row: Row) -> Record:
     """Read a whole record."""
     scope, key, state, attempt, token, fingerprint, point, steps, status, headers, body, is_tombstone, *more = row
-    is_accepted, milestone, request_line, created_at, lease_expires_at, completed_at, expires_at, now = more
+    is_accepted, milestone, request_line, trace, created_at, lease_expires_at, completed_at, expires_at, now = more
     answer = None if status is None else Answer(status, read_back(headers), None if is_tombstone else body)
     left: timedelta | None = lease_expires_at and lease_expires_at - now
     return Record(
@@ -66,6 +67,7 @@ def record(row: Row) -> Record:
         is_accepted=is_accepted,
         milestone=milestones.read_back(milestone),
         request_line=request_line or "",
+        traceparent=trace,
     )
 
 

@@ -28,6 +28,7 @@ CREATE TABLE semel_keys (
     request_line     text,                        -- for people: "POST /payments"; NULL where that is not known
     upkeep           text COLLATE "C",            -- open: the services look after it until it ends; parked: it waits for
                                                   -- a person; NULL: it has ended, or is young and most likely will soon
+    traceparent      text,                        -- the trace of the attempt that ran its handler (W3C), if there was one
 
     PRIMARY KEY (scope, key),
     -- Each costs its microseconds with every statement that writes, so there are two. A token of another length would be

@@ -54,6 +54,7 @@ TOKEN_BYTES = 16
 _scope, _key, _token = attrgetter("scope"), attrgetter("key"), attrgetter("token")
 _fingerprint, _status, _body = attrgetter("fingerprint"), attrgetter("status"), attrgetter("body")
 _place = attrgetter("hold.scope", "hold.key")
+_traceparent = attrgetter("traceparent")
 
 #: Of the first row that a claim returns: the tokens that won.
 _WON = 3
@@ -80,6 +81,7 @@ class Statements(Builder):
         terms, owner = asked[0], self._owner()
         lines = list(map(line_of, asked))
         request_lines = _unless_alike(lines)
+        traces = list(map(_traceparent, asked))
         values: dict[str, Any] = {
             "scope": terms.scope,
             "scopes": _unless_alike(list(map(_scope, asked))),
@@ -88,6 +90,8 @@ class Statements(Builder):
             "fingerprints": list(map(_fingerprint, asked)),
             "request_line": lines[0] if request_lines is None else None,
             "request_lines": request_lines,
+            # Each has its own. Where nothing is traced, this is NULL, and no array.
+            "traceparents": traces if any(traces) else None,
             "lease": terms.lease.total_seconds(),
             "retention": terms.retention.total_seconds(),
             "on_crash": terms.on_crash,
@@ -121,6 +125,7 @@ class Statements(Builder):
             "after_retention": claim.after_retention,
             "owner": owner,
             "tests_owner": owner is not None,
+            "traceparent": claim.traceparent,
         }
 
         def read(rows: Sequence[Row]) -> list[Hold | Found | Again]:
@@ -148,6 +153,7 @@ class Statements(Builder):
             request=claim.request and written_request(claim.request),
             request_body=claim.request and claim.request.body,
             request_line=line_of(claim),
+            traceparent=claim.traceparent,
             accepted=claim.is_accepted,
             made_at=claim.made_at and claim.made_at.timestamp(),
             seen_attempt=seen.attempt,
@@ -375,4 +381,5 @@ def _share(outcome: Hold | Found | Again, claim: Claim, first: Claim) -> Hold | 
         is_expired=False,
         is_accepted=first.is_accepted,
         retention_left=first.retention,
+        traceparent=first.traceparent,
     )

@@ -461,6 +461,7 @@ def _of_claim(claim: Claim, *, is_long: bool) -> tuple[Word, ...]:
         claim.token.hex(),
         claim.fingerprint.hex(),
         (line_of(claim) or "").encode(),
+        (claim.traceparent or "").encode(),
     )
     if not is_long:
         return words

@@ -51,7 +51,7 @@ def microseconds(duration: timedelta) -> int:
 
 def found(reply: Sequence[Any]) -> Found:
     """Read what a claim found."""
-    state, attempt, token, fingerprint, status, headers, body, lease_is_over, left, steps, accepted = reply
+    state, attempt, token, fingerprint, status, headers, body, lease_is_over, left, steps, accepted, trace = reply
     return Found(
         _STATES[state],
         int(attempt),
@@ -63,13 +63,14 @@ def found(reply: Sequence[Any]) -> Found:
         None if steps is None else read(steps),
         accepted is not None,
         timedelta(microseconds=left),
+        None if trace is None else read(trace),
     )
 
 
 def record(reply: Sequence[Any]) -> Record:
     """Read a whole record."""
     state, scope, key, attempt, token, fingerprint, point, steps, status, headers, *rest = reply
-    created_at, lease_expires_at, completed_at, expires_at, accepted, milestone, line, body, now = rest
+    created_at, lease_expires_at, completed_at, expires_at, accepted, milestone, line, trace, body, now = rest
     lease = None if lease_expires_at is None else int(lease_expires_at)
     return Record(
         scope=read(scope),
@@ -90,6 +91,7 @@ def record(reply: Sequence[Any]) -> Record:
         is_accepted=accepted is not None,
         milestone=read_milestone(None if milestone is None else read(milestone)),
         request_line="" if line is None else read(line),
+        traceparent=None if trace is None else read(trace),
     )
 
 

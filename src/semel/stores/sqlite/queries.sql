@@ -9,7 +9,8 @@
 -- In atomic mode it is also the first statement of the application's transaction.
 -- The clock is named once, since SQLite computes each mention of it separately.
 SELECT
-    state, attempt, token, fingerprint, status, headers, body, lease_expires_at, expires_at, now, steps, accepted
+    state, attempt, token, fingerprint, status, headers, body, lease_expires_at, expires_at, now, steps, accepted,
+    traceparent
 FROM semel_keys, semel_keys_clock
 WHERE scope = :scope AND key = :key
 
@@ -19,7 +20,7 @@ WHERE scope = :scope AND key = :key
 WITH wanted (position, scope, key) AS (VALUES (:position, :scope, :key))
 SELECT
     state, attempt, token, fingerprint, status, headers, body, lease_expires_at, expires_at, now, steps, accepted,
-    position
+    traceparent, position
 FROM wanted CROSS JOIN semel_keys USING (scope, key) CROSS JOIN semel_keys_clock
 
 -- name: claim
@@ -27,11 +28,11 @@ FROM wanted CROSS JOIN semel_keys USING (scope, key) CROSS JOIN semel_keys_clock
 -- What the claims share (their policy's terms, and the time) comes first, and is passed once.
 INSERT INTO semel_keys (
     state, attempt, created_at, lease_expires_at, expires_at, on_crash, after_retention, accepted,
-    scope, key, token, fingerprint, request_line, request, request_body
+    scope, key, token, fingerprint, request_line, traceparent, request, request_body
 )
 VALUES (
     :state, 1, :now, :lease_expires_at, :expires_at, :on_crash, :after_retention, :accepted,
-    :scope, :key, :token, :fingerprint, :request_line, :request, :request_body
+    :scope, :key, :token, :fingerprint, :request_line, :traceparent, :request, :request_body
 )
 ON CONFLICT (scope, key) DO NOTHING
 
@@ -55,6 +56,9 @@ SET
         ELSE mine.after_retention
     END,
     request_line = CASE WHEN expires_at <= now THEN mine.request_line ELSE semel_keys.request_line END,
+    traceparent = CASE
+        WHEN expires_at <= now THEN mine.traceparent ELSE coalesce(mine.traceparent, semel_keys.traceparent)
+    END,
     request = CASE WHEN expires_at <= now THEN mine.request ELSE semel_keys.request END,
     request_body = CASE WHEN expires_at <= now THEN mine.request_body ELSE semel_keys.request_body END,
     tries = CASE WHEN expires_at <= now THEN 0 ELSE tries + mine.is_abandoned END,
@@ -72,7 +76,7 @@ FROM
         SELECT
             :token AS token, :fingerprint AS fingerprint, :lease AS lease, :retention AS retention,
             :on_crash AS on_crash, :after_retention AS after_retention, :request_line AS request_line,
-            :request AS request, :request_body AS request_body, :accepted AS accepted, :made_at AS made_at,
+            :traceparent AS traceparent, :request AS request, :request_body AS request_body, :accepted AS accepted, :made_at AS made_at,
             :is_abandoned AS is_abandoned
     ) AS mine,
     semel_keys_clock
@@ -194,11 +198,11 @@ WHERE scope = :scope AND key = :key AND attempt = :attempt AND token = :token AN
 -- Write the finished record, in the application's own transaction, if there is none; or replace the one that was
 -- seen there, if that may still be taken over. A record that is not past its retention is still the same operation.
 INSERT INTO semel_keys (
-    scope, key, state, attempt, token, fingerprint, request_line, on_crash, after_retention,
+    scope, key, state, attempt, token, fingerprint, request_line, traceparent, on_crash, after_retention,
     created_at, completed_at, expires_at, status, headers, body
 )
 SELECT
-    :scope, :key, :state, :attempt, :token, :fingerprint, :request_line, :on_crash,
+    :scope, :key, :state, :attempt, :token, :fingerprint, :request_line, :traceparent, :on_crash,
     iif(mine.after_retention = 'strip' AND mine.made_at <= now, 'delete', mine.after_retention),
     now, now, now + :retention, :status, :headers, :body
 FROM semel_keys_clock, (SELECT :after_retention AS after_retention, :made_at AS made_at) AS mine WHERE true -- without it, ON would be parsed as part of a join
@@ -215,6 +219,10 @@ SET
         WHEN expires_at <= excluded.created_at THEN excluded.after_retention ELSE after_retention
     END,
     request_line = CASE WHEN expires_at <= excluded.created_at THEN excluded.request_line ELSE request_line END,
+    traceparent = CASE
+        WHEN expires_at <= excluded.created_at THEN excluded.traceparent
+        ELSE coalesce(excluded.traceparent, traceparent)
+    END,
     request = NULL,
     request_body = NULL,
     created_at = CASE WHEN expires_at <= excluded.created_at THEN excluded.created_at ELSE created_at END,
@@ -250,17 +258,18 @@ RETURNING id
 -- One whole record, for operators.
 SELECT
     scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body,
-    accepted, milestone, request_line,
+    accepted, milestone, request_line, traceparent,
     created_at, lease_expires_at, completed_at, expires_at, lease_expires_at - now, expires_at - now
 FROM semel_keys, semel_keys_clock
 WHERE scope = :scope AND key = :key
 
 -- name: browse
--- The newest records, for operators. Bodies are not read: typeof() does not read its argument's content.
+-- The newest records, for operators. Bodies are not read: typeof() does not read its argument's content. Nor is the
+-- trace, which is stored behind the body.
 SELECT
     scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers,
     CASE typeof(body) WHEN 'null' THEN NULL ELSE x'' END,
-    accepted, milestone, request_line,
+    accepted, milestone, request_line, NULL,
     created_at, lease_expires_at, completed_at, expires_at, lease_expires_at - now, expires_at - now
 FROM semel_keys, semel_keys_clock
 WHERE key = coalesce(:key, key) AND scope = coalesce(:scope, scope) AND state = coalesce(:state, state)
@@ -289,7 +298,7 @@ SELECT
     semel_keys.rowid,
     scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers,
     CASE typeof(body) WHEN 'null' THEN NULL ELSE x'' END,
-    accepted, milestone, request_line,
+    accepted, milestone, request_line, NULL,
     created_at, lease_expires_at, completed_at, expires_at, lease_expires_at - now, expires_at - now
 FROM semel_keys, semel_keys_clock
 WHERE

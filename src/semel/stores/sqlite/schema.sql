@@ -1,8 +1,9 @@
 -- What a fresh install looks like: the migrations, in order, lead to exactly this. For reading; nothing runs it.
 --
 -- A row is one key. Times are milliseconds since 1970 by this database's own clock. A table with a rowid, since WITHOUT
--- ROWID keeps rows inside the key's own tree, where answers of up to 1 MiB would push the keys apart; the body is last,
--- so reading the rest never touches it.
+-- ROWID keeps rows inside the key's own tree, where answers of up to 1 MiB would push the keys apart; the body is last
+-- but for traceparent, the trace of the attempt that ran the handler, which was added later. So reading the rest never
+-- touches it.
 --
 -- The CHECK constraints state what semel/core/record.py states of a Record, where a statement that forgets a column
 -- would break it. They compare, and contain no IN: SQLite builds a small tree for each list, at every write. With lists
@@ -31,7 +32,7 @@ CREATE TABLE semel_keys (
     tries INTEGER NOT NULL DEFAULT 0, -- how often it was run without its client
     accepted INTEGER NOT NULL DEFAULT 0 CHECK (accepted BETWEEN 0 AND 1), -- a worker is to run it
     milestone TEXT, -- how far its handler says it is, as JSON: a fraction and a note
-    body BLOB, -- NULL in a terminal record is a tombstone: the answer was sent, but could not be kept
+    body BLOB, traceparent TEXT, -- NULL in a terminal record is a tombstone: the answer was sent, but could not be kept
     PRIMARY KEY (scope, key),
     CONSTRAINT terminal_has_an_answer CHECK ((state = 'complete' OR state = 'failed') = (status IS NOT NULL)),
     CONSTRAINT answer_has_headers CHECK ((status IS NOT NULL) = (headers IS NOT NULL)),

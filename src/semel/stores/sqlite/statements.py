@@ -157,6 +157,7 @@ def claim_row(claim: Claim) -> tuple[Any, ...]:
         claim.token,
         claim.fingerprint,
         requests.line_of(claim),
+        claim.traceparent,
         None if request is None else requests.written(request),
         None if request is None else request.body,
     )
@@ -221,7 +222,21 @@ def renew_row(hold: Hold, lease: timedelta) -> tuple[Any, ...]:
 
 def read_found(row: Sequence[Any]) -> Found:
     """Read a row of ``find``."""
-    state, attempt, token, fingerprint, status, headers, body, lease_expires_at, expires_at, now, steps, accepted = row
+    (
+        state,
+        attempt,
+        token,
+        fingerprint,
+        status,
+        headers,
+        body,
+        lease_expires_at,
+        expires_at,
+        now,
+        steps,
+        accepted,
+        *more,
+    ) = row
     left = expires_at - now
     return Found(
         _STATES[state],
@@ -234,6 +249,7 @@ def read_found(row: Sequence[Any]) -> Found:
         steps,
         accepted == 1,
         left * _MILLISECOND,
+        more[0],
     )
 
 
@@ -245,7 +261,7 @@ def is_answered(found: Found | None, hold: Hold) -> bool:
 def read_record(row: Sequence[Any]) -> Record:
     """Read a row of ``look`` or ``browse``."""
     scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body, *more = row
-    is_accepted, milestone, request_line, *times = more
+    is_accepted, milestone, request_line, traceparent, *times = more
     created_at, lease_expires_at, completed_at, expires_at, lease_left, retention_left = times
     return Record(
         scope=scope,
@@ -266,6 +282,7 @@ def read_record(row: Sequence[Any]) -> Record:
         is_accepted=is_accepted == 1,
         milestone=milestones.read_back(milestone),
         request_line=request_line or "",
+        traceparent=traceparent,
     )
 
 
@@ -330,6 +347,7 @@ class SQLiteJoins:
             "state": ENDINGS[command.event],
             "fingerprint": claim.fingerprint,
             "request_line": requests.line_of(claim),
+            "traceparent": claim.traceparent,
             "on_crash": claim.on_crash,
             "after_retention": claim.after_retention,
             "made_at": claim.made_at and written_time(claim.made_at),

@@ -44,7 +44,9 @@ from semel.stores.step import Step
 from semel.stores.tiered.memory import Entry, deadline, now
 from semel.stores.transaction import at_once
 
+#: Of an answer without a trace, and of one that ends with a trace: the first can be read by earlier editions.
 VERSION = 1
+WITH_TRACE = 2
 
 #: Bytes. A larger entry would delay all that are sent with it.
 MAX_ENTRY = 64 * 1024
@@ -85,6 +87,7 @@ def encoded(namespace: str, entry: Entry) -> bytes:
     """Return *entry* as bytes. Its expiry is set by the Redis command."""
     answer = entry.answer
     texts = (namespace, entry.scope, entry.key, entry.state, f"{entry.attempt}", f"{answer.status}")
+    trace = () if entry.traceparent is None else (_bytes(entry.traceparent),)
     rest = pack(
         [
             *map(_bytes, texts),
@@ -94,9 +97,10 @@ def encoded(namespace: str, entry: Entry) -> bytes:
             _bytes(written(answer.headers)),
             b"" if entry.steps is None else b"=" + _bytes(entry.steps),
             b"" if answer.body is None else b"=" + answer.body,
+            *trace,
         ]
     )
-    return _SEAL.pack(VERSION, zlib.crc32(rest)) + rest
+    return _SEAL.pack(WITH_TRACE if trace else VERSION, zlib.crc32(rest)) + rest
 
 
 def decoded(namespace: str, scope: str, key: str, value: object, until: float) -> Entry | None:
@@ -110,7 +114,7 @@ def decoded(namespace: str, scope: str, key: str, value: object, until: float) -
 def _decoded(namespace: str, scope: str, key: str, value: bytes, until: float) -> Entry | None:
     version, checksum = _SEAL.unpack_from(value)
     rest = value[_SEAL.size :]
-    if version != VERSION or zlib.crc32(rest) != checksum:
+    if version not in {VERSION, WITH_TRACE} or zlib.crc32(rest) != checksum:
         return None
     fields = []
     place = 0
@@ -118,12 +122,13 @@ def _decoded(namespace: str, scope: str, key: str, value: bytes, until: float) -
         (length,) = _LENGTH.unpack_from(rest, place)
         place += _LENGTH.size + length
         fields.append(rest[place - length : place])
+    trace = _text(fields.pop()) if version == WITH_TRACE else None
     *owner, state, attempt, status, accepted, token, fingerprint, headers, steps, body = fields
     if owner != [*map(_bytes, (namespace, scope, key))]:
         return None
     answer = Answer(int(status), read_back(_text(headers)), body[1:] if body else None)
     ended = (State(state.decode()), int(attempt), token, fingerprint, answer, _text(steps[1:]) if steps else None)
-    return Entry(scope, key, *ended, is_accepted=bool(accepted), deadline=until)
+    return Entry(scope, key, *ended, is_accepted=bool(accepted), deadline=until, traceparent=trace)
 
 
 def _bytes(text: str) -> bytes:

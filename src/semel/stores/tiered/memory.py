@@ -64,17 +64,19 @@ class Entry:
     steps: str | None
     is_accepted: bool
     deadline: float
+    traceparent: str | None = None
 
     def found(self, moment: float) -> Found:
         """Return what a claim finds."""
         left = timedelta(seconds=self.deadline - moment)
         ended = (self.state, self.attempt, self.token, self.fingerprint, self.answer)
-        return Found(*ended, True, False, self.steps, self.is_accepted, left)  # noqa: FBT003 - a tenth of its cost
+        more = (self.steps, self.is_accepted, left, self.traceparent)
+        return Found(*ended, True, False, *more)  # noqa: FBT003 - a tenth of its cost
 
     @property
     def size(self) -> int:
         """The bytes of memory it takes, at most."""
-        texts = (self.scope, self.key, self.token, self.fingerprint, self.steps, self.answer.body)
+        texts = (self.scope, self.key, self.token, self.fingerprint, self.steps, self.answer.body, self.traceparent)
         pairs = [PAIR_BYTES + getsizeof(name) + getsizeof(value) for name, value in self.answer.headers]
         return ENTRY_BYTES + sum(map(getsizeof, texts)) + sum(pairs)
 
@@ -83,8 +85,8 @@ class Answers:
     """The answers of one process by scope and key, and the operations under way."""
 
     _entries: OrderedDict[tuple[str, str], tuple[Entry, int]]
-    #: By token: the fingerprint, and until when the answer may be kept.
-    _in_flight: OrderedDict[bytes, tuple[bytes, float]]
+    #: By token: the fingerprint, until when the answer may be kept, and the trace.
+    _in_flight: OrderedDict[bytes, tuple[bytes, float, str | None]]
     _mutex: threading.Lock
 
     def __init__(self, limit: int) -> None:
@@ -141,7 +143,8 @@ class Answers:
         """Note the result of a claim; return the answer if it found one that will stay for a while."""
         if isinstance(got, Hold) and not claim.is_accepted:
             with self._mutex:
-                self._in_flight[got.token] = claim.fingerprint, deadline(asked_at, claim.retention.total_seconds())
+                until = deadline(asked_at, claim.retention.total_seconds())
+                self._in_flight[got.token] = claim.fingerprint, until, claim.traceparent
                 if len(self._in_flight) > MAX_IN_FLIGHT:
                     self._in_flight.popitem(last=False)
         if not isinstance(got, Found) or got.answer is None or got.is_expired or got.retention_left is None:
@@ -150,9 +153,9 @@ class Answers:
             return None
         until = deadline(asked_at, got.retention_left.total_seconds())
         ended = (got.state, got.attempt, got.token, got.fingerprint, got.answer, got.steps, got.is_accepted)
-        return self.put(Entry(claim.scope, claim.key, *ended, until))
+        return self.put(Entry(claim.scope, claim.key, *ended, until, got.traceparent))
 
-    def ending(self, command: Command[Any]) -> tuple[bytes, float] | None:
+    def ending(self, command: Command[Any]) -> tuple[bytes, float, str | None] | None:
         """Return what is known of the record if *command* is about to store its answer.
 
         It is returned once: of two answers that are sent for one hold, the durable store keeps the first, and returns
@@ -165,11 +168,11 @@ class Answers:
             known = self._in_flight.pop(hold.token, None)
         return known if type(command) is Complete else None
 
-    def ended(self, command: Complete | Finish, fingerprint: bytes, until: float) -> Entry:
+    def ended(self, command: Complete | Finish, fingerprint: bytes, until: float, trace: str | None) -> Entry:
         """Keep an answer that the durable store has."""
         hold = command.hold
         who = (hold.scope, hold.key, _ENDED[command.event], hold.attempt, hold.token)
-        return self.put(Entry(*who, fingerprint, command.answer, None, is_accepted=False, deadline=until))
+        return self.put(Entry(*who, fingerprint, command.answer, None, False, until, trace))  # noqa: FBT003 - as above
 
     def _drop(self, place: tuple[str, str]) -> None:
         _, size = self._entries.pop(place)

@@ -108,7 +108,7 @@ class _Front:
         if self.cache is not None and entry is not None:
             self.cache.put(entry)
 
-    def completed(self, command: Complete, known: tuple[bytes, float], verdict: object) -> None:
+    def completed(self, command: Complete, known: tuple[bytes, float, str | None], verdict: object) -> None:
         """Keep an answer that the durable store has stored."""
         if verdict is Verdict.DONE:
             self.share(self.answers.ended(command, *known))
@@ -330,7 +330,7 @@ class _SharedTransaction:
         if isinstance(command, Finish) and got is Verdict.DONE and command.seen is None:
             claim = command.claim
             until = deadline(self._begun_at, claim.retention.total_seconds())
-            tier.share(tier.answers.ended(command, claim.fingerprint, until))
+            tier.share(tier.answers.ended(command, claim.fingerprint, until, claim.traceparent))
 
 
 class TieredTransaction(_SharedTransaction, Transaction):

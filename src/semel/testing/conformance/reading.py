@@ -20,6 +20,7 @@ from semel.testing.conformance.base import (
     Suite,
     claim_on,
     completed,
+    found,
     held,
     record,
     taken_over,
@@ -56,6 +57,35 @@ class Reading(Suite):
         seen = record(store, scope).request_line
         assert seen.startswith("PUT /caf\\xe9/\\ud800\\x00x")
         assert len(seen) == 200  # noqa: PLR2004 - the most there is
+
+    def test_trace(self, store: Handle, scope: str, age: Age) -> None:
+        """The trace of the attempt that has the key is stored with it, and found by every later claim."""
+        first, second = (f"00-{uuid4().hex}-{uuid4().hex[:16]}-01" for _ in range(2))
+        dead = held(store, replace(claim_on(scope), traceparent=first))
+        held(store, claim_on(scope, "none"))
+        assert (found(store, scope).traceparent, found(store, scope, "none").traceparent) == (first, None)
+        assert (record(store, scope).traceparent, record(store, scope, "none").traceparent) == (first, None)
+        age(LEASE)
+        hold = taken_over(store, replace(claim_on(scope), traceparent=second), dead)
+        assert found(store, scope).traceparent == second
+        store.perform(Complete(hold, Event.COMPLETE, CREATED))
+        # The second time, a store may answer from its cache.
+        assert [found(store, scope).traceparent for _ in range(2)] == [second, second]
+        assert record(store, scope).traceparent == second
+        completed(store, replace(claim_on(scope, "at once"), traceparent=first))
+        assert [found(store, scope, "at once").traceparent for _ in range(2)] == [first, first]
+
+    def test_trace_of_a_later_attempt(self, store: Handle, scope: str, age: Age) -> None:
+        """An attempt that is not traced leaves the trace of the one before; a new operation does not."""
+        trace = f"00-{uuid4().hex}-{uuid4().hex[:16]}-01"
+        dead = held(store, replace(claim_on(scope), traceparent=trace))
+        age(LEASE)
+        hold = taken_over(store, claim_on(scope), dead)
+        assert found(store, scope).traceparent == trace
+        store.perform(Complete(hold, Event.COMPLETE, CREATED))
+        age(RETENTION)
+        taken_over(store, claim_on(scope), hold)
+        assert found(store, scope).traceparent is None
 
     def test_record_in_progress(self, store: Handle, scope: str) -> None:
         """A record in progress shows its holder, since when and for how long, by the store's clock."""

@@ -227,6 +227,23 @@ class Transactions(Suite):
         assert (after.created_at, after.expires_at) == (before.created_at, before.expires_at)
         assert (after.fingerprint, after.answer) == (FINGERPRINT, CREATED)
 
+    def test_finished_record_has_its_trace(self, store: Handle, scope: str, age: Age) -> None:
+        """The trace of the attempt that finished is found by a replay, whether there was a record before or not."""
+        first, second = (f"00-{uuid4().hex}-{uuid4().hex[:16]}-01" for _ in range(2))
+        new = replace(claim_on(scope), traceparent=first)
+        with transaction(store) as tx:
+            tx.perform(finished(new, begun(tx, new)))
+        assert [found(store, scope).traceparent for _ in range(2)] == [first, first]
+        dead = held(store, replace(claim_on(scope, "dead"), traceparent=first))
+        age(LEASE)
+        heir = replace(claim_on(scope, "dead"), traceparent=second)
+        with transaction(store) as tx:
+            seen = tx.perform(Begin(heir))
+            assert isinstance(seen, Found)
+            assert seen.traceparent == first
+            tx.perform(finished(heir, Hold(scope, "dead", 2, heir.token), dead))
+        assert [found(store, scope, "dead").traceparent for _ in range(2)] == [second, second]
+
     def test_finish_in_place_of_the_expired(self, store: Handle, scope: str, age: Age) -> None:
         """Past its retention a record is replaced by a new operation: all of it."""
         old = saved(store, held(store, claim_on(scope)))

@@ -8,7 +8,8 @@
 -- A key with its own time needs no tombstone, if that is before now by this clock: a late retry is refused by its age.
 -- on_crash and after_retention are stored if they are not "rerun" and "delete".
 -- ARGV: lease, retention, on_crash, after_retention, is_accepted, channel; and for each key in turn:
---       scope, key, token, fingerprint, request_line [, made_at, request, request_body]; an empty text stands for none.
+--       scope, key, token, fingerprint, request_line, traceparent [, made_at, request, request_body]; an empty text stands
+--       for none.
 -- Answers for each key 1, or what was found, or an error.
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
@@ -21,7 +22,7 @@ end
 local outcomes = {}
 for place = 1, #KEYS do
     local seen = redis.pcall('HMGET', KEYS[place], 'state', 'attempt', 'token', 'fingerprint', 'status', 'headers',
-                             'body', 'lease_expires_at', 'expires_at', 'steps', 'accepted')
+                             'body', 'lease_expires_at', 'expires_at', 'steps', 'accepted', 'traceparent')
     if seen[1] then
         seen[8] = (seen[1] == 'processing' and tonumber(seen[8]) > now) and 0 or 1
         seen[9] = seen[9] - now
@@ -49,14 +50,17 @@ for place = 1, #KEYS do
         if ARGV[at + 5] ~= '' then
             add(record, 'request_line', ARGV[at + 5])
         end
-        local made_at = width > 5 and ARGV[at + 6] or ''
+        if ARGV[at + 6] ~= '' then
+            add(record, 'traceparent', ARGV[at + 6])
+        end
+        local made_at = width > 6 and ARGV[at + 7] or ''
         local needs_no_tombstone = ARGV[4] == 'strip' and made_at ~= '' and tonumber(made_at) <= now
         if ARGV[4] ~= 'delete' and not needs_no_tombstone then
             add(record, 'after_retention', ARGV[4])
         end
-        if width > 5 and ARGV[at + 7] ~= '' then
-            add(record, 'request', ARGV[at + 7])
-            add(record, 'request_body', ARGV[at + 8])
+        if width > 6 and ARGV[at + 8] ~= '' then
+            add(record, 'request', ARGV[at + 8])
+            add(record, 'request_body', ARGV[at + 9])
         end
         local done = redis.pcall('HSET', KEYS[place], unpack(record))
         if type(done) ~= 'table' then

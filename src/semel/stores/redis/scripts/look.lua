@@ -4,7 +4,7 @@
 local clock = redis.call('TIME')
 local seen = redis.call('HMGET', KEYS[1], 'state', 'scope', 'key', 'attempt', 'token', 'fingerprint', 'recovery_point',
                         'steps', 'status', 'headers', 'created_at', 'lease_expires_at', 'completed_at', 'expires_at',
-                        'accepted', 'milestone', 'request_line')
+                        'accepted', 'milestone', 'request_line', 'traceparent')
 if not seen[1] then
     return false
 end
@@ -17,6 +17,6 @@ if ARGV[1] == '1' then
 elseif redis.call('HEXISTS', KEYS[1], 'body') == 1 then
     body = ''
 end
-seen[18] = body
-seen[19] = clock[1] * 1000000 + clock[2]
+seen[19] = body
+seen[20] = clock[1] * 1000000 + clock[2]
 return seen

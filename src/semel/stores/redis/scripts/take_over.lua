@@ -5,7 +5,7 @@
 -- its steps and its request. Either way it is in progress now, and has no TTL.
 -- An unknown one never expires: an operator has to resolve it.
 -- ARGV: lease, retention, on_crash, after_retention, is_accepted, channel, seen_attempt, seen_token, is_abandoned,
---       scope, key, token, fingerprint, request_line [, made_at, request, request_body]; as for claim.
+--       scope, key, token, fingerprint, request_line, traceparent [, made_at, request, request_body]; as for claim.
 local seen = redis.call('HMGET', KEYS[1], 'state', 'attempt', 'token', 'lease_expires_at', 'expires_at')
 if not seen[1] or seen[2] ~= ARGV[7] or seen[3] ~= ARGV[8] then
     return false
@@ -29,6 +29,9 @@ if not is_expired then
     end
     redis.call('HSET', KEYS[1], 'state', 'processing', 'attempt', attempt, 'token', ARGV[12],
                'lease_expires_at', now + ARGV[1])
+    if ARGV[15] ~= '' then
+        redis.call('HSET', KEYS[1], 'traceparent', ARGV[15])
+    end
     if is_abandoned then
         redis.call('HINCRBY', KEYS[1], 'tries', 1)
     end
@@ -50,16 +53,19 @@ end
 if ARGV[3] ~= 'rerun' then
     add('on_crash', ARGV[3])
 end
-local made_at = ARGV[15] or ''
+local made_at = ARGV[16] or ''
 if ARGV[4] ~= 'delete' and not (ARGV[4] == 'strip' and made_at ~= '' and tonumber(made_at) <= now) then
     add('after_retention', ARGV[4])
 end
 if ARGV[14] ~= '' then
     add('request_line', ARGV[14])
 end
-if ARGV[16] and ARGV[16] ~= '' then
-    add('request', ARGV[16])
-    add('request_body', ARGV[17])
+if ARGV[15] ~= '' then
+    add('traceparent', ARGV[15])
+end
+if ARGV[17] and ARGV[17] ~= '' then
+    add('request', ARGV[17])
+    add('request_body', ARGV[18])
 end
 redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], unpack(record))
