@@ -11,6 +11,7 @@ import pytest
 from semel.console.access import User
 from semel.console.http import Request
 from semel.console.site import Site
+from tests.console.test_site import check_guards
 from tests.console.visitor import ALL, Visitor, operation, text_of
 from tests.console.world import FINISHED, PARKED, STUCK, World, fill
 from tests.kit.servers.base import until
@@ -37,6 +38,11 @@ def test_pages(world: World) -> None:
     assert visitor.act(f"{operation(PARKED)}/not-applied").status == 303
     assert "asked the provider" in text_of(visitor.get(operation(PARKED)))
     visitor.site.close()
+
+
+def test_guards(world: World) -> None:
+    """What has changed between the look and the statement is left alone by the statement itself."""
+    check_guards(world)
 
 
 def test_a_role_without_rights(world: World) -> None:

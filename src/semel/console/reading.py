@@ -242,6 +242,11 @@ class Reader:
         """Read the messages that consumers could not handle."""
         return self.run(self._inbox.list(None, state, MESSAGES))
 
+    def receipt(self, consumer: str, message_id: str) -> Listed | None:
+        """Read one message of the inbox."""
+        found = self.run(self._inbox.find(consumer, message_id))
+        return found[0] if found else None
+
     def endpoints(self) -> tuple[Endpoint, ...]:
         """Read the endpoints of webhooks."""
         return self.run(EndpointStatements(self.store).list())

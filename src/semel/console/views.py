@@ -25,6 +25,7 @@ from semel.core.recovery import read_back
 from semel.core.text import as_typed, pasteable
 from semel.core.trace import read_trace
 from semel.errors import ConfigurationError, SemelError
+from semel.stores.inbox import Listed
 
 logger = logging.getLogger("semel.console")
 
@@ -41,6 +42,7 @@ DONE = {
     "disable": "The endpoint is off.",
     "enable": "The endpoint is on.",
 }
+RECEIPT_DONE = {"requeue": "The next delivery of the message will be handled.", "drop": "The message is given up."}
 
 
 class Refused(SemelError):
@@ -75,6 +77,7 @@ class Views(ABC):
         self._forms: dict[str, Callable[[Request, User, str, str], Response]] = {
             "operation": self._act_on_operation,
             "message": self._act_on_message,
+            "receipt": self._act_on_receipt,
             "webhook": self._act_on_endpoint,
         }
 
@@ -204,9 +207,18 @@ class Views(ABC):
 
     def _inbox(self, request: Request, user: User) -> Response:
         self._need_messages("inbox")
-        listed = self.reader.inbox()
+        listed = [
+            (each, actions.on_receipt(each, _shown(each)) if user.may("act") else ()) for each in self.reader.inbox()
+        ]
         return self.html(
-            request, user, "inbox.html", title="Inbox", listed=listed, most=MESSAGES, parked=ReceiptState.PARKED
+            request,
+            user,
+            "inbox.html",
+            title="Inbox",
+            listed=listed,
+            most=MESSAGES,
+            parked=ReceiptState.PARKED,
+            done=RECEIPT_DONE.get(request.asked.get("done", "")),
         )
 
     def _webhooks(self, request: Request, user: User) -> Response:
@@ -243,6 +255,19 @@ class Views(ABC):
             seen=actions.seen_message(whole),
             what="message",
             stored=whole.stored,
+        )
+
+    def _act_on_receipt(self, request: Request, user: User, name: str, action: str) -> Response:
+        listed = self._receipt_found(name)
+        return self._act(
+            request,
+            user,
+            lambda: actions.find(actions.on_receipt(listed, _shown(listed)), action),
+            lambda: self._actor.receipt(action, listed, request.form, user.name),
+            back="/inbox",
+            seen=actions.seen_receipt(listed),
+            what="receipt",
+            listed=listed,
         )
 
     def _act_on_endpoint(self, request: Request, user: User, name: str, action: str) -> Response:
@@ -284,7 +309,8 @@ class Views(ABC):
             except ReasonNotKept as error:
                 logger.exception("%s: %s %s is done, but the reason could not be kept.", user.name, action.name, back)
                 title = "Done, but the reason could not be kept"
-                return self.refusal(request, 200, title, f"{DONE[action.name]} {error}", user=user, here=here)
+                told = RECEIPT_DONE if values["what"] == "receipt" else DONE
+                return self.refusal(request, 200, title, f"{told[action.name]} {error}", user=user, here=here)
             except FormIncomplete as error:
                 said, status = str(error), 422
             else:
@@ -325,6 +351,17 @@ class Views(ABC):
             )
         return found
 
+    def _receipt_found(self, name: str) -> Listed:
+        self._need_messages("inbox")
+        try:
+            _, consumer, message = read_place(name)
+        except ConfigurationError:
+            consumer = message = ""
+        found = self.reader.receipt(consumer, message) if self.reader.can_hold(consumer + message) else None
+        if found is None:
+            raise Refused(404, "No such message", "The inbox has no such message. Receipts are deleted by age.")
+        return found
+
     def _endpoint_found(self, name: str) -> Endpoint:
         self._need_messages("webhooks")
         found = next((each for each in self.reader.endpoints() if operation_name("", each.name) == name), None)
@@ -348,6 +385,11 @@ class Views(ABC):
 def _only_read(request: Request) -> None:
     if request.method == "POST":
         raise Refused(405, "Method not allowed", "This page takes no form.")
+
+
+def _shown(listed: Listed) -> str:
+    """Return how the command line calls a message of the inbox."""
+    return f"{pasteable(listed.message_id)} --consumer {pasteable(listed.consumer)}"
 
 
 def _is_uuid(text: str) -> bool:

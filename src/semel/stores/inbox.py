@@ -94,13 +94,13 @@ class InboxStatements:
         """Read which consumers there are."""
         return self._joined("consumers", lambda rows: tuple(name for (name,) in rows))
 
-    def requeue(self, consumer: str, message_id: str) -> Joined[bool]:
-        """Let the next delivery be the first try again."""
-        return self._joined("requeue", bool, consumer=consumer, message_id=message_id)
+    def requeue(self, consumer: str, message_id: str, seen: Listed | None = None) -> Joined[bool]:
+        """Let the next delivery be the first try again; with *seen*, only if it is still so."""
+        return self._joined("requeue", bool, consumer=consumer, message_id=message_id, **_guard(seen))
 
-    def drop(self, consumer: str, message_id: str) -> Joined[bool]:
-        """Give a message up."""
-        return self._joined("drop", bool, consumer=consumer, message_id=message_id)
+    def drop(self, consumer: str, message_id: str, seen: Listed | None = None) -> Joined[bool]:
+        """Give a message up; with *seen*, only if it is still so."""
+        return self._joined("drop", bool, consumer=consumer, message_id=message_id, **_guard(seen))
 
     def note(self, listed: Listed, event: str, actor: str) -> Joined[None] | None:
         """Write a line of the audit trail; None: there is no trail."""
@@ -144,6 +144,17 @@ class InboxStatements:
                 f"{self._messages.where}: {powerless_role} needs SELECT, INSERT and UPDATE on {table}. See GRANT."
             )
         return seen
+
+
+def _guard(seen: Listed | None) -> dict[str, object]:
+    """Return what a receipt must still be like."""
+    if seen is None:
+        return {"seen_at": None, "seen_state": None, "seen_attempts": None}
+    return {
+        "seen_at": seen.changed_at,
+        "seen_state": str(seen.receipt.state),
+        "seen_attempts": seen.receipt.attempts,
+    }
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -242,11 +242,13 @@ class OutboxStatements:
         return Whole(_stored(stored), content_type, _pairs(headers), traceparent, bytes(payload))
 
     def requeue(self, **which: Any) -> Statements[int]:
-        """Give dead letters another series of tries, by ``id``, ``to`` or ``since``; return how many."""
+        """Give dead letters another series of tries, by ``id``, ``to`` or ``since``; return how many. With ``seen``,
+        only if it is still as it was seen.
+        """
         return self._change("requeue", "requeued", **which)
 
     def drop(self, **which: Any) -> Statements[int]:
-        """Delete dead letters, by ``id``, ``to`` or ``since``; return how many."""
+        """Delete dead letters, by ``id``, ``to`` or ``since``; return how many. ``seen`` is as with ``requeue``."""
         return self._change("drop", "dropped", **which)
 
     def reap(self, to: str, older_than: timedelta, limit: int) -> Statements[int]:
@@ -265,8 +267,10 @@ class OutboxStatements:
         to: str | None = None,
         since: timedelta | None = None,
         actor: str | None = None,
+        seen: Stored | None = None,
     ) -> Statements[int]:
         which: dict[str, Any] = {"id": id, "to": to, "limit": MAX_CHANGED}
+        which |= {"seen_at": seen and seen.ended_at, "seen_attempts": seen and seen.attempts}
         author = self._author(actor)
         if self._is_postgres:
             seconds = None if since is None else since.total_seconds()

@@ -86,10 +86,13 @@ WITH RECURSIVE one (consumer) AS (
 SELECT consumer FROM one WHERE consumer IS NOT NULL
 
 -- name: requeue
--- Let the next delivery be the first try again.
+-- Let the next delivery be the first try again. With :seen_at, only if it is still as it was seen.
 UPDATE semel_inbox
    SET state = 'failing', attempts = 0, changed_at = clock_timestamp()
  WHERE consumer = CAST(:consumer AS text) AND message_id = CAST(:message_id AS text) AND state <> 'done'
+   AND (CAST(:seen_at AS float8) IS NULL
+        OR (CAST(EXTRACT(EPOCH FROM changed_at) AS float8) = CAST(:seen_at AS float8)
+            AND state = CAST(:seen_state AS text) AND attempts = CAST(:seen_attempts AS integer)))
 RETURNING state
 
 -- name: drop
@@ -97,6 +100,9 @@ RETURNING state
 UPDATE semel_inbox
    SET state = 'done', changed_at = clock_timestamp()
  WHERE consumer = CAST(:consumer AS text) AND message_id = CAST(:message_id AS text) AND state <> 'done'
+   AND (CAST(:seen_at AS float8) IS NULL
+        OR (CAST(EXTRACT(EPOCH FROM changed_at) AS float8) = CAST(:seen_at AS float8)
+            AND state = CAST(:seen_state AS text) AND attempts = CAST(:seen_attempts AS integer)))
 RETURNING state
 
 -- name: note

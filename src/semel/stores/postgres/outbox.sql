@@ -414,7 +414,7 @@ SELECT CAST(id AS text), aggregatetype, aggregateid, type, state, attempts, date
 
 -- name: requeue
 -- Give dead letters another series of tries, by id, by destination or by when they died. By its id, one that was sent and
--- kept is sent again.
+-- kept is sent again. With :seen_at, only one that ended then, after as many tries: what was seen is still so.
 WITH found AS (
     SELECT id FROM semel_outbox
      WHERE (state = 'dead' OR (state = 'sent' AND CAST(:id AS text) IS NOT NULL)) AND state IN ('dead', 'sent')
@@ -422,6 +422,9 @@ WITH found AS (
        AND (CAST(:to AS text) IS NULL OR aggregatetype = CAST(:to AS text))
        AND (CAST(:since AS double precision) IS NULL
             OR ended_at >= clock_timestamp() - CAST(:since AS double precision) * interval '1 second')
+       AND (CAST(:seen_at AS double precision) IS NULL
+            OR (date_part('epoch', ended_at) = CAST(:seen_at AS double precision)
+                AND attempts = CAST(:seen_attempts AS integer)))
      ORDER BY ended_at
      LIMIT CAST(:limit AS bigint)
        FOR UPDATE SKIP LOCKED
@@ -449,6 +452,9 @@ WITH found AS (
        AND (CAST(:to AS text) IS NULL OR aggregatetype = CAST(:to AS text))
        AND (CAST(:since AS double precision) IS NULL
             OR ended_at >= clock_timestamp() - CAST(:since AS double precision) * interval '1 second')
+       AND (CAST(:seen_at AS double precision) IS NULL
+            OR (date_part('epoch', ended_at) = CAST(:seen_at AS double precision)
+                AND attempts = CAST(:seen_attempts AS integer)))
      ORDER BY ended_at
      LIMIT CAST(:limit AS bigint)
        FOR UPDATE SKIP LOCKED

@@ -75,17 +75,27 @@ WHERE consumer = :consumer AND message_id = :message_id
 SELECT DISTINCT consumer FROM semel_inbox ORDER BY consumer
 
 -- name: requeue
--- Let the next delivery be the first try again.
+-- Let the next delivery be the first try again. With :seen_at, only if it is still as it was seen.
 UPDATE semel_inbox
 SET state = 'failing', attempts = 0, changed_at = (SELECT now FROM semel_keys_clock)
-WHERE consumer = :consumer AND message_id = :message_id AND state <> 'done'
+WHERE
+    consumer = :consumer AND message_id = :message_id AND state <> 'done'
+    AND (
+        :seen_at IS NULL
+        OR (changed_at / 1000.0 = :seen_at AND state = :seen_state AND attempts = :seen_attempts)
+    )
 RETURNING state
 
 -- name: drop
 -- Give a message up: a delivery of it runs nothing any more. The receipt goes when it is past its retention.
 UPDATE semel_inbox
 SET state = 'done', changed_at = (SELECT now FROM semel_keys_clock)
-WHERE consumer = :consumer AND message_id = :message_id AND state <> 'done'
+WHERE
+    consumer = :consumer AND message_id = :message_id AND state <> 'done'
+    AND (
+        :seen_at IS NULL
+        OR (changed_at / 1000.0 = :seen_at AND state = :seen_state AND attempts = :seen_attempts)
+    )
 RETURNING state
 
 -- name: note
