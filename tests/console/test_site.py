@@ -696,6 +696,17 @@ class TestBadInput:
             assert "Traceback" not in response.body.decode()
         assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
+    def test_newer_schemas(self, world: World) -> None:
+        """A store that a newer version has changed is shown, with one line that says so; and so where it fails."""
+        world.sql("INSERT INTO semel_keys_migrations (name, applied_at) VALUES ('9999_pre_future', 0)")
+        visitor = Visitor(Site(world.url, lambda _: None), User("ada", ALL))
+        line = "A newer version of Semel has changed this store's tables (9999_pre_future)"
+        assert text_of(visitor.get("/")).count(line) == 1
+        world.sql("ALTER TABLE semel_keys RENAME COLUMN request_line TO line")
+        refused = visitor.get("/operations")
+        assert refused.status == 503
+        assert line in text_of(refused)
+
     def test_older_schemas(self, world: World) -> None:
         """A store with an older schema is shown as far as it goes, and what is missing is said."""
         world.sql("DROP TABLE semel_inbox")

@@ -6,6 +6,7 @@ Each read is bounded, however large the tables are.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -38,10 +39,10 @@ from semel.core.value import value
 from semel.errors import SemelError
 from semel.flows.upkeep import hold_of
 from semel.stores import Store
-from semel.stores.dialect import POSTGRESQL, durable_of, keeps_messages, messages_of
+from semel.stores.dialect import PACKAGES, POSTGRESQL, durable_of, keeps_messages, messages_of
 from semel.stores.inbox import InboxStatements, Listed
 from semel.stores.outbox import STATES, Lag, OutboxStatements, Statements, Stored, Whole, carry_out
-from semel.stores.statement import Joined, Query
+from semel.stores.statement import DEFAULT_TABLE, Joined, Query, load_migrations
 from semel.stores.transaction import at_once
 from semel.stores.webhooks import EndpointStatements
 
@@ -63,6 +64,8 @@ LOOKED_THROUGH = 500
 #: Of each type and destination, so many messages of one step are looked for.
 NUMBERS = 10
 
+#: How often it is looked whether the store's tables are too new.
+SECONDS_BETWEEN_LOOKS = 60.0
 #: Seconds that a statement about messages may take on PostgreSQL, with its waiting for locks.
 MESSAGE_SECONDS = 3
 #: Each walks along an index, and stops early. A planner that trusts old figures reads all of it, and sorts; one that
@@ -132,6 +135,8 @@ class Reader:
         #: What waited in the outbox when it was last counted, and why that could not be read.
         self._lag: Lag | None = None
         self._unread: list[str] = []
+        self._newer: str | None = None
+        self._newer_at = -SECONDS_BETWEEN_LOOKS
         #: Where to ask what ``semel doctor`` has found. None: it has no URL to ask about.
         self.findings: Callable[[], tuple[Found, ...] | None] | None = None
 
@@ -146,6 +151,31 @@ class Reader:
         if dialect is None:
             return True
         return _SURROGATE.search(text) is None and not ("\0" in text and dialect.name == POSTGRESQL)
+
+    def newer(self) -> str | None:
+        """Say in one line that a newer version of Semel has changed the tables; None: it has not, or can't tell."""
+        if time.monotonic() - self._newer_at >= SECONDS_BETWEEN_LOOKS:
+            self._newer, self._newer_at = self._find_newer(), time.monotonic()
+        return self._newer
+
+    def _find_newer(self) -> str | None:
+        dialect = durable_of(self.store).dialect
+        if dialect is None:
+            return None
+        names = dialect.names
+        book = f"SELECT name FROM {names.put_into(DEFAULT_TABLE)}_migrations"  # noqa: S608 - see Names
+        try:
+            there = [name for (name,) in self.run(Joined(Query(book), {}, list))]
+        except SemelError:
+            return None  # It has none, as with Django, whose own it has; or it is not there at all.
+        known = {name for name, _ in load_migrations(PACKAGES[dialect.name], names)}
+        strange = sorted(name for name in there if name not in known)
+        if not strange:
+            return None
+        return (
+            f"A newer version of Semel has changed this store's tables ({', '.join(strange)}): what this one shows may "
+            "be wrong. Update Semel here."
+        )
 
     def count(self, since: datetime | None) -> tuple[Surveyed, int | None]:
         """Count records, and messages that are not sent yet."""
@@ -175,6 +205,8 @@ class Reader:
             *(_off(each) for each in endpoints or () if not each.is_on),
         ]
         troubles.sort(key=lambda each: each.at, reverse=True)
+        if (newer := self.newer()) is not None:
+            unread.append(newer)
         return Overview(
             counts,
             tuple(troubles[:SHOWN]),
