@@ -1,7 +1,8 @@
 """How long each page of the console takes on a large table: ``python -m bench console --rows 1000000``. It measures the
 page as a browser gets it, from the request to the last byte, without a network.
 
-The rows are written by SQL, in the order of time, with one in a thousand unfinished.
+The rows are written by SQL, in the order of time, with one in a thousand unfinished; on PostgreSQL there are as many
+messages as a tenth of them, a tenth of which are dead.
 """
 
 from __future__ import annotations
@@ -44,6 +45,16 @@ SELECT 'acct-' || (n %% %(scopes)s), 'key-' || n, state, 1, decode(md5(n::text),
           FROM (SELECT n, CASE WHEN n %% 1000 = 7 THEN 'processing' WHEN n %% 10000 = 13 THEN 'unknown'
                                ELSE 'complete' END AS state
                   FROM generate_series(1, %(rows)s) AS n) AS numbered) AS made
+"""
+_MESSAGES = """
+INSERT INTO semel_outbox (id, aggregatetype, aggregateid, type, state, ended_at, due_at, content_type, payload, error)
+SELECT gen_random_uuid(), 'to-' || n %% 20, 'order-' || n, 'paid',
+       CASE n %% 10 WHEN 0 THEN 'dead' WHEN 1 THEN 'waiting' WHEN 2 THEN 'behind' ELSE 'ready' END,
+       CASE n %% 10 WHEN 0 THEN now() END, CASE n %% 10 WHEN 1 THEN now() END, 'text/plain', 'x', 'time-out'
+  FROM generate_series(1, %(messages)s) AS n;
+INSERT INTO semel_inbox (consumer, message_id, state, attempts)
+SELECT 'consumer-' || n %% 10, n, CASE n %% 20 WHEN 0 THEN 'parked' WHEN 1 THEN 'failing' ELSE 'done' END, 3
+  FROM generate_series(1, %(messages)s) AS n;
 """
 _FILL_SQLITE = """
 INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, status, headers, body, created_at,
@@ -115,6 +126,8 @@ def _pages(name: str, url: str, rows: int) -> list[Took]:
         "operations, reason": "/operations?reason=timeout",
         "one operation": f"/operation/{operation_name(scope, old)}",
         "outbox": "/outbox",
+        "outbox, a destination": "/outbox?to=to-3",
+        "outbox, dead letters of one": "/outbox?state=dead&to=to-10",
         "inbox": "/inbox",
     }
     site = Site(url, lambda _: None)
@@ -150,7 +163,8 @@ def _postgres(rows: int) -> Iterator[str]:
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute("SET synchronous_commit = off")
             connection.execute(_FILL_POSTGRES, {"rows": rows, "scopes": _scopes(rows)})
-            connection.execute("VACUUM ANALYZE semel_keys")
+            psycopg.ClientCursor(connection).execute(_MESSAGES, {"messages": rows // 10})
+            connection.execute("VACUUM ANALYZE")
         keys = store(server.url)
         keys.perform(FindStuck(1))  # The services have walked along the table, as they do in an hour of its life.
         keys.close()

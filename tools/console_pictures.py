@@ -67,7 +67,7 @@ def an_hour(console: Console) -> None:
             continue
         made = 40 + chance.randrange(60) + (70 if 8 < ago < 14 else 0)
         parked = 1 if ago < 15 else 0
-        sample = Sample(made, 3 + chance.randrange(9), 0, parked, ago % 7, 12 + ago)
+        sample = Sample(made, 3 + chance.randrange(9), parked, ago % 7, 12 + ago)
         console.site.samples._minutes[newest - ago] = sample  # noqa: SLF001 - a picture
 
 

@@ -2,10 +2,12 @@
 
 import http.client
 import signal
+import sqlite3
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,18 @@ def test_other_addresses(semel: Semel) -> None:
     assert address_of("127.0.0.1:0") == ("127.0.0.1", 0)
     with pytest.raises(ConfigurationError):
         address_of(":80")
+
+
+def test_newer_schemas(tmp_path: Path) -> None:
+    """A store that a newer version of Semel has changed is one line on the console's error output."""
+    path = tmp_path / "semel.db"
+    with stores.store(f"sqlite:///{path}") as keys:
+        keys.migrate()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO semel_keys_migrations (name, applied_at) VALUES ('9999_pre_future', 0)")
+    command = [sys.executable, "-m", "semel", "console", "--store", f"sqlite:///{path}", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as ran:
+        assert ran.stderr is not None
+        line = ran.stderr.readline()
+        ran.send_signal(signal.SIGINT)
+    assert line.startswith("semel: A newer version of Semel has changed this store's tables (9999_pre_future)")

@@ -135,6 +135,20 @@ async def test_stores_that_do_not_answer() -> None:
     console.close()
 
 
+def test_stores_that_do_not_answer_under_wsgi() -> None:
+    """The same under WSGI: a server's own thread is not kept."""
+    store = Silent()
+    app = WSGIConsole(store, auth=ada)
+    app._threads = Threads(most=1, seconds=0.05)
+    assert "may still be carried out" in asked(app, "/operations")[2]
+    assert "Nothing was done" in asked(app, "/operations")[2]
+    assert asked(app, "/static/console.js")[0] == "200 OK"
+    store.may_answer.set()
+    while asked(app, "/operations")[0] != "200 OK":
+        pass
+    app.close()
+
+
 async def test_users_of_the_host(url: str) -> None:
     """A function of the ASGI scope, or a coroutine function, says who looks."""
     console = Console(url, auth=bob)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import psycopg
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from semel.console.access import User
 from semel.console.http import Request
 from semel.console.site import Site
+from tests.console.test_site import check_guards
 from tests.console.visitor import ALL, Visitor, operation, text_of
 from tests.console.world import FINISHED, PARKED, STUCK, World, fill
+from tests.kit.servers.base import until
 
 
 @pytest.fixture
@@ -35,6 +38,11 @@ def test_pages(world: World) -> None:
     assert visitor.act(f"{operation(PARKED)}/not-applied").status == 303
     assert "asked the provider" in text_of(visitor.get(operation(PARKED)))
     visitor.site.close()
+
+
+def test_guards(world: World) -> None:
+    """What has changed between the look and the statement is left alone by the statement itself."""
+    check_guards(world)
 
 
 def test_a_role_without_rights(world: World) -> None:
@@ -90,3 +98,76 @@ def test_an_empty_database(empty_postgres_url: str) -> None:
     assert response.status == 503
     assert "semel migrate" in response.body.decode()
     site.close()
+
+
+MANY = 30_000
+#: Whatever is stuck, dead or waits: each page reads so many rows of one table at most.
+MAX_READ = 12_000
+PAGES = ("/", "/outbox", "/outbox?to=to-3", "/outbox?state=dead&to=to-7", "/inbox", "/operations?state=stuck")
+_FILL = (
+    """
+    INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, created_at, lease_expires_at, expires_at,
+                            upkeep)
+    SELECT 'a', n::text, CASE n %% 3 WHEN 0 THEN 'unknown' ELSE 'processing' END, 1, decode(repeat('01', 16), 'hex'),
+           decode('00', 'hex'), now() - n * interval '1 second',
+           CASE WHEN n %% 3 > 0 THEN now() - interval '1 day' END, now() + interval '1 day',
+           CASE n %% 3 WHEN 0 THEN 'parked' ELSE 'open' END
+      FROM generate_series(1, %(many)s) AS n
+    """,
+    """
+    INSERT INTO semel_outbox (id, aggregatetype, aggregateid, type, state, ended_at, due_at, content_type, payload)
+    SELECT gen_random_uuid(), 'to-' || n %% 100, 'order-' || n, 'paid',
+           CASE n %% 4 WHEN 0 THEN 'dead' WHEN 1 THEN 'waiting' WHEN 2 THEN 'behind' ELSE 'ready' END,
+           CASE n %% 4 WHEN 0 THEN now() END, CASE n %% 4 WHEN 1 THEN now() END, 'text/plain', ''
+      FROM generate_series(1, %(many)s) AS n
+    """,
+    """
+    INSERT INTO semel_inbox (consumer, message_id, state, attempts)
+    SELECT 'consumer-' || n %% 40, n::text, CASE n %% 2 WHEN 0 THEN 'parked' ELSE 'failing' END, 3
+      FROM generate_series(1, %(many)s) AS n
+    """,
+    "INSERT INTO semel_keys_watermark (swept_to) VALUES (now() - interval '15 seconds') ON CONFLICT DO NOTHING",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_analysed", [False, True], ids=["never analysed", "analysed"])
+def test_what_a_page_reads(migrated_postgres_url: str, is_analysed: bool) -> None:
+    """However many operations are stuck or parked, and messages dead, parked or waiting, a page reads a part of them,
+    whatever the server knows of its tables. The server's own counters say so.
+    """
+    with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
+        for statement in _FILL:
+            connection.execute(statement, {"many": MANY})
+        if is_analysed:
+            connection.execute("ANALYZE")
+    for place in PAGES:
+        before = _rows_read(migrated_postgres_url)
+        site = Site(migrated_postgres_url, lambda _: None)
+        site.reader.findings = None
+        with closing(site):
+            assert Visitor(site, User("ada", ALL)).get(place).status == 200
+        after = _rows_read(migrated_postgres_url)
+        read = {name: after[name] - before[name] for name in after}
+        assert {name: number for name, number in read.items() if number > MAX_READ} == {}, place
+
+
+def _rows_read(url: str) -> dict[str, int]:
+    """Return how many rows of each table, or entries of its indexes, were ever read by sessions that have ended."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        until("all other sessions have ended", lambda: _others(connection) == 0)
+        connection.execute("SELECT pg_stat_clear_snapshot()")
+        rows = connection.execute(
+            "SELECT relname, coalesce(seq_tup_read, 0) + coalesce("
+            "       (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes AS one WHERE one.relid = tables.relid), 0)"
+            "  FROM pg_stat_user_tables AS tables"
+        ).fetchall()
+    return {name: int(number) for name, number in rows}
+
+
+def _others(connection: psycopg.Connection) -> int:
+    (number,) = connection.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        "   AND backend_type = 'client backend'"
+    ).fetchone() or (0,)
+    return int(number)

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,20 @@ from semel.console import sampling
 from semel.console.access import Token, User
 from semel.console.examination import Examination, Found
 from semel.console.http import POLICY, Request, placed
+from semel.console.reading import Reader
 from semel.console.rendering import operation_name, without_secrets
 from semel.console.sampling import Samples
 from semel.console.site import FORM, SESSION, Site
-from semel.core.commands import Count, Look, Note, Park, ReadTrail
+from semel.core.commands import Look, Note, Park, ReadTrail, Survey
 from semel.core.record import Hold
 from semel.core.state import State
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.stores import store
+from semel.stores.dialect import messages_of
+from semel.stores.inbox import InboxStatements
 from semel.stores.memory import MemoryStore
+from semel.stores.outbox import OutboxStatements
+from semel.stores.webhooks import EndpointStatements
 from semel.webhooks import Endpoints
 from tests.console.visitor import ALL, Visitor, header, named, operation, text_of
 from tests.console.world import EXPORT, FINISHED, NASTY, NASTY_BODY, PARKED, SCOPE, STUCK, World, claim, fill
@@ -460,7 +466,7 @@ class TestCounting:
 
     def test_the_last_counts_meanwhile(self) -> None:
         """While one thread counts, others show what was counted last."""
-        counts = MemoryStore().perform(Count(10, 10, None))
+        counts = MemoryStore().perform(Survey(10, 10))
         clock = [0.0]
         begun, may_go_on = threading.Event(), threading.Event()
 
@@ -483,7 +489,7 @@ class TestCounting:
 
     def test_the_first_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The first count is waited for, but not for ever; one that fails is made again."""
-        counts = MemoryStore().perform(Count(10, 10, None))
+        counts = MemoryStore().perform(Survey(10, 10))
         begun, may_go_on = threading.Event(), threading.Event()
         answers: list[Any] = [StoreUnavailable("gone"), (counts, None)]
 
@@ -634,6 +640,49 @@ class TestActions:
         assert visitor.act(place.replace("disable", "enable")).status == 303
         assert visitor.get("/webhook/x/enable").status == 404
 
+    def test_parked_messages(self, visitor: Visitor, world: World) -> None:
+        """A parked message of the inbox is tried again, or given up, with a preview and a reason, once."""
+        requeue, drop = re.findall(r'href="(/receipt/[^"]+)"', visitor.page("/inbox"))
+        assert "whatever is delivered again" in visitor.page(drop)
+        assert visitor.post(requeue, {"seen": "0" * 32, "reason": "why"}).status == 409
+        assert visitor.act(requeue).headers[0][1].endswith("/inbox?done=requeue")
+        assert "next delivery" in text_of(visitor.get("/inbox?done=requeue"))
+        lines = world.store.perform(ReadTrail("inbox:billing", "evt_77120"))
+        assert [(each.event, each.actor) for each in lines][-2:] == [
+            ("requeued", "ada (console)"),
+            ("explained", "ada (console)"),
+        ]
+        assert visitor.get(drop).status == 400
+        assert visitor.get("/receipt/x/drop").status == 404
+        assert Visitor(visitor.site, User("bob", ["read"])).get(drop).status == 403
+
+    def test_guards(self, world: World) -> None:
+        """What has changed between the look and the statement is left alone by the statement itself."""
+        check_guards(world)
+
+
+def check_guards(world: World) -> None:
+    reader = Reader(world.store)
+    outbox, inbox = OutboxStatements(messages_of(world.store)), InboxStatements(messages_of(world.store))
+    endpoints = EndpointStatements(world.store)
+    (dead,), listed = reader.outbox(("dead",), None), reader.receipt("billing", "evt_77120")
+    on, off = reader.endpoints()
+    assert listed is not None
+    for changed in (replace(dead[0], attempts=99), replace(dead[0], ended_at=1.0)):
+        for change in (outbox.requeue, outbox.drop):
+            assert reader.carry_out(change(id=dead[0].id, seen=changed)) == 0
+    for receipt in (replace(listed, changed_at=1.0), replace(listed, receipt=replace(listed.receipt, attempts=99))):
+        for answer in (inbox.requeue, inbox.drop):
+            assert reader.run(answer(listed.consumer, listed.message_id, receipt)) is False
+    for other in (replace(off, url="https://other.example"), replace(off, is_on=True), replace(off, reason="other")):
+        assert reader.run(endpoints.enable(off.name, other)) is None
+        assert reader.run(endpoints.disable(off.name, "why", seen=other)) is None
+    assert reader.carry_out(outbox.requeue(id=dead[0].id, seen=dead[0])) == 1
+    assert reader.carry_out(outbox.drop(id=dead[1].id, seen=dead[1])) == 1
+    assert reader.run(inbox.drop(listed.consumer, listed.message_id, listed)) is True
+    assert reader.run(endpoints.enable(off.name, off)) is not None
+    assert reader.run(endpoints.disable(on.name, "why", seen=on)) is not None
+
 
 class TestBadInput:
     """What goes wrong is said in words."""
@@ -646,6 +695,17 @@ class TestBadInput:
             assert response.status == 503
             assert "Traceback" not in response.body.decode()
         assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+
+    def test_newer_schemas(self, world: World) -> None:
+        """A store that a newer version has changed is shown, with one line that says so; and so where it fails."""
+        world.sql("INSERT INTO semel_keys_migrations (name, applied_at) VALUES ('9999_pre_future', 0)")
+        visitor = Visitor(Site(world.url, lambda _: None), User("ada", ALL))
+        line = "A newer version of Semel has changed this store's tables (9999_pre_future)"
+        assert text_of(visitor.get("/")).count(line) == 1
+        world.sql("ALTER TABLE semel_keys RENAME COLUMN request_line TO line")
+        refused = visitor.get("/operations")
+        assert refused.status == 503
+        assert line in text_of(refused)
 
     def test_older_schemas(self, world: World) -> None:
         """A store with an older schema is shown as far as it goes, and what is missing is said."""

@@ -8,11 +8,12 @@ from hashlib import sha256
 
 import pytest
 
-from semel.core.commands import Count, Filter, Search
+from semel.core.commands import Filter, Search, Survey
+from semel.core.events import StoreSurveyed
 from semel.core.message import Answer
 from semel.core.place import read_place, written_place
 from semel.core.record import Record
-from semel.core.search import counted, fits, page, walk_of
+from semel.core.search import fits, page, surveyed, walk_of
 from semel.core.state import State
 from semel.errors import ConfigurationError
 
@@ -97,11 +98,16 @@ def test_a_walk_along_what_has_not_ended() -> None:
 
 
 def test_counting() -> None:
-    """Kinds are counted up to the cap; the oldest in progress is named."""
-    counts = counted(Count(10, 10, NOW - 2 * HOUR), [RECORD, BUSY], NOW, 3)
-    assert (counts.total, counts.stuck, counts.processing, counts.complete, counts.expired) == (2, 1, 0, 1, 3)
-    assert (counts.oldest, counts.made) == (("acct", "busy", NOW - HOUR), 2)
-    none = counted(Count(10, 10), [], NOW, 0)
+    """Kinds are counted up to the limit; the oldest in flight is named, and what was given back is told from what is
+    stuck.
+    """
+    alive = replace(BUSY, key="alive", lease_left=HOUR)
+    held = replace(BUSY, key="held", token=b"t" * 16)
+    counts = surveyed(Survey(10, 10, NOW - 2 * HOUR), [RECORD, BUSY, alive, held], NOW, 3)
+    assert counts.gauges == StoreSurveyed(1, 1, 0, 0, 3, 3600.0, 0.0)
+    assert (counts.total, counts.free, counts.lapsed, counts.complete) == (4, 1, 2, 1)
+    assert (counts.oldest, counts.made) == (("acct", "alive", NOW - HOUR), 4)
+    none = surveyed(Survey(10, 10), [], NOW, 0)
     assert (none.oldest, none.newest_since, none.made) == (None, None, 0)
 
 

@@ -16,6 +16,7 @@ from semel.core.commands import (
     ReapTrail,
     Resolution,
     Survey,
+    Surveyed,
     Sweep,
     Unpark,
     Verdict,
@@ -308,9 +309,9 @@ def test_resolving_second() -> None:
 def test_survey() -> None:
     """A survey is one command, and what it found is for gauges: the log has nothing of it."""
     seen = StoreSurveyed(1, 0, 0, 0, 0, 2.5, 0.0)
-    played = play(survey(PORTS), [(Survey, seen)])
+    played = play(survey(PORTS), [(Survey, Surveyed(datetime(2026, 11, 18, tzinfo=UTC), seen, 0, None))])
     report = played.result
-    assert played.commands == (Survey(MAX_SURVEYED),)
+    assert played.commands == (Survey(MAX_SURVEYED, with_messages=True),)
     assert report == SurveyReport(seen)
     assert report.is_idle
     assert str(report) == "surveyed the store"

@@ -168,8 +168,11 @@ def _bound(config: Any) -> Any:
 
 
 def _sample(app: Any) -> None:
-    """Count now and then, so that the charts have no gaps while no page is open."""
+    """Count now and then, so that the charts have no gaps while no page is open. First say if the store is too new."""
     pause = threading.Event()
+    with suppress(SemelError):
+        if (newer := app.site.reader.newer()) is not None:
+            print(f"semel: {newer}", file=sys.stderr, flush=True)
     while True:
         with suppress(SemelError):  # A page says it.
             app.site.samples.now()

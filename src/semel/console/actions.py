@@ -16,6 +16,7 @@ from typing import Any
 from semel.console.reading import Operation, Reader
 from semel.core.commands import Note, Unpark, Verdict
 from semel.core.delivery import Endpoint
+from semel.core.inbox import ReceiptState
 from semel.core.message import one_line
 from semel.core.operator import again_means, may_run_again, release_means, resolving_means
 from semel.core.record import NO_TOKEN, Hold, Record
@@ -26,7 +27,8 @@ from semel.errors import ConfigurationError, ResultNotJSON, SemelError
 from semel.flows import upkeep
 from semel.guard.running import run
 from semel.stores.dialect import messages_of
-from semel.stores.outbox import OutboxStatements, Whole
+from semel.stores.inbox import InboxStatements, Listed
+from semel.stores.outbox import OutboxStatements, Statements, Whole
 from semel.stores.webhooks import EndpointStatements
 from semel.work.service import ServicePorts
 
@@ -35,7 +37,7 @@ MAX_REASON = 500
 
 
 class ChangedMeanwhile(SemelError):
-    """It has changed meanwhile, and nothing was done. Look at it again."""
+    """It has changed since you looked, and nothing was done. Look at it again."""
 
 
 class ReasonNotKept(SemelError):
@@ -135,6 +137,30 @@ def on_message(whole: Whole) -> tuple[Action, ...]:
     )
 
 
+def on_receipt(listed: Listed, name: str) -> tuple[Action, ...]:
+    """Return the actions that apply to a message of the inbox; *name* is how the command line calls it."""
+    if listed.receipt.state is not ReceiptState.PARKED:
+        return ()
+    handled = (
+        "The next delivery of it is handled, from its first try on.",
+        "Its broker has it no more, since a parked one was acknowledged.",
+        "Send it again from the broker's dead letters, or have its producer send it again under the same id.",
+    )
+    return (
+        Action(
+            "requeue", "Let it be tried again…", "Requeue this message?", handled, command=f"semel inbox requeue {name}"
+        ),
+        Action(
+            "drop",
+            "Drop it…",
+            "Drop this message?",
+            ("It is never handled by this consumer, whatever is delivered again. The audit trail keeps a line.",),
+            is_risky=True,
+            command=f"semel inbox drop {name}",
+        ),
+    )
+
+
 def on_endpoint(endpoint: Endpoint, name: str) -> tuple[Action, ...]:
     """Return the actions that apply to an endpoint of webhooks."""
     if endpoint.is_on:
@@ -158,6 +184,11 @@ def seen_operation(record: Record) -> str:
 def seen_message(whole: Whole) -> str:
     """The same for a message."""
     return _digest(whole.stored.id, whole.stored.state, whole.stored.attempts, whole.stored.ended_at)
+
+
+def seen_receipt(listed: Listed) -> str:
+    """The same for a message of the inbox."""
+    return _digest(listed.receipt.state, listed.receipt.attempts, listed.changed_at)
 
 
 def seen_endpoint(endpoint: Endpoint) -> str:
@@ -207,9 +238,33 @@ class Actor:
         statements = OutboxStatements(messages_of(self._reader.store, "outbox"))
         change = statements.drop if name == "drop" else statements.requeue
         with self._as(user):
-            if not self._reader.carry_out(change(id=stored.id, actor=user)):
+            if not self._reader.carry_out(change(id=stored.id, actor=user, seen=stored)):
                 raise ChangedMeanwhile
             hold = Hold(f"outbox:{stored.to}", stored.id, stored.attempts, NO_TOKEN)
+            self._explain(Note(hold, "explained", reason))
+
+    def receipt(self, name: str, listed: Listed, form: dict[str, str], user: str) -> None:
+        """Carry out an action on a parked message of the inbox."""
+        if form.get("seen") != seen_receipt(listed):
+            raise ChangedMeanwhile
+        reason, place = reason_of(form), (listed.consumer, listed.message_id)
+        statements = InboxStatements(messages_of(self._reader.store, "inbox"))
+        change = statements.drop if name == "drop" else statements.requeue
+        event = "dropped" if name == "drop" else "requeued"
+
+        def changing() -> Statements[bool]:
+            # Its lock: a consumer may have it in its hands.
+            seen = yield statements.look(*place)
+            if not seen.has_lock or not (yield change(*place, listed)):
+                return False
+            if (note := statements.note(listed, event, f"{user} (console)")) is not None:
+                yield note
+            return True
+
+        with self._as(user):
+            if not self._reader.carry_out(changing()):
+                raise ChangedMeanwhile
+            hold = Hold(f"inbox:{listed.consumer}", listed.message_id, listed.receipt.attempts, NO_TOKEN)
             self._explain(Note(hold, "explained", reason))
 
     def endpoint(self, name: str, endpoint: Endpoint, form: dict[str, str], user: str) -> None:
@@ -219,9 +274,9 @@ class Actor:
         reason = reason_of(form)
         statements = EndpointStatements(self._reader.store)
         if name == "disable":
-            change = statements.disable(endpoint.name, f"{reason} ({user})", endpoint.url)
+            change = statements.disable(endpoint.name, f"{reason} ({user})", seen=endpoint)
         else:
-            change = statements.enable(endpoint.name)
+            change = statements.enable(endpoint.name, endpoint)
         with self._as(user):
             if self._reader.run(change) is None:
                 raise ChangedMeanwhile

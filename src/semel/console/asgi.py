@@ -10,17 +10,11 @@ from typing import Any
 from semel.console.access import Auth, Token, User, check_user
 from semel.console.http import MAX_BODY, Request, Response, login_failed, placed, too_long, with_slash
 from semel.console.site import Site
-from semel.console.threads import MAX_THREADS, PAGE_SECONDS, AllBusy, Threads
+from semel.console.threads import AllBusy, Threads
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-_BUSY = f"{MAX_THREADS} pages are being made, and none of them is ready: the store may not answer. Nothing was done."
-_LATE = (
-    f"This page has taken more than {PAGE_SECONDS:.0f} seconds. A form that was sent may still be carried out: look "
-    "again before you send it again."
-)
 
 
 class Console:
@@ -89,10 +83,8 @@ class Console:
         )
         try:
             return await self._threads.run(lambda: self.site.respond(request))
-        except AllBusy:
-            return self.site.unanswered(request, "The console is busy", _BUSY)
-        except TimeoutError:
-            return self.site.unanswered(request, "The store does not answer", _LATE)
+        except (AllBusy, TimeoutError) as error:
+            return self.site.unanswered(request, error)
 
     async def _user(self, scope: Scope) -> User | None:
         auth = self.site.auth

@@ -7,8 +7,10 @@ urlpatterns = [path("semel/", include(console_urls(auth=staff)))]
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from django.db import close_old_connections
 from django.http import HttpRequest, HttpResponse
 from django.urls import re_path
 from django.views.decorators.csrf import csrf_exempt
@@ -16,6 +18,7 @@ from django.views.decorators.csrf import csrf_exempt
 from semel.console.access import Auth, Token, User, check_user
 from semel.console.http import MAX_BODY, Request, Response, cut_off, login_failed, placed, too_long, with_slash
 from semel.console.site import Site
+from semel.console.threads import Threads
 from semel.django import conf
 from semel.stores import Store
 from semel.stores import store as open_store
@@ -52,6 +55,7 @@ class _View:
         self._store = store
         self._auth = auth
         self._site: Site | None = None
+        self._threads = Threads()
         # Its forms have a token of their own, and the origin is checked.
         self.respond = csrf_exempt(self._respond)
 
@@ -81,7 +85,7 @@ class _View:
             is_secure=request.is_secure(),
             user=user,
         )
-        return _as_django(self._made().respond(asked))
+        return _as_django(self._made().respond_in_time(asked, self._threads, _around))
 
     def _made(self) -> Site:
         if self._site is None:
@@ -95,6 +99,15 @@ class _View:
         said = conf.settings()
         opened: Store = open_store(said.store) if said.store else DjangoStore(said.database, audit=said.audit)
         return opened
+
+
+def _around(call: Callable[[], Response]) -> Response:
+    """Do as Django does with each request: a thread has connections of its own, and here no request begins or ends."""
+    close_old_connections()
+    try:
+        return call()
+    finally:
+        close_old_connections()
 
 
 def _as_django(response: Response) -> HttpResponse:

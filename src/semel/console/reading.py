@@ -6,17 +6,16 @@ Each read is bounded, however large the tables are.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from semel.console.examination import Found
-from semel.console.filters import LIMIT, SCAN, Asked
+from semel.console.filters import LIMIT, Asked
 from semel.core.commands import (
     CommitAlone,
-    Count,
-    Counts,
     Filter,
     Look,
     Open,
@@ -24,6 +23,8 @@ from semel.core.commands import (
     ReadRequest,
     ReadTrail,
     Search,
+    Survey,
+    Surveyed,
     Undo,
 )
 from semel.core.delivery import Endpoint
@@ -38,35 +39,48 @@ from semel.core.value import value
 from semel.errors import SemelError
 from semel.flows.upkeep import hold_of
 from semel.stores import Store
-from semel.stores.dialect import POSTGRESQL, durable_of, keeps_messages, messages_of
+from semel.stores.dialect import PACKAGES, POSTGRESQL, durable_of, keeps_messages, messages_of
 from semel.stores.inbox import InboxStatements, Listed
-from semel.stores.outbox import Lag, OutboxStatements, Statements, Stored, Whole, carry_out
-from semel.stores.statement import Joined, Query
+from semel.stores.outbox import STATES, Lag, OutboxStatements, Statements, Stored, Whole, carry_out
+from semel.stores.statement import DEFAULT_TABLE, Joined, Query, load_migrations
 from semel.stores.transaction import at_once
 from semel.stores.webhooks import EndpointStatements
 
 T = TypeVar("T")
 
 #: None is counted beyond this: milliseconds.
-CAP = 10_000
+CAP = 1000
+#: The same at one destination of messages, of which there may be many.
+EACH = 100
 #: How many of the newest records are looked at for how operations end.
 NEWEST = 2000
+#: How many records a list walks past at first; the overview no more than that for each of its lists.
+WALK = 500
 #: How many troubles, and how many accepted operations, the overview shows.
 SHOWN = 8
 #: Messages of one state that a list shows; and that are looked through for those of one operation.
-MESSAGES = 100
+MESSAGES = 50
 LOOKED_THROUGH = 500
 #: Of each type and destination, so many messages of one step are looked for.
 NUMBERS = 10
 
+#: How often it is looked whether the store's tables are too new.
+SECONDS_BETWEEN_LOOKS = 60.0
 #: Seconds that a statement about messages may take on PostgreSQL, with its waiting for locks.
 MESSAGE_SECONDS = 3
+#: Each walks along an index, and stops early. A planner that trusts old figures reads all of it, and sorts; one that
+#: compiles the statement takes longer for that than for the rest.
 _LIMIT: Joined[None] = Joined(
-    Query("SELECT set_config('statement_timeout', :limit, true)"), {"limit": f"{MESSAGE_SECONDS}s"}, lambda _: None
+    Query(
+        "SELECT set_config('statement_timeout', :limit, true), set_config('jit', 'off', true),"
+        " set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true),"
+        " set_config('enable_sort', 'off', true)"
+    ),
+    {"limit": f"{MESSAGE_SECONDS}s"},
+    lambda _: None,
 )
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_UNSENT = ("dead", "waiting", "behind", "ready", "sent")
 
 
 @value
@@ -87,7 +101,7 @@ class Trouble:
 class Overview:
     """What the first page shows."""
 
-    counts: Counts
+    counts: Surveyed
     troubles: tuple[Trouble, ...]
     #: Accepted operations: those that are under way, then those that wait.
     accepted: tuple[Record, ...]
@@ -121,6 +135,8 @@ class Reader:
         #: What waited in the outbox when it was last counted, and why that could not be read.
         self._lag: Lag | None = None
         self._unread: list[str] = []
+        self._newer: str | None = None
+        self._newer_at = -SECONDS_BETWEEN_LOOKS
         #: Where to ask what ``semel doctor`` has found. None: it has no URL to ask about.
         self.findings: Callable[[], tuple[Found, ...] | None] | None = None
 
@@ -136,24 +152,51 @@ class Reader:
             return True
         return _SURROGATE.search(text) is None and not ("\0" in text and dialect.name == POSTGRESQL)
 
-    def count(self, since: datetime | None) -> tuple[Counts, int | None]:
+    def newer(self) -> str | None:
+        """Say in one line that a newer version of Semel has changed the tables; None: it has not, or can't tell."""
+        if time.monotonic() - self._newer_at >= SECONDS_BETWEEN_LOOKS:
+            self._newer, self._newer_at = self._find_newer(), time.monotonic()
+        return self._newer
+
+    def _find_newer(self) -> str | None:
+        dialect = durable_of(self.store).dialect
+        if dialect is None:
+            return None
+        names = dialect.names
+        book = f"SELECT name FROM {names.put_into(DEFAULT_TABLE)}_migrations"  # noqa: S608 - see Names
+        try:
+            there = [name for (name,) in self.run(Joined(Query(book), {}, list))]
+        except SemelError:
+            return None  # It has none, as with Django, whose own it has; or it is not there at all.
+        known = {name for name, _ in load_migrations(PACKAGES[dialect.name], names)}
+        strange = sorted(name for name in there if name not in known)
+        if not strange:
+            return None
+        return (
+            f"A newer version of Semel has changed this store's tables ({', '.join(strange)}): what this one shows may "
+            "be wrong. Update Semel here."
+        )
+
+    def count(self, since: datetime | None) -> tuple[Surveyed, int | None]:
         """Count records, and messages that are not sent yet."""
-        counts = self.store.perform(Count(CAP, NEWEST, since))
+        counts = self.store.perform(Survey(CAP, NEWEST, since))
         unread: list[str] = []
         lag = self._optional("The outbox", unread, self.lag)
         # Only now: while this thread counts, others show what was counted before.
         self._lag, self._unread = lag, unread
-        waiting = None if lag is None else sum(each.ready + each.waiting + each.behind for each in lag.destinations)
-        return counts, waiting
+        return counts, None if lag is None else lag.unsent
 
-    def overview(self, counts: Counts) -> Overview:
+    def overview(self, counts: Surveyed) -> Overview:
         """Read what the first page shows beside *counts*."""
         lag, unread = self._lag, list(self._unread)
-        inbox = self._optional("The inbox", unread, lambda: self.inbox(ReceiptState.PARKED))
-        endpoints = self._optional("The webhooks' endpoints", unread, self.endpoints)
-        dead = self._optional("The dead letters", unread, lambda: self.outbox("dead", None, SHOWN))
-        parked = self._search(Filter(state=State.UNKNOWN), SHOWN) if counts.unknown else ()
-        stuck = self._search(Filter(is_stuck=True), SHOWN) if counts.stuck else ()
+        # In one transaction; where a part of it fails, each by itself.
+        inbox, endpoints, dead = self._optional("", [], self._trouble) or (
+            self._optional("The inbox", unread, lambda: self.inbox(ReceiptState.PARKED)),
+            self._optional("The webhooks' endpoints", unread, self.endpoints),
+            self._optional("The dead letters", unread, lambda: self.outbox(("dead",), None, SHOWN)[0]),
+        )
+        parked = self._search(Filter(state=State.UNKNOWN), SHOWN) if counts.gauges.parked != 0 else ()
+        stuck = self._search(Filter(is_stuck=True), SHOWN) if counts.lapsed else ()
         troubles = [
             *map(_parked, parked),
             *map(_stuck, stuck),
@@ -162,6 +205,8 @@ class Reader:
             *(_off(each) for each in endpoints or () if not each.is_on),
         ]
         troubles.sort(key=lambda each: each.at, reverse=True)
+        if (newer := self.newer()) is not None:
+            unread.append(newer)
         return Overview(
             counts,
             tuple(troubles[:SHOWN]),
@@ -174,13 +219,22 @@ class Reader:
         )
 
     def operations(self, asked: Asked) -> Page:
-        """Read one page of a list. A key that fits no record may be the digest of one."""
-        search = Search(asked.wanted, LIMIT, asked.scan, asked.after)
-        page = self.store.perform(search)
-        if page.records or not asked.may_be_digest:
-            return page
-        wanted = replace(asked.wanted, key=None, digest=asked.typed["key"])
-        return self.store.perform(replace(search, wanted=wanted))
+        """Read one page of a list. A key that fits no record may be the digest of one.
+
+        Most pages are full after a short walk; what is rare takes the long one, too.
+        """
+        ways = [asked.wanted]
+        if asked.may_be_digest:
+            ways.append(replace(asked.wanted, key=None, digest=asked.typed["key"]))
+        page = Page(())
+        for scan in sorted({min(WALK, asked.scan), asked.scan}):
+            for wanted in ways:
+                page = self.store.perform(Search(wanted, LIMIT, scan, asked.after))
+                if page.records and (scan == asked.scan or not page.is_cut):
+                    return page
+            if not page.is_cut:
+                break
+        return page
 
     def operation(self, scope: str, key: str) -> Operation:
         """Read one operation."""
@@ -192,9 +246,18 @@ class Reader:
         messages = self._optional("", [], lambda: self._published(record)) or ()
         return Operation(scope, key, record, story(record, trail), request, messages)
 
-    def outbox(self, state: str, to: str | None, limit: int = MESSAGES) -> tuple[Stored, ...]:
-        """Read the messages in one state."""
-        return self.carry_out(self._outbox.browse(state, to, limit))
+    def outbox(self, states: Sequence[str], to: str | None, limit: int = MESSAGES) -> list[tuple[Stored, ...]]:
+        """Read the messages in each of some states."""
+        return self.carry_out(self._browse(states, to, limit))
+
+    def waiting(self, states: Sequence[str], to: str | None) -> tuple[Lag, list[tuple[Stored, ...]]]:
+        """Read what waits at each destination, and the messages in each of some states."""
+
+        def statements() -> Statements[tuple[Lag, list[tuple[Stored, ...]]]]:
+            lag = yield from self._outbox.lag(CAP, EACH)
+            return lag, (yield from self._browse(states, to, MESSAGES))
+
+        return self.carry_out(statements())
 
     def message(self, name: str) -> tuple[Whole, tuple[Entry, ...]] | None:
         """Read one message, with its audit trail; None: there is none."""
@@ -205,12 +268,16 @@ class Reader:
 
     def lag(self) -> Lag:
         """Read what waits at each destination."""
-        return self.carry_out(self._outbox.lag(CAP))
+        return self.carry_out(self._outbox.lag(CAP, EACH))
 
     def inbox(self, state: ReceiptState | None = None) -> tuple[Listed, ...]:
         """Read the messages that consumers could not handle."""
-        statements = InboxStatements(messages_of(self.store, "inbox"))
-        return self.run(statements.list(None, state, MESSAGES))
+        return self.run(self._inbox.list(None, state, MESSAGES))
+
+    def receipt(self, consumer: str, message_id: str) -> Listed | None:
+        """Read one message of the inbox."""
+        found = self.run(self._inbox.find(consumer, message_id))
+        return found[0] if found else None
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         """Read the endpoints of webhooks."""
@@ -242,6 +309,28 @@ class Reader:
         """What goes before a statement about messages, which runs on a connection with the application's settings."""
         return (_LIMIT,) if messages_of(self.store).name == POSTGRESQL else ()
 
+    def _browse(self, states: Sequence[str], to: str | None, limit: int) -> Statements[list[tuple[Stored, ...]]]:
+        lists = []
+        for state in states:
+            found = yield from self._outbox.browse(state, to, limit, CAP)
+            lists.append(found)
+        return lists
+
+    def _trouble(self) -> tuple[tuple[Listed, ...], tuple[Endpoint, ...], tuple[Stored, ...]]:
+        """Read the parked messages, the endpoints and the dead letters in one transaction."""
+
+        def statements() -> Statements[tuple[Any, Any, Any]]:
+            inbox = yield self._inbox.list(None, ReceiptState.PARKED, MESSAGES)
+            endpoints = yield EndpointStatements(self.store).list()
+            (dead,) = yield from self._browse(("dead",), None, SHOWN)
+            return inbox, endpoints, dead
+
+        return self.carry_out(statements())
+
+    @property
+    def _inbox(self) -> InboxStatements:
+        return InboxStatements(messages_of(self.store, "inbox"))
+
     @property
     def _outbox(self) -> OutboxStatements:
         return OutboxStatements(messages_of(self.store, "outbox"))
@@ -257,18 +346,18 @@ class Reader:
             return None
 
     def _search(self, wanted: Filter, limit: int) -> tuple[Record, ...]:
-        return self.store.perform(Search(wanted, limit, SCAN)).records
+        return self.store.perform(Search(wanted, limit, WALK)).records
 
-    def _accepted(self, counts: Counts) -> tuple[Record, ...]:
+    def _accepted(self, counts: Surveyed) -> tuple[Record, ...]:
         running: Iterable[Record] = ()
-        if counts.processing or counts.stuck:
+        if counts.gauges.in_flight != 0 or counts.lapsed:
             running = self._search(Filter(state=State.PROCESSING), 10 * SHOWN)
-        pending = self._search(Filter(state=State.PENDING), SHOWN) if counts.pending else ()
+        pending = self._search(Filter(state=State.PENDING), SHOWN) if counts.gauges.accepted != 0 else ()
         return (*(each for each in running if each.is_accepted), *pending)[:SHOWN]
 
     def _published(self, record: Record) -> tuple[Stored, ...]:
         """Find the messages of an operation that are in the outbox: their ids follow from its key."""
-        messages = [each for state in _UNSENT for each in self.outbox(state, None, LOOKED_THROUGH)]
+        messages = [each for found in self.outbox(STATES, None, LOOKED_THROUGH) for each in found]
         kinds = {(each.type, each.to) for each in messages}
         steps = ("", *(step.name for step in read_back(record.steps).steps if step.kind == "phase"))
         ids = {

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from semel.console.charts import Series
-from semel.core.commands import Counts
+from semel.core.commands import Surveyed
 from semel.core.value import value
 from semel.errors import StoreUnavailable
 
@@ -32,11 +32,10 @@ class Sample:
     """What was counted in one minute: keys made, and how many there were of others at its end."""
 
     made: int | None
-    processing: int
-    stuck: int
-    parked: int
-    waiting: int
-    #: None: the store keeps no messages.
+    #: Each is None where the store can't tell, or keeps no messages.
+    processing: int | None
+    parked: int | None
+    waiting: int | None
     outbox: int | None
 
 
@@ -45,7 +44,7 @@ class Samples:
 
     def __init__(
         self,
-        count: Callable[[datetime | None], tuple[Counts, int | None]],
+        count: Callable[[datetime | None], tuple[Surveyed, int | None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """*count* counts in the store, and how many messages wait in the outbox."""
@@ -55,10 +54,10 @@ class Samples:
         self._counted = threading.Condition(self._mutex)
         self._is_counting = False
         self._minutes: dict[int, Sample] = {}
-        self._last: Counts | None = None
+        self._last: Surveyed | None = None
         self._last_at = 0.0
 
-    def now(self) -> Counts:
+    def now(self) -> Surveyed:
         """Return the newest counts. While one thread counts, others get the last ones; or wait, if there are none."""
         with self._counted:
             if self._last is None and not self._counted.wait_for(lambda: not self._is_counting, FIRST_SECONDS):
@@ -91,14 +90,15 @@ class Samples:
             Series("Outbox", _of(hour, "outbox"), "messages not sent yet, at the end of each minute"),
         )
 
-    def _note(self, before: Counts | None, counts: Counts, outbox: int | None) -> None:
+    def _note(self, before: Surveyed | None, counts: Surveyed, outbox: int | None) -> None:
         minute = _minute_of(counts.now)
         is_known = before is not None and counts.now - before.now <= MAX_PAUSE
         earlier = self._minutes.get(minute)
         made = counts.made if is_known else None
         if earlier is not None and earlier.made is not None:
             made = earlier.made + (made or 0)
-        self._minutes[minute] = Sample(made, counts.processing, counts.stuck, counts.unknown, counts.pending, outbox)
+        gauges = counts.gauges
+        self._minutes[minute] = Sample(made, gauges.in_flight, gauges.parked, gauges.accepted, outbox)
         for old in [each for each in self._minutes if each <= minute - MINUTES]:
             del self._minutes[old]
 

@@ -22,8 +22,9 @@ from semel.console.http import Request, Response, finished, quoted, see_other
 from semel.console.http import html as as_html
 from semel.console.reading import Reader
 from semel.console.rendering import render
+from semel.console.threads import MAX_THREADS, PAGE_SECONDS, AllBusy, Threads
 from semel.console.views import Refused, Views
-from semel.errors import ConfigurationError, StoreError
+from semel.errors import ConfigurationError, StoreError, StoreUnavailable
 from semel.stores import AsyncStore, Store, store
 
 logger = logging.getLogger("semel.console")
@@ -39,10 +40,22 @@ STATIC = {
     "console.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
+_BUSY = (
+    "The console is busy",
+    f"{MAX_THREADS} pages are being made, and none of them is ready: the store may not answer. Nothing was done.",
+)
+_LATE = (
+    "The store does not answer",
+    f"It has taken more than {PAGE_SECONDS:.0f} seconds. A form that was sent may still be carried out: look again.",
+)
 _OFF = (
     "This console is off, since it was not told who may see it. Give it auth=: a Token(…), or a function of your "
     "application's request that returns a User(…)."
 )
+
+
+#: Makes a call, with something before and after it.
+Around = Callable[[Callable[[], Response]], Response]
 
 
 class Site(Views):
@@ -70,7 +83,9 @@ class Site(Views):
         except Refused as refused:
             response = self.refusal(request, refused.status, refused.title, str(refused))
         except StoreError as error:
-            response = self.refusal(request, 503, "The store can't be read", str(error))
+            newer = None if isinstance(error, StoreUnavailable) else self.reader.newer()
+            said = " ".join(filter(None, (newer, str(error))))
+            response = self.refusal(request, 503, "The store can't be read", said)
         except ConfigurationError as error:
             response = self.refusal(request, 400, "That can't be done", str(error))
         except Exception as error:
@@ -80,8 +95,20 @@ class Site(Views):
         whole = finished(response)
         return replace(whole, body=b"") if request.method == "HEAD" else whole
 
-    def unanswered(self, request: Request, title: str, said: str) -> Response:
+    def respond_in_time(self, request: Request, threads: Threads, around: Around = lambda call: call()) -> Response:
+        """Answer in another thread, for a server that calls in its own: it is not kept by a store that is silent.
+        *around* is what has to be done there.
+        """
+        if request.path.startswith("/static/"):
+            return self.respond(request)
+        try:
+            return threads.wait(lambda: around(lambda: self.respond(request)))
+        except (AllBusy, TimeoutError) as error:
+            return self.unanswered(request, error)
+
+    def unanswered(self, request: Request, error: AllBusy | TimeoutError) -> Response:
         """Answer a request for which there is no thread, or one that has not ended in time."""
+        title, said = _BUSY if isinstance(error, AllBusy) else _LATE
         return finished(self.refusal(request, 503, title, said)).plus(("retry-after", "5"))
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
-"""A few threads of the console's own, in which an event loop has pages made. It knows no page.
+"""A few threads of the console's own, in which a server has pages made, so that none takes it for ever. It knows no
+page.
 
-They are not the loop's default executor: a store that does not answer would fill that, and the host application with
-it. A thread that hangs is left behind, and keeps no process alive.
+They are not the loop's default executor, nor a server's own threads: a store that does not answer would fill those, and
+the host application with them. A thread that hangs is left behind, and keeps no process alive.
 """
 
 from __future__ import annotations
@@ -59,6 +60,13 @@ class Threads:
 
     async def run(self, call: Callable[[], T]) -> T:
         """Return what *call* does. ``AllBusy``: no thread is free; ``TimeoutError``: it has not ended yet."""
+        return await asyncio.wait_for(asyncio.wrap_future(self._begin(call)), self._seconds)
+
+    def wait(self, call: Callable[[], T]) -> T:
+        """The same for a caller that has no loop."""
+        return self._begin(call).result(self._seconds)
+
+    def _begin(self, call: Callable[[], T]) -> Future[T]:
         job = _Job(call)
         with self._mutex:
             if self._busy >= self._most:
@@ -68,7 +76,7 @@ class Threads:
                 threading.Thread(target=self._work, args=(self._jobs,), name="semel-console", daemon=True).start()
                 self._started += 1
             self._jobs.put(job)
-        return await asyncio.wait_for(asyncio.wrap_future(job.future), self._seconds)
+        return job.future
 
     def close(self) -> None:
         """Let the threads end, each after the call that it is at. Further calls start others."""

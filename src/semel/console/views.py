@@ -12,9 +12,10 @@ from semel.console import actions, filters
 from semel.console.access import User
 from semel.console.actions import Action, Actor, ChangedMeanwhile, FormIncomplete, ReasonNotKept
 from semel.console.http import Request, Response, quoted, see_other
-from semel.console.reading import CAP, MESSAGES, NEWEST, Operation, Reader
-from semel.console.rendering import operation_name
+from semel.console.reading import CAP, EACH, MESSAGES, NEWEST, Operation, Reader
+from semel.console.rendering import operation_name, seconds
 from semel.console.sampling import Samples
+from semel.core.commands import Now
 from semel.core.delivery import Endpoint
 from semel.core.derive import derive
 from semel.core.inbox import ReceiptState
@@ -24,6 +25,7 @@ from semel.core.recovery import read_back
 from semel.core.text import as_typed, pasteable
 from semel.core.trace import read_trace
 from semel.errors import ConfigurationError, SemelError
+from semel.stores.inbox import Listed
 
 logger = logging.getLogger("semel.console")
 
@@ -40,6 +42,7 @@ DONE = {
     "disable": "The endpoint is off.",
     "enable": "The endpoint is on.",
 }
+RECEIPT_DONE = {"requeue": "The next delivery of the message will be handled.", "drop": "The message is given up."}
 
 
 class Refused(SemelError):
@@ -74,6 +77,7 @@ class Views(ABC):
         self._forms: dict[str, Callable[[Request, User, str, str], Response]] = {
             "operation": self._act_on_operation,
             "message": self._act_on_message,
+            "receipt": self._act_on_receipt,
             "webhook": self._act_on_endpoint,
         }
 
@@ -112,6 +116,7 @@ class Views(ABC):
             overview=self.reader.overview(counts),
             series=self.samples.series(),
             cap=CAP,
+            most_each=EACH,
             newest=NEWEST,
         )
 
@@ -168,20 +173,20 @@ class Views(ABC):
         to = request.asked.get("to") or None
         self._check_text(to or "")
         wanted = (state,) if state else OUTBOX_STATES[:-1]
-        lists = [(each, self.reader.outbox(each, to)) for each in wanted]
+        lag, found = self.reader.waiting(wanted, to)
         return self.html(
             request,
             user,
             "outbox.html",
             title="Outbox",
-            lag=self.reader.lag(),
-            lists=lists,
+            lag=lag,
+            lists=list(zip(wanted, found, strict=True)),
             state=state,
             to=to,
             states=OUTBOX_STATES,
             cap=CAP,
             most=MESSAGES,
-            now=self._now(),
+            now=seconds(lag.now),
             done=DONE.get(request.asked.get("done", "")),
         )
 
@@ -202,9 +207,18 @@ class Views(ABC):
 
     def _inbox(self, request: Request, user: User) -> Response:
         self._need_messages("inbox")
-        listed = self.reader.inbox()
+        listed = [
+            (each, actions.on_receipt(each, _shown(each)) if user.may("act") else ()) for each in self.reader.inbox()
+        ]
         return self.html(
-            request, user, "inbox.html", title="Inbox", listed=listed, most=MESSAGES, parked=ReceiptState.PARKED
+            request,
+            user,
+            "inbox.html",
+            title="Inbox",
+            listed=listed,
+            most=MESSAGES,
+            parked=ReceiptState.PARKED,
+            done=RECEIPT_DONE.get(request.asked.get("done", "")),
         )
 
     def _webhooks(self, request: Request, user: User) -> Response:
@@ -241,6 +255,19 @@ class Views(ABC):
             seen=actions.seen_message(whole),
             what="message",
             stored=whole.stored,
+        )
+
+    def _act_on_receipt(self, request: Request, user: User, name: str, action: str) -> Response:
+        listed = self._receipt_found(name)
+        return self._act(
+            request,
+            user,
+            lambda: actions.find(actions.on_receipt(listed, _shown(listed)), action),
+            lambda: self._actor.receipt(action, listed, request.form, user.name),
+            back="/inbox",
+            seen=actions.seen_receipt(listed),
+            what="receipt",
+            listed=listed,
         )
 
     def _act_on_endpoint(self, request: Request, user: User, name: str, action: str) -> Response:
@@ -282,7 +309,8 @@ class Views(ABC):
             except ReasonNotKept as error:
                 logger.exception("%s: %s %s is done, but the reason could not be kept.", user.name, action.name, back)
                 title = "Done, but the reason could not be kept"
-                return self.refusal(request, 200, title, f"{DONE[action.name]} {error}", user=user, here=here)
+                told = RECEIPT_DONE if values["what"] == "receipt" else DONE
+                return self.refusal(request, 200, title, f"{told[action.name]} {error}", user=user, here=here)
             except FormIncomplete as error:
                 said, status = str(error), 422
             else:
@@ -323,6 +351,17 @@ class Views(ABC):
             )
         return found
 
+    def _receipt_found(self, name: str) -> Listed:
+        self._need_messages("inbox")
+        try:
+            _, consumer, message = read_place(name)
+        except ConfigurationError:
+            consumer = message = ""
+        found = self.reader.receipt(consumer, message) if self.reader.can_hold(consumer + message) else None
+        if found is None:
+            raise Refused(404, "No such message", "The inbox has no such message. Receipts are deleted by age.")
+        return found
+
     def _endpoint_found(self, name: str) -> Endpoint:
         self._need_messages("webhooks")
         found = next((each for each in self.reader.endpoints() if operation_name("", each.name) == name), None)
@@ -340,12 +379,17 @@ class Views(ABC):
             raise Refused(404, "No messages here", said)
 
     def _now(self) -> Any:
-        return self.samples.now().now
+        return self.reader.store.perform(Now())
 
 
 def _only_read(request: Request) -> None:
     if request.method == "POST":
         raise Refused(405, "Method not allowed", "This page takes no form.")
+
+
+def _shown(listed: Listed) -> str:
+    """Return how the command line calls a message of the inbox."""
+    return f"{pasteable(listed.message_id)} --consumer {pasteable(listed.consumer)}"
 
 
 def _is_uuid(text: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from semel.console.access import Auth, Token, User, check_user
 from semel.console.http import MAX_BODY, Request, Response, cut_off, login_failed, placed, too_long, with_slash
 from semel.console.site import Site
+from semel.console.threads import Threads
 
 #: Of a ``Content-Length``.
 MAX_DIGITS = 20
@@ -25,6 +26,7 @@ class Console:
         returns a ``User`` or None.
         """
         self.site = Site(store, auth)
+        self._threads = Threads()
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
@@ -34,6 +36,7 @@ class Console:
 
     def close(self) -> None:
         """Close the store, unless it was given."""
+        self._threads.close()
         self.site.close()
 
     def _respond(self, environ: Environ) -> Response:
@@ -72,7 +75,7 @@ class Console:
             is_secure=environ.get("wsgi.url_scheme") == "https",
             user=user,
         )
-        return self.site.respond(request)
+        return self.site.respond_in_time(request, self._threads)
 
     def _user(self, environ: Environ) -> User | None:
         auth = self.site.auth

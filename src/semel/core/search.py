@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 
-from semel.core.commands.search import Count, Counts, Filter, Page, Search
+from semel.core.commands.search import Filter, Page, Search, Survey, Surveyed
+from semel.core.events import StoreSurveyed
 from semel.core.key import digest_of
 from semel.core.place import read_place, written_place
-from semel.core.record import Record
+from semel.core.record import NO_TOKEN, Record
 from semel.core.state import TERMINAL, State
 
 #: Records of one scope that are found by its index and sorted, rather than by a walk along the age of all records.
@@ -45,28 +46,49 @@ def page(command: Search, records: Iterable[Record], details: Details) -> Page:
     return Page(tuple(found), written_place(*_order(walked[-1])) if is_cut else None, len(walked), is_cut)
 
 
-def counted(command: Count, records: Iterable[Record], now: datetime, expired: int) -> Counts:
+def surveyed(command: Survey, records: Iterable[Record], now: datetime, expired: int) -> Surveyed:
     """Count *records*, which are all that there are; *expired* of them may be reaped."""
     walk = sorted(records, key=_order, reverse=True)
     newest = walk[: command.newest]
-    states = Counter("stuck" if each.is_stuck else each.state for each in walk)
+    kinds: defaultdict[str, list[Record]] = defaultdict(list)
+    for each in walk:
+        kinds[_kind(each)].append(each)
+    counts = {kind: min(len(found), command.limit) for kind, found in kinds.items()}
     endings = Counter(each.state for each in newest)
-    busy = [each for each in walk if each.state is State.PROCESSING]
-    return Counts(
-        now=now,
+    busy = kinds["in flight"][-1] if kinds["in flight"] else None
+    return Surveyed(
+        now,
+        StoreSurveyed(
+            in_flight=counts.get("in flight", 0),
+            stuck=counts.get("stuck", 0),
+            parked=counts.get("parked", 0),
+            accepted=counts.get("accepted", 0),
+            expired=min(expired, command.limit),
+            oldest_in_flight=_age(kinds["in flight"], now),
+            oldest_accepted=_age(kinds["accepted"], now),
+        ),
+        counts.get("free", 0),
+        None if busy is None else (busy.scope, busy.key, busy.created_at),
         total=len(walk),
-        pending=min(states[State.PENDING], command.cap),
-        processing=min(states[State.PROCESSING], command.cap),
-        stuck=min(states["stuck"], command.cap),
-        unknown=min(states[State.UNKNOWN], command.cap),
-        expired=min(expired, command.cap),
-        oldest=(busy[-1].scope, busy[-1].key, busy[-1].created_at) if busy else None,
         newest=len(newest),
         newest_since=newest[-1].created_at if newest else None,
         complete=endings[State.COMPLETE],
         failed=endings[State.FAILED],
-        made=0 if command.since is None else min(sum(each.created_at > command.since for each in walk), command.cap),
+        made=0 if command.since is None else sum(each.created_at > command.since for each in newest),
     )
+
+
+def _kind(record: Record) -> str:
+    """Say in a word what a record waits for."""
+    if record.state is not State.PROCESSING:
+        return {State.PENDING: "accepted", State.UNKNOWN: "parked"}.get(record.state, "ended")
+    if not record.is_stuck:
+        return "in flight"
+    return "free" if record.token == NO_TOKEN else "stuck"
+
+
+def _age(walk: list[Record], now: datetime) -> float:
+    return (now - walk[-1].created_at).total_seconds() if walk else 0.0
 
 
 def _order(record: Record) -> tuple[int, str, str]:

@@ -147,10 +147,10 @@ class SurveyReport:
 async def survey(ports: Ports, limit: int = MAX_SURVEYED) -> SurveyReport:
     """Count what is in the store, each up to *limit*."""
     try:
-        seen = await ports.ask(Survey(limit))
+        seen = await ports.ask(Survey(limit, with_messages=True))
     except StoreError as error:
         return SurveyReport(error=error)
-    return SurveyReport(seen)
+    return SurveyReport(seen.gauges)
 
 
 async def reap(

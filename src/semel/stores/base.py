@@ -23,7 +23,7 @@ opens transactions for the application, in which the commands of ``steps.py`` ar
     a replay leave none.
 12. A claim that is accepted makes a pending record, with its request and without a lease. Only a take-over without a
     client begins it. ``Release`` deletes it while it is pending, and never after.
-13. ``Search`` walks past no more records than it may, and its pages together have every record that fits; ``Count``
+13. ``Search`` walks past no more records than it may, and its pages together have every record that fits; ``Survey``
     counts none beyond its cap.
 """
 

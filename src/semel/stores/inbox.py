@@ -18,6 +18,8 @@ from semel.stores.statement import DEFAULT_INBOX, Joined, Query, load_queries
 Rows = Sequence[Sequence[Any]]
 
 _LOCK_BYTES = 8
+#: How many consumers a list is made of.
+MAX_CONSUMERS = 50
 
 #: A conflict with another transaction: serialization failure, deadlock, lock not available. The handler did no wrong.
 _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
@@ -82,7 +84,7 @@ class InboxStatements:
     def list(self, consumer: str | None, state: ReceiptState | None, limit: int) -> Joined[tuple[Listed, ...]]:
         """Read what waits for another try or for a person."""
         wanted = None if state is None else str(state)
-        return self._joined("list", _listed, consumer=consumer, state=wanted, limit=limit)
+        return self._joined("list", _listed, consumer=consumer, state=wanted, limit=limit, most=MAX_CONSUMERS)
 
     def find(self, consumer: str, message_id: str) -> Joined[tuple[Listed, ...]]:
         """Read one receipt."""
@@ -92,13 +94,13 @@ class InboxStatements:
         """Read which consumers there are."""
         return self._joined("consumers", lambda rows: tuple(name for (name,) in rows))
 
-    def requeue(self, consumer: str, message_id: str) -> Joined[bool]:
-        """Let the next delivery be the first try again."""
-        return self._joined("requeue", bool, consumer=consumer, message_id=message_id)
+    def requeue(self, consumer: str, message_id: str, seen: Listed | None = None) -> Joined[bool]:
+        """Let the next delivery be the first try again; with *seen*, only if it is still so."""
+        return self._joined("requeue", bool, consumer=consumer, message_id=message_id, **_guard(seen))
 
-    def drop(self, consumer: str, message_id: str) -> Joined[bool]:
-        """Give a message up."""
-        return self._joined("drop", bool, consumer=consumer, message_id=message_id)
+    def drop(self, consumer: str, message_id: str, seen: Listed | None = None) -> Joined[bool]:
+        """Give a message up; with *seen*, only if it is still so."""
+        return self._joined("drop", bool, consumer=consumer, message_id=message_id, **_guard(seen))
 
     def note(self, listed: Listed, event: str, actor: str) -> Joined[None] | None:
         """Write a line of the audit trail; None: there is no trail."""
@@ -142,6 +144,17 @@ class InboxStatements:
                 f"{self._messages.where}: {powerless_role} needs SELECT, INSERT and UPDATE on {table}. See GRANT."
             )
         return seen
+
+
+def _guard(seen: Listed | None) -> dict[str, object]:
+    """Return what a receipt must still be like."""
+    if seen is None:
+        return {"seen_at": None, "seen_state": None, "seen_attempts": None}
+    return {
+        "seen_at": seen.changed_at,
+        "seen_state": str(seen.receipt.state),
+        "seen_attempts": seen.receipt.attempts,
+    }
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -34,8 +34,10 @@ Statements = Generator[Joined[Any], Any, T]
 MAX_RUN = 100
 #: How many dead letters are requeued or dropped in one statement.
 MAX_CHANGED = 1000
+#: How many entries of an index a list walks past, unless told.
+MAX_WALK = 2**31
 #: How many destinations are counted.
-MAX_DESTINATIONS = 50
+MAX_DESTINATIONS = 20
 STATES = ("ready", "waiting", "behind", "dead", "sent")
 
 _LOCK_BYTES = 8
@@ -89,6 +91,10 @@ class Lag:
 
     destinations: tuple[Waiting, ...]
     dead: int
+    #: Not sent yet, and not dead.
+    unsent: int
+    #: When it was read, by the store's clock.
+    now: float
 
 
 class OutboxStatements:
@@ -211,20 +217,21 @@ class OutboxStatements:
             rows = yield self._joined("pending", names=json.dumps(names))
         return [name for (name,) in rows]
 
-    def browse(self, state: str, to: str | None, limit: int) -> Statements[tuple[Stored, ...]]:
-        """Read messages in one state."""
-        rows = yield self._joined(f"browse_{state}", to=to, limit=limit)
+    def browse(self, state: str, to: str | None, limit: int, walk: int = MAX_WALK) -> Statements[tuple[Stored, ...]]:
+        """Read messages in one state; look at no more than *walk*."""
+        name = f"browse_{state}" if to is None or state in {"dead", "sent"} else f"browse_{state}_of_one"
+        rows = yield self._joined(name, to=to, limit=limit, walk=walk)
         return tuple(_stored(row) for row in rows)
 
-    def lag(self, cap: int, most: int = MAX_DESTINATIONS) -> Statements[Lag]:
-        """Count up to *cap* messages of each kind at each destination, at the first so many of them."""
-        rows = yield self._joined("lag", cap=cap, most=most)
+    def lag(self, cap: int, each: int) -> Statements[Lag]:
+        """Count up to *cap* messages of each kind, and up to *each* at each of the first destinations."""
+        rows = yield self._joined("lag", cap=cap, each=each, most=MAX_DESTINATIONS - 1)
         waiting = [
             Waiting(to, ready, waits, behind, None if lag is None else timedelta(seconds=float(lag)))
-            for to, ready, waits, behind, lag, _ in rows
-            if to is not None
+            for to, ready, waits, behind, lag, *_ in rows
+            if ready or waits or behind
         ]
-        return Lag(tuple(waiting), rows[0][5])
+        return Lag(tuple(waiting), rows[0][5], min(rows[0][6], cap), float(rows[0][7]))
 
     def look(self, message_id: str) -> Statements[Whole | None]:
         """Read one message."""
@@ -235,11 +242,13 @@ class OutboxStatements:
         return Whole(_stored(stored), content_type, _pairs(headers), traceparent, bytes(payload))
 
     def requeue(self, **which: Any) -> Statements[int]:
-        """Give dead letters another series of tries, by ``id``, ``to`` or ``since``; return how many."""
+        """Give dead letters another series of tries, by ``id``, ``to`` or ``since``; return how many. With ``seen``,
+        only if it is still as it was seen.
+        """
         return self._change("requeue", "requeued", **which)
 
     def drop(self, **which: Any) -> Statements[int]:
-        """Delete dead letters, by ``id``, ``to`` or ``since``; return how many."""
+        """Delete dead letters, by ``id``, ``to`` or ``since``; return how many. ``seen`` is as with ``requeue``."""
         return self._change("drop", "dropped", **which)
 
     def reap(self, to: str, older_than: timedelta, limit: int) -> Statements[int]:
@@ -258,8 +267,10 @@ class OutboxStatements:
         to: str | None = None,
         since: timedelta | None = None,
         actor: str | None = None,
+        seen: Stored | None = None,
     ) -> Statements[int]:
         which: dict[str, Any] = {"id": id, "to": to, "limit": MAX_CHANGED}
+        which |= {"seen_at": seen and seen.ended_at, "seen_attempts": seen and seen.attempts}
         author = self._author(actor)
         if self._is_postgres:
             seconds = None if since is None else since.total_seconds()
@@ -323,7 +334,8 @@ def sleep_lock(names: Names, to: str) -> int:
 def _queries(dialect: str, names: Names) -> dict[str, Query]:
     queries = load_queries(PACKAGES[dialect], names, "outbox.sql")
     browse = queries.pop("browse")
-    return queries | {f"browse_{state}": browse.with_parts(state) for state in STATES}
+    lists = {f"browse_{state}": browse.with_parts(state) for state in STATES}
+    return queries | lists | {f"browse_{state}_of_one": browse.with_parts(state, "one") for state in STATES[:3]}
 
 
 def _messages(to: str, rows: Rows) -> tuple[Message, ...]:

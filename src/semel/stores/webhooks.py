@@ -29,13 +29,17 @@ class EndpointStatements:
         """Read all of them, by name."""
         return Joined(self._queries["list"], {}, _endpoints)
 
-    def enable(self, name: str) -> Joined[Endpoint | None]:
-        """Send to it again."""
-        return self._joined("enable", name=name)
+    def enable(self, name: str, seen: Endpoint | None = None) -> Joined[Endpoint | None]:
+        """Send to it again; with *seen*, only if it is still so."""
+        return self._joined("enable", name=name, **_guard(seen))
 
-    def disable(self, name: str, reason: str, url: str | None = None) -> Joined[Endpoint | None]:
-        """Send nothing more to it; with *url*, only if it is still there."""
-        return self._joined("disable", name=name, reason=_stored(reason), url=url)
+    def disable(
+        self, name: str, reason: str, url: str | None = None, seen: Endpoint | None = None
+    ) -> Joined[Endpoint | None]:
+        """Send nothing more to it; with *url*, only if it is still there; with *seen*, only if it is still so."""
+        return self._joined(
+            "disable", name=name, reason=_stored(reason), **_guard(seen) | ({"url": url} if url else {})
+        )
 
     def remove(self, name: str) -> Joined[Endpoint | None]:
         """Forget it."""
@@ -52,6 +56,13 @@ class EndpointStatements:
 
     def _joined(self, query: str, /, **values: object) -> Joined[Endpoint | None]:
         return Joined(self._queries[query], values, _endpoint)
+
+
+def _guard(seen: Endpoint | None) -> dict[str, object]:
+    """Return what an endpoint must still be like."""
+    if seen is None:
+        return {"url": None, "was": None, "why": None}
+    return {"url": seen.url, "was": "on" if seen.is_on else "off", "why": seen.reason or ""}
 
 
 def _endpoints(rows: Sequence[Sequence[Any]]) -> tuple[Endpoint, ...]:

@@ -41,7 +41,7 @@ def test_a_survey_walks_along_no_table(migrated_postgres_url: str, is_analysed: 
             connection.execute(statement, {"many": MANY})
         if is_analysed:
             connection.execute("ANALYZE")
-        seen = keys.perform(Survey(1000))
+        seen = keys.perform(Survey(1000, with_messages=True)).gauges
         assert (seen.in_flight, seen.outbox_pending, seen.outbox_dead, seen.inbox_parked) == (0, 0, 0, 0)
     with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
         connection.execute("SELECT pg_stat_force_next_flush()")

@@ -18,7 +18,7 @@ from semel.core.commands.keys import (
     Settle,
     TakeOver,
 )
-from semel.core.commands.search import Count, Counts, Filter, Page, Search
+from semel.core.commands.search import Filter, Page, Search, Survey, Surveyed
 from semel.core.commands.steps import (
     Begin,
     Commit,
@@ -38,7 +38,6 @@ from semel.core.commands.upkeep import (
     ReapInbox,
     ReapTrail,
     Resolution,
-    Survey,
     Sweep,
     Unpark,
 )
@@ -52,8 +51,6 @@ __all__ = [
     "Commit",
     "CommitAlone",
     "Complete",
-    "Count",
-    "Counts",
     "Discard",
     "Filter",
     "FindStuck",
@@ -78,6 +75,7 @@ __all__ = [
     "Search",
     "Settle",
     "Survey",
+    "Surveyed",
     "Sweep",
     "TakeOver",
     "Undo",

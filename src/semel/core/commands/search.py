@@ -1,8 +1,8 @@
-"""Commands of people who look at many records: a page of those that fit a filter, and how many there are of each kind.
-Nothing here is asked by a request or a service.
+"""Commands of those who look at many records: a page of those that fit a filter, and how many there are of each kind.
+Nothing here is asked by a request.
 
-What either reads is bounded, however large the table is: a search walks past at most so many records, and a count
-stops at a cap.
+What either reads is bounded, however large the table is: a search walks past at most so many records, and a survey
+counts none beyond its limit.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from semel.core.commands.base import Command
+from semel.core.events import StoreSurveyed
 from semel.core.place import read_place
 from semel.core.record import Record
 from semel.core.state import State
@@ -72,38 +73,45 @@ class Search(Command[Page]):
 
 
 @value
-class Counts:
-    """How many records there are of each kind; none is counted beyond the cap."""
+class Surveyed:
+    """What is in a store at one moment, by its own clock."""
 
-    #: When they were counted, by the store's clock.
     now: datetime
-    #: All records; an estimate above the cap, and None where the store has none.
-    total: int | None
-    pending: int
-    #: Under a live lease; and under one that has run out.
-    processing: int
-    stuck: int
-    unknown: int
-    #: Past their retention: what the reaper has to do.
-    expired: int
-    #: The oldest record that is in progress.
+    #: How many there are of each kind, none counted beyond the limit.
+    gauges: StoreSurveyed
+    #: In progress, and given back by a worker: they wait for their next request.
+    free: int
+    #: The record that is in progress under a live lease for the longest time: its scope, its key, and when it was made.
     oldest: tuple[str, str, datetime] | None
+    #: All records; an estimate where they are more than the newest, and None where the store has none.
+    total: int | None = None
     #: Of the newest records: how many were looked at, since when these were made, and how they have ended.
-    newest: int
-    newest_since: datetime | None
-    complete: int
-    failed: int
-    #: How many were made since ``Count.since``; some stores count them among the newest only.
-    made: int
-    #: Whether the store looked at some of its records only, in no order: Redis, where it has many.
+    newest: int = 0
+    newest_since: datetime | None = None
+    complete: int = 0
+    failed: int = 0
+    #: How many of these were made since ``Survey.since``.
+    made: int = 0
+    #: Whether there are more records that have not ended than were looked at: counts are then lower bounds.
     is_partial: bool = False
+
+    @property
+    def lapsed(self) -> int:
+        """How many are in progress under a lease that has run out: stuck, or given back."""
+        return (self.gauges.stuck or 0) + self.free
 
 
 @value
-class Count(Command[Counts]):
-    """Count up to *cap* of each kind; look at so many of the *newest* for how operations end."""
+class Survey(Command[Surveyed]):
+    """Count what has not ended and what is past retention, each kind up to *limit*, by indexes alone, so that it takes
+    no longer in a larger table. A store leaves out what it could not count like that.
+    """
 
-    cap: int
-    newest: int
+    limit: int
+    #: How many of the newest records are looked at, for how operations end. Redis has no order of age, and looks at any
+    #: so many; with 0 it tells only what its lists have.
+    newest: int = 0
     #: By the store's clock.
     since: datetime | None = None
+    #: Whether to count messages, too.
+    with_messages: bool = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 
 from semel.core.commands.base import Command, Verdict
-from semel.core.events import StoreSurveyed
 from semel.core.message import Answer, Request
 from semel.core.record import Entry, Hold, Stuck
 from semel.core.recovery import Progress
@@ -30,15 +29,6 @@ class FindStuck(Command[tuple[Stuck, ...]]):
     #: Whether to read only records that are due (``upkeep.is_due``). However many others there are, they must
     #: not hide these.
     only_due: bool = False
-
-
-@value
-class Survey(Command[StoreSurveyed]):
-    """Count what has not ended, what is past retention, and the messages: each up to *limit*, by indexes alone, so that
-    it takes no longer in a larger table. A store leaves out what it could not count like that.
-    """
-
-    limit: int
 
 
 @value

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from datetime import datetime
 
 from semel.core.commands import (
-    Count,
-    Counts,
     Discard,
     FindStuck,
     Note,
@@ -21,15 +18,15 @@ from semel.core.commands import (
     Resolution,
     Search,
     Survey,
+    Surveyed,
     Sweep,
     Unpark,
     Verdict,
 )
-from semel.core.events import StoreSurveyed
 from semel.core.message import Answer, Request
 from semel.core.record import NO_TOKEN, Entry, Hold, Record, Stuck
 from semel.core.recovery import written
-from semel.core.search import counted, page
+from semel.core.search import page, surveyed
 from semel.core.state import TERMINAL, Event, State, after
 from semel.core.upkeep import in_turn, is_due
 from semel.stores.memory.table import Moment, Row, Table, must
@@ -59,24 +56,6 @@ class Upkeep(Table):
         if command.only_due:
             stuck = [each for each in stuck if is_due(each)]
         return in_turn(stuck, command.limit)
-
-    def _survey(self, command: Survey, moment: Moment) -> StoreSurveyed:
-        now, counts, ages = moment.now, Counter[str](), {"in flight": 0.0, "accepted": 0.0}
-        for row in self._rows.values():
-            what = _what(row, now)
-            counts[what] += 1
-            ages[what] = max(ages.get(what, 0.0), (now - row.created_at).total_seconds())
-            counts["expired"] += _is_due(row, now)
-        capped = {what: min(number, command.limit) for what, number in counts.items()}
-        return StoreSurveyed(
-            in_flight=capped.get("in flight", 0),
-            stuck=capped.get("stuck", 0),
-            parked=capped.get("parked", 0),
-            accepted=capped.get("accepted", 0),
-            expired=capped.get("expired", 0),
-            oldest_in_flight=ages["in flight"],
-            oldest_accepted=ages["accepted"],
-        )
 
     def _read_request(self, command: ReadRequest, _moment: Moment) -> Request | None:
         row = self._mine(command.hold, *State)
@@ -181,9 +160,9 @@ class Upkeep(Table):
     def _search(self, command: Search, moment: Moment) -> Page:
         return page(command, self._all(moment), lambda record: self._details(record.scope, record.key))
 
-    def _count(self, command: Count, moment: Moment) -> Counts:
+    def _survey(self, command: Survey, moment: Moment) -> Surveyed:
         expired = sum(_is_due(row, moment.now) for row in self._rows.values())
-        return counted(command, self._all(moment), moment.now, expired)
+        return surveyed(command, self._all(moment), moment.now, expired)
 
     def _all(self, moment: Moment) -> list[Record]:
         return [row.without_body().record(scope, key, moment.now) for (scope, key), row in self._rows.items()]
@@ -201,15 +180,6 @@ class Upkeep(Table):
 def _anew(row: Row, now: datetime) -> datetime:
     """Return when a record expires after its retention has started again."""
     return now + (row.expires_at - row.created_at)
-
-
-def _what(row: Row, now: datetime) -> str:
-    """Say in a word what a record that has not ended waits for."""
-    if row.state is not State.PROCESSING:
-        return {State.PENDING: "accepted", State.UNKNOWN: "parked"}.get(row.state, "ended")
-    if not row.lease_is_over(now):
-        return "in flight"
-    return "free" if row.token == NO_TOKEN else "stuck"
 
 
 def _is_due(row: Row, now: datetime) -> bool:

@@ -45,7 +45,6 @@ class Queries:
     look: Query
     browse: Query
     search: Query
-    count: Query
     find_stuck: Query
     advance: Query
     read_request: Query
@@ -81,6 +80,7 @@ _VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
         "search_scope": ("scope", "age"),
         "search_one": ("one",),
     },
+    "survey": {"survey": (), "survey_all": ("messages",)},
 }
 
 

@@ -39,13 +39,32 @@ VALUES (CAST(:consumer AS text), CAST(:message_id AS text),
 RETURNING state, attempts, digest, error, CAST(EXTRACT(EPOCH FROM changed_at) * 1000000 AS bigint)
 
 -- name: list
--- What waits for another try, or for a person; the newest first. Along semel_inbox_trouble: handled ones are not read.
-SELECT consumer, message_id, state, attempts, digest, error, CAST(EXTRACT(EPOCH FROM received_at) AS float8),
-       CAST(EXTRACT(EPOCH FROM changed_at) AS float8), CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS float8)
-  FROM semel_inbox
- WHERE state <> 'done' AND (CAST(:consumer AS text) IS NULL OR consumer = CAST(:consumer AS text))
-   AND (CAST(:state AS text) IS NULL OR state = CAST(:state AS text))
- ORDER BY changed_at DESC
+-- What waits for another try, or for a person; the newest first.
+-- The consumers of which any has trouble are hopped along semel_inbox_trouble, up to :most, and of each at most :limit
+-- messages in each state are read: handled ones are not, nor is what else has trouble.
+WITH RECURSIVE troubled (consumer, number) AS (
+    SELECT coalesce(CAST(:consumer AS text), (SELECT consumer FROM semel_inbox WHERE state <> 'done'
+                                                ORDER BY consumer LIMIT 1)), 1
+    UNION ALL
+    SELECT (SELECT next.consumer FROM semel_inbox AS next
+             WHERE next.state <> 'done' AND next.consumer > troubled.consumer
+             ORDER BY next.consumer LIMIT 1), number + 1
+      FROM troubled
+     WHERE troubled.consumer IS NOT NULL AND number < CAST(:most AS integer) AND CAST(:consumer AS text) IS NULL
+)
+SELECT found.*, CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS float8)
+  FROM troubled
+ CROSS JOIN (VALUES ('failing'), ('parked')) AS wanted (state)
+ CROSS JOIN LATERAL (
+    SELECT consumer, message_id, state, attempts, digest, error, CAST(EXTRACT(EPOCH FROM received_at) AS float8),
+           CAST(EXTRACT(EPOCH FROM changed_at) AS float8) AS changed_at
+      FROM semel_inbox
+     WHERE state <> 'done' AND state = wanted.state AND consumer = troubled.consumer
+     ORDER BY semel_inbox.changed_at DESC
+     LIMIT CAST(:limit AS integer)
+ ) AS found
+ WHERE wanted.state = coalesce(CAST(:state AS text), wanted.state)
+ ORDER BY found.changed_at DESC
  LIMIT CAST(:limit AS integer)
 
 -- name: find
@@ -67,10 +86,13 @@ WITH RECURSIVE one (consumer) AS (
 SELECT consumer FROM one WHERE consumer IS NOT NULL
 
 -- name: requeue
--- Let the next delivery be the first try again.
+-- Let the next delivery be the first try again. With :seen_at, only if it is still as it was seen.
 UPDATE semel_inbox
    SET state = 'failing', attempts = 0, changed_at = clock_timestamp()
  WHERE consumer = CAST(:consumer AS text) AND message_id = CAST(:message_id AS text) AND state <> 'done'
+   AND (CAST(:seen_at AS float8) IS NULL
+        OR (CAST(EXTRACT(EPOCH FROM changed_at) AS float8) = CAST(:seen_at AS float8)
+            AND state = CAST(:seen_state AS text) AND attempts = CAST(:seen_attempts AS integer)))
 RETURNING state
 
 -- name: drop
@@ -78,6 +100,9 @@ RETURNING state
 UPDATE semel_inbox
    SET state = 'done', changed_at = clock_timestamp()
  WHERE consumer = CAST(:consumer AS text) AND message_id = CAST(:message_id AS text) AND state <> 'done'
+   AND (CAST(:seen_at AS float8) IS NULL
+        OR (CAST(EXTRACT(EPOCH FROM changed_at) AS float8) = CAST(:seen_at AS float8)
+            AND state = CAST(:seen_state AS text) AND attempts = CAST(:seen_attempts AS integer)))
 RETURNING state
 
 -- name: note

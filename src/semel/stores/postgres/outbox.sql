@@ -289,67 +289,116 @@ SELECT asked.name
 
 
 -- name: browse
--- The messages in one state, of one destination or of all, in the order of the index that has them.
+-- The messages in one state, of one destination or of all, in the order of the index that has them. It walks past at most
+-- :walk of its entries: dead letters stand before what is behind them, and those of all destinations in one index.
+-- "one" is a destination that the index has in its order.
 SELECT CAST(id AS text), aggregatetype, aggregateid, type, state, attempts, date_part('epoch', created_at),
-       date_part('epoch', due_at), date_part('epoch', ended_at), error, octet_length(payload),
+       date_part('epoch', due_at), date_part('epoch', ended_at), error, size,
        CASE WHEN lease_until > clock_timestamp() THEN true ELSE false END
-  FROM semel_outbox
- WHERE (CAST(:to AS text) IS NULL OR aggregatetype = CAST(:to AS text))
+  FROM (SELECT id, seq, aggregatetype, aggregateid, type, state, attempts, created_at, due_at, ended_at, error,
+               octet_length(payload) AS size, lease_until
+          FROM semel_outbox
 --[ready
-   AND state = 'ready'
+         WHERE state = 'ready'
+--]
+--[waiting
+         WHERE state = 'waiting'
+--]
+--[behind
+         WHERE state IN ('waiting', 'behind', 'dead') AND aggregateid IS NOT NULL
+--]
+--[dead
+         WHERE state = 'dead'
+--]
+--[sent
+         WHERE state = 'sent'
+--]
+--[one
+           AND aggregatetype = CAST(:to AS text)
+--]
+--[ready
+         ORDER BY aggregatetype, seq
+--]
+--[waiting
+         ORDER BY aggregatetype, due_at
+--]
+--[behind
+         ORDER BY aggregatetype, aggregateid, seq
+--]
+--[dead
+         ORDER BY ended_at DESC
+--]
+--[sent
+         ORDER BY ended_at DESC
+--]
+         LIMIT CAST(:walk AS bigint)) AS walked
+ WHERE aggregatetype = coalesce(CAST(:to AS text), aggregatetype)
+--[behind
+   AND state = 'behind'
+--]
+--[ready
  ORDER BY aggregatetype, seq
 --]
 --[waiting
-   AND state = 'waiting'
  ORDER BY aggregatetype, due_at
 --]
 --[behind
-   AND state = 'behind' AND state IN ('waiting', 'behind', 'dead') AND aggregateid IS NOT NULL
  ORDER BY aggregatetype, aggregateid, seq
 --]
 --[dead
-   AND state = 'dead' AND state IN ('dead', 'sent')
  ORDER BY ended_at DESC
 --]
 --[sent
-   AND state = 'sent' AND state IN ('dead', 'sent')
  ORDER BY ended_at DESC
 --]
  LIMIT CAST(:limit AS bigint)
 
 
 -- name: lag
--- What waits at each destination, and since when; and how many dead letters there are. It hops from one destination to
--- the next along the indexes, and counts none beyond :cap.
+-- What waits at each destination, and since when; how many dead letters there are; and the time. It hops from one
+-- destination to the next along the indexes, and walks past no more than :each entries there, and :cap for the sums. Those that are behind
+-- others, those others, and dead letters that have a key are in one index: a destination may have dead letters only.
 WITH RECURSIVE destinations AS (
     SELECT 0 AS number,
            least((SELECT min(aggregatetype) FROM semel_outbox WHERE state = 'ready'),
                  (SELECT min(aggregatetype) FROM semel_outbox WHERE state = 'waiting'),
                  (SELECT min(aggregatetype) FROM semel_outbox
-                   WHERE state = 'behind' AND state IN ('waiting', 'behind', 'dead') AND aggregateid IS NOT NULL)) AS name
+                   WHERE state IN ('waiting', 'behind', 'dead') AND aggregateid IS NOT NULL)) AS name
      UNION ALL
     SELECT number + 1,
            least((SELECT min(aggregatetype) FROM semel_outbox WHERE state = 'ready' AND aggregatetype > name),
                  (SELECT min(aggregatetype) FROM semel_outbox WHERE state = 'waiting' AND aggregatetype > name),
                  (SELECT min(aggregatetype) FROM semel_outbox
-                   WHERE state = 'behind' AND state IN ('waiting', 'behind', 'dead') AND aggregateid IS NOT NULL
-                     AND aggregatetype > name))
+                   WHERE state IN ('waiting', 'behind', 'dead') AND aggregateid IS NOT NULL AND aggregatetype > name))
       FROM destinations
      WHERE name IS NOT NULL AND number < CAST(:most AS integer)
 )
 SELECT name,
        (SELECT count(*) FROM (SELECT 1 FROM semel_outbox WHERE state = 'ready' AND aggregatetype = name
-                               LIMIT CAST(:cap AS bigint)) AS counted),
+                               ORDER BY seq LIMIT CAST(:each AS bigint)) AS counted),
        (SELECT count(*) FROM (SELECT 1 FROM semel_outbox WHERE state = 'waiting' AND aggregatetype = name
-                               LIMIT CAST(:cap AS bigint)) AS counted),
-       (SELECT count(*) FROM (SELECT 1 FROM semel_outbox
-                               WHERE state = 'behind' AND state IN ('waiting', 'behind', 'dead')
-                                 AND aggregateid IS NOT NULL AND aggregatetype = name
-                               LIMIT CAST(:cap AS bigint)) AS counted),
+                               ORDER BY due_at LIMIT CAST(:each AS bigint)) AS counted),
+       (SELECT count(*) FROM (SELECT state FROM semel_outbox
+                               WHERE state IN ('waiting', 'behind', 'dead') AND aggregateid IS NOT NULL
+                                 AND aggregatetype = name
+                               ORDER BY aggregateid, seq LIMIT CAST(:each AS bigint)) AS aside
+         WHERE state = 'behind'),
        date_part('epoch', clock_timestamp() - (
            SELECT created_at FROM semel_outbox WHERE state = 'ready' AND aggregatetype = name ORDER BY seq LIMIT 1)),
-       (SELECT count(*) FROM (SELECT 1 FROM semel_outbox WHERE state = 'dead' AND state IN ('dead', 'sent')
-                               LIMIT CAST(:cap AS bigint)) AS counted)
+       (SELECT count(*) FROM (SELECT 1 FROM semel_outbox WHERE state = 'dead'
+                               ORDER BY ended_at LIMIT CAST(:cap AS bigint)) AS counted),
+       (SELECT count(*)
+          FROM (SELECT 1 FROM (SELECT 1 FROM semel_outbox WHERE state = 'ready'
+                                ORDER BY aggregatetype, seq LIMIT CAST(:cap AS bigint)) AS ready
+                 UNION ALL
+                SELECT 1 FROM (SELECT 1 FROM semel_outbox WHERE state = 'waiting'
+                                ORDER BY aggregatetype, due_at LIMIT CAST(:cap AS bigint)) AS waiting
+                 UNION ALL
+                SELECT 1 FROM (SELECT state FROM semel_outbox
+                                WHERE state IN ('waiting', 'behind', 'dead') AND aggregateid IS NOT NULL
+                                ORDER BY aggregatetype, aggregateid, seq LIMIT CAST(:cap AS bigint)) AS aside
+                 WHERE state = 'behind') AS unsent),
+       date_part('epoch', clock_timestamp())
   FROM destinations
  ORDER BY number
 
@@ -365,7 +414,7 @@ SELECT CAST(id AS text), aggregatetype, aggregateid, type, state, attempts, date
 
 -- name: requeue
 -- Give dead letters another series of tries, by id, by destination or by when they died. By its id, one that was sent and
--- kept is sent again.
+-- kept is sent again. With :seen_at, only one that ended then, after as many tries: what was seen is still so.
 WITH found AS (
     SELECT id FROM semel_outbox
      WHERE (state = 'dead' OR (state = 'sent' AND CAST(:id AS text) IS NOT NULL)) AND state IN ('dead', 'sent')
@@ -373,6 +422,9 @@ WITH found AS (
        AND (CAST(:to AS text) IS NULL OR aggregatetype = CAST(:to AS text))
        AND (CAST(:since AS double precision) IS NULL
             OR ended_at >= clock_timestamp() - CAST(:since AS double precision) * interval '1 second')
+       AND (CAST(:seen_at AS double precision) IS NULL
+            OR (date_part('epoch', ended_at) = CAST(:seen_at AS double precision)
+                AND attempts = CAST(:seen_attempts AS integer)))
      ORDER BY ended_at
      LIMIT CAST(:limit AS bigint)
        FOR UPDATE SKIP LOCKED
@@ -400,6 +452,9 @@ WITH found AS (
        AND (CAST(:to AS text) IS NULL OR aggregatetype = CAST(:to AS text))
        AND (CAST(:since AS double precision) IS NULL
             OR ended_at >= clock_timestamp() - CAST(:since AS double precision) * interval '1 second')
+       AND (CAST(:seen_at AS double precision) IS NULL
+            OR (date_part('epoch', ended_at) = CAST(:seen_at AS double precision)
+                AND attempts = CAST(:seen_attempts AS integer)))
      ORDER BY ended_at
      LIMIT CAST(:limit AS bigint)
        FOR UPDATE SKIP LOCKED

@@ -667,7 +667,7 @@ WITH clock AS MATERIALIZED (
      UNION ALL
     (SELECT 2 AS walk, ctid AS place, created_at, scope, key, state, status, lease_expires_at, request_line
        FROM semel_keys
-      WHERE upkeep IS NULL AND created_at <= :at::timestamptz
+      WHERE :upkeep <> 'parked' AND upkeep IS NULL AND created_at <= :at::timestamptz
         AND created_at >= coalesce((SELECT swept_to FROM semel_keys_watermark WHERE one), '-infinity')
         AND (created_at, scope, key) < (:at::timestamptz, :at_scope::text, :at_key::text)
       ORDER BY created_at DESC, scope DESC, key DESC
@@ -717,56 +717,6 @@ SELECT (SELECT count(*) FROM walked), bound.created_at, bound.scope, bound.key, 
      WHERE ctid = ANY (ARRAY(SELECT place FROM fitting))
   ) AS found ON true
  ORDER BY found.created_at DESC, found.scope DESC, found.key DESC
-
-
--- name: count
--- How many records there are of each kind, none beyond :cap. What has ended is not counted, for no index tells it from
--- the rest: of that there are an estimate, and the newest :newest records.
-WITH clock AS MATERIALIZED (
-    SELECT clock_timestamp() AS now
-), followed AS MATERIALIZED (
-    SELECT scope, key, state, created_at, lease_expires_at
-      FROM semel_keys
-     WHERE upkeep = 'open'
-     ORDER BY created_at
-     LIMIT :cap
-), young AS MATERIALIZED (
-    SELECT scope, key, state, created_at, lease_expires_at
-      FROM semel_keys
-     WHERE upkeep IS NULL
-       AND created_at >= coalesce((SELECT swept_to FROM semel_keys_watermark WHERE one), '-infinity')
-     ORDER BY created_at DESC
-     LIMIT :newest
-), unfinished AS MATERIALIZED (
-    SELECT * FROM followed
-     UNION ALL
-    SELECT * FROM young WHERE state IN ('pending', 'processing')
-), newest AS MATERIALIZED (
-    SELECT state, created_at FROM semel_keys ORDER BY created_at DESC LIMIT :newest
-), first_ones AS MATERIALIZED (
-    SELECT count(*) AS count FROM (SELECT 1 FROM semel_keys LIMIT :cap) AS counted
-)
-SELECT now,
-       (SELECT CASE WHEN first_ones.count < :cap THEN first_ones.count
-                    WHEN reltuples >= first_ones.count THEN reltuples::bigint END
-          FROM first_ones, pg_catalog.pg_class WHERE oid = to_regclass('semel_keys')),
-       (SELECT least(count(*), :cap) FROM unfinished WHERE state = 'pending'),
-       (SELECT least(count(*), :cap) FROM unfinished WHERE state = 'processing' AND lease_expires_at > now),
-       (SELECT least(count(*), :cap) FROM unfinished WHERE state = 'processing' AND lease_expires_at <= now),
-       (SELECT count(*) FROM (SELECT 1 FROM semel_keys WHERE upkeep = 'parked' LIMIT :cap) AS parked),
-       (SELECT count(*) FROM (SELECT 1 FROM semel_keys
-                               WHERE after_retention <> 'keep' AND upkeep IS DISTINCT FROM 'parked'
-                                 AND expires_at <= (SELECT now FROM clock)
-                                 AND (state <> 'processing' OR lease_expires_at <= (SELECT now FROM clock))
-                               LIMIT :cap) AS expired),
-       oldest.scope, oldest.key, oldest.created_at,
-       (SELECT count(*) FROM newest), (SELECT min(created_at) FROM newest),
-       (SELECT count(*) FROM newest WHERE state = 'complete'), (SELECT count(*) FROM newest WHERE state = 'failed'),
-       (SELECT count(*) FROM (SELECT 1 FROM semel_keys WHERE created_at > :since::timestamptz LIMIT :cap) AS made)
-  FROM clock
-  LEFT JOIN LATERAL (
-    SELECT scope, key, created_at FROM unfinished WHERE state = 'processing' ORDER BY created_at LIMIT 1
-  ) AS oldest ON true
 
 
 -- name: advance
@@ -929,65 +879,103 @@ SELECT 1 FROM swept
 
 
 -- name: survey
--- What a graph shows of the store: counts up to :limit, ages in seconds. Each part reads at most so many entries of an
--- index, or :window of the youngest records, whatever the size of the table. The orders are those of the indexes: in a
--- table that was never analysed, the planner would walk along the table otherwise.
+-- What graphs and people see of the store: counts up to :limit, ages in seconds. What has ended is not counted, for no
+-- index tells it from the rest: of that there are an estimate, and the :newest records, among which are those in progress
+-- that are not followed yet (see advance).
+-- Each part reads at most so many entries of an index, whatever the size of the table: of those that are followed, the
+-- oldest and the newest. The orders are those of the indexes: in a table that was never analysed, the planner would walk
+-- along the table otherwise.
 -- In progress without a token: a worker gave it back, and it waits for its next request.
 WITH clock AS MATERIALIZED (
     SELECT clock_timestamp() AS now
-), unfinished AS MATERIALIZED (
-    (SELECT state, token, created_at, lease_expires_at
+), followed AS MATERIALIZED (
+    (SELECT ctid AS place, state, token, created_at, lease_expires_at
        FROM semel_keys
       WHERE upkeep = 'open'
       ORDER BY created_at
       LIMIT :limit)
-     UNION ALL
-    (SELECT state, token, created_at, lease_expires_at
-       FROM (SELECT state, token, created_at, lease_expires_at, upkeep
-               FROM semel_keys
-              WHERE created_at >= coalesce((SELECT swept_to FROM semel_keys_watermark WHERE one), '-infinity')
-              ORDER BY created_at DESC
-              LIMIT :window) AS young
-      WHERE upkeep IS NULL AND state IN ('processing', 'pending'))
+     UNION
+    (SELECT ctid, state, token, created_at, lease_expires_at
+       FROM semel_keys
+      WHERE upkeep = 'open'
+      ORDER BY created_at DESC
+      LIMIT :limit)
+), newest AS MATERIALIZED (
+    SELECT ctid AS place, state, token, created_at, lease_expires_at, upkeep
+      FROM semel_keys
+     ORDER BY created_at DESC
+     LIMIT :newest
 ), judged AS MATERIALIZED (
-    SELECT CASE WHEN state = 'pending' THEN 'accepted'
+    SELECT place, created_at,
+           CASE WHEN state = 'pending' THEN 'accepted'
                 WHEN lease_expires_at > now THEN 'in flight'
-                WHEN token <> decode(repeat('00', 16), 'hex') THEN 'stuck' END AS what,
-           date_part('epoch', now - created_at) AS age
-      FROM unfinished, clock
-), trouble AS MATERIALIZED (
+                WHEN token <> decode(repeat('00', 16), 'hex') THEN 'stuck'
+                ELSE 'free' END AS what
+      FROM (SELECT place, state, token, created_at, lease_expires_at FROM followed
+             UNION ALL
+            SELECT place, state, token, created_at, lease_expires_at FROM newest
+             WHERE upkeep IS NULL AND state IN ('processing', 'pending')) AS unfinished, clock
+), counted AS MATERIALIZED (
+    SELECT what, least(count(*), :limit) AS count, min(created_at) AS since FROM judged GROUP BY what
+), ends AS MATERIALIZED (
+    SELECT count(*) AS count, min(created_at) AS since, count(*) FILTER (WHERE state = 'complete') AS complete,
+           count(*) FILTER (WHERE state = 'failed') AS failed,
+           count(*) FILTER (WHERE created_at > :since::timestamptz) AS made
+      FROM newest
+)
+--[messages
+, unsent AS MATERIALIZED (
     SELECT created_at FROM (SELECT created_at FROM semel_outbox WHERE state = 'ready'
                              ORDER BY aggregatetype, seq LIMIT :limit) AS ready
      UNION ALL
     SELECT created_at FROM (SELECT created_at FROM semel_outbox WHERE state = 'waiting'
                              ORDER BY aggregatetype, due_at LIMIT :limit) AS waiting
      UNION ALL
-    SELECT created_at FROM (SELECT created_at FROM semel_outbox
-                             WHERE state = 'behind' AND state IN ('waiting', 'behind', 'dead')
-                               AND aggregateid IS NOT NULL
-                             ORDER BY aggregatetype, aggregateid, seq LIMIT :limit) AS behind
+    SELECT created_at FROM (SELECT created_at, state FROM semel_outbox
+                             WHERE state IN ('waiting', 'behind', 'dead') AND aggregateid IS NOT NULL
+                             ORDER BY aggregatetype, aggregateid, seq LIMIT :limit) AS aside
+     WHERE state = 'behind'
 )
-SELECT (SELECT least(count(*), :limit) FROM judged WHERE what = 'in flight'),
-       (SELECT least(count(*), :limit) FROM judged WHERE what = 'stuck'),
+--]
+SELECT now, oldest.scope, oldest.key, oldest.created_at,
+       coalesce((SELECT count FROM counted WHERE what = 'free'), 0),
+       CASE WHEN ends.count < :newest THEN ends.count
+            ELSE (SELECT reltuples::bigint FROM pg_catalog.pg_class
+                   WHERE oid = to_regclass('semel_keys') AND reltuples >= ends.count) END,
+       ends.count, ends.since, ends.complete, ends.failed, ends.made,
+       (SELECT count(*) FROM followed) >= 2 * :limit,
+       coalesce((SELECT count FROM counted WHERE what = 'in flight'), 0),
+       coalesce((SELECT count FROM counted WHERE what = 'stuck'), 0),
        (SELECT count(*) FROM (SELECT 1 FROM semel_keys WHERE upkeep = 'parked' ORDER BY created_at LIMIT :limit) AS parked),
-       (SELECT least(count(*), :limit) FROM judged WHERE what = 'accepted'),
+       coalesce((SELECT count FROM counted WHERE what = 'accepted'), 0),
        (SELECT count(*)
-          FROM (SELECT 1
+          FROM (SELECT state, lease_expires_at
                   FROM semel_keys
                  WHERE after_retention <> 'keep' AND upkeep IS DISTINCT FROM 'parked'
-                   AND expires_at <= (SELECT clock_timestamp())
+                   AND expires_at <= (SELECT now FROM clock)
                  ORDER BY expires_at
-                 LIMIT :limit) AS expired),
-       (SELECT coalesce(max(age), 0) FROM judged WHERE what = 'in flight'),
-       (SELECT coalesce(max(age), 0) FROM judged WHERE what = 'accepted'),
-       (SELECT least(count(*), :limit) FROM trouble),
-       (SELECT coalesce(date_part('epoch', max(now - created_at)), 0) FROM trouble, clock),
+                 LIMIT :limit) AS expired
+         WHERE state <> 'processing' OR lease_expires_at <= now),
+       coalesce(date_part('epoch', now - (SELECT since FROM counted WHERE what = 'in flight')), 0),
+       coalesce(date_part('epoch', now - (SELECT since FROM counted WHERE what = 'accepted')), 0)
+--[messages
+     , (SELECT least(count(*), :limit) FROM unsent),
+       (SELECT coalesce(date_part('epoch', max(now - created_at)), 0) FROM unsent),
        (SELECT count(*)
-          FROM (SELECT 1 FROM semel_outbox WHERE state = 'dead' AND state IN ('dead', 'sent')
+          FROM (SELECT 1 FROM semel_outbox WHERE state = 'dead'
                  ORDER BY ended_at LIMIT :limit) AS dead),
        (SELECT count(*)
-          FROM (SELECT 1 FROM semel_inbox WHERE state <> 'done' AND state = 'parked'
-                 ORDER BY consumer LIMIT :limit) AS parked_messages)
+          FROM (SELECT state FROM semel_inbox WHERE state <> 'done' ORDER BY consumer DESC, state DESC, changed_at DESC
+                 LIMIT :limit) AS failing
+         WHERE state = 'parked')
+--]
+  FROM clock
+ CROSS JOIN ends
+  LEFT JOIN LATERAL (
+    SELECT scope, key, created_at
+      FROM semel_keys
+     WHERE ctid = ANY (ARRAY(SELECT place FROM judged WHERE what = 'in flight' ORDER BY created_at LIMIT 1))
+  ) AS oldest ON true
 
 
 -- name: reap

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from semel.core.commands import Command, Count, Counts, Filter, Page, Search
+from semel.core.commands import Command, Filter, Page, Search, Survey, Surveyed
+from semel.core.events import StoreSurveyed
 from semel.core.place import read_place, written_place
 from semel.core.record import Record
 from semel.core.search import FEW, walk_of
@@ -19,6 +20,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 #: After every record; a key is not as long as this is late in the alphabet.
 _FIRST = (datetime(9999, 1, 1, tzinfo=UTC), "", "")
+#: Of the newest records, so many are looked at for what is in progress: milliseconds.
+WINDOW = 5000
 
 
 def search(builder: Builder, command: Search) -> Statement[Page]:
@@ -95,35 +98,32 @@ def _written(last: Record) -> str:
     return written_place((last.created_at - _EPOCH) // _MICROSECOND, last.scope, last.key)
 
 
-def count(builder: Builder, command: Count) -> Statement[Counts]:
+def survey(builder: Builder, command: Survey) -> Statement[Surveyed]:
     """Count the records of each kind."""
     return builder.statement(
-        "count",
-        _counts,
-        cap=command.cap,
-        newest=command.newest,
+        "survey_all" if command.with_messages else "survey",
+        _surveyed,
+        limit=command.limit,
+        newest=command.newest or WINDOW,
         since=_FIRST[0] if command.since is None else command.since,
     )
 
 
-def _counts(rows: Sequence[Row]) -> Counts:
-    now, total, pending, processing, stuck, unknown, expired, *more = rows[0]
-    scope, key, made_at, newest, since, complete, failed, made = more
-    return Counts(
+def _surveyed(rows: Sequence[Row]) -> Surveyed:
+    now, scope, key, made_at, free, total, newest, newest_since, complete, failed, made, is_partial, *gauges = rows[0]
+    return Surveyed(
         now,
-        total,
-        pending,
-        processing,
-        stuck,
-        unknown,
-        expired,
+        StoreSurveyed(*gauges),
+        free,
         None if scope is None else (scope, key, made_at),
+        total,
         newest,
-        since,
+        newest_since,
         complete,
         failed,
         made,
+        is_partial,
     )
 
 
-SEARCHING: dict[type[Command[Any]], Callable[[Builder, Any], Statement[Any]]] = {Search: search, Count: count}
+SEARCHING: dict[type[Command[Any]], Callable[[Builder, Any], Statement[Any]]] = {Search: search, Survey: survey}

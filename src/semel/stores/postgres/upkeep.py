@@ -16,12 +16,10 @@ from semel.core.commands import (
     ReapInbox,
     ReapTrail,
     Resolution,
-    Survey,
     Sweep,
     Unpark,
     Verdict,
 )
-from semel.core.events import StoreSurveyed
 from semel.core.message import Request
 from semel.core.record import Entry, Hold, Stuck
 from semel.core.recovery import written
@@ -61,12 +59,6 @@ def _find_stuck(builder: Builder, command: FindStuck) -> Statement[tuple[Stuck, 
         only_due=command.only_due,
         first_pause=FIRST_PAUSE.total_seconds(),
         most_doublings=MAX_DOUBLINGS,
-    )
-
-
-def _survey(builder: Builder, command: Survey) -> Statement[StoreSurveyed]:
-    return builder.statement(
-        "survey", lambda rows: StoreSurveyed(*rows[0]), limit=command.limit, window=max(command.limit, MIN_WINDOW)
     )
 
 
@@ -134,7 +126,6 @@ def _read_trail(builder: Builder, command: ReadTrail) -> Statement[tuple[Entry, 
 
 UPKEEP: dict[type[Command[Any]], Callable[[Builder, Any], Statement[Any]]] = {
     FindStuck: _find_stuck,
-    Survey: _survey,
     ReadRequest: _read_request,
     Sweep: _sweep,
     Reap: _reap,

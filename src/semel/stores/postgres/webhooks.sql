@@ -32,10 +32,11 @@ SELECT name, url, secrets, state, reason, CAST(extract(epoch FROM failing_since)
 
 
 -- name: enable
--- Send to it again. It has as long to fail as a new one.
+-- Send to it again. It has as long to fail as a new one. With :was, only if its state and reason are still those.
 UPDATE semel_webhooks
    SET state = 'on', reason = NULL, failing_since = NULL, changed_at = clock_timestamp()
- WHERE name = CAST(:name AS text)
+ WHERE name = CAST(:name AS text) AND url = coalesce(CAST(:url AS text), url)
+   AND (CAST(:was AS text) IS NULL OR (state = CAST(:was AS text) AND coalesce(reason, '') = CAST(:why AS text)))
 RETURNING name, url, secrets, state, reason, CAST(extract(epoch FROM failing_since) AS double precision),
           CAST(extract(epoch FROM created_at) AS double precision),
           CAST(extract(epoch FROM clock_timestamp()) AS double precision)
@@ -46,6 +47,7 @@ RETURNING name, url, secrets, state, reason, CAST(extract(epoch FROM failing_sin
 UPDATE semel_webhooks
    SET state = 'off', reason = CAST(:reason AS text), changed_at = clock_timestamp()
  WHERE name = CAST(:name AS text) AND url = coalesce(CAST(:url AS text), url)
+   AND (CAST(:was AS text) IS NULL OR (state = CAST(:was AS text) AND coalesce(reason, '') = CAST(:why AS text)))
 RETURNING name, url, secrets, state, reason, CAST(extract(epoch FROM failing_since) AS double precision),
           CAST(extract(epoch FROM created_at) AS double precision),
           CAST(extract(epoch FROM clock_timestamp()) AS double precision)

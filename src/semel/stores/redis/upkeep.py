@@ -17,8 +17,6 @@ from typing import Any, cast
 from semel.core.commands import (
     Browse,
     Command,
-    Count,
-    Counts,
     FindStuck,
     Page,
     Reap,
@@ -26,12 +24,13 @@ from semel.core.commands import (
     ReapTrail,
     Search,
     Survey,
+    Surveyed,
 )
 from semel.core.events import StoreSurveyed
 from semel.core.key import digest_of
 from semel.core.place import written_place
 from semel.core.record import NO_TOKEN, Hold, OnCrash, Record, Stuck
-from semel.core.search import counted, fits
+from semel.core.search import fits, surveyed
 from semel.core.search import page as page_of
 from semel.core.upkeep import in_turn, is_due
 from semel.core.value import value
@@ -153,7 +152,6 @@ class Upkeep:
         self._turn = f"{keys.prefix}:walk".encode()
         self._asks: dict[type[Command[Any]], Callable[[Client, Any], Awaitable[Any]]] = {
             Browse: self._browse,
-            Count: self._count,
             FindStuck: self._find_stuck,
             Survey: self._survey,
             Reap: self._reap,
@@ -181,20 +179,6 @@ class Upkeep:
         found = [each for each, _ in wanted]
         found += [each for each in await self._further_on(client, more) if each.is_wanted(command)]
         return in_turn({each.name: each.stuck for each in found}.values(), command.limit)
-
-    async def _survey(self, client: Client, command: Survey) -> StoreSurveyed:
-        """Count what the lists tell. They have what no worker works on; for the rest, all records would be read."""
-        found = await self._find_stuck(client, FindStuck(command.limit, with_pending=True))
-        pending = [each.silent_for.total_seconds() for each in found if each.is_pending]
-        return StoreSurveyed(
-            in_flight=None,
-            stuck=len(found) - len(pending),
-            parked=None,
-            accepted=len(pending),
-            expired=None,
-            oldest_in_flight=None,
-            oldest_accepted=max(pending, default=0.0),
-        )
 
     async def _reap(self, client: Client, command: Reap) -> Reaped:
         await self._list_own(client)
@@ -353,14 +337,29 @@ class Upkeep:
         # Newer ones may be among those that were not read.
         return Page(found.records, command.after or _BEGINNING, len(names), is_cut=True)
 
-    async def _count(self, client: Client, command: Count) -> Counts:
+    async def _survey(self, client: Client, command: Survey) -> Surveyed:
+        """Count what the lists tell, which is what no worker works on; and some records, or all of a small store."""
+        found = await self._find_stuck(client, FindStuck(command.limit, with_pending=True))
+        pending = [each.silent_for.total_seconds() for each in found if each.is_pending]
+        listed = StoreSurveyed(
+            in_flight=None,
+            stuck=len(found) - len(pending),
+            parked=None,
+            accepted=len(pending),
+            expired=None,
+            oldest_in_flight=None,
+            oldest_accepted=max(pending, default=0.0),
+        )
+        (time_,) = await client.read([Call(b"", packed("TIME"))])
+        now = moment(int(time_[0]) * 1_000_000 + int(time_[1]))
+        if not command.newest:
+            return Surveyed(now, listed, 0, None, is_partial=True)
         names, is_cut = await self._some(client, command.newest)
         records = [record(reply) for _, reply in await self._read(client, "look", list(names), 0)]
-        (now,) = await client.read([Call(b"", packed("TIME"))])
         judged = (await self._judge(client, names)).values()
         expired = sum(each.is_expired and each.look_again_in == 0 for each in judged)
-        counts = counted(command, records, moment(int(now[0]) * 1_000_000 + int(now[1])), expired)
-        return replace(counts, total=None, is_partial=True) if is_cut else counts
+        counts = surveyed(command, records, now, expired)
+        return replace(counts, gauges=listed, oldest=None, total=None, is_partial=True) if is_cut else counts
 
     async def _some(self, client: Client, most: int) -> tuple[set[bytes], bool]:
         """Walk past about *most* records; whether there are more."""
@@ -411,4 +410,4 @@ def _new_time(judged: Judged | None) -> int | None:
 
 
 #: Every command that is carried out here.
-UPKEEP: frozenset[type[Command[Any]]] = frozenset({Browse, Count, FindStuck, Reap, ReapTrail, Search, Survey})
+UPKEEP: frozenset[type[Command[Any]]] = frozenset({Browse, FindStuck, Reap, ReapTrail, Search, Survey})

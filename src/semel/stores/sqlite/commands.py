@@ -17,8 +17,6 @@ from semel.core.commands import (
     Again,
     Browse,
     Command,
-    Count,
-    Counts,
     Discard,
     FindStuck,
     Look,
@@ -40,12 +38,12 @@ from semel.core.commands import (
     Search,
     Settle,
     Survey,
+    Surveyed,
     Sweep,
     TakeOver,
     Unpark,
     Verdict,
 )
-from semel.core.events import StoreSurveyed
 from semel.core.key import digest_of
 from semel.core.message import Request
 from semel.core.record import Entry, Found, Hold, Record, Stuck
@@ -279,17 +277,13 @@ class Commands(Keys):
         rows = self._session.run(self._statements.find_stuck, (*wanted, *pauses, command.limit))
         return tuple(map(by.read_stuck, rows))
 
-    def survey(self, command: Survey) -> StoreSurveyed:
-        """Count what a graph shows of the store."""
-        return StoreSurveyed(*self._session.run(self._statements.survey, (command.limit,))[0])
-
     def search(self, command: Search) -> Page:
         """Read a page of records."""
         return searching.search(self._session, command)
 
-    def count(self, command: Count) -> Counts:
+    def survey(self, command: Survey) -> Surveyed:
         """Count records."""
-        return searching.count(self._session, command)
+        return searching.survey(self._session, command)
 
     def read_request(self, command: ReadRequest) -> Request | None:
         """Read a stored request."""
@@ -369,7 +363,6 @@ Table = dict[type[Command[Any]], Callable[[Commands, Any], Any]]
 READS: Table = {
     Look: Commands.look,
     Browse: Commands.browse,
-    Count: Commands.count,
     Search: Commands.search,
     Now: Commands.now,
     FindStuck: Commands.find_stuck,

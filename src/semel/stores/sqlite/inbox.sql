@@ -35,11 +35,30 @@ RETURNING state, attempts, digest, error, changed_at
 
 -- name: list
 -- What waits for another try, or for a person; the newest first.
+-- The consumers of which any has trouble are hopped along semel_inbox_trouble, up to :most, and of each at most :limit
+-- messages in each state are read: handled ones are not, nor is what else has trouble.
+WITH RECURSIVE troubled (name, number) AS (
+    SELECT coalesce(:consumer, (SELECT min(consumer) FROM semel_inbox WHERE state <> 'done')), 1
+    UNION ALL
+    SELECT (SELECT min(consumer) FROM semel_inbox WHERE state <> 'done' AND consumer > name), number + 1
+    FROM troubled
+    WHERE name IS NOT NULL AND number < :most AND :consumer IS NULL
+), wanted (kind) AS (
+    VALUES ('failing'), ('parked')
+)
 SELECT
     consumer, message_id, state, attempts, digest, error,
     received_at / 1000.0, changed_at / 1000.0, now / 1000.0
-FROM semel_inbox, semel_keys_clock
-WHERE state <> 'done' AND (:consumer IS NULL OR consumer = :consumer) AND (:state IS NULL OR state = :state)
+FROM troubled
+CROSS JOIN wanted
+CROSS JOIN semel_inbox ON semel_inbox.rowid IN (
+    SELECT rowid FROM semel_inbox
+    WHERE state <> 'done' AND state = wanted.kind AND consumer = troubled.name
+    ORDER BY changed_at DESC
+    LIMIT :limit
+)
+CROSS JOIN semel_keys_clock
+WHERE kind = coalesce(:state, kind)
 ORDER BY changed_at DESC
 LIMIT :limit
 
@@ -56,17 +75,27 @@ WHERE consumer = :consumer AND message_id = :message_id
 SELECT DISTINCT consumer FROM semel_inbox ORDER BY consumer
 
 -- name: requeue
--- Let the next delivery be the first try again.
+-- Let the next delivery be the first try again. With :seen_at, only if it is still as it was seen.
 UPDATE semel_inbox
 SET state = 'failing', attempts = 0, changed_at = (SELECT now FROM semel_keys_clock)
-WHERE consumer = :consumer AND message_id = :message_id AND state <> 'done'
+WHERE
+    consumer = :consumer AND message_id = :message_id AND state <> 'done'
+    AND (
+        :seen_at IS NULL
+        OR (changed_at / 1000.0 = :seen_at AND state = :seen_state AND attempts = :seen_attempts)
+    )
 RETURNING state
 
 -- name: drop
 -- Give a message up: a delivery of it runs nothing any more. The receipt goes when it is past its retention.
 UPDATE semel_inbox
 SET state = 'done', changed_at = (SELECT now FROM semel_keys_clock)
-WHERE consumer = :consumer AND message_id = :message_id AND state <> 'done'
+WHERE
+    consumer = :consumer AND message_id = :message_id AND state <> 'done'
+    AND (
+        :seen_at IS NULL
+        OR (changed_at / 1000.0 = :seen_at AND state = :seen_state AND attempts = :seen_attempts)
+    )
 RETURNING state
 
 -- name: note

@@ -210,62 +210,109 @@ SELECT asked.value
 
 
 -- name: browse
+-- The messages in one state, of one destination or of all, in the order of the index that has them. It walks past at most
+-- :walk of its entries: dead letters stand before what is behind them, and those of all destinations in one index.
+-- "one" is a destination that the index has in its order.
 SELECT id, aggregatetype, aggregateid, type, state, attempts, created_at / 1000.0, due_at / 1000.0, ended_at / 1000.0,
-       error, length(payload), coalesce(lease_until > (SELECT now FROM semel_keys_clock), 0)
-  FROM semel_outbox
- WHERE (:to IS NULL OR aggregatetype = :to)
+       error, size, coalesce(lease_until > (SELECT now FROM semel_keys_clock), 0)
+  FROM (SELECT id, seq, aggregatetype, aggregateid, type, state, attempts, created_at, due_at, ended_at, error,
+               length(payload) AS size, lease_until
+          FROM semel_outbox
 --[ready
-   AND state = 'ready'
+         WHERE state = 'ready'
+--]
+--[waiting
+         WHERE state = 'waiting'
+--]
+--[behind
+         WHERE (state = 'waiting' OR state = 'behind' OR state = 'dead') AND aggregateid IS NOT NULL
+--]
+--[dead
+         WHERE state = 'dead' AND (state = 'dead' OR state = 'sent')
+--]
+--[sent
+         WHERE state = 'sent' AND (state = 'dead' OR state = 'sent')
+--]
+--[one
+           AND aggregatetype = :to
+--]
+--[ready
+         ORDER BY aggregatetype, seq
+--]
+--[waiting
+         ORDER BY aggregatetype, due_at
+--]
+--[behind
+         ORDER BY aggregatetype, aggregateid, seq
+--]
+--[dead
+         ORDER BY ended_at DESC
+--]
+--[sent
+         ORDER BY ended_at DESC
+--]
+         LIMIT :walk)
+ WHERE aggregatetype = coalesce(:to, aggregatetype)
+--[behind
+   AND state = 'behind'
+--]
+--[ready
  ORDER BY aggregatetype, seq
 --]
 --[waiting
-   AND state = 'waiting'
  ORDER BY aggregatetype, due_at
 --]
 --[behind
-   AND state = 'behind' AND (state = 'waiting' OR state = 'behind' OR state = 'dead') AND aggregateid IS NOT NULL
  ORDER BY aggregatetype, aggregateid, seq
 --]
 --[dead
-   AND state = 'dead' AND (state = 'dead' OR state = 'sent')
  ORDER BY ended_at DESC
 --]
 --[sent
-   AND state = 'sent' AND (state = 'dead' OR state = 'sent')
  ORDER BY ended_at DESC
 --]
  LIMIT :limit
 
 
 -- name: lag
--- What waits at each destination, and since when; and how many dead letters there are.
+-- What waits at each destination, and since when; how many dead letters there are, and how many messages in all; and the
+-- time. None is counted beyond :each at a destination, and :cap in all.
 WITH RECURSIVE names AS (
     SELECT 0 AS number, (SELECT min(name) FROM (
         SELECT min(aggregatetype) AS name FROM semel_outbox WHERE state = 'ready'
         UNION ALL SELECT min(aggregatetype) FROM semel_outbox WHERE state = 'waiting'
         UNION ALL SELECT min(aggregatetype) FROM semel_outbox
-                   WHERE state = 'behind' AND (state = 'waiting' OR state = 'behind' OR state = 'dead')
-                     AND aggregateid IS NOT NULL)) AS name
+                   WHERE (state = 'waiting' OR state = 'behind' OR state = 'dead') AND aggregateid IS NOT NULL)) AS name
      UNION ALL
     SELECT number + 1, (SELECT min(next) FROM (
         SELECT min(aggregatetype) AS next FROM semel_outbox WHERE state = 'ready' AND aggregatetype > names.name
         UNION ALL SELECT min(aggregatetype) FROM semel_outbox WHERE state = 'waiting' AND aggregatetype > names.name
         UNION ALL SELECT min(aggregatetype) FROM semel_outbox
-                   WHERE state = 'behind' AND (state = 'waiting' OR state = 'behind' OR state = 'dead')
-                     AND aggregateid IS NOT NULL AND aggregatetype > names.name))
+                   WHERE (state = 'waiting' OR state = 'behind' OR state = 'dead') AND aggregateid IS NOT NULL
+                     AND aggregatetype > names.name))
       FROM names
      WHERE name IS NOT NULL AND number < :most
 )
 SELECT name,
-       (SELECT count(*) FROM (SELECT 1 FROM semel_outbox WHERE state = 'ready' AND aggregatetype = name LIMIT :cap)),
-       (SELECT count(*) FROM (SELECT 1 FROM semel_outbox WHERE state = 'waiting' AND aggregatetype = name LIMIT :cap)),
-       (SELECT count(*) FROM (SELECT 1 FROM semel_outbox
-                               WHERE state = 'behind' AND (state = 'waiting' OR state = 'behind' OR state = 'dead')
-                                 AND aggregateid IS NOT NULL AND aggregatetype = name LIMIT :cap)),
+       (SELECT count(*) FROM (SELECT 1 FROM semel_outbox WHERE state = 'ready' AND aggregatetype = name LIMIT :each)),
+       (SELECT count(*) FROM (SELECT 1 FROM semel_outbox WHERE state = 'waiting' AND aggregatetype = name LIMIT :each)),
+       (SELECT count(*) FROM (SELECT state FROM semel_outbox
+                               WHERE (state = 'waiting' OR state = 'behind' OR state = 'dead')
+                                 AND aggregateid IS NOT NULL AND aggregatetype = name
+                               ORDER BY aggregateid, seq LIMIT :each)
+         WHERE state = 'behind'),
        ((SELECT now FROM semel_keys_clock) - (
            SELECT created_at FROM semel_outbox WHERE state = 'ready' AND aggregatetype = name ORDER BY seq LIMIT 1)) / 1000.0,
        (SELECT count(*) FROM (SELECT 1 FROM semel_outbox WHERE state = 'dead' AND (state = 'dead' OR state = 'sent')
-                               LIMIT :cap))
+                               LIMIT :cap)),
+       (SELECT count(*) FROM (SELECT 1 FROM semel_outbox WHERE state = 'ready' LIMIT :cap))
+       + (SELECT count(*) FROM (SELECT 1 FROM semel_outbox WHERE state = 'waiting' LIMIT :cap))
+       + (SELECT count(*) FROM (SELECT state FROM semel_outbox
+                                 WHERE (state = 'waiting' OR state = 'behind' OR state = 'dead')
+                                   AND aggregateid IS NOT NULL
+                                 ORDER BY aggregatetype, aggregateid, seq LIMIT :cap)
+           WHERE state = 'behind'),
+       (SELECT now FROM semel_keys_clock) / 1000.0
   FROM names
  ORDER BY number
 
@@ -287,6 +334,7 @@ SELECT clock.now, 'outbox:' || aggregatetype, id, attempts, :event, :actor, erro
    AND (state = 'dead' OR state = 'sent')
    AND (:id IS NULL OR id = :id) AND (:to IS NULL OR aggregatetype = :to)
    AND (:since IS NULL OR ended_at >= clock.now - :since) AND :audit
+   AND (:seen_at IS NULL OR (ended_at / 1000.0 = :seen_at AND attempts = :seen_attempts))
  ORDER BY ended_at
  LIMIT :limit
 RETURNING 1
@@ -299,6 +347,7 @@ UPDATE semel_outbox
                 WHERE (state = 'dead' OR (state = 'sent' AND :id IS NOT NULL)) AND (state = 'dead' OR state = 'sent')
                   AND (:id IS NULL OR id = :id) AND (:to IS NULL OR aggregatetype = :to)
                   AND (:since IS NULL OR ended_at >= (SELECT now FROM semel_keys_clock) - :since)
+                  AND (:seen_at IS NULL OR (ended_at / 1000.0 = :seen_at AND attempts = :seen_attempts))
                 ORDER BY ended_at
                 LIMIT :limit)
 RETURNING 1
@@ -310,6 +359,7 @@ DELETE FROM semel_outbox
                 WHERE state = 'dead' AND (state = 'dead' OR state = 'sent')
                   AND (:id IS NULL OR id = :id) AND (:to IS NULL OR aggregatetype = :to)
                   AND (:since IS NULL OR ended_at >= (SELECT now FROM semel_keys_clock) - :since)
+                  AND (:seen_at IS NULL OR (ended_at / 1000.0 = :seen_at AND attempts = :seen_attempts))
                 ORDER BY ended_at
                 LIMIT :limit)
 RETURNING 1

@@ -321,33 +321,6 @@ WHERE
 ORDER BY CASE WHEN :by_age THEN created_at ELSE semel_keys.rowid END DESC, semel_keys.rowid DESC
 LIMIT :limit
 
--- name: count
--- How many records there are of each kind, none beyond a cap. Those that have not ended are in one index, and few.
-WITH newest AS MATERIALIZED (
-    SELECT state, created_at FROM semel_keys ORDER BY rowid DESC LIMIT :newest
-), oldest AS (
-    SELECT scope, key, created_at
-    FROM semel_keys WHERE status IS NULL AND state = 'processing' ORDER BY created_at LIMIT 1
-)
-SELECT
-    now,
-    (SELECT count(*) FROM (SELECT 1 FROM semel_keys LIMIT :cap)),
-    (SELECT count(*) FROM (SELECT 1 FROM semel_keys WHERE status IS NULL AND state = 'pending' LIMIT :cap)),
-    (SELECT count(*) FROM (SELECT 1 FROM semel_keys WHERE status IS NULL AND lease_expires_at > now LIMIT :cap)),
-    (SELECT count(*) FROM (SELECT 1 FROM semel_keys WHERE status IS NULL AND lease_expires_at <= now LIMIT :cap)),
-    (SELECT count(*) FROM (SELECT 1 FROM semel_keys WHERE status IS NULL AND state = 'unknown' LIMIT :cap)),
-    (SELECT count(*) FROM (
-        SELECT 1 FROM semel_keys
-        WHERE after_retention <> 'keep' AND expires_at <= now AND state <> 'unknown'
-            AND (lease_expires_at IS NULL OR lease_expires_at <= now)
-        LIMIT :cap
-    )),
-    oldest.scope, oldest.key, oldest.created_at,
-    (SELECT count(*) FROM newest), (SELECT min(created_at) FROM newest),
-    (SELECT count(*) FROM newest WHERE state = 'complete'), (SELECT count(*) FROM newest WHERE state = 'failed'),
-    (SELECT count(*) FROM newest WHERE created_at > :since)
-FROM semel_keys_clock LEFT JOIN oldest ON true
-
 -- name: keys_after
 -- A part of all keys, in rowid order: SQLite has no digest function, so digests are computed in Python.
 SELECT rowid, scope, key FROM semel_keys WHERE rowid > :place ORDER BY rowid LIMIT :limit
@@ -379,64 +352,86 @@ ORDER BY
 LIMIT :limit
 
 -- name: survey
--- What a graph shows of the store: counts up to :limit, ages in seconds. Each part reads at most so many entries of an
--- index, whatever the size of the table; of what has not ended, ten times as many, since what is parked is among them.
+-- What graphs and people see of the store: counts up to :limit, ages in seconds. Each part reads at most so many entries of
+-- an index, whatever the size of the table: of those that have not ended, parked ones among them, the oldest and the
+-- newest.
 -- In progress without a token: a worker gave it back, and it waits for its next request.
-WITH terms AS MATERIALIZED (
-    SELECT :limit AS most
+WITH unfinished AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT rowid AS number, state, token, created_at, lease_expires_at FROM semel_keys
+        WHERE status IS NULL ORDER BY created_at LIMIT 2 * :limit
+    )
+    UNION
+    SELECT * FROM (
+        SELECT rowid AS number, state, token, created_at, lease_expires_at FROM semel_keys
+        WHERE status IS NULL ORDER BY created_at DESC LIMIT 2 * :limit
+    )
+), newest AS MATERIALIZED (
+    SELECT state, created_at FROM semel_keys ORDER BY rowid DESC LIMIT :newest
 ), judged AS MATERIALIZED (
     SELECT
+        number, created_at,
         CASE
             WHEN state = 'pending' THEN 'accepted'
             WHEN state = 'unknown' THEN 'parked'
             WHEN lease_expires_at > now THEN 'in flight'
             WHEN token <> zeroblob(16) THEN 'stuck'
-        END AS what,
-        (now - created_at) / 1000.0 AS age
-    FROM (
-        SELECT state, token, created_at, lease_expires_at FROM semel_keys
-        WHERE status IS NULL ORDER BY created_at LIMIT (SELECT 10 * most FROM terms)
-    ), semel_keys_clock
-), trouble AS MATERIALIZED (
-    SELECT created_at FROM (
-        SELECT created_at FROM semel_outbox WHERE state = 'ready' ORDER BY aggregatetype, seq LIMIT (SELECT most FROM terms)
-    )
-    UNION ALL
-    SELECT created_at FROM (
-        SELECT created_at FROM semel_outbox WHERE state = 'waiting' ORDER BY aggregatetype, due_at LIMIT (SELECT most FROM terms)
-    )
-    UNION ALL
-    SELECT created_at FROM (
-        SELECT created_at FROM semel_outbox
-        WHERE state = 'behind' AND (state = 'waiting' OR state = 'behind' OR state = 'dead')
-            AND aggregateid IS NOT NULL
-        LIMIT (SELECT most FROM terms)
-    )
+            ELSE 'free'
+        END AS what
+    FROM unfinished, semel_keys_clock
+), counted AS MATERIALIZED (
+    SELECT what, min(count(*), :limit) AS count, min(created_at) AS since FROM judged GROUP BY what
 )
+--[messages
+, unsent AS MATERIALIZED (
+    SELECT created_at FROM (
+        SELECT created_at FROM semel_outbox WHERE state = 'ready' ORDER BY aggregatetype, seq LIMIT :limit
+    )
+    UNION ALL
+    SELECT created_at FROM (
+        SELECT created_at FROM semel_outbox WHERE state = 'waiting' ORDER BY aggregatetype, due_at LIMIT :limit
+    )
+    UNION ALL
+    SELECT created_at FROM (
+        SELECT created_at, state FROM semel_outbox
+        WHERE (state = 'waiting' OR state = 'behind' OR state = 'dead') AND aggregateid IS NOT NULL
+        ORDER BY aggregatetype, aggregateid, seq
+        LIMIT :limit
+    ) WHERE state = 'behind'
+)
+--]
 SELECT
-    (SELECT min(count(*), (SELECT most FROM terms)) FROM judged WHERE what = 'in flight'),
-    (SELECT min(count(*), (SELECT most FROM terms)) FROM judged WHERE what = 'stuck'),
-    (SELECT min(count(*), (SELECT most FROM terms)) FROM judged WHERE what = 'parked'),
-    (SELECT min(count(*), (SELECT most FROM terms)) FROM judged WHERE what = 'accepted'),
-    (
-        SELECT count(*) FROM (
-            SELECT 1 FROM semel_keys, semel_keys_clock
-            WHERE
-                after_retention <> 'keep' AND expires_at <= now
-                AND (lease_expires_at IS NULL OR lease_expires_at <= now) AND state <> 'unknown'
-            LIMIT (SELECT most FROM terms)
-        )
-    ),
-    (SELECT coalesce(max(age), 0.0) FROM judged WHERE what = 'in flight'),
-    (SELECT coalesce(max(age), 0.0) FROM judged WHERE what = 'accepted'),
-    (SELECT min(count(*), (SELECT most FROM terms)) FROM trouble),
-    (SELECT coalesce(max(now - created_at) / 1000.0, 0.0) FROM trouble, semel_keys_clock),
-    (
-        SELECT count(*) FROM (
-            SELECT 1 FROM semel_outbox WHERE state = 'dead' AND (state = 'dead' OR state = 'sent') LIMIT (SELECT most FROM terms)
-        )
-    ),
-    (SELECT count(*) FROM (SELECT 1 FROM semel_inbox WHERE state <> 'done' AND state = 'parked' LIMIT (SELECT most FROM terms)))
+    now, oldest.scope, oldest.key, oldest.created_at,
+    coalesce((SELECT count FROM counted WHERE what = 'free'), 0),
+    (SELECT count(*) FROM newest), (SELECT min(created_at) FROM newest),
+    (SELECT count(*) FROM newest WHERE state = 'complete'), (SELECT count(*) FROM newest WHERE state = 'failed'),
+    (SELECT count(*) FROM newest WHERE created_at > :since),
+    (SELECT count(*) FROM unfinished) >= 4 * :limit,
+    coalesce((SELECT count FROM counted WHERE what = 'in flight'), 0),
+    coalesce((SELECT count FROM counted WHERE what = 'stuck'), 0),
+    coalesce((SELECT count FROM counted WHERE what = 'parked'), 0),
+    coalesce((SELECT count FROM counted WHERE what = 'accepted'), 0),
+    (SELECT count(*) FROM (
+        SELECT state, lease_expires_at FROM semel_keys
+        WHERE after_retention <> 'keep' AND expires_at <= now
+        ORDER BY expires_at
+        LIMIT 2 * :limit
+    ) WHERE state <> 'unknown' AND (lease_expires_at IS NULL OR lease_expires_at <= now)),
+    coalesce((now - (SELECT since FROM counted WHERE what = 'in flight')) / 1000.0, 0.0),
+    coalesce((now - (SELECT since FROM counted WHERE what = 'accepted')) / 1000.0, 0.0)
+--[messages
+    , (SELECT min(count(*), :limit) FROM unsent),
+    (SELECT coalesce(max(now - created_at) / 1000.0, 0.0) FROM unsent),
+    (SELECT count(*) FROM (
+        SELECT 1 FROM semel_outbox WHERE state = 'dead' AND (state = 'dead' OR state = 'sent') LIMIT :limit
+    )),
+    (SELECT count(*) FROM (
+        SELECT state FROM semel_inbox WHERE state <> 'done' ORDER BY consumer DESC, state DESC, changed_at DESC LIMIT :limit
+    ) WHERE state = 'parked')
+--]
+FROM semel_keys_clock
+LEFT JOIN semel_keys AS oldest
+    ON oldest.rowid = (SELECT number FROM judged WHERE what = 'in flight' ORDER BY created_at LIMIT 1)
 
 -- name: read_request
 SELECT request, request_body FROM semel_keys

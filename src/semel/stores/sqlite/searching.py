@@ -11,7 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from semel.core.commands import Count, Counts, Page, Search
+from semel.core.commands import Page, Search, Survey, Surveyed
+from semel.core.events import StoreSurveyed
 from semel.core.key import digest_of
 from semel.core.place import read_place, written_place
 from semel.core.record import Record
@@ -108,29 +109,27 @@ def _after(place: str) -> tuple[int, int]:
     return at, int(row) if _ROW.fullmatch(row) else _END
 
 
-def count(session: Session, command: Count) -> Counts:
+def survey(session: Session, command: Survey) -> Surveyed:
     """Count the records of each kind."""
-    query = session.statements.count
+    query = session.statements.survey_all if command.with_messages else session.statements.survey
     values = {
-        "cap": command.cap,
+        "limit": command.limit,
         "newest": command.newest,
         "since": _END if command.since is None else by.written_time(command.since),
     }
     (row,) = session.run(by.counted(query), [values[name] for name in query.parameters])
-    now, total, pending, processing, stuck, unknown, expired, *more = row
-    scope, key, made_at, newest, since, complete, failed, made = more
-    return Counts(
+    now, scope, key, made_at, free, newest, newest_since, complete, failed, made, is_partial, *gauges = row
+    in_flight, stuck, parked, accepted, expired, *more = gauges
+    return Surveyed(
         by.read_time(now),
-        total if total < command.cap else None,
-        pending,
-        processing,
-        stuck,
-        unknown,
-        expired,
+        StoreSurveyed(in_flight, stuck, parked, accepted, min(expired, command.limit), *more),
+        free,
         None if scope is None else (scope, key, by.read_time(made_at)),
+        newest if newest < command.newest else None,
         newest,
-        None if since is None else by.read_time(since),
+        None if newest_since is None else by.read_time(newest_since),
         complete,
         failed,
         made,
+        bool(is_partial),
     )

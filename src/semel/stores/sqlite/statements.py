@@ -72,10 +72,10 @@ class Statements:
         self.walk_unfinished = _marked(queries["walk_unfinished"])
         self.walk_scope = _marked(queries["walk_scope"])
         self.search = queries["search"]
-        self.count = queries["count"]
         self.keys_after = _marked(queries["keys_after"])
         self.find_stuck = _marked(queries["find_stuck"])
-        self.survey = _marked(queries["survey"])
+        self.survey = queries["survey"].with_parts()
+        self.survey_all = queries["survey"].with_parts("messages")
         self.read_request = _marked(queries["read_request"])
         self.sweep = _marked(queries["sweep"])
         self.find_due = _marked(queries["find_due"])

@@ -29,10 +29,12 @@ FROM semel_webhooks
 ORDER BY name
 
 -- name: enable
--- Send to it again. It has as long to fail as a new one.
+-- Send to it again. It has as long to fail as a new one. With :was, only if its state and reason are still those.
 UPDATE semel_webhooks
 SET state = 'on', reason = NULL, failing_since = NULL, changed_at = (SELECT now FROM semel_keys_clock)
-WHERE name = :name
+WHERE
+    name = :name AND url = coalesce(:url, url)
+    AND (:was IS NULL OR (state = :was AND coalesce(reason, '') = :why))
 RETURNING
     name, url, secrets, state, reason, failing_since / 1000.0, created_at / 1000.0,
     (SELECT now / 1000.0 FROM semel_keys_clock)
@@ -41,7 +43,9 @@ RETURNING
 -- Send nothing more to it. A relay names the URL that it has sent to: the operator may have given another meanwhile.
 UPDATE semel_webhooks
 SET state = 'off', reason = :reason, changed_at = (SELECT now FROM semel_keys_clock)
-WHERE name = :name AND url = coalesce(:url, url)
+WHERE
+    name = :name AND url = coalesce(:url, url)
+    AND (:was IS NULL OR (state = :was AND coalesce(reason, '') = :why))
 RETURNING
     name, url, secrets, state, reason, failing_since / 1000.0, created_at / 1000.0,
     (SELECT now / 1000.0 FROM semel_keys_clock)

@@ -21,7 +21,6 @@ from semel.core.commands import (
     Release,
     Renew,
     Resolution,
-    Survey,
     Sweep,
     Unpark,
     Verdict,
@@ -40,7 +39,6 @@ from semel.testing.conformance.base import (
     RIDE,
     Age,
     Suite,
-    accepted_on,
     claim_on,
     completed,
     found,
@@ -96,33 +94,6 @@ class Upkeep(Suite):
         assert len(store.perform(FindStuck(1))) == 1
         age(RETENTION)
         assert self._stuck(store, scope, with_no_token=True) == []  # by now they are the reaper's
-
-    def test_survey(self, store: Handle, scope: str, age: Age) -> None:
-        """A survey counts what has not ended and what is past retention, each up to its limit; or leaves it out."""
-        reap_everything(store, age)
-        before = store.perform(Survey(ALL))
-        for number in range(3):
-            held(store, claim_on(scope, f"dead {number}"))
-        age(LEASE)
-        held(store, claim_on(scope, "alive", lease=9 * LEASE))
-        held(store, accepted_on(scope, "accepted"))
-        completed(store, claim_on(scope, "ended"))
-        store.perform(Release(saved(store, held(store, claim_on(scope, "given back")))))
-        parked(store, claim_on(scope, "parked"))
-        age(timedelta(seconds=1))
-        after, limited = store.perform(Survey(ALL)), store.perform(Survey(2))
-        expected = {"in_flight": 1, "stuck": 3, "parked": 1, "accepted": 1, "expired": 0}
-        for name, number in expected.items():
-            counts = [getattr(each, name) for each in (before, after, limited)]
-            if None not in counts:
-                assert counts[1] - counts[0] == number, name
-                assert counts[2] <= 2
-        for name in ("oldest_in_flight", "oldest_accepted"):
-            assert getattr(after, name) is None or getattr(after, name) >= 1
-        age(RETENTION)
-        if before.expired is not None:
-            assert store.perform(Survey(ALL)).expired >= 4  # type: ignore[operator]  # as above
-            assert store.perform(Survey(2)).expired == 2
 
     def test_kept_request(self, store: Handle, rival: Handle, scope: str, age: Age) -> None:
         """A stored request comes back byte for byte, after take-overs, to its holder alone."""
