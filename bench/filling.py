@@ -49,13 +49,14 @@ SELECT 'acct-' || (n * 7919 %% %(scopes)s), md5('k' || n)::uuid::text, 'complete
 _OVER = """
 INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, status, headers, body, created_at,
                         completed_at, expires_at)
-SELECT 'acct-' || n %% 100, 'over-' || n, 'complete', 1, decode(md5(n::text), 'hex'), %(fingerprint)s, 200, '[]', '', at, at,
-       at + interval '1 day'
+SELECT 'acct-' || n %% 100, 'over-' || n, 'complete', 1, decode(md5(n::text), 'hex'), %(fingerprint)s, 200, '[]', '',
+       at, at, at + interval '1 day'
   FROM (SELECT n, now() - interval '30 hours' - n * interval '1 millisecond' AS at
           FROM generate_series(1, %(count)s::bigint) AS n) AS made
 """
 _FOLLOWED = """
-INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, created_at, lease_expires_at, expires_at, upkeep)
+INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, created_at, lease_expires_at, expires_at,
+                        upkeep)
 SELECT 'acct-' || n %% 100, 'followed-' || n, 'processing', 1, decode(md5(n::text), 'hex'), %(fingerprint)s, at,
        now() + interval '1 day', at + interval '1 day', 'open'
   FROM (SELECT n, now() - interval '1 hour' - n * interval '1 millisecond' AS at
@@ -66,10 +67,6 @@ UPDATE semel_keys
    SET state = 'complete', status = 200, headers = '[]', body = '', completed_at = now(), lease_expires_at = NULL,
        upkeep = NULL
  WHERE upkeep = 'open' AND %(count)s > 0 AND %(fingerprint)s::bytea IS NOT NULL
-"""
-#: Half of them are deleted, too: released, and of the newest.
-_GONE = """
-DELETE FROM semel_keys WHERE starts_with(key, 'followed-') AND %(count)s > 0 AND %(fingerprint)s::bytea IS NOT NULL
 """
 _SQLITE = """
 INSERT INTO semel_keys (scope, key, state, attempt, token, fingerprint, status, headers, body, created_at,
@@ -122,7 +119,7 @@ def fill_postgres(url: str, rows: int) -> None:
 def leave_dead_rows(url: str, count: int) -> None:
     """Add *count* keys past their retention, for a reaper to delete; and *count* that were followed and have ended."""
     with psycopg.connect(url, autocommit=True) as connection:
-        for statement in (_OVER, _FOLLOWED, _NOT_FOLLOWED, _GONE):
+        for statement in (_OVER, _FOLLOWED, _NOT_FOLLOWED):
             connection.execute(statement, {"count": count, "fingerprint": FINGERPRINT})
 
 
@@ -174,10 +171,19 @@ def _add_to_redis(pipeline: Any, number: int, made: int) -> None:
     pipeline.hset(
         name,
         mapping={
-            **{"scope": scope, "key": key, "state": "complete", "attempt": "1", "fingerprint": FINGERPRINT.hex()},
-            **{"token": hashlib.md5(str(number).encode(), usedforsecurity=False).hexdigest()},
-            **{"created_at": made * 1000, "completed_at": (made + 40) * 1000, "expires_at": expires * 1000},
-            **{"status": "201", "headers": written(HEADERS), "body": BODY, "request_line": REQUEST_LINE},
+            "scope": scope,
+            "key": key,
+            "state": "complete",
+            "attempt": "1",
+            "fingerprint": FINGERPRINT.hex(),
+            "token": hashlib.md5(str(number).encode(), usedforsecurity=False).hexdigest(),
+            "created_at": made * 1000,
+            "completed_at": (made + 40) * 1000,
+            "expires_at": expires * 1000,
+            "status": "201",
+            "headers": written(HEADERS),
+            "body": BODY,
+            "request_line": REQUEST_LINE,
         },
     )
     pipeline.pexpireat(name, expires)

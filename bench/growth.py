@@ -19,8 +19,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psycopg
-
 from bench import filling
 from bench.counters import SETTINGS, Counters, PostgresCounters, RedisCounters, SqliteCounters, Work, vacuum_held_back
 from bench.table import aligned
@@ -138,7 +136,9 @@ class Operations:
         if not has_transactions:
             return usual | beside
         # Redis deletes by itself.
-        reaped: dict[str, tuple[int, Callable[[], Run]]] = {f"reap of {BATCH}": (_batches(self._rows), lambda: self._reap)}
+        reaped: dict[str, tuple[int, Callable[[], Run]]] = {
+            f"reap of {BATCH}": (_batches(self._rows), lambda: self._reap)
+        }
         return usual | joined | reaped | beside | messages
 
     def _new(self, **more: Any) -> Claim:
@@ -287,7 +287,19 @@ def _done(verdict: object) -> None:
         raise RuntimeError(f"{verdict!r}")
 
 
-HEAD = ("", "rows", "p50 ms", "p99 ms", "p99 of small", "entries", "rows read", "pages", "WAL", "full pages", "server ms")
+HEAD = (
+    "",
+    "rows",
+    "p50 ms",
+    "p99 ms",
+    "p99 of small",
+    "entries",
+    "rows read",
+    "pages",
+    "WAL",
+    "full pages",
+    "server ms",
+)
 EXPLAINED = """\
 each figure is of one operation, on the average. p99 of small: the p99 as a multiple of that in the smallest table.
 entries: of all indexes; rows read: of all tables (Redis: commands); pages: of 8 kB, from memory or disk (SQLite: kB
@@ -317,7 +329,7 @@ def _places(found: Growth) -> dict[str, int]:
 
 
 def _figure(figure: float | None) -> str:
-    return "" if figure is None else f"{figure:.2f}" if figure < 10 else f"{figure:,.0f}"  # noqa: PLR2004 - digits
+    return "" if figure is None else f"{figure:.2f}" if figure < 10 else f"{figure:,.0f}"
 
 
 def as_json(found: Growth) -> str:

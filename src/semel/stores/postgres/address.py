@@ -35,6 +35,8 @@ SESSION = {
     "enable_seqscan": "off",
     "enable_sort": "off",
     "jit": "off",
+    # To start workers takes longer than any of these statements does.
+    "max_parallel_workers_per_gather": "0",
     "plan_cache_mode": "force_generic_plan",
     "lock_timeout": f"{LOCK_SECONDS}s",
     "statement_timeout": f"{STATEMENT_SECONDS}s",

@@ -20,6 +20,7 @@ from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SE
 from semel.stores.postgres.async_listening import AsyncListener
 from semel.stores.postgres.async_opening import PsycopgSession, as_given, settle
 from semel.stores.postgres.base import TRIES, PostgresBase
+from semel.stores.postgres.bounds import walks_of
 from semel.stores.postgres.durability import FOR_TRANSACTION, is_off_async
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, read_only, translated, unreachable
 from semel.stores.postgres.pooler import is_direct_async
@@ -213,6 +214,8 @@ class AsyncPostgresStore(PostgresBase, AsyncStore):
             await link.run(self._statements.wait(command))
         elif isinstance(command, FindStuck):
             await self._advance(link)
+        for walk in walks_of(command):
+            await link.run(self._statements.bounds.look(self._statements, walk))
         return await link.run(self._statements.of(command))
 
     async def _advance(self, link: _Link) -> None:

@@ -586,10 +586,12 @@ SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, st
 SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, ''::bytea, body IS NULL,
        accepted, milestone, request_line, created_at, lease_expires_at, completed_at, expires_at, clock_timestamp()
 --[plain
-  FROM semel_keys
+  FROM (SELECT * FROM semel_keys WHERE created_at >= :made_from::timestamptz) AS live
 --]
 --[unfinished
-  FROM (SELECT * FROM semel_keys WHERE upkeep IS NOT NULL
+  FROM (SELECT * FROM semel_keys WHERE upkeep = 'open' AND created_at >= :followed_from::timestamptz
+         UNION ALL
+        SELECT * FROM semel_keys WHERE upkeep = 'parked'
          UNION ALL
         SELECT * FROM semel_keys
          WHERE upkeep IS NULL
@@ -637,7 +639,7 @@ WITH clock AS MATERIALIZED (
     (SELECT 1 AS walk, ctid AS place, created_at, scope, key, state, status, lease_expires_at, request_line
        FROM semel_keys
       WHERE created_at <= least(:at::timestamptz, (SELECT latest FROM clock))
-        AND created_at >= coalesce((SELECT earliest FROM clock), '-infinity')
+        AND created_at >= greatest((SELECT earliest FROM clock), :made_from::timestamptz)
         AND (created_at, scope, key) < (:at::timestamptz, :at_scope::text, :at_key::text)
 --]
 --[scope
@@ -650,7 +652,7 @@ WITH clock AS MATERIALIZED (
 --[unfinished
     (SELECT 1 AS walk, ctid AS place, created_at, scope, key, state, status, lease_expires_at, request_line
        FROM semel_keys
-      WHERE upkeep = :upkeep AND created_at <= :at::timestamptz
+      WHERE upkeep = :upkeep AND created_at <= :at::timestamptz AND created_at >= :upkeep_from::timestamptz
         AND (created_at, scope, key) < (:at::timestamptz, :at_scope::text, :at_key::text)
       ORDER BY created_at DESC, scope DESC, key DESC
       LIMIT :scan)
@@ -717,7 +719,7 @@ WITH clock AS MATERIALIZED (
 ), followed AS MATERIALIZED (
     SELECT scope, key, state, created_at, lease_expires_at
       FROM semel_keys
-     WHERE upkeep = 'open'
+     WHERE upkeep = 'open' AND created_at >= :followed_from::timestamptz
      ORDER BY created_at
      LIMIT :cap
 ), young AS MATERIALIZED (
@@ -732,9 +734,11 @@ WITH clock AS MATERIALIZED (
      UNION ALL
     SELECT * FROM young WHERE state IN ('pending', 'processing')
 ), newest AS MATERIALIZED (
-    SELECT state, created_at FROM semel_keys ORDER BY created_at DESC LIMIT :newest
+    SELECT state, created_at FROM semel_keys WHERE created_at >= :made_from::timestamptz
+     ORDER BY created_at DESC LIMIT :newest
 ), first_ones AS MATERIALIZED (
-    SELECT count(*) AS count FROM (SELECT 1 FROM semel_keys LIMIT :cap) AS counted
+    SELECT count(*) AS count
+      FROM (SELECT 1 FROM semel_keys WHERE created_at >= :made_from::timestamptz ORDER BY created_at LIMIT :cap) AS counted
 )
 SELECT now,
        (SELECT CASE WHEN first_ones.count < :cap THEN first_ones.count
@@ -746,6 +750,7 @@ SELECT now,
        (SELECT count(*) FROM (SELECT 1 FROM semel_keys WHERE upkeep = 'parked' LIMIT :cap) AS parked),
        (SELECT count(*) FROM (SELECT 1 FROM semel_keys
                                WHERE after_retention <> 'keep' AND upkeep IS DISTINCT FROM 'parked'
+                                 AND expires_at >= :expiring_from::timestamptz
                                  AND expires_at <= (SELECT now FROM clock)
                                  AND (state <> 'processing' OR lease_expires_at <= (SELECT now FROM clock))
                                LIMIT :cap) AS expired),
@@ -757,6 +762,85 @@ SELECT now,
   LEFT JOIN LATERAL (
     SELECT scope, key, created_at FROM unfinished WHERE state = 'processing' ORDER BY created_at LIMIT 1
   ) AS oldest ON true
+
+
+-- name: bound_made
+-- Where the live entries of an index begin (bounds.py): the first from :start on, and how many entries of indexes were
+-- read for it, dead ones included. The count before goes first, since the look-up depends on it.
+-- Of all records, by age.
+WITH before AS MATERIALIZED (
+    SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0) AS entries
+      FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_keys' AS regclass)
+)
+SELECT least(place, clock_timestamp() - :settled::float8 * interval '1 second'),
+       CAST((SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0)
+               FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_keys' AS regclass)) - before.entries AS bigint)
+  FROM before
+  LEFT JOIN LATERAL (
+    SELECT created_at AS place
+      FROM semel_keys
+     WHERE created_at >= :start::timestamptz AND before.entries >= 0
+     ORDER BY created_at
+     LIMIT 1
+  ) AS first ON true
+
+
+-- name: bound_followed
+-- The same of the records that the services follow. What is younger than the watermark may be followed yet.
+WITH before AS MATERIALIZED (
+    SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0) AS entries
+      FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_keys' AS regclass)
+)
+SELECT least(place, clock_timestamp() - :settled::float8 * interval '1 second',
+             coalesce((SELECT swept_to FROM semel_keys_watermark WHERE one), :start::timestamptz)),
+       CAST((SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0)
+               FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_keys' AS regclass)) - before.entries AS bigint)
+  FROM before
+  LEFT JOIN LATERAL (
+    SELECT created_at AS place
+      FROM semel_keys
+     WHERE upkeep = 'open' AND created_at >= :start::timestamptz AND before.entries >= 0
+     ORDER BY created_at
+     LIMIT 1
+  ) AS first ON true
+
+
+-- name: bound_expiring
+-- The same of the records that expire.
+WITH before AS MATERIALIZED (
+    SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0) AS entries
+      FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_keys' AS regclass)
+)
+SELECT least(place, clock_timestamp() - :settled::float8 * interval '1 second'),
+       CAST((SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0)
+               FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_keys' AS regclass)) - before.entries AS bigint)
+  FROM before
+  LEFT JOIN LATERAL (
+    SELECT expires_at AS place
+      FROM semel_keys
+     WHERE after_retention <> 'keep' AND upkeep IS DISTINCT FROM 'parked' AND expires_at >= :start::timestamptz AND before.entries >= 0
+     ORDER BY expires_at
+     LIMIT 1
+  ) AS first ON true
+
+
+-- name: bound_handled
+-- The same of the receipts of messages that were handled.
+WITH before AS MATERIALIZED (
+    SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0) AS entries
+      FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_inbox' AS regclass)
+)
+SELECT least(place, clock_timestamp() - :settled::float8 * interval '1 second'),
+       CAST((SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0)
+               FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_inbox' AS regclass)) - before.entries AS bigint)
+  FROM before
+  LEFT JOIN LATERAL (
+    SELECT changed_at AS place
+      FROM semel_inbox
+     WHERE state = 'done' AND changed_at >= :start::timestamptz AND before.entries >= 0
+     ORDER BY changed_at
+     LIMIT 1
+  ) AS first ON true
 
 
 -- name: advance
@@ -831,7 +915,7 @@ WITH clock AS MATERIALIZED (
 ), oldest AS MATERIALIZED (
     SELECT created_at
       FROM semel_keys
-     WHERE upkeep = 'open'
+     WHERE upkeep = 'open' AND created_at >= :followed_from::timestamptz
      ORDER BY created_at
      LIMIT 1
 ), start AS MATERIALIZED (
@@ -928,7 +1012,7 @@ WITH clock AS MATERIALIZED (
 ), unfinished AS MATERIALIZED (
     (SELECT state, token, created_at, lease_expires_at
        FROM semel_keys
-      WHERE upkeep = 'open'
+      WHERE upkeep = 'open' AND created_at >= :followed_from::timestamptz
       ORDER BY created_at
       LIMIT :limit)
      UNION ALL
@@ -965,7 +1049,7 @@ SELECT (SELECT least(count(*), :limit) FROM judged WHERE what = 'in flight'),
           FROM (SELECT 1
                   FROM semel_keys
                  WHERE after_retention <> 'keep' AND upkeep IS DISTINCT FROM 'parked'
-                   AND expires_at <= (SELECT clock_timestamp())
+                   AND expires_at >= :expiring_from::timestamptz AND expires_at <= (SELECT clock_timestamp())
                  ORDER BY expires_at
                  LIMIT :limit) AS expired),
        (SELECT coalesce(max(age), 0) FROM judged WHERE what = 'in flight'),
@@ -994,7 +1078,7 @@ WITH due AS (
     SELECT ctid AS place, CASE WHEN state IN ('complete', 'failed') THEN after_retention ELSE 'fail' END AS fate
       FROM semel_keys
      WHERE after_retention <> 'keep' AND upkeep IS DISTINCT FROM 'parked'
-       AND expires_at <= (SELECT clock_timestamp())
+       AND expires_at >= :expiring_from::timestamptz AND expires_at <= (SELECT clock_timestamp())
        AND (state IN ('complete', 'failed', 'pending')
             OR (state = 'processing' AND lease_expires_at <= (SELECT clock_timestamp())))
      ORDER BY expires_at
@@ -1062,6 +1146,7 @@ WITH deleted AS (
         SELECT ctid
           FROM semel_inbox
          WHERE state = 'done'
+           AND changed_at >= :handled_from::timestamptz
            AND changed_at <= (SELECT clock_timestamp() - :older_than * interval '1 second')
          ORDER BY changed_at
          LIMIT :limit
@@ -1150,8 +1235,9 @@ SELECT clock_timestamp()
 
 
 -- name: check
--- Whether this server can serve: it has the table, and it takes writes.
-SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool, EXISTS (SELECT upkeep FROM semel_keys),
+-- Whether this server can serve: it has the table, and it takes writes. No row is read: the first one that is not dead
+-- may be far.
+SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool, EXISTS (SELECT upkeep FROM semel_keys WHERE false),
        CAST('semel_audit' AS regclass) IS NOT NULL
 
 

@@ -15,6 +15,7 @@ from semel.stores.batching import Batcher, refused
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.base import PostgresBase, retried
+from semel.stores.postgres.bounds import walks_of
 from semel.stores.postgres.errors import read_only, translated, unreachable
 from semel.stores.postgres.listening import Listener
 from semel.stores.postgres.opening import as_given, settle
@@ -160,6 +161,8 @@ class PostgresStore(PostgresBase, Store):
                 link.run(self._statements.wait(command))
             elif isinstance(command, FindStuck):
                 self._advance(link)
+            for walk in walks_of(command):
+                link.run(self._statements.bounds.look(self._statements, walk))
             return link.run(self._statements.of(command))
 
         return self._caught(run)
