@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-from bench import calls, console, growth, messages, proxy, sending, telemetry
+from bench import calls, console, growth, layout, messages, proxy, sending, telemetry
 from bench.cases import CASES, EXTRAS, NAMES, QUICK, Plan, StoreKind
 from bench.load import LoadFailed
 from bench.measure import measure
@@ -86,6 +86,11 @@ def _growth(asked: argparse.Namespace) -> None:
     print(growth.as_json(found) if asked.json else growth.listed(found))
 
 
+def _layout(asked: argparse.Namespace) -> None:
+    found = layout.measure_layout()
+    print(layout.as_json(found) if asked.json else layout.listed(found))
+
+
 def _profile(asked: argparse.Namespace) -> None:
     print(profile(NAMES[asked.case], seconds=asked.seconds))
 
@@ -145,6 +150,9 @@ def _parser() -> argparse.ArgumentParser:
     growing.add_argument("--store", type=_some_of(growth.STORES), default=["postgres"], help="postgres, sqlite, redis")
     growing.add_argument("--dead", type=_at_least(int, 0), default=0, help="dead rows that an open transaction keeps")
     growing.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    laying = commands.add_parser("layout", help="measure what a key takes on PostgreSQL, by the fillfactor")
+    laying.set_defaults(do=_layout)
+    laying.add_argument("--json", action="store_true", help="print JSON in place of the table")
     profiling = commands.add_parser("profile", help="show in which functions a server spends its time")
     profiling.set_defaults(do=_profile)
     profiling.add_argument("case", choices=NAMES)
