@@ -26,7 +26,7 @@ from semel.stores import AsyncStore, async_store, store
 from tests.kit import servers
 
 FACTORS = (40, 50, 60, 70, 85, 100)
-KEYS, AT_ONCE = 20_000, 64
+KEYS, AT_ONCE = 10_000, 64
 
 
 @dataclass(frozen=True)
