@@ -9,9 +9,9 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
-from bench import calls, console, messages, proxy, sending, telemetry
+from bench import calls, console, growth, layout, messages, proxy, scale, sending, telemetry
 from bench.cases import CASES, EXTRAS, NAMES, QUICK, Plan, StoreKind
 from bench.load import LoadFailed
 from bench.measure import measure
@@ -77,6 +77,25 @@ def _console(asked: argparse.Namespace) -> None:
     print(console.as_json(found, asked.rows) if asked.json else console.listed(found, asked.rows))
 
 
+def _growth(asked: argparse.Namespace) -> None:
+    found = growth.Growth([], [])
+    for name in asked.store:
+        part = growth.measure_growth(asked.rows or growth.SIZES[name], [name], asked.dead)
+        found.costs += part.costs
+        found.sizes += part.sizes
+    print(growth.as_json(found) if asked.json else growth.listed(found))
+
+
+def _layout(asked: argparse.Namespace) -> None:
+    found = layout.measure_layout()
+    print(layout.as_json(found) if asked.json else layout.listed(found))
+
+
+def _scale(asked: argparse.Namespace) -> None:
+    found = scale.measure_scale(asked.processes, asked.options)
+    print(scale.as_json(found) if asked.json else scale.listed(found))
+
+
 def _profile(asked: argparse.Namespace) -> None:
     print(profile(NAMES[asked.case], seconds=asked.seconds))
 
@@ -130,11 +149,30 @@ def _parser() -> argparse.ArgumentParser:
     looking.add_argument("--rows", type=_at_least(int, 1000), default=1_000_000, help="how many; a million unless told")
     looking.add_argument("--stores", type=_some_of(console.STORES), default=list(console.STORES))
     looking.add_argument("--json", action="store_true", help="print JSON in place of the lines")
+    _add_growing(commands)
     profiling = commands.add_parser("profile", help="show in which functions a server spends its time")
     profiling.set_defaults(do=_profile)
     profiling.add_argument("case", choices=NAMES)
     profiling.add_argument("--seconds", type=_at_least(float, 0.1), default=10.0)
     return parser
+
+
+def _add_growing(commands: Any) -> None:
+    """Add what is about large tables and many processes."""
+    growing = commands.add_parser("growth", help="measure every operation as the table grows, in minutes")
+    growing.set_defaults(do=_growth)
+    growing.add_argument("--rows", type=_numbers, help="how many, with commas between; 10000,1000000,10000000")
+    growing.add_argument("--store", type=_some_of(growth.STORES), default=["postgres"], help="postgres, sqlite, redis")
+    growing.add_argument("--dead", type=_at_least(int, 0), default=0, help="dead rows that an open transaction keeps")
+    growing.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    laying = commands.add_parser("layout", help="measure what a key takes on PostgreSQL, by the fillfactor")
+    laying.set_defaults(do=_layout)
+    laying.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    scaling = commands.add_parser("scale", help="measure one PostgreSQL under 1, 2, 4 and 8 worker processes")
+    scaling.set_defaults(do=_scale)
+    scaling.add_argument("--processes", type=_counts, default=list(scale.PROCESSES), help="how many, with commas")
+    scaling.add_argument("--options", default="", metavar="QUERY", help="for the store's URL, as connections=2")
+    scaling.add_argument("--json", action="store_true", help="print JSON in place of the table")
 
 
 def _some_of(names: tuple[str, ...]) -> Callable[[str], list[str]]:
@@ -145,6 +183,14 @@ def _some_of(names: tuple[str, ...]) -> Callable[[str], list[str]]:
         return wanted
 
     return read
+
+
+def _numbers(typed: str) -> list[int]:
+    return [int(_at_least(int, 1000)(each)) for each in typed.split(",")]
+
+
+def _counts(typed: str) -> list[int]:
+    return [int(_at_least(int, 1)(each)) for each in typed.split(",")]
 
 
 def _at_least(kind: type[int | float], least: float) -> Callable[[str], float]:

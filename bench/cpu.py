@@ -81,7 +81,7 @@ class Machine:
             at=time.monotonic(),
             busy=sum(int(field) for field in fields[_BUSY]) / tick,
             stolen=int(fields[_STOLEN]) / tick,
-            ours=dict(_family(os.getpid())),
+            ours=dict(family(os.getpid())),
             ended=used.ru_utime + used.ru_stime,
         )
 
@@ -114,7 +114,8 @@ def take_own_core() -> None:
         os.sched_setaffinity(0, {int(core)})
 
 
-def _family(pid: int) -> Iterator[tuple[int, float]]:
+def family(pid: int) -> Iterator[tuple[int, float]]:
+    """Say what a process and all that it has started have run for, one by one."""
     children = _children()
     waiting = [pid]
     while waiting:

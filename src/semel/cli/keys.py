@@ -28,7 +28,7 @@ from semel.cli.showing import (
     trail_facts,
     trail_lines,
 )
-from semel.core.commands import Browse, FindStuck, Look, ReadRequest, ReadTrail
+from semel.core.commands import Browse, Filter, FindStuck, Look, ReadRequest, ReadTrail, Search
 from semel.core.record import Entry, Record
 from semel.core.state import State
 from semel.core.trail import story
@@ -50,6 +50,8 @@ class Shown(StrEnum):
 
 #: Parked keys that are listed in addition to the newest: more than an operator will resolve by hand.
 MAX_PARKED = 1000
+#: Records that are walked past to find those of one owner who has many.
+MAX_SCAN = 5000
 
 app = typer.Typer(help="Look at the keys of a store, and free or resolve one.", no_args_is_help=True)
 
@@ -110,17 +112,26 @@ app.command()(resolving.resolve)
 
 def _listed(keys: Store, state: Shown | None, scope: str | None, limit: int) -> tuple[Record, ...]:
     if state is None:
-        newest = keys.perform(Browse(limit=limit, scope=scope))
+        newest = _newest(keys, limit, scope)
         # Parked operations wait for an operator, so they are listed however old they are.
         parked = keys.perform(Browse(limit=MAX_PARKED, scope=scope, state=State.UNKNOWN))
         listed = {(record.scope, record.key) for record in newest}
         return newest + tuple(record for record in parked if (record.scope, record.key) not in listed)
     if state is not Shown.STUCK:
-        return keys.perform(Browse(limit=limit, scope=scope, state=State(state.value)))
+        return _newest(keys, limit, scope, State(state.value))
     found = keys.perform(FindStuck(limit if scope is None else max(limit, MAX_BATCH), with_no_token=True))
     holds = [each.hold for each in found if scope in {None, each.hold.scope}]
     looked = (keys.perform(Look(hold.scope, hold.key)) for hold in holds[:limit])
     return tuple(record for record in looked if record is not None and record.is_stuck)
+
+
+def _newest(keys: Store, limit: int, scope: str | None, state: State | None = None) -> tuple[Record, ...]:
+    if scope is not None:
+        # An owner with a few records has them found by their scope. To find them by age, all others' would be read.
+        page = keys.perform(Search(Filter(scope=scope, state=state), limit, MAX_SCAN))
+        if not page.is_cut:
+            return page.records
+    return keys.perform(Browse(limit=limit, scope=scope, state=state))
 
 
 def _trail_alone(keys: Store, key: str, scope: str | None) -> tuple[Entry, ...]:

@@ -800,7 +800,10 @@ class TestTransactions:
         assert (address.pool, address.audit, address.url) == (3, "off", "postgresql://localhost/db?sslmode=disable")
         assert (Address.of("postgresql://localhost/db").pool, Address.of("postgresql:///").audit) == (16, "on")
 
-    @pytest.mark.parametrize("said", ["audit=yes", "audit=", "pool=0", "pool=many", "pool="])
+    @pytest.mark.parametrize(
+        "said",
+        ["audit=yes", "audit=", "pool=0", "pool=many", "pool=", "connections=0", "connections=7", "connections="],
+    )
     def test_wrong_parameter_is_an_error_that_quotes_it(self, opener: Any, said: str) -> None:
         """A value that means nothing is refused when the store is made."""
         with pytest.raises(ConfigurationError, match=said):

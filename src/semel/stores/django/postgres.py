@@ -30,6 +30,7 @@ from semel.stores.django.units import Database, no_tables
 from semel.stores.django.wrapper import Block, Wrapper, close, name_of
 from semel.stores.postgres.address import LOCK_SECONDS, Address
 from semel.stores.postgres.base import check_version, retried, tells_version
+from semel.stores.postgres.bounds import walks_of
 from semel.stores.postgres.durability import Durability
 from semel.stores.postgres.errors import translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
@@ -115,10 +116,15 @@ class Postgres(Database):
                 for _ in range(MAX_WALKS):
                     if not run(wrapper, advance(self._statements)):
                         break
-                outcome = run(wrapper, self._statements.of(command))
+                outcome = self._walked(run, wrapper, command)
             case _:
-                outcome = run(wrapper, self._statements.of(command))
+                outcome = self._walked(run, wrapper, command)
         return outcome  # type: ignore[no-any-return]  # by the command's own type
+
+    def _walked(self, run: Callable[..., Any], wrapper: Wrapper, command: Command[Any]) -> Any:
+        for walk in walks_of(command):
+            run(wrapper, self._statements.bounds.look(self._statements, walk))
+        return run(wrapper, self._statements.of(command))
 
     def check(self, wrapper: Wrapper) -> None:
         """Raise if the tables are missing, or the server is a replica."""

@@ -18,6 +18,9 @@ STATEMENT_SECONDS = 10
 LOCK_SECONDS = 2
 #: How many transactions of the application's may be open at once, unless ``?pool=`` says otherwise.
 POOL_SIZE = 16
+#: How many connections the store has for its own statements at most, unless ``?connections=`` says otherwise: one for
+#: each kind of statement, so that none waits behind another.
+MAX_CONNECTIONS = 6
 
 #: When a key in progress may be taken over: when its lease is over; or, *instant*, when its worker's process is dead.
 Takeover = Literal["lease", "instant"]
@@ -35,6 +38,8 @@ SESSION = {
     "enable_seqscan": "off",
     "enable_sort": "off",
     "jit": "off",
+    # To start workers takes longer than any of these statements does.
+    "max_parallel_workers_per_gather": "0",
     "plan_cache_mode": "force_generic_plan",
     "lock_timeout": f"{LOCK_SECONDS}s",
     "statement_timeout": f"{STATEMENT_SECONDS}s",
@@ -52,13 +57,17 @@ class Address:
     #: How many transactions of the application's may be open at once.
     pool: int = POOL_SIZE
     takeover: Takeover = "lease"
+    #: How many connections there are for the store's own statements.
+    connections: int = MAX_CONNECTIONS
     #: Makes a connection as the application makes its own, where an engine or a pool was given and no URL. Then *url*
     #: only names the server in messages: what it leaves out, such as certificates, must not be left out.
     opener: Any = field(default=None, compare=False)
 
     @classmethod
     def of(cls, url: str, opener: Any = None) -> Self:
-        """Read a ``postgresql://`` URL; ``table``, ``schema``, ``audit``, ``pool``, ``takeover`` in it are ours."""
+        """Read a ``postgresql://`` URL; ``table``, ``schema``, ``audit``, ``pool``, ``connections`` and
+        ``takeover`` in it are ours.
+        """
         parts = urlsplit(url)
         try:
             for host in parts.netloc.rpartition("@")[2].split(","):  # a primary and its standbys, each with its port
@@ -69,7 +78,14 @@ class Address:
                 "The port in the URL of a PostgreSQL store is no number between 0 and 65535. "
                 "In a password, write / ? # @ as %2F %3F %23 %40."
             ) from None
-        ours = {"table": DEFAULT_TABLE, "schema": None, "audit": "on", "pool": str(POOL_SIZE), "takeover": "lease"}
+        ours = {
+            "table": DEFAULT_TABLE,
+            "schema": None,
+            "audit": "on",
+            "pool": str(POOL_SIZE),
+            "connections": str(MAX_CONNECTIONS),
+            "takeover": "lease",
+        }
         theirs = []
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
             if name in ours:
@@ -83,6 +99,7 @@ class Address:
             _audit(ours["audit"]),
             _pool(ours["pool"]),
             _takeover(ours["takeover"]),
+            _connections(ours["connections"]),
             opener,
         )
 
@@ -110,6 +127,12 @@ def _takeover(value: str | None) -> Takeover:
 def _pool(value: str | None) -> int:
     if value is None or not value.isdecimal() or int(value) < 1:
         raise ConfigurationError(f"?pool={value} must be a number, 1 or more: of transactions open at once.")
+    return int(value)
+
+
+def _connections(value: str | None) -> int:
+    if value is None or not value.isdecimal() or not 1 <= int(value) <= MAX_CONNECTIONS:
+        raise ConfigurationError(f"?connections={value} must be a number from 1 to {MAX_CONNECTIONS}.")
     return int(value)
 
 

@@ -16,10 +16,11 @@ from semel.stores.base import AsyncStore
 from semel.stores.batching import AsyncBatcher, refused
 from semel.stores.fair_queue import MAX_BATCH_BYTES, size_of
 from semel.stores.forks import leave_alone, start_afresh_in_children
-from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
+from semel.stores.postgres.address import CONNECT_SECONDS, MAX_CONNECTIONS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.async_listening import AsyncListener
 from semel.stores.postgres.async_opening import PsycopgSession, as_given, settle
-from semel.stores.postgres.base import TRIES, PostgresBase, check_version, tells_version
+from semel.stores.postgres.base import SHARES, TRIES, PostgresBase, check_version, tells_version
+from semel.stores.postgres.bounds import walks_of
 from semel.stores.postgres.durability import FOR_TRANSACTION, is_off_async
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, read_only, translated, unreachable
 from semel.stores.postgres.pooler import is_direct_async
@@ -163,8 +164,9 @@ class AsyncPostgresStore(PostgresBase, AsyncStore):
         for link in self._links:
             link.drop()
         self._listener.drop()
-        self._links = [_Link(self.address) for _ in range(6)]
-        claims, answers, leases, settlements, others, upkeep = self._links
+        count = self.address.connections
+        self._links = [(_Link if count == MAX_CONNECTIONS else _SharedLink)(self.address) for _ in range(count)]
+        claims, answers, leases, settlements, others, upkeep = (self._links[share] for share in SHARES[count])
         claim = AsyncBatcher[Any](partial(self._claim, claims), terms_of_claim, MAX_BATCH)
         complete = AsyncBatcher[Any](partial(self._complete, answers), terms_of_complete, MAX_BATCH)
         # Renewals skip locked rows, and must not wait behind those who don't.
@@ -218,6 +220,8 @@ class AsyncPostgresStore(PostgresBase, AsyncStore):
             await link.run(self._statements.wait(command))
         elif isinstance(command, FindStuck):
             await self._advance(link)
+        for walk in walks_of(command):
+            await link.run(self._statements.bounds.look(self._statements, walk))
         return await link.run(self._statements.of(command))
 
     async def _advance(self, link: _Link) -> None:
@@ -384,3 +388,15 @@ class _Link:
         if connection is not None:
             with suppress(RuntimeError):  # the loop that it was opened on may be closed
                 connection.terminate()
+
+
+class _SharedLink(_Link):
+    """One connection for several kinds of statements, which wait for each other."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(address)
+        self._turn = asyncio.Lock()
+
+    async def run(self, statement: Statement[T], batch: Sequence[Command[Any]] = ()) -> T:
+        async with self._turn:
+            return await super().run(statement, batch)

@@ -59,6 +59,18 @@ def retried(
     raise AssertionError  # pragma: no cover - the last round returned or raised
 
 
+#: Which connection each kind of statement has, by how many there are: claims, answers, leases, settlements, others,
+#: upkeep. What a client waits for comes first; settlements wait for others' transactions, and reaping takes its time.
+SHARES = {
+    1: (0, 0, 0, 0, 0, 0),
+    2: (0, 0, 1, 1, 0, 1),
+    3: (0, 1, 2, 2, 0, 2),
+    4: (0, 1, 2, 3, 0, 3),
+    5: (0, 1, 2, 3, 4, 3),
+    6: (0, 1, 2, 3, 4, 5),
+}
+
+
 def tells_version(names: Names) -> Statement[bool]:
     """Ask whether the role may read which migrations the store has. A server logs a statement that is refused."""
     sql = f"SELECT has_table_privilege(to_regclass('{book_of(names)}'), 'SELECT')"

@@ -12,6 +12,7 @@ from semel.core.record import NO_TOKEN, Hold
 from semel.core.trail import FULL, Audit
 from semel.stores.base import this_process
 from semel.stores.headers import written
+from semel.stores.postgres.bounds import Bounds
 from semel.stores.postgres.signals import channel_of
 from semel.stores.statement import Joined, Names, Query, Statement, load_queries
 
@@ -46,6 +47,10 @@ class Queries:
     browse: Query
     search: Query
     find_stuck: Query
+    bound_made: Query
+    bound_followed: Query
+    bound_expiring: Query
+    bound_handled: Query
     advance: Query
     read_request: Query
     sweep: Query
@@ -123,6 +128,8 @@ class Builder:
         self._tells_all = audit in FULL
         self.owner = self._owner = owner
         self._channel = channel_of(names)
+        #: From where statements walk along the indexes.
+        self.bounds = Bounds()
         self._queries = queries_of(names, audit)
         self._sql = {name: query.numbered for name, query in self._queries.items()}
         self._order = {name: query.parameters for name, query in self._queries.items()}
@@ -162,6 +169,7 @@ class Builder:
             "channel": self._channel,
             "owner": owner,
             "tests_owner": owner is not None,
+            **self.bounds.parameters(),
         }
 
 

@@ -471,13 +471,16 @@ SELECT count(*) FROM changed
 
 
 -- name: reap
--- Delete messages that were kept after they were sent, once they are old.
-WITH old AS (
-    SELECT id FROM semel_outbox
-     WHERE aggregatetype = CAST(:to AS text) AND state = 'sent' AND ended_at < clock_timestamp() - CAST(:older_than AS double precision) * interval '1 second'
-     ORDER BY ended_at
-     LIMIT CAST(:limit AS bigint)
-), gone AS (
-    DELETE FROM semel_outbox USING old WHERE semel_outbox.id = old.id RETURNING 1
+-- Delete messages that were kept after they were sent, once they are old. The time is asked in a subquery: a volatile
+-- function can't be looked up in an index, and all that were sent since would be read.
+WITH gone AS (
+    DELETE FROM semel_outbox
+     WHERE id = ANY (ARRAY(
+            SELECT id FROM semel_outbox
+             WHERE aggregatetype = CAST(:to AS text) AND state = 'sent' AND state IN ('dead', 'sent')
+               AND ended_at < (SELECT clock_timestamp() - CAST(:older_than AS double precision) * interval '1 second')
+             ORDER BY ended_at
+             LIMIT CAST(:limit AS bigint)))
+ RETURNING 1
 )
 SELECT count(*) FROM gone

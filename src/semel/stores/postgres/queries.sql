@@ -596,10 +596,12 @@ SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, st
        accepted, milestone, request_line, traceparent, created_at, lease_expires_at, completed_at, expires_at,
        clock_timestamp()
 --[plain
-  FROM semel_keys
+  FROM (SELECT * FROM semel_keys WHERE created_at >= :made_from::timestamptz) AS live
 --]
 --[unfinished
-  FROM (SELECT * FROM semel_keys WHERE upkeep IS NOT NULL
+  FROM (SELECT * FROM semel_keys WHERE upkeep = 'open' AND created_at >= :followed_from::timestamptz
+         UNION ALL
+        SELECT * FROM semel_keys WHERE upkeep = 'parked'
          UNION ALL
         SELECT * FROM semel_keys
          WHERE upkeep IS NULL
@@ -647,7 +649,7 @@ WITH clock AS MATERIALIZED (
     (SELECT 1 AS walk, ctid AS place, created_at, scope, key, state, status, lease_expires_at, request_line
        FROM semel_keys
       WHERE created_at <= least(:at::timestamptz, (SELECT latest FROM clock))
-        AND created_at >= coalesce((SELECT earliest FROM clock), '-infinity')
+        AND created_at >= greatest((SELECT earliest FROM clock), :made_from::timestamptz)
         AND (created_at, scope, key) < (:at::timestamptz, :at_scope::text, :at_key::text)
 --]
 --[scope
@@ -660,7 +662,7 @@ WITH clock AS MATERIALIZED (
 --[unfinished
     (SELECT 1 AS walk, ctid AS place, created_at, scope, key, state, status, lease_expires_at, request_line
        FROM semel_keys
-      WHERE upkeep = :upkeep AND created_at <= :at::timestamptz
+      WHERE upkeep = :upkeep AND created_at <= :at::timestamptz AND created_at >= :upkeep_from::timestamptz
         AND (created_at, scope, key) < (:at::timestamptz, :at_scope::text, :at_key::text)
       ORDER BY created_at DESC, scope DESC, key DESC
       LIMIT :scan)
@@ -717,6 +719,85 @@ SELECT (SELECT count(*) FROM walked), bound.created_at, bound.scope, bound.key, 
      WHERE ctid = ANY (ARRAY(SELECT place FROM fitting))
   ) AS found ON true
  ORDER BY found.created_at DESC, found.scope DESC, found.key DESC
+
+
+-- name: bound_made
+-- Where the live entries of an index begin (bounds.py): the first from :start on, and how many entries of indexes were
+-- read for it, dead ones included. The count before goes first, since the look-up depends on it.
+-- Of all records, by age.
+WITH before AS MATERIALIZED (
+    SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0) AS entries
+      FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_keys' AS regclass)
+)
+SELECT least(place, clock_timestamp() - :settled::float8 * interval '1 second'),
+       CAST((SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0)
+               FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_keys' AS regclass)) - before.entries AS bigint)
+  FROM before
+  LEFT JOIN LATERAL (
+    SELECT created_at AS place
+      FROM semel_keys
+     WHERE created_at >= :start::timestamptz AND before.entries >= 0
+     ORDER BY created_at
+     LIMIT 1
+  ) AS first ON true
+
+
+-- name: bound_followed
+-- The same of the records that the services follow. What is younger than the watermark may be followed yet.
+WITH before AS MATERIALIZED (
+    SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0) AS entries
+      FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_keys' AS regclass)
+)
+SELECT least(place, clock_timestamp() - :settled::float8 * interval '1 second',
+             coalesce((SELECT swept_to FROM semel_keys_watermark WHERE one), :start::timestamptz)),
+       CAST((SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0)
+               FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_keys' AS regclass)) - before.entries AS bigint)
+  FROM before
+  LEFT JOIN LATERAL (
+    SELECT created_at AS place
+      FROM semel_keys
+     WHERE upkeep = 'open' AND created_at >= :start::timestamptz AND before.entries >= 0
+     ORDER BY created_at
+     LIMIT 1
+  ) AS first ON true
+
+
+-- name: bound_expiring
+-- The same of the records that expire.
+WITH before AS MATERIALIZED (
+    SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0) AS entries
+      FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_keys' AS regclass)
+)
+SELECT least(place, clock_timestamp() - :settled::float8 * interval '1 second'),
+       CAST((SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0)
+               FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_keys' AS regclass)) - before.entries AS bigint)
+  FROM before
+  LEFT JOIN LATERAL (
+    SELECT expires_at AS place
+      FROM semel_keys
+     WHERE after_retention <> 'keep' AND upkeep IS DISTINCT FROM 'parked' AND expires_at >= :start::timestamptz AND before.entries >= 0
+     ORDER BY expires_at
+     LIMIT 1
+  ) AS first ON true
+
+
+-- name: bound_handled
+-- The same of the receipts of messages that were handled.
+WITH before AS MATERIALIZED (
+    SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0) AS entries
+      FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_inbox' AS regclass)
+)
+SELECT least(place, clock_timestamp() - :settled::float8 * interval '1 second'),
+       CAST((SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0)
+               FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_inbox' AS regclass)) - before.entries AS bigint)
+  FROM before
+  LEFT JOIN LATERAL (
+    SELECT changed_at AS place
+      FROM semel_inbox
+     WHERE state = 'done' AND changed_at >= :start::timestamptz AND before.entries >= 0
+     ORDER BY changed_at
+     LIMIT 1
+  ) AS first ON true
 
 
 -- name: advance
@@ -791,7 +872,7 @@ WITH clock AS MATERIALIZED (
 ), oldest AS MATERIALIZED (
     SELECT created_at
       FROM semel_keys
-     WHERE upkeep = 'open'
+     WHERE upkeep = 'open' AND created_at >= :followed_from::timestamptz
      ORDER BY created_at
      LIMIT 1
 ), start AS MATERIALIZED (
@@ -891,18 +972,19 @@ WITH clock AS MATERIALIZED (
 ), followed AS MATERIALIZED (
     (SELECT ctid AS place, state, token, created_at, lease_expires_at
        FROM semel_keys
-      WHERE upkeep = 'open'
+      WHERE upkeep = 'open' AND created_at >= :followed_from::timestamptz
       ORDER BY created_at
       LIMIT :limit)
      UNION
     (SELECT ctid, state, token, created_at, lease_expires_at
        FROM semel_keys
-      WHERE upkeep = 'open'
+      WHERE upkeep = 'open' AND created_at >= :followed_from::timestamptz
       ORDER BY created_at DESC
       LIMIT :limit)
 ), newest AS MATERIALIZED (
     SELECT ctid AS place, state, token, created_at, lease_expires_at, upkeep
       FROM semel_keys
+     WHERE created_at >= :made_from::timestamptz
      ORDER BY created_at DESC
      LIMIT :newest
 ), judged AS MATERIALIZED (
@@ -952,7 +1034,7 @@ SELECT now, oldest.scope, oldest.key, oldest.created_at,
           FROM (SELECT state, lease_expires_at
                   FROM semel_keys
                  WHERE after_retention <> 'keep' AND upkeep IS DISTINCT FROM 'parked'
-                   AND expires_at <= (SELECT now FROM clock)
+                   AND expires_at >= :expiring_from::timestamptz AND expires_at <= (SELECT now FROM clock)
                  ORDER BY expires_at
                  LIMIT :limit) AS expired
          WHERE state <> 'processing' OR lease_expires_at <= now),
@@ -992,7 +1074,7 @@ WITH due AS (
     SELECT ctid AS place, CASE WHEN state IN ('complete', 'failed') THEN after_retention ELSE 'fail' END AS fate
       FROM semel_keys
      WHERE after_retention <> 'keep' AND upkeep IS DISTINCT FROM 'parked'
-       AND expires_at <= (SELECT clock_timestamp())
+       AND expires_at >= :expiring_from::timestamptz AND expires_at <= (SELECT clock_timestamp())
        AND (state IN ('complete', 'failed', 'pending')
             OR (state = 'processing' AND lease_expires_at <= (SELECT clock_timestamp())))
      ORDER BY expires_at
@@ -1060,6 +1142,7 @@ WITH deleted AS (
         SELECT ctid
           FROM semel_inbox
          WHERE state = 'done'
+           AND changed_at >= :handled_from::timestamptz
            AND changed_at <= (SELECT clock_timestamp() - :older_than * interval '1 second')
          ORDER BY changed_at
          LIMIT :limit
@@ -1148,8 +1231,9 @@ SELECT clock_timestamp()
 
 
 -- name: check
--- Whether this server can serve: it has the table, and it takes writes.
-SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool, EXISTS (SELECT upkeep FROM semel_keys),
+-- Whether this server can serve: it has the table, and it takes writes. No row is read: the first one that is not dead
+-- may be far.
+SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool, EXISTS (SELECT upkeep FROM semel_keys WHERE false),
        CAST('semel_audit' AS regclass) IS NOT NULL
 
 

@@ -12,6 +12,7 @@ from semel.core.place import read_place, written_place
 from semel.core.record import Record
 from semel.core.search import FEW, walk_of
 from semel.core.state import State
+from semel.stores.postgres.bounds import BEGINNING
 from semel.stores.postgres.builder import Builder
 from semel.stores.postgres.rows import Row, record
 from semel.stores.statement import Statement
@@ -43,6 +44,7 @@ def search(builder: Builder, command: Search) -> Statement[Page]:
         state=wanted.state and str(wanted.state),
         stuck=wanted.is_stuck,
         upkeep="parked" if wanted.state is State.UNKNOWN else "open",
+        upkeep_from=BEGINNING if wanted.state is State.UNKNOWN else builder.bounds.of("followed"),
         endpoint=wanted.endpoint,
         newer=_seconds(wanted.newer_than),
         older=_seconds(wanted.older_than),

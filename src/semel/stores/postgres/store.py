@@ -16,8 +16,9 @@ from semel.stores.base import Store
 from semel.stores.batching import Batcher, refused
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.migration import PlannedMigration
-from semel.stores.postgres.address import CONNECT_SECONDS, SESSION, STATEMENT_SECONDS, Address
-from semel.stores.postgres.base import PostgresBase, check_version, retried, tells_version
+from semel.stores.postgres.address import CONNECT_SECONDS, MAX_CONNECTIONS, SESSION, STATEMENT_SECONDS, Address
+from semel.stores.postgres.base import SHARES, PostgresBase, check_version, retried, tells_version
+from semel.stores.postgres.bounds import walks_of
 from semel.stores.postgres.errors import read_only, translated, unreachable
 from semel.stores.postgres.listening import Listener
 from semel.stores.postgres.migrating import Migrator
@@ -131,8 +132,9 @@ class PostgresStore(PostgresBase, Store):
         """Have no connection."""
         self._mutex = threading.Lock()
         self._connections = self._given
-        self._links = [_Link(self.address) for _ in range(6)]
-        claims, answers, leases, settlements, others, upkeep = self._links
+        count = self.address.connections
+        self._links = [(_Link if count == MAX_CONNECTIONS else _SharedLink)(self.address) for _ in range(count)]
+        claims, answers, leases, settlements, others, upkeep = (self._links[share] for share in SHARES[count])
         self._claims = Batcher[Claim](lambda batch: self._claim(claims, batch), terms_of_claim, MAX_BATCH)
         self._answers = Batcher[Complete](lambda batch: self._complete(answers, batch), terms_of_complete, MAX_BATCH)
         # Renewals skip locked rows, and must not wait behind those who don't.
@@ -173,6 +175,8 @@ class PostgresStore(PostgresBase, Store):
                 link.run(self._statements.wait(command))
             elif isinstance(command, FindStuck):
                 self._advance(link)
+            for walk in walks_of(command):
+                link.run(self._statements.bounds.look(self._statements, walk))
             return link.run(self._statements.of(command))
 
         return self._caught(run)
@@ -325,6 +329,18 @@ class _MigratingSession:
 
     def __exit__(self, *_: object) -> None:
         self._link.close()
+
+
+class _SharedLink(_Link):
+    """One connection for several kinds of statements, which wait for each other."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(address)
+        self._mutex = threading.Lock()
+
+    def run(self, statement: Statement[T], *, is_shared: bool = False) -> T:
+        with self._mutex:
+            return super().run(statement, is_shared=is_shared)
 
 
 _NETWORK: dict[str, Any] = {"tcp_user_timeout": STATEMENT_SECONDS * 1000}

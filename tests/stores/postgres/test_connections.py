@@ -1,0 +1,87 @@
+"""How many connections a store has, and how many workers one server bears through a pooler."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import closing
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from semel.core.commands import Claim, Complete, FindStuck, Look, Renew, Save, Settle, Verdict
+from semel.core.message import Answer
+from semel.core.record import Found, Hold
+from semel.core.recovery import Done, Progress
+from semel.core.state import Event
+from semel.stores import AsyncStore, async_store, store
+from semel.testing.conformance.handles import Handle, handle
+
+LEASE, RETENTION = timedelta(seconds=30), timedelta(hours=24)
+ANSWER = Answer(201, (), b"{}")
+STEPS = Progress((Done("phase", "ride_created", {"id": 7}),))
+WORKERS = 200
+
+OURS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+
+both_colours = pytest.mark.parametrize("open_store", [store, async_store], ids=["sync", "async"])
+
+
+def claim(key: str, scope: str = "alice") -> Claim:
+    return Claim(scope, key, os.urandom(16), b"fingerprint", LEASE, RETENTION)
+
+
+def work(opened: Handle) -> None:
+    """Have statements of every kind carried out, many at once."""
+    holds: list[Any] = opened.perform_all([claim(f"key-{number}") for number in range(8)])
+    assert opened.perform(Save(holds[0], STEPS)) is Verdict.DONE
+    assert opened.perform(Renew(((holds[0], LEASE),))) == frozenset()
+    commands = [*(Complete(hold, Event.COMPLETE, ANSWER) for hold in holds), *(Look("alice", "key-1") for _ in holds)]
+    outcomes: list[Any] = opened.perform_all(commands)  # type: ignore[arg-type]
+    assert outcomes[:8] == [Verdict.DONE] * 8
+    assert opened.perform(Settle(holds[0])) is not None
+    assert opened.perform(FindStuck(10)) == ()
+
+
+@both_colours
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_connections_are_bounded(migrated_postgres_url: str, open_store: Any, most: int) -> None:
+    """With ``?connections=N``, a store does all that it does over N connections; but on an event loop, leases are
+    renewed over one more, from a thread.
+    """
+    opened = handle(open_store(f"{migrated_postgres_url}?connections={most}"))
+    with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
+        work(opened)
+        [(count,)] = connection.execute(OURS).fetchall()
+    opened.close()
+    assert count <= most + (open_store is async_store)
+
+
+@pytest.mark.slow
+async def test_many_workers_share_few_connections(migrated_postgres_url: str, pgbouncer_server: Any) -> None:
+    """Through PgBouncer, 200 workers with a store each fit a server that allows a hundred connections: they have two.
+    Each does its own work, and of all that claim the same key, one wins.
+    """
+    url = pgbouncer_server.through(migrated_postgres_url) + "?connections=1"
+
+    async def one(opened: AsyncStore, number: int) -> bool:
+        hold = await opened.perform(claim("own", f"worker-{number}"))
+        assert isinstance(hold, Hold)
+        assert await opened.perform(Complete(hold, Event.COMPLETE, ANSWER)) is Verdict.DONE
+        outcome = await opened.perform(claim("common"))
+        assert isinstance(outcome, Hold | Found)
+        return isinstance(outcome, Hold)
+
+    workers = [async_store(url) for _ in range(WORKERS)]
+    won = await asyncio.gather(*(one(opened, number) for number, opened in enumerate(workers)))
+    with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
+        [(count,)] = connection.execute(OURS).fetchall()
+        [(allowed,)] = connection.execute("SELECT current_setting('max_connections')::int").fetchall()
+    for opened in workers:
+        await opened.close()
+    assert sum(won) == 1
+    assert count <= 2 < allowed < WORKERS
+    with closing(store(migrated_postgres_url)) as direct:
+        assert isinstance(direct.perform(claim("own", "worker-199")), Found)
