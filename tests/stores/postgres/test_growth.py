@@ -16,7 +16,6 @@ import pytest
 from semel.core.commands import (
     Browse,
     Command,
-    Count,
     Filter,
     FindStuck,
     Reap,
@@ -75,7 +74,7 @@ ASKED: dict[str, Command[Any]] = {
     "survey": Survey(100),
     "keys list": Browse(50),
     "keys list --state": Browse(50, state=State.PROCESSING),
-    "counts": Count(100, 100),
+    "survey of the newest": Survey(100, 100),
     "newest": Search(Filter(), 50, 100),
     "failed": Search(Filter(state=State.FAILED), 50, 100),
     "unfinished": Search(Filter(state=State.PROCESSING), 50, 100),

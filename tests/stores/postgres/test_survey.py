@@ -6,7 +6,7 @@ import pytest
 from semel.core.commands import Survey
 from semel.stores import store
 
-MANY = 20_000
+MANY = 30_000
 
 #: Ended, sent and handled long ago: none of it is counted.
 FILL = (
