@@ -1,10 +1,15 @@
 """Metrics for Prometheus."""
 
+import os
+import signal
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as _openmetrics
 
 from semel.core.events import (
     ClientRetried,
@@ -32,11 +37,17 @@ from semel.core.events import (
     WaitEnded,
 )
 from semel.core.outcome import ENDED
-from semel.telemetry.metrics import COMMON, OF_STORE
+from semel.telemetry.metrics import BUCKETS, COMMON, OF_STORE
 from semel.telemetry.prometheus import Prometheus
+from semel.telemetry.stream import current_trace
 
 KEY = "0123456789ab"
 PART = Stretch(0.0, 0.02)
+
+
+def openmetrics(registry: CollectorRegistry) -> bytes:
+    shown: bytes = _openmetrics(registry)  # type: ignore[no-untyped-call]
+    return shown
 
 
 def asked(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
@@ -134,3 +145,128 @@ def test_what_has_no_metric_is_ignored(registry: CollectorRegistry, sink: Any) -
     before = generate_latest(registry)
     sink(NotKept(KEY, 200))
     assert generate_latest(registry) == before
+
+
+def test_sums_and_counts_are_exact(registry: CollectorRegistry, sink: Any) -> None:
+    """What several threads count at once is all there, in every bucket and in every sum."""
+    seconds = (0.0, 0.0005, 0.0006, 0.02, 59.5, 61.0)
+    each = 500
+
+    def count() -> None:
+        for number in range(each):
+            part = Stretch(0.0, seconds[number % len(seconds)])
+            sink(ended("ran", claim=part, handler=part, store=part))
+            sink(MessageEnded("billing", "ran"))
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    total = 4 * each
+    labels = {"endpoint": "POST /pay", "door": "asgi"}
+    assert asked(registry, "semel_requests_total", outcome="ran", **labels) == total
+    assert asked(registry, "semel_inbox_messages_total", consumer="billing", outcome="ran") == total
+    of_each = [len(range(place, each, len(seconds))) * 4 for place in range(len(seconds))]
+    for name in ("claim", "handler", "store"):
+        assert asked(registry, f"semel_{name}_seconds_count") == total
+        expected = sum(number * value for number, value in zip(of_each, seconds, strict=True))
+        assert asked(registry, f"semel_{name}_seconds_sum") == pytest.approx(expected)
+        # A bucket has what is as long as its limit, too.
+        buckets = {"0.0005": 2, "0.001": 3, "0.025": 4, "60.0": 5, "+Inf": 6}
+        assert {le: asked(registry, f"semel_{name}_seconds_bucket", le=le) for le in buckets} == {
+            le: sum(of_each[:number]) for le, number in buckets.items()
+        }
+
+
+def test_it_shows_what_prometheus_clients_own_metrics_would(registry: CollectorRegistry, sink: Any) -> None:
+    """Name, type, help and labels of each are as ``prometheus_client`` writes them for metrics of its own."""
+    sink(ended("replayed", claim=PART))
+    theirs = CollectorRegistry()
+    for metric in COMMON:
+        kind: Any = {"counter": Counter, "gauge": Gauge, "histogram": partial(Histogram, buckets=BUCKETS)}[metric.kind]
+        made = kind(metric.name, metric.help, labelnames=metric.labels, registry=theirs)
+        if metric.labels:
+            made.labels(*("x" for _ in metric.labels))
+    assert _heads(registry) == _heads(theirs)
+
+
+def _heads(registry: CollectorRegistry) -> set[tuple[str, str, str, frozenset[tuple[str, frozenset[str]]]]]:
+    return {
+        (each.name, each.type, each.documentation, frozenset((one.name, frozenset(one.labels)) for one in samples))
+        for each in registry.collect()
+        if (samples := [one for one in each.samples if not one.name.endswith("_created")])
+        and each.name not in {"semel_outbox_messages", "semel_inbox_messages"}
+    }
+
+
+def test_one_name_of_many(registry: CollectorRegistry, sink: Any) -> None:
+    """A scrape of some metrics alone (``?name[]=``) has those, and no others."""
+    sink(ended("ran", claim=PART))
+    some = generate_latest(registry.restricted_registry(["semel_claim_seconds_count"])).decode()
+    assert "semel_claim_seconds_count 1.0" in some
+    assert "semel_requests" not in some
+
+
+def test_two_in_one_registry(registry: CollectorRegistry, sink: Any) -> None:
+    """A second sink for the same registry is refused: everything would be there twice."""
+    with pytest.raises(ValueError, match="semel_requests"):
+        Prometheus(registry)
+
+
+@pytest.mark.parametrize("buckets", [(), (1.0, 0.5), (1.0, 1.0), (float("inf"),)])
+def test_odd_buckets(buckets: tuple[float, ...]) -> None:
+    """Buckets that are none are refused at the start."""
+    with pytest.raises(ValueError, match="rising order"):
+        Prometheus(CollectorRegistry(), buckets=buckets)
+
+
+def test_own_buckets() -> None:
+    """The histograms have the buckets that were asked for; the last is without a limit, whether it is given or not."""
+    for given in ((0.1, 1.0), (0.1, 1.0, float("inf"))):
+        registry = CollectorRegistry()
+        Prometheus(registry, buckets=given)(ended("ran", claim=PART))
+        assert [asked(registry, "semel_claim_seconds_bucket", le=le) for le in ("0.1", "1.0", "+Inf")] == [1, 1, 1]
+
+
+TRACED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-0"
+
+
+def test_exemplars(registry: CollectorRegistry, sink: Any) -> None:
+    """A bucket has the trace of a request in it, in the OpenMetrics format; the usual format stays as it is."""
+    sink(ended("ran", claim=PART, handler=PART, store=PART, trace=TRACED + "1"))
+    sink(ended("replayed", claim=PART, trace=TRACED + "1"))
+    shown = [line for line in openmetrics(registry).decode().splitlines() if " # {" in line]
+    assert [line.partition("{")[0] for line in shown] == [
+        f"semel_{name}_seconds_bucket" for name in ("claim", "handler", "store", "replay")
+    ]
+    assert all('le="0.025"' in line or 'le="0.05"' in line for line in shown)
+    assert all('trace_id="0af7651916cd43dd8448eb211c80319c"' in line for line in shown)
+    assert all('span_id="b7ad6b7169203331"' in line for line in shown)
+    assert b"trace_id" not in generate_latest(registry)
+
+
+@pytest.mark.parametrize("trace", [None, TRACED + "0", "zero1", "", "\ud8001"])
+def test_no_exemplars(registry: CollectorRegistry, sink: Any, trace: str | None) -> None:
+    """A trace that is not recorded leads to nothing, and what is none is none."""
+    sink(ended("ran", claim=PART, trace=trace))
+    assert b"trace_id" not in openmetrics(registry)
+    assert asked(registry, "semel_claim_seconds_count") == 1
+
+
+def test_traces_without_a_sink_for_opentelemetry(used: Callable[[Any], Any], registry: CollectorRegistry) -> None:
+    """Prometheus alone has exemplars where it is told how the current trace is known."""
+    used(Prometheus(registry, traceparent=lambda: TRACED + "1"))
+    assert current_trace() == TRACED + "1"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_a_fork_while_another_thread_counts(registry: CollectorRegistry, sink: Any) -> None:
+    """A child that was made while another thread was in the middle of a count counts all the same."""
+    with sink._numbers._lock:
+        child = os.fork()
+        if child == 0:  # pragma: no cover - in the child
+            signal.alarm(60)
+            sink(ended("ran", claim=PART))
+            os._exit(0 if asked(registry, "semel_claim_seconds_count") == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

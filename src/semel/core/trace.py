@@ -9,7 +9,8 @@ import re
 
 from semel.core.value import value
 
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+#: Version ff, and ids of zeros alone, are invalid by the specification.
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 #: The bit of the flags that says whether the trace is recorded.
 _SAMPLED = 1
 
@@ -28,11 +29,14 @@ class Trace:
         return bool(self.flags & _SAMPLED)
 
 
+def is_trace(given: object) -> bool:
+    """Whether *given* is a traceparent that names a span."""
+    return isinstance(given, str) and _TRACEPARENT.fullmatch(given) is not None
+
+
 def read_trace(given: object) -> Trace | None:
     """Return what *given* names; None where it is not a traceparent, or names nothing."""
-    if not isinstance(given, str) or not _TRACEPARENT.fullmatch(given):
+    if not isinstance(given, str) or not is_trace(given):
         return None
-    version, trace_id, span_id, flags = given.split("-")
-    if version == "ff" or not trace_id.strip("0") or not span_id.strip("0"):
-        return None  # Both are invalid by the specification.
+    _, trace_id, span_id, flags = given.split("-")
     return Trace(trace_id, span_id, int(flags, 16))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from semel.core.commands import Complete
+from semel.core.commands import Claim, Complete
 from semel.core.events import (
     Event,
     Fenced,
@@ -121,10 +121,9 @@ class _Meter:
         self._ports = ports
         self._key: str | None = None
         self._attempt: int | None = None
-        # When each part began, and how long it took.
-        self._claim: tuple[float, float] | None = None
-        self._handler: tuple[float, float] | None = None
-        self._store: tuple[float, float] | None = None
+        self._claim: Stretch | None = None
+        self._handler: Stretch | None = None
+        self._store: Stretch | None = None
         self._told: Ended | None = None
         self._waited = False
         self._trace = current_trace()
@@ -146,73 +145,90 @@ class _Meter:
         self._ports.tell(happening)
 
     async def claim(self, claim: Any) -> Any:
-        began = _clock()
         self._key = claim.key
+        if self._trace is not None:
+            claim = self._traced(claim)
+        began = _clock()
         try:
-            return self._seen(await self._ports.claim(self._traced(claim)))
+            got = await self._ports.claim(claim)
         finally:
-            self._claim = _more(self._claim, began)
+            self._claim = self._more(self._claim, began)
+        if type(got) is Found:
+            self._came_upon(got)
+        return got
 
     async def take_over(self, command: Any) -> Any:
-        began = _clock()
         if self._trace is not None:
             command = replace(command, claim=self._traced(command.claim))
+        began = _clock()
         try:
             return await self._ports.take_over(command)
         finally:
-            self._claim = _more(self._claim, began)
+            self._claim = self._more(self._claim, began)
 
     async def begin(self, command: Any) -> Any:
-        began = _clock()
         self._key = command.claim.key
+        began = _clock()
         try:
-            return self._seen(await self._ports.begin(command))
+            got = await self._ports.begin(command)
         finally:
-            self._claim = _more(self._claim, began)
+            self._claim = self._more(self._claim, began)
+        if type(got) is Found:
+            self._came_upon(got)
+        return got
 
     async def run_handler(self, run: RunHandler) -> Ending:
-        began = _clock()
         self._attempt = run.hold.attempt
+        began = _clock()
         try:
             return await self._ports.run_handler(run)  # type: ignore[no-any-return]  # as above
         finally:
-            self._handler = began, _clock() - began
+            self._handler = Stretch(began - self._began, _clock() - began)
 
     def ask(self, command: Any) -> Awaitable[Any]:
-        if type(command) is Complete:
-            return self._timed_store(self._ports.ask, command)
-        return self._ports.ask(command)  # type: ignore[no-any-return]  # as above
+        return self._complete(command) if type(command) is Complete else self._ports.ask(command)
 
-    def finish(self, command: Any) -> Awaitable[Any]:
+    async def _complete(self, command: Complete) -> Any:
+        began = _clock()
+        try:
+            return await self._ports.ask(command)
+        finally:
+            self._store = self._more(self._store, began)
+
+    async def finish(self, command: Any) -> Any:
         if self._trace is not None:
             command = replace(command, claim=self._traced(command.claim))
-        return self._timed_store(self._ports.finish, command)
+        began = _clock()
+        try:
+            return await self._ports.finish(command)
+        finally:
+            self._store = self._more(self._store, began)
 
     async def wait(self, wish: Any) -> Any:
         self._waited = True
         count(WaitBegan())
         try:
-            return self._seen(await self._ports.wait(wish))
+            got = await self._ports.wait(wish)
         finally:
             count(WaitEnded())
-
-    async def _timed_store(self, port: Callable[[Any], Awaitable[Any]], command: Any) -> Any:
-        began = _clock()
-        try:
-            return await port(command)
-        finally:
-            self._store = _more(self._store, began)
-
-    def _traced(self, claim: Any) -> Any:
-        """Return *claim* with the trace of this request, which is stored with the record."""
-        return claim if self._trace is None else replace(claim, traceparent=self._trace)
-
-    def _seen(self, got: Any) -> Any:
-        """Note which trace ran, or runs, the operation that this request came upon."""
         if type(got) is Found:
-            # An expired one was another operation.
-            self._found = None if got.is_expired else got.traceparent
+            self._came_upon(got)
         return got
+
+    def _traced(self, claim: Claim) -> Claim:
+        """Return *claim* with the trace of this request, which is stored with the record."""
+        return replace(claim, traceparent=self._trace)
+
+    def _came_upon(self, found: Found) -> None:
+        """Note which trace ran, or runs, this operation. An expired one was another operation."""
+        self._found = None if found.is_expired else found.traceparent
+
+    def _more(self, before: Stretch | None, began: float) -> Stretch:
+        """Return what took until now since *began*, with what was *before* it: a claim may be asked for twice."""
+        took = _clock() - began
+        if before is None:
+            return Stretch(began - self._began, took)
+        return Stretch(before.after, before.seconds + took)
 
     def end(self, outcome: Ended) -> None:
         """Tell the sinks how the request ended. Whatever goes wrong here is no reason for the request to fail."""
@@ -221,8 +237,7 @@ class _Meter:
             outcome = self._told
         elif self._waited and outcome == "replayed":
             outcome = "waited"
-        ports, key, began = self._ports, self._key, self._began
-        claim, handler, store = self._claim, self._handler, self._store
+        ports, key = self._ports, self._key
         try:
             endpoint = ENDPOINTS.name(ports.endpoint())
         except Exception:  # what a framework has of its route is the framework's
@@ -236,16 +251,10 @@ class _Meter:
                 digest_of(key)[:SHORT_LENGTH] if key is not None and are_keys_wanted() else None,
                 self._attempt,
                 seconds,
-                None if claim is None else Stretch(claim[0] - began, claim[1]),
-                None if handler is None else Stretch(handler[0] - began, handler[1]),
-                None if store is None else Stretch(store[0] - began, store[1]),
+                self._claim,
+                self._handler,
+                self._store,
                 self._trace,
                 self._found,
             )
         )
-
-
-def _more(before: tuple[float, float] | None, began: float) -> tuple[float, float]:
-    """Return what took until now since *began*, with what was *before* it: a claim may be asked for twice."""
-    took = _clock() - began
-    return (began, took) if before is None else (before[0], before[1] + took)

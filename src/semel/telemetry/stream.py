@@ -16,13 +16,15 @@ stored with the record of an operation, so that a replay can tell which trace ra
 
 from __future__ import annotations
 
+import os
 import threading
 from asyncio import CancelledError
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 from semel.core.events import Event, Happening, Measure
-from semel.core.trace import read_trace
+from semel.core.trace import is_trace
 from semel.errors import ConfigurationError
 from semel.telemetry.logs import log, logger
 
@@ -32,6 +34,13 @@ class Sink(Protocol):
 
     def __call__(self, event: Event, /) -> None:
         """Take note of *event*."""
+
+
+class StartsAfresh(Protocol):
+    """What has a lock."""
+
+    def start_afresh(self) -> None:
+        """Have a new one."""
 
 
 S = TypeVar("S", bound=Sink)
@@ -44,6 +53,7 @@ _tracers: tuple[Callable[[], Any], ...] = ()
 _lock = threading.Lock()
 #: Those that have raised: each is logged once, since every request would raise it again.
 _broken: set[int] = set()
+_locked: WeakSet[StartsAfresh] = WeakSet()
 
 
 def use(sink: S) -> S:
@@ -89,7 +99,7 @@ def current_trace() -> str | None:
     for tracer in _tracers:
         try:
             given = tracer()
-            if given is not None and read_trace(given) is not None:
+            if given is not None and is_trace(given):
                 return given  # type: ignore[no-any-return]  # it is a text, then
         except Exception:  # noqa: BLE001 - a trace is no reason for a request to fail
             if id(tracer) not in _broken:
@@ -114,3 +124,17 @@ def count(event: Happening | Measure) -> None:
             if id(sink) not in _broken:
                 _broken.add(id(sink))
                 logger.exception("A telemetry sink has failed, and is told of events all the same: %r", sink)
+
+
+def start_afresh_in_children(each: StartsAfresh) -> None:
+    """Let *each* have a new lock in every child that is forked from now on: the thread that had it may not be there."""
+    _locked.add(each)
+
+
+def _after_fork() -> None:
+    for each in tuple(_locked):
+        each.start_afresh()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_after_fork)
