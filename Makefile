@@ -51,7 +51,7 @@ bench: .venv/.ready ## Measure what Semel costs, against the same app without it
 	@$(BIN)/python -m bench telemetry
 	@$(BIN)/python -m bench console --rows 100000
 
-torture: .venv/.ready ## Kill it at every line, and count what was done twice or lost. It takes minutes.
+torture: .venv/.failover ## Kill it at every line, and count what was done twice or lost. It takes minutes.
 	@$(BIN)/python -m torture
 
 clean: ## Remove what make and the tools made.
@@ -69,4 +69,10 @@ clean: ## Remove what make and the tools made.
 	@echo "Installing $(WHAT)"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]' -c constraints.txt
+	@touch $@
+
+# A PostgreSQL that fails over: large, and of no use to the other targets.
+.venv/.failover: .venv/.ready
+	@echo "Installing Patroni and etcd into .venv (some seconds, once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[failover]' -c constraints.txt
 	@touch $@
