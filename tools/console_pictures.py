@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import random
+import sqlite3
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -57,9 +59,10 @@ def served(url: str) -> Iterator[tuple[str, Console]]:
         console.close()
 
 
-def an_hour(console: Console) -> None:
+def an_hour(console: Console, file: Path) -> None:
     """Put an hour of counts into the console, as if it had run for so long, with a pause in it."""
     counts = console.site.samples.now()
+    add_counts(file, counts.now)
     chance = random.Random(7)  # noqa: S311 - a picture
     newest = int(counts.now.timestamp()) // 60
     for ago in range(1, 60):
@@ -69,6 +72,24 @@ def an_hour(console: Console) -> None:
         parked = 1 if ago < 15 else 0
         sample = Sample(made, 3 + chance.randrange(9), parked, ago % 7, 12 + ago)
         console.site.samples._minutes[newest - ago] = sample  # noqa: SLF001 - a picture
+
+
+def add_counts(file: Path, now: datetime) -> None:
+    """Put an hour of requests into the store, with the same pause in it."""
+    chance = random.Random(11)  # noqa: S311 - a picture
+    rows = []
+    for ago in range(44):
+        if 21 <= ago <= 27:
+            continue
+        busy = 70 if 8 < ago < 14 else 0
+        ended = {"added": 6, "ran": 40 + chance.randrange(60) + busy, "replayed": chance.randrange(9) + busy // 4}
+        ended |= {"conflict": chance.randrange(4) + busy // 9, "mismatch": int(chance.random() < 0.1)}
+        ended |= {"store_failed": 5 if ago == 12 else 0, "unknown": int(ago == 14)}
+        ended["passed_on"] = 20 + chance.randrange(9)
+        minute = int((now - timedelta(minutes=ago)).timestamp()) // 60 * 60_000
+        rows += [(minute, outcome, number) for outcome, number in ended.items() if number]
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.executemany("INSERT INTO semel_counts VALUES (?, ?, ?)", rows)
 
 
 def look(page: Page, origin: str, path: str, file: Path, *, whole: bool) -> None:
@@ -93,7 +114,7 @@ def main() -> None:
             world.close()
             with served(world.url) as (origin, console):
                 if name == "full":
-                    an_hour(console)
+                    an_hour(console, Path(folder) / f"{name}.db")
                 shots = PICTURES if not asked.all else _every(name)
                 for title, path, width, scheme in shots:
                     context = browser.new_context(viewport={"width": width, "height": HEIGHT}, color_scheme=scheme)

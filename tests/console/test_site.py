@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -20,11 +20,12 @@ from semel.console import sampling
 from semel.console.access import Token, User
 from semel.console.examination import Examination, Found
 from semel.console.http import POLICY, Request, placed
+from semel.console.rates import rates
 from semel.console.reading import Reader
 from semel.console.rendering import operation_name, without_secrets
 from semel.console.sampling import Samples
 from semel.console.site import FORM, SESSION, Site
-from semel.core.commands import Look, Note, Park, ReadTrail, Survey
+from semel.core.commands import AddCounts, Look, Minutes, Note, Park, ReadTrail, Survey
 from semel.core.record import Hold
 from semel.core.state import State
 from semel.errors import ConfigurationError, StoreUnavailable
@@ -459,6 +460,56 @@ class TestPages:
         assert visitor.get("/outbox?state=x").status == 400
         assert "evt_77120" in visitor.page("/inbox")
         assert "hooks.acme.example" in visitor.page("/webhooks")
+
+
+class TestRates:
+    """How requests have ended, by minute, from the store's own counts."""
+
+    def test_an_hour(self) -> None:
+        """Outcomes are grouped; a minute that no process has counted is a gap, and one without requests is zero."""
+        now = datetime(2026, 11, 18, 12, 30, 20, tzinfo=UTC)
+        begun, idle, last = (now.replace(second=0) - timedelta(minutes=each) for each in (40, 39, 1))
+        read = Minutes(
+            now,
+            (
+                (begun, "ran", 3),
+                (begun, "freed", 1),
+                (begun, "added", 2),
+                (idle, "added", 1),
+                (last, "missing", 2),
+                (last, "of a newer version", 1),
+                (now - timedelta(hours=3), "ran", 9),
+            ),
+        )
+        found = rates(read)
+        ran = found.series[0]
+        assert (ran.name, ran.highest, len(ran.values)) == ("Ran", 4, 60)
+        assert ran.values[18:22] == (None, 4, 0, None)
+        assert (found.since, found.missing, found.has_gap_before) == (begun, 38, True)
+        assert next(each for each in found.series if each.name == "Refused").values[-2:] == (3, None)
+        assert {each[0]: each[2] for each in found.totals} == {
+            "ran": 3,
+            "freed": 1,
+            "missing": 2,
+            "of a newer version": 1,
+        }
+        assert rates(Minutes(now, ())).since is None
+
+    def test_the_page(self, visitor: Visitor, world: World) -> None:
+        """The overview has a chart for each group with its numbers as a table, and says since when it is counted."""
+        assert "No counts in the last hour" in text_of(visitor.get("/"))
+        world.store.perform(AddCounts({"ran": 7, "replayed": 2, "mismatch": 1, "added": 1}))
+        page = visitor.page("/")
+        assert 'aria-label="Replayed, by minute, last hour; highest 2"' in page
+        assert "Mismatch" in page
+        said = text_of(visitor.get("/"))
+        assert "No counts before" in said
+        assert re.search(r"ran\s*the handler ran, and its answer is stored\s*7", said)
+
+    def test_an_older_schema(self, visitor: Visitor, world: World) -> None:
+        """Without the table, the page says what is missing, and shows the rest."""
+        world.sql("DROP TABLE semel_counts")
+        assert "This store has no counts" in text_of(visitor.get("/"))
 
 
 class TestCounting:

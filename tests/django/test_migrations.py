@@ -23,7 +23,15 @@ from semel.stores.statement import load_migrations
 from tests.django import project
 from tests.django.operations import claim_on
 
-ALL = ["0001_pre_keys", "0002_pre_steps", "0003_pre_accepted", "0004_pre_lean", "0005_pre_messages", "0006_pre_trace"]
+ALL = [
+    "0001_pre_keys",
+    "0002_pre_steps",
+    "0003_pre_accepted",
+    "0004_pre_lean",
+    "0005_pre_messages",
+    "0006_pre_trace",
+    "0007_pre_counts",
+]
 
 
 @pytest.fixture(params=["postgres_url", "sqlite_url"])

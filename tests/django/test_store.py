@@ -258,6 +258,7 @@ class TestReadiness:
                 "0004_pre_lean",
                 "0005_pre_messages",
                 "0006_pre_trace",
+                "0007_pre_counts",
             ]
             store.open()
             assert isinstance(store.perform(claim_on()), Hold)

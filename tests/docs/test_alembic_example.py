@@ -17,7 +17,8 @@ from semel.stores.alembic import include_name
 from tests.docs.served import ROOT
 
 ENV = (ROOT / "docs" / "examples" / "alembic_env").with_suffix(".py").read_text()
-OURS = {"semel_keys", "semel_audit", "semel_keys_migrations", "semel_outbox", "semel_inbox", "semel_webhooks"}
+MESSAGES = {"semel_outbox", "semel_inbox", "semel_webhooks"}
+OURS = {"semel_keys", "semel_audit", "semel_keys_migrations", "semel_counts", *MESSAGES}
 #: PostgreSQL's sweeper remembers how far it has looked.
 ON_POSTGRES = {"semel_keys_watermark"}
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ import pytest
 import semel.telemetry
 from semel.core.events import NotStored, TookOver, WaitBegan
 from semel.errors import ConfigurationError
+from semel.flows.reply import Done
 from semel.guard.measuring import measured
+from semel.guard.running import run
+from semel.stores.memory import MemoryStore
 from semel.telemetry.stream import count, tell
 from tests.telemetry.conftest import Seen
 
@@ -58,14 +62,18 @@ def test_what_is_no_sink_is_refused() -> None:
             semel.telemetry.use(wrong)  # type: ignore[type-var]
 
 
-def test_nothing_is_measured_without_a_sink(used: Callable[[Any], Any]) -> None:
-    """Without a sink a flow is run as it is: nothing stands between it and its ports."""
+def test_nothing_is_measured_without_a_sink() -> None:
+    """Without a sink it is only counted how a request ends: nothing stands between a flow and its ports."""
+    seen: list[Any] = []
 
-    async def flow(ports: Any) -> None: ...
+    async def flow(ports: Any) -> Done:
+        seen.append(ports)
+        return Done()
 
-    assert measured(flow) is flow
-    used(Seen())
-    assert measured(flow) is not flow
+    ports = SimpleNamespace(guard=SimpleNamespace(store=MemoryStore()))
+    run(measured(flow), ports)
+    assert seen == [ports]
+    assert ports.guard.store.ended == {"reported": 1}
 
 
 def test_sinks_are_told_no_more_after_drop() -> None:

@@ -14,12 +14,14 @@ from typing import Any, TypeVar
 
 from semel.console.examination import Found
 from semel.console.filters import LIMIT, Asked
+from semel.console.rates import MINUTES, Rates, rates
 from semel.core.commands import (
     CommitAlone,
     Filter,
     Look,
     Open,
     Page,
+    ReadCounts,
     ReadRequest,
     ReadTrail,
     Search,
@@ -36,7 +38,7 @@ from semel.core.recovery import read_back
 from semel.core.state import State
 from semel.core.trail import story
 from semel.core.value import value
-from semel.errors import SemelError
+from semel.errors import SemelError, StoreError
 from semel.flows.upkeep import hold_of
 from semel.stores import Store
 from semel.stores.dialect import PACKAGES, POSTGRESQL, durable_of, keeps_messages, messages_of
@@ -110,6 +112,8 @@ class Overview:
     parked_messages: int | None
     endpoints: tuple[Endpoint, ...] | None
     unread: tuple[str, ...] = ()
+    #: How requests have ended in the last hour. None: the store can't tell.
+    rates: Rates | None = None
     #: What ``semel doctor`` has found. None: it was not asked, or has not answered yet.
     findings: tuple[Found, ...] | None = None
 
@@ -215,6 +219,7 @@ class Reader:
             None if inbox is None else len(inbox),
             endpoints,
             tuple(unread),
+            self._rates(),
             None if self.findings is None else self.findings(),
         )
 
@@ -347,6 +352,13 @@ class Reader:
 
     def _search(self, wanted: Filter, limit: int) -> tuple[Record, ...]:
         return self.store.perform(Search(wanted, limit, WALK)).records
+
+    def _rates(self) -> Rates | None:
+        """Read how requests have ended. A store of an older schema has no table for it, and a role may not see it."""
+        try:
+            return rates(self.store.perform(ReadCounts(MINUTES)))
+        except StoreError:
+            return None
 
     def _accepted(self, counts: Surveyed) -> tuple[Record, ...]:
         running: Iterable[Record] = ()

@@ -1,4 +1,4 @@
-"""Measures guarded calls, where a telemetry sink wants to know. Without one, nothing in here runs.
+"""Measures guarded calls, where a telemetry sink wants to know. Without one, it is only counted how they end.
 
 ``measured(flow)`` is put around the flow of a request: it stands between the flow and its ports, reads the clock around
 those that take time, and tells the sinks how the request ended.
@@ -66,13 +66,35 @@ class MeasuredPorts(Protocol):
 
 
 def measured(flow: F) -> F:
-    """Return *flow*, which guards a call, so that the sinks are told of it; unchanged where there is none."""
-    return partial(_request, flow) if sinks() else flow  # type: ignore[return-value]  # it takes and returns the same
+    """Return *flow*, which guards a call, so that its end is counted, and told to the sinks if there are any."""
+    return partial(_request if sinks() else _counted, flow)  # type: ignore[return-value]  # it takes and returns the same
 
 
 def measured_delivery(flow: F, consumer: str) -> F:
     """The same for a delivery to an inbox."""
     return partial(_delivery, consumer, flow) if sinks() else flow  # type: ignore[return-value]  # as above
+
+
+async def _counted(flow: Callable[..., Coroutine[Any, Any, Reply]], ports: Any, /, *args: Any, **kwargs: Any) -> Reply:
+    try:
+        reply = await flow(ports, *args, **kwargs)
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        _note(ports, "interrupted" if isinstance(error, asyncio.CancelledError) else ended_by(error))
+        raise
+    try:  # as _note does, without the call
+        ports.guard.store.ended[reply.outcome] += 1
+    except AttributeError:
+        return reply
+    return reply
+
+
+def _note(ports: Any, outcome: Ended) -> None:
+    """Count it for the console; a service adds it to the store."""
+    guard = getattr(ports, "guard", None)
+    if guard is not None:  # a test's own ports have none
+        guard.store.ended[outcome] += 1
 
 
 async def _request(flow: Callable[..., Coroutine[Any, Any, Reply]], ports: Any, /, *args: Any, **kwargs: Any) -> Reply:
@@ -238,6 +260,7 @@ class _Meter:
         elif self._waited and outcome == "replayed":
             outcome = "waited"
         ports, key = self._ports, self._key
+        _note(ports, outcome)
         try:
             endpoint = ENDPOINTS.name(ports.endpoint())
         except Exception:  # what a framework has of its route is the framework's

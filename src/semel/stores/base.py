@@ -33,8 +33,10 @@ import asyncio
 import os
 import socket
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable
 from contextvars import copy_context
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -72,6 +74,13 @@ class Store(ABC):
     is_callers: bool = False
     #: Whether ``migrate`` and ``plan`` take up the migrations that old code does not survive, too.
     migrates_post: bool = False
+
+    @cached_property
+    def ended(self) -> defaultdict[str, int]:
+        """How many requests of this process have ended how (``core/outcome.py``), since that was last added to the
+        store. It is bounded by the list of outcomes.
+        """
+        return defaultdict(int)
 
     @property
     def dialect(self) -> Dialect | None:
@@ -133,6 +142,11 @@ class Store(ABC):
 
 class AsyncStore(ABC):
     """A store for one event loop at a time. It opens itself on first use."""
+
+    @cached_property
+    def ended(self) -> defaultdict[str, int]:
+        """As in ``Store``."""
+        return defaultdict(int)
 
     #: The actor in the audit trail; None is this process.
     actor: str | None = None

@@ -26,6 +26,7 @@ DEFAULT_WATERMARK = "semel_keys_watermark"
 DEFAULT_OUTBOX = "semel_outbox"
 DEFAULT_INBOX = "semel_inbox"
 DEFAULT_WEBHOOKS = "semel_webhooks"
+DEFAULT_COUNTS = "semel_counts"
 MIGRATIONS = "migrations"
 
 _BLOCK = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
@@ -72,6 +73,11 @@ class Names:
         return self._beside(DEFAULT_WEBHOOKS)
 
     @property
+    def counts(self) -> str:
+        """The table of how requests have ended, by minute."""
+        return self._beside(DEFAULT_COUNTS)
+
+    @property
     def watermark(self) -> str:
         """The table that says how far the services have walked along the records."""
         return f"{self.table}_watermark"
@@ -80,13 +86,14 @@ class Names:
     def tables(self) -> frozenset[str]:
         """All of Semel's tables."""
         messages = (self.outbox, self.inbox, self.webhooks)
-        return frozenset({self.table, self.audit, self.watermark, f"{self.table}_migrations", *messages})
+        own = (self.table, self.audit, self.watermark, self.counts, f"{self.table}_migrations")
+        return frozenset({*own, *messages})
 
     def put_into(self, sql: str) -> str:
         """Return *sql* with these names in place of the usual ones."""
         prefix = f"{self.schema}." if self.schema else ""
         sql = sql.replace(DEFAULT_WATERMARK, prefix + self.watermark)
-        for usual in (DEFAULT_TABLE, DEFAULT_AUDIT, DEFAULT_OUTBOX, DEFAULT_INBOX, DEFAULT_WEBHOOKS):
+        for usual in (DEFAULT_TABLE, DEFAULT_AUDIT, DEFAULT_OUTBOX, DEFAULT_INBOX, DEFAULT_WEBHOOKS, DEFAULT_COUNTS):
             name = self._beside(usual)
             sql = re.sub(rf"\b{usual}(?=_)", name, sql)
             sql = re.sub(rf"\b{usual}\b", prefix + name, sql)

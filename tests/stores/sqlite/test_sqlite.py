@@ -155,6 +155,7 @@ class TestSchema:
                 "0004_pre_lean",
                 "0005_pre_messages",
                 "0006_pre_trace",
+                "0007_pre_counts",
             ],
             [],
         ):

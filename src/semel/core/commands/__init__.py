@@ -4,6 +4,7 @@ One command is one round trip, or one transaction that the store owns.
 """
 
 from semel.core.commands.base import Again, Command, Verdict
+from semel.core.commands.counts import AddCounts, Minutes, ReadCounts
 from semel.core.commands.keys import (
     Browse,
     Claim,
@@ -43,6 +44,7 @@ from semel.core.commands.upkeep import (
 )
 
 __all__ = [
+    "AddCounts",
     "Again",
     "Begin",
     "Browse",
@@ -57,11 +59,13 @@ __all__ = [
     "Finish",
     "Look",
     "Mark",
+    "Minutes",
     "Note",
     "Now",
     "Open",
     "Page",
     "Park",
+    "ReadCounts",
     "ReadRequest",
     "ReadTrail",
     "Reap",

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from semel.core.commands import (
+    AddCounts,
     Begin,
     Browse,
     Claim,
@@ -24,6 +25,7 @@ from semel.core.commands import (
     Note,
     Now,
     Park,
+    ReadCounts,
     ReadRequest,
     ReadTrail,
     Reap,
@@ -68,6 +70,7 @@ class MemoryStore(Keys, Upkeep, Store):
         self._clock = clock
         self._lock = threading.Lock()
         self._perform: dict[type[Command[Any]], Callable[[Any, Moment], Any]] = {
+            AddCounts: self._add_counts,
             Begin: self._begin,
             Browse: self._browse,
             Claim: self._claim,
@@ -82,6 +85,7 @@ class MemoryStore(Keys, Upkeep, Store):
             Note: self._note,
             Now: lambda _, moment: moment.now,
             Park: self._park,
+            ReadCounts: self._read_counts,
             ReadRequest: self._read_request,
             ReadTrail: self._read_trail,
             Reap: self._reap,

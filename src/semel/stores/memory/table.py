@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -119,6 +120,8 @@ class Table:
         #: The keys of open transactions in atomic mode, which have no records yet, and their fingerprints.
         self._running: dict[tuple[str, str], bytes] = {}
         self._trail: list[Entry] = []
+        #: How many requests have ended how, by minute.
+        self._counts: defaultdict[tuple[datetime, str], int] = defaultdict(int)
         self._audit = audit
 
     def _mine(self, hold: Hold, *states: State) -> Row | None:

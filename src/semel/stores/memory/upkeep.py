@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from semel.core.commands import (
+    AddCounts,
     Discard,
     FindStuck,
+    Minutes,
     Note,
     Page,
+    ReadCounts,
     ReadRequest,
     ReadTrail,
     Reap,
@@ -30,6 +33,9 @@ from semel.core.search import page, surveyed
 from semel.core.state import TERMINAL, Event, State, after
 from semel.core.upkeep import in_turn, is_due
 from semel.stores.memory.table import Moment, Row, Table, must
+
+#: How long counts are kept.
+_KEPT = timedelta(hours=2)
 
 
 class Upkeep(Table):
@@ -163,6 +169,18 @@ class Upkeep(Table):
     def _survey(self, command: Survey, moment: Moment) -> Surveyed:
         expired = sum(_is_due(row, moment.now) for row in self._rows.values())
         return surveyed(command, self._all(moment), moment.now, expired)
+
+    def _add_counts(self, command: AddCounts, moment: Moment) -> None:
+        minute = moment.now.replace(second=0, microsecond=0)
+        for outcome, number in command.counts.items():
+            self._counts[minute, outcome] += number
+        for old in [each for each in self._counts if each[0] < minute - _KEPT]:
+            del self._counts[old]
+
+    def _read_counts(self, command: ReadCounts, moment: Moment) -> Minutes:
+        since = moment.now - timedelta(minutes=command.minutes)
+        counts = ((minute, outcome, n) for (minute, outcome), n in self._counts.items() if minute > since)
+        return Minutes(moment.now, tuple(counts))
 
     def _all(self, moment: Moment) -> list[Record]:
         return [row.without_body().record(scope, key, moment.now) for (scope, key), row in self._rows.items()]

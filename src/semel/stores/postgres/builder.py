@@ -54,6 +54,8 @@ class Queries:
     advance: Query
     read_request: Query
     sweep: Query
+    add_counts: Query
+    read_counts: Query
     reap: Query
     reap_trail: Query
     reap_inbox: Query

@@ -1060,6 +1060,28 @@ SELECT now, oldest.scope, oldest.key, oldest.created_at,
   ) AS oldest ON true
 
 
+-- name: add_counts
+-- Add what a process has counted to the counts of this minute, and delete those that are two hours old. Sorted, because
+-- two processes that add the same outcomes in different orders deadlock.
+WITH old AS (
+    DELETE FROM semel_counts WHERE minute < (SELECT clock_timestamp() - interval '2 hours')
+)
+INSERT INTO semel_counts AS there (minute, outcome, n)
+SELECT date_trunc('minute', clock_timestamp()), outcome, n
+  FROM unnest(:outcomes::text[], :numbers::bigint[]) AS counted (outcome, n)
+ ORDER BY outcome
+    ON CONFLICT (minute, outcome) DO UPDATE
+   SET n = there.n + excluded.n
+RETURNING 1
+
+
+-- name: read_counts
+-- What was counted in the last minutes; one row at least, for the time.
+SELECT clock.now, minute, outcome, n
+  FROM (SELECT clock_timestamp() AS now) AS clock
+  LEFT JOIN semel_counts ON minute > (SELECT clock_timestamp() - :minutes::integer * interval '1 minute')
+
+
 -- name: reap
 -- Clear away what is past its retention, the oldest first: delete it; or leave a tombstone where a late retry is to be
 -- refused; or, where it never ended and no worker holds it, say that it failed. That one is deleted another time.

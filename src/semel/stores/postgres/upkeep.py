@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from semel.core.commands import (
+    AddCounts,
     Command,
     Discard,
     FindStuck,
+    Minutes,
+    ReadCounts,
     ReadRequest,
     ReadTrail,
     Reap,
@@ -95,6 +98,18 @@ def _reap_inbox(builder: Builder, command: ReapInbox) -> Statement[int]:
     )
 
 
+def _add_counts(builder: Builder, command: AddCounts) -> Statement[None]:
+    outcomes, numbers = list(command.counts), list(command.counts.values())
+    return builder.statement("add_counts", lambda _: None, outcomes=outcomes, numbers=numbers)
+
+
+def _read_counts(builder: Builder, command: ReadCounts) -> Statement[Minutes]:
+    def read(rows: Sequence[Row]) -> Minutes:
+        return Minutes(rows[0][0], tuple((row[1], row[2], row[3]) for row in rows if row[1] is not None))
+
+    return builder.statement("read_counts", read, minutes=command.minutes)
+
+
 def _discard(builder: Builder, command: Discard) -> Statement[Verdict]:
     return builder.statement("discard", verdict, **of_hold(command.hold))
 
@@ -131,6 +146,8 @@ UPKEEP: dict[type[Command[Any]], Callable[[Builder, Any], Statement[Any]]] = {
     Reap: _reap,
     ReapTrail: _reap_trail,
     ReapInbox: _reap_inbox,
+    AddCounts: _add_counts,
+    ReadCounts: _read_counts,
     Discard: _discard,
     Unpark: _unpark,
     Resolution: _resolve,

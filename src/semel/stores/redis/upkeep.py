@@ -10,15 +10,18 @@ import time
 from binascii import unhexlify
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from heapq import nlargest
 from typing import Any, cast
 
 from semel.core.commands import (
+    AddCounts,
     Browse,
     Command,
     FindStuck,
+    Minutes,
     Page,
+    ReadCounts,
     Reap,
     Reaped,
     ReapTrail,
@@ -53,6 +56,9 @@ MAX_STEPS = 10
 #: How often, in seconds, one of all processes walks while it looks for stuck records. What is on the list
 #: is found every time.
 WALK_SECONDS = 10
+
+#: How long the counts of a minute are kept.
+_COUNTS_SECONDS = 7200
 
 _TERMINAL = frozenset({b"complete", b"failed"})
 
@@ -151,8 +157,10 @@ class Upkeep:
         self._pages: dict[str, int] = {}
         self._turn = f"{keys.prefix}:walk".encode()
         self._asks: dict[type[Command[Any]], Callable[[Client, Any], Awaitable[Any]]] = {
+            AddCounts: self._add_counts,
             Browse: self._browse,
             FindStuck: self._find_stuck,
+            ReadCounts: self._read_counts,
             Survey: self._survey,
             Reap: self._reap,
             ReapTrail: self._reap_trail,
@@ -350,8 +358,7 @@ class Upkeep:
             oldest_in_flight=None,
             oldest_accepted=max(pending, default=0.0),
         )
-        (time_,) = await client.read([Call(b"", packed("TIME"))])
-        now = moment(int(time_[0]) * 1_000_000 + int(time_[1]))
+        _, now = await self._minute(client)
         if not command.newest:
             return Surveyed(now, listed, 0, None, is_partial=True)
         names, is_cut = await self._some(client, command.newest)
@@ -360,6 +367,38 @@ class Upkeep:
         expired = sum(each.is_expired and each.look_again_in == 0 for each in judged)
         counts = surveyed(command, records, now, expired)
         return replace(counts, gauges=listed, oldest=None, total=None, is_partial=True) if is_cut else counts
+
+    async def _add_counts(self, client: Client, command: AddCounts) -> None:
+        """Add to the hash of this minute, which Redis deletes by itself."""
+        minute, _ = await self._minute(client)
+        name = self._counts_of(minute)
+        calls = [Call(name, packed("HINCRBY", name, outcome, n)) for outcome, n in command.counts.items()]
+        for reply in await client.execute([*calls, Call(name, packed("EXPIRE", name, _COUNTS_SECONDS))]):
+            if isinstance(reply, Exception):
+                raise reply
+
+    async def _read_counts(self, client: Client, command: ReadCounts) -> Minutes:
+        newest, now = await self._minute(client)
+        minutes = range(newest - command.minutes + 1, newest + 1)
+        names = [self._counts_of(each) for each in minutes]
+        counts = []
+        for minute, reply in zip(
+            minutes, await client.read([Call(name, packed("HGETALL", name)) for name in names]), strict=True
+        ):
+            words = iter(reply)
+            counts += [
+                (moment(minute * 60_000_000), outcome.decode(), int(n)) for outcome, n in zip(words, words, strict=True)
+            ]
+        return Minutes(now, tuple(counts))
+
+    async def _minute(self, client: Client) -> tuple[int, datetime]:
+        """Return the number of this minute, and the time."""
+        (reply,) = await client.read([Call(b"", packed("TIME"))])
+        seconds = int(reply[0])
+        return seconds // 60, moment(seconds * 1_000_000 + int(reply[1]))
+
+    def _counts_of(self, minute: int) -> bytes:
+        return f"{self._keys.prefix}:counts:{minute}".encode()
 
     async def _some(self, client: Client, most: int) -> tuple[set[bytes], bool]:
         """Walk past about *most* records; whether there are more."""
@@ -410,4 +449,6 @@ def _new_time(judged: Judged | None) -> int | None:
 
 
 #: Every command that is carried out here.
-UPKEEP: frozenset[type[Command[Any]]] = frozenset({Browse, FindStuck, Reap, ReapTrail, Search, Survey})
+UPKEEP: frozenset[type[Command[Any]]] = frozenset(
+    {AddCounts, Browse, FindStuck, ReadCounts, Reap, ReapTrail, Search, Survey}
+)

@@ -6,6 +6,7 @@ believes to be committed.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 from semel.core import trail
 from semel.core.commands import (
+    AddCounts,
     Again,
     Browse,
     Command,
@@ -21,10 +23,12 @@ from semel.core.commands import (
     FindStuck,
     Look,
     Mark,
+    Minutes,
     Note,
     Now,
     Page,
     Park,
+    ReadCounts,
     ReadRequest,
     ReadTrail,
     Reap,
@@ -316,6 +320,17 @@ class Commands(Keys):
             session.note(trail.NO_KEY, trail.NO_KEY, 0, "reaped", summary)
         return reaped
 
+    def add_counts(self, command: AddCounts) -> None:
+        """Add to the counts of this minute."""
+        self._session.count(self._statements.counts["add"], (json.dumps(dict(command.counts)),))
+        self._session.count(self._statements.counts["delete"], ())
+
+    def read_counts(self, command: ReadCounts) -> Minutes:
+        """Read the counts of the last minutes."""
+        rows = self._session.run(self._statements.counts["read"], (command.minutes,))
+        counts = ((by.read_time(minute), outcome, n) for _, minute, outcome, n in rows if minute is not None)
+        return Minutes(by.read_time(rows[0][0]), tuple(counts))
+
     def discard(self, command: Discard) -> Verdict:
         """Delete a record that has not ended."""
         return self._write(self._statements.discard, by.hold_row(command.hold), command.hold, "discarded")
@@ -367,6 +382,7 @@ READS: Table = {
     Now: Commands.now,
     FindStuck: Commands.find_stuck,
     Survey: Commands.survey,
+    ReadCounts: Commands.read_counts,
     ReadRequest: Commands.read_request,
     ReadTrail: Commands.read_trail,
 }
@@ -385,6 +401,7 @@ WRITES: Table = {
     Reap: Commands.reap,
     ReapTrail: Commands.reap_trail,
     ReapInbox: Commands.reap_inbox,
+    AddCounts: Commands.add_counts,
     Note: Commands.note,
     # A read, but under the write lock: when it has the lock, no other transaction is running.
     Settle: Commands.settle,

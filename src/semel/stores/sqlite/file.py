@@ -47,6 +47,7 @@ _HOW = "Write sqlite:///file.db, or sqlite:////folder/file.db with four slashes 
 _KEYS_MADE_BY = "0001_pre_keys"
 _AUDIT_MADE_BY = "0002_pre_steps"
 _MESSAGES_MADE_BY = "0005_pre_messages"
+_COUNTS_MADE_BY = "0007_pre_counts"
 
 _TROUBLES = {
     sqlite3.SQLITE_BUSY: "was kept locked by another process, or by a transaction of this one, "
@@ -307,6 +308,7 @@ def _applied(connection: sqlite3.Connection, place: Place, statements: Statement
     if f"{table}_migrations" in objects:
         applied = {name for (name,) in connection.execute(statements.applied).fetchall()}
     makers = {table: _KEYS_MADE_BY, place.names.audit: _AUDIT_MADE_BY}
+    makers[place.names.counts] = _COUNTS_MADE_BY
     makers |= dict.fromkeys((place.names.outbox, place.names.inbox, place.names.webhooks), _MESSAGES_MADE_BY)
     for name, maker in makers.items():
         if name in objects and maker not in applied:

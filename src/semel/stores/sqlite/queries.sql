@@ -351,6 +351,21 @@ ORDER BY
     coalesce(lease_expires_at, created_at)
 LIMIT :limit
 
+-- name: add_counts
+-- Add what a process has counted to the counts of this minute.
+INSERT INTO semel_counts AS there (minute, outcome, n)
+SELECT now / 60000 * 60000, key, value FROM json_each(:counts), semel_keys_clock WHERE true
+ON CONFLICT (minute, outcome) DO UPDATE SET n = there.n + excluded.n
+
+-- name: delete_counts
+-- Those that are two hours old.
+DELETE FROM semel_counts WHERE minute < (SELECT now - 7200000 FROM semel_keys_clock)
+
+-- name: read_counts
+-- What was counted in the last minutes; one row at least, for the time.
+SELECT now, minute, outcome, n
+FROM semel_keys_clock LEFT JOIN semel_counts ON minute > now - 60000 * :minutes
+
 -- name: survey
 -- What graphs and people see of the store: counts up to :limit, ages in seconds. Each part reads at most so many entries of
 -- an index, whatever the size of the table: of those that have not ended, parked ones among them, the oldest and the

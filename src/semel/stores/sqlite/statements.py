@@ -75,6 +75,7 @@ class Statements:
         self.keys_after = _marked(queries["keys_after"])
         self.find_stuck = _marked(queries["find_stuck"])
         self.survey = queries["survey"].with_parts()
+        self.counts = {name: _marked(queries[f"{name}_counts"]) for name in ("add", "delete", "read")}
         self.survey_all = queries["survey"].with_parts("messages")
         self.read_request = _marked(queries["read_request"])
         self.sweep = _marked(queries["sweep"])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from semel.core.commands import Complete, Filter, Note, Now, Park, Release, Search, Survey
+from semel.core.commands import AddCounts, Complete, Filter, Note, Now, Park, ReadCounts, Release, Search, Survey
 from semel.core.state import Event, State
 from semel.errors import ConfigurationError
 from semel.testing.conformance.base import (
@@ -164,6 +165,24 @@ class Searching(Suite):
         if before.gauges.expired is not None:
             assert store.perform(Survey(CAP, CAP)).gauges.expired >= 4  # type: ignore[operator]  # as above
             assert store.perform(Survey(2, CAP)).gauges.expired == 2
+
+    def test_counts_by_minute(self, store: Handle, rival: Handle) -> None:
+        """What processes have counted is summed up by minute."""
+        before, after = Counter[str](), Counter[str]()
+        for _, outcome, number in store.perform(ReadCounts(60)).counts:
+            before[outcome] += number
+        store.perform(AddCounts({"ran": 2, "added": 1}))
+        rival.perform(AddCounts({"ran": 3, "conflict": 1}))
+        read = store.perform(ReadCounts(60))
+        for minute, outcome, number in read.counts:
+            assert minute <= read.now
+            assert minute.second == 0
+            after[outcome] += number
+        assert {each: after[each] - before[each] for each in ("ran", "added", "conflict")} == {
+            "ran": 5,
+            "added": 1,
+            "conflict": 1,
+        }
 
 
 def _make_history(store: Handle, scope: str, age: Age) -> None:
