@@ -22,9 +22,9 @@ from typing import Any
 from bench import filling
 from bench.counters import SETTINGS, Counters, PostgresCounters, RedisCounters, SqliteCounters, Work, vacuum_held_back
 from bench.table import aligned
+from semel.cli.keys import newest_of
 from semel.core.commands import (
     Begin,
-    Browse,
     Claim,
     Commit,
     Complete,
@@ -118,11 +118,8 @@ class Operations:
             "sweep of one": (FEW, self._sweep),
             "reap, nothing due": (FEW, lambda: self._reap_none),
             "survey": (FEW, lambda: lambda: self._keys.perform(Survey(SURVEYED))),
-            "keys list": (FEW, lambda: lambda: self._keys.perform(Browse(LIMIT))),
-            "keys list --state processing": (
-                FEW,
-                lambda: lambda: self._keys.perform(Browse(LIMIT, state=State.PROCESSING)),
-            ),
+            "keys list": (FEW, lambda: lambda: newest_of(self._keys, LIMIT, None)),
+            "keys list --state processing": (FEW, lambda: lambda: newest_of(self._keys, LIMIT, None, State.PROCESSING)),
             "console: counts": (FEW, lambda: lambda: self._keys.perform(Count(CAP, NEWEST))),
             "console: newest": (FEW, self._search()),
             "console: unfinished": (FEW, self._search(state=State.PROCESSING)),
