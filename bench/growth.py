@@ -168,27 +168,30 @@ class Operations:
         return lambda: _done(self._keys.perform(Complete(hold, Event.COMPLETE, filling.ANSWER)))
 
     def _atomic(self) -> Run:
-        claim, lent = self._new(), self._keys.transaction()
+        claim = self._new()
 
         def run() -> None:
+            lent = self._keys.transaction()
             hold = _of(Hold, lent.perform(Begin(claim)))
             _done(lent.perform(Finish(claim, hold, None, Event.COMPLETE, filling.ANSWER)))
 
         return run
 
     def _atomic_replay(self) -> Run:
-        claim, lent = self._old(), self._keys.transaction()
+        claim = self._old()
 
         def run() -> None:
+            lent = self._keys.transaction()
             _of(Found, lent.perform(Begin(claim)))
             lent.perform(Undo())
 
         return run
 
     def _phase(self) -> Run:
-        hold, lent = self._held(self._new()), self._keys.transaction()
+        hold = self._held(self._new())
 
         def run() -> None:
+            lent = self._keys.transaction()
             lent.perform(Open())
             _done(lent.perform(Commit(hold, STEPS)))
 
