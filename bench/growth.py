@@ -22,9 +22,9 @@ from typing import Any
 from bench import filling
 from bench.counters import SETTINGS, Counters, PostgresCounters, RedisCounters, SqliteCounters, Work, vacuum_held_back
 from bench.table import aligned
+from semel.cli.keys import newest_of
 from semel.core.commands import (
     Begin,
-    Browse,
     Claim,
     Commit,
     Complete,
@@ -117,11 +117,8 @@ class Operations:
             "sweep of one": (FEW, self._sweep),
             "reap, nothing due": (FEW, lambda: self._reap_none),
             "survey": (FEW, lambda: lambda: self._keys.perform(Survey(SURVEYED))),
-            "keys list": (FEW, lambda: lambda: self._keys.perform(Browse(LIMIT))),
-            "keys list --state processing": (
-                FEW,
-                lambda: lambda: self._keys.perform(Browse(LIMIT, state=State.PROCESSING)),
-            ),
+            "keys list": (FEW, lambda: lambda: newest_of(self._keys, LIMIT, None)),
+            "keys list --state processing": (FEW, lambda: lambda: newest_of(self._keys, LIMIT, None, State.PROCESSING)),
             "console: counts": (FEW, lambda: lambda: self._keys.perform(Survey(CAP, NEWEST))),
             "console: newest": (FEW, self._search()),
             "console: unfinished": (FEW, self._search(state=State.PROCESSING)),
@@ -170,27 +167,30 @@ class Operations:
         return lambda: _done(self._keys.perform(Complete(hold, Event.COMPLETE, filling.ANSWER)))
 
     def _atomic(self) -> Run:
-        claim, lent = self._new(), self._keys.transaction()
+        claim = self._new()
 
         def run() -> None:
+            lent = self._keys.transaction()
             hold = _of(Hold, lent.perform(Begin(claim)))
             _done(lent.perform(Finish(claim, hold, None, Event.COMPLETE, filling.ANSWER)))
 
         return run
 
     def _atomic_replay(self) -> Run:
-        claim, lent = self._old(), self._keys.transaction()
+        claim = self._old()
 
         def run() -> None:
+            lent = self._keys.transaction()
             _of(Found, lent.perform(Begin(claim)))
             lent.perform(Undo())
 
         return run
 
     def _phase(self) -> Run:
-        hold, lent = self._held(self._new()), self._keys.transaction()
+        hold = self._held(self._new())
 
         def run() -> None:
+            lent = self._keys.transaction()
             lent.perform(Open())
             _done(lent.perform(Commit(hold, STEPS)))
 

@@ -50,7 +50,7 @@ class Shown(StrEnum):
 
 #: Parked keys that are listed in addition to the newest: more than an operator will resolve by hand.
 MAX_PARKED = 1000
-#: Records that are walked past to find those of one owner who has many.
+#: Records that are walked past to find some that are wanted, before all are.
 MAX_SCAN = 5000
 
 app = typer.Typer(help="Look at the keys of a store, and free or resolve one.", no_args_is_help=True)
@@ -112,26 +112,25 @@ app.command()(resolving.resolve)
 
 def _listed(keys: Store, state: Shown | None, scope: str | None, limit: int) -> tuple[Record, ...]:
     if state is None:
-        newest = _newest(keys, limit, scope)
+        newest = newest_of(keys, limit, scope)
         # Parked operations wait for an operator, so they are listed however old they are.
-        parked = keys.perform(Browse(limit=MAX_PARKED, scope=scope, state=State.UNKNOWN))
+        parked = newest_of(keys, MAX_PARKED, scope, State.UNKNOWN)
         listed = {(record.scope, record.key) for record in newest}
         return newest + tuple(record for record in parked if (record.scope, record.key) not in listed)
     if state is not Shown.STUCK:
-        return _newest(keys, limit, scope, State(state.value))
+        return newest_of(keys, limit, scope, State(state.value))
     found = keys.perform(FindStuck(limit if scope is None else max(limit, MAX_BATCH), with_no_token=True))
     holds = [each.hold for each in found if scope in {None, each.hold.scope}]
     looked = (keys.perform(Look(hold.scope, hold.key)) for hold in holds[:limit])
     return tuple(record for record in looked if record is not None and record.is_stuck)
 
 
-def _newest(keys: Store, limit: int, scope: str | None, state: State | None = None) -> tuple[Record, ...]:
-    if scope is not None:
-        # An owner with a few records has them found by their scope. To find them by age, all others' would be read.
-        page = keys.perform(Search(Filter(scope=scope, state=state), limit, MAX_SCAN))
-        if not page.is_cut:
-            return page.records
-    return keys.perform(Browse(limit=limit, scope=scope, state=state))
+def newest_of(keys: Store, limit: int, scope: str | None, state: State | None = None) -> tuple[Record, ...]:
+    """Return the newest records of *scope*, in *state*."""
+    # A search reads no more than it says, and finds the records of an owner who has a few by their scope. Only what is
+    # rare is far to seek.
+    page = keys.perform(Search(Filter(scope=scope, state=state), limit, MAX_SCAN))
+    return keys.perform(Browse(limit=limit, scope=scope, state=state)) if page.is_cut else page.records
 
 
 def _trail_alone(keys: Store, key: str, scope: str | None) -> tuple[Entry, ...]:

@@ -251,12 +251,15 @@ class OutboxStatements:
         """Delete dead letters, by ``id``, ``to`` or ``since``; return how many. ``seen`` is as with ``requeue``."""
         return self._change("drop", "dropped", **which)
 
-    def reap(self, to: str, older_than: timedelta, limit: int) -> Statements[int]:
-        """Delete messages to one destination that were sent, kept, and are old; return how many."""
+    def reap(self, to: str, older_than: timedelta, limit: int, after: float = 0.0) -> Statements[tuple[int, float]]:
+        """Delete messages to one destination that were sent, kept, and are old; return how many, and after which time
+        the next ones are, to be given as *after*: on PostgreSQL, what was deleted is slow to walk past.
+        """
         if self._is_postgres:
-            rows = yield self._joined("reap", to=to, older_than=older_than.total_seconds(), limit=limit)
-            return int(rows[0][0])
-        return len((yield self._joined("reap", to=to, older_than=_milliseconds(older_than), limit=limit)))
+            seconds = older_than.total_seconds()
+            rows = yield self._joined("reap", to=to, older_than=seconds, limit=limit, after=after)
+            return int(rows[0][0]), float(rows[0][1])
+        return len((yield self._joined("reap", to=to, older_than=_milliseconds(older_than), limit=limit))), 0.0
 
     def _change(
         self,

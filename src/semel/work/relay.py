@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from semel.core.cursor import Cursor
+from semel.core.cursor import AFRESH_EVERY, Cursor
 from semel.core.events import Relayed
 from semel.core.message import one_line
 from semel.core.outbox import (
@@ -116,6 +116,9 @@ class Relay(StoreService[S_co, RelayReport]):
         self._idle_runs = 0
         self._freed_at = float("-inf")
         self._freed_key = ""
+        #: After which time, of the store's clock, kept messages are reaped; and when that is begun afresh.
+        self._reaped_to = 0.0
+        self._afresh_at = float("-inf")
         self._loop = None if isinstance(store, AsyncStore) else LoopThread()
         self.wakeup: Wakeup | AsyncWakeup = AsyncWakeup() if isinstance(store, AsyncStore) else Wakeup()
         self._waker = waker_of(store, to, self.wakeup.wake) if is_woken else NoWaker()
@@ -264,8 +267,15 @@ class Relay(StoreService[S_co, RelayReport]):
         last, _ = await self._ask(self._statements.free(self.to, self._freed_key, MAX_FREED_KEYS))
         self._freed_key = last or ""
         if self._keep is not None:
-            while await self._ask(self._statements.reap(self.to, self._keep, MAX_REAPED)) == MAX_REAPED:
-                pass
+            await self._reap(self._keep, now)
+
+    async def _reap(self, keep: timedelta, now: float) -> None:
+        if now >= self._afresh_at:
+            self._afresh_at, self._reaped_to = now + AFRESH_EVERY, 0.0
+        reaped = MAX_REAPED
+        while reaped == MAX_REAPED:
+            asked = self._statements.reap(self.to, keep, MAX_REAPED, self._reaped_to)
+            reaped, self._reaped_to = await self._ask(asked)
 
     async def pause(self, duration: timedelta) -> None:
         """Wait."""

@@ -183,10 +183,32 @@ def test_what_was_sent_is_not_read(migrated_postgres_url: str) -> None:
         outbox = OutboxStatements(opened.dialect)
 
         def reap() -> None:
-            assert at_once(carry_out(opened, outbox.reap("events", DAY, 100))) == 0
+            assert at_once(carry_out(opened, outbox.reap("events", DAY, 100)))[0] == 0
 
         read = read_by(migrated_postgres_url, reap, opened.close)
     assert read < SLACK
+
+
+def test_what_was_sent_is_deleted_once(migrated_postgres_url: str) -> None:
+    """Batches of old messages go on where the last one ended, and what an open transaction keeps is not read again."""
+    url = migrated_postgres_url
+    run(url, SENT, rows=3000)
+    run(url, "UPDATE semel_outbox SET ended_at = ended_at - interval '2 days' + seq * interval '1 millisecond'")
+    run(url, SENT, rows=10)
+    with Server(url).unvacuumed(), closing(store(url)) as opened:
+        assert opened.dialect
+        outbox = OutboxStatements(opened.dialect)
+        place = 0.0
+
+        def reap(limit: int) -> int:
+            nonlocal place
+            count, place = at_once(carry_out(opened, outbox.reap("events", DAY, limit, place)))
+            return int(count)
+
+        assert reap(2500) == 2500
+        assert read_by(url, partial(reap, 100), opened.close) < 5 * 100
+        assert reap(1000) == 400
+        assert reap(1000) == 0
 
 
 def test_many_dead_entries_are_passed_now_and_then() -> None:

@@ -471,16 +471,22 @@ SELECT count(*) FROM changed
 
 
 -- name: reap
--- Delete messages that were kept after they were sent, once they are old. The time is asked in a subquery: a volatile
--- function can't be looked up in an index, and all that were sent since would be read.
-WITH gone AS (
+-- Delete messages that were kept after they were sent, once they are old: those that ended from :after on, which is where
+-- the last time ended, so that dead entries of an index are not read again. It returns how many, and where it ended.
+-- The time is asked in a subquery: a volatile function can't be looked up in an index, and all that were sent since would
+-- be read.
+WITH clock AS MATERIALIZED (
+    SELECT clock_timestamp() - CAST(:older_than AS double precision) * interval '1 second' AS old
+), gone AS (
     DELETE FROM semel_outbox
      WHERE id = ANY (ARRAY(
             SELECT id FROM semel_outbox
              WHERE aggregatetype = CAST(:to AS text) AND state = 'sent' AND state IN ('dead', 'sent')
-               AND ended_at < (SELECT clock_timestamp() - CAST(:older_than AS double precision) * interval '1 second')
+               AND ended_at >= to_timestamp(CAST(:after AS double precision)) AND ended_at < (SELECT old FROM clock)
              ORDER BY ended_at
              LIMIT CAST(:limit AS bigint)))
- RETURNING 1
+ RETURNING ended_at
 )
-SELECT count(*) FROM gone
+SELECT count(*),
+       date_part('epoch', CASE WHEN count(*) < CAST(:limit AS bigint) THEN (SELECT old FROM clock) ELSE max(ended_at) END)
+  FROM gone
