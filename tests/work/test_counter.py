@@ -14,7 +14,7 @@ from semel.core.commands import AddCounts, Command, ReadCounts
 from semel.errors import StoreUnavailable
 from semel.stores import Store
 from semel.stores.memory import MemoryStore
-from semel.work import Plan, Workers
+from semel.work import Plan
 from semel.work.counter import EndingsCounter
 from semel.wsgi import IdempotencyMiddleware
 
@@ -56,14 +56,16 @@ def test_counts() -> None:
     assert counted(store) == {"ran": 3, "replayed": 1, "added": 2}
 
 
-def test_it_runs_everywhere() -> None:
-    """It is among the services of every plan."""
+def test_where_it_runs() -> None:
+    """It is among the services of an application that serves requests; a worker that serves none adds no zeros."""
     store = MemoryStore()
-    workers = Workers([each for each in Plan().services(store) if each.name == "counter"])
-    store.ended["ran"] += 1
-    workers.start()
-    workers.stop()
+    guarded = IdempotencyMiddleware(app, store=store, scope=SINGLE_TENANT, work=True)
+    assert guarded.workers is not None
+    guarded.workers.start()
+    ask(guarded, "first")
+    guarded.workers.stop()
     assert counted(store)["ran"] == 1
+    assert "counter" not in [each.name for each in Plan().services(store)]
 
 
 def test_a_store_that_can_not_be_written(caplog: pytest.LogCaptureFixture) -> None:

@@ -52,12 +52,12 @@ async def test_the_same_on_a_loop() -> None:
 
 
 def test_the_plan() -> None:
-    """Sweeper, reaper and counter run beside every store; with an application, so many completers run too."""
+    """Sweeper and reaper run beside every store; with an application, so many completers run too."""
     store, on_loop = MemoryStore(), AsyncMemoryStore()
-    assert [each.name for each in Plan().services(store)] == ["sweeper", "reaper", "counter"]
+    assert [each.name for each in Plan().services(store)] == ["sweeper", "reaper"]
     with_app = Plan(concurrency=2).services(store, lambda _: None, Backlog())
-    assert [each.name for each in with_app] == ["sweeper", "reaper", "counter", "completer", "completer"]
-    assert len(Plan(concurrency=1).services(on_loop, lambda _: None, AsyncBacklog())) == 4
+    assert [each.name for each in with_app] == ["sweeper", "reaper", "completer", "completer"]
+    assert len(Plan(concurrency=1).services(on_loop, lambda _: None, AsyncBacklog())) == 3
 
 
 def test_a_report_for_machines() -> None:

@@ -40,6 +40,7 @@ from semel.telemetry.tally import Tally
 from semel.work import AsyncBacklog, AsyncWorkers, Plan
 from semel.work.backlog import CONCURRENCY, looks_every
 from semel.work.completer import Finished
+from semel.work.counter import EndingsCounter
 
 NamesUser = Callable[[RequestView], str | Awaitable[str | None] | None]
 
@@ -97,7 +98,12 @@ class IdempotencyMiddleware:
             pattern=self.routes.pattern_at,
         )
         self.workers = (
-            AsyncWorkers(Plan(concurrency=concurrency).services(self.store, self.finish, self.backlog))
+            AsyncWorkers(
+                [
+                    *Plan(concurrency=concurrency).services(self.store, self.finish, self.backlog),
+                    EndingsCounter(self.store),
+                ]
+            )
             if work
             else None
         )

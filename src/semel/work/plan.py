@@ -18,7 +18,6 @@ from semel.stores import AsyncStore, Store
 from semel.stores.dialect import keeps_messages
 from semel.work.backlog import CONCURRENCY, SharedBacklog
 from semel.work.completer import Completer, Finish
-from semel.work.counter import EndingsCounter
 from semel.work.inbox_reaper import InboxReaper
 from semel.work.reaper import REAP_INTERVAL, Reaper
 from semel.work.service import Report, StoreService
@@ -63,7 +62,6 @@ class Plan:
         upkeep: list[StoreService[S, Report]] = [
             Sweeper(store, interval=self.sweep_every, has_completer=finish is not None),
             Reaper(store, interval=self.reap_every, audit_retention=self.audit_retention, batch=self.batch),
-            EndingsCounter(store),
         ]
         if keeps_messages(store):
             kept = self.inbox_retention

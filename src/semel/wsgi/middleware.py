@@ -24,6 +24,7 @@ from semel.telemetry.tally import Tally
 from semel.work import Backlog, Plan, Workers
 from semel.work.backlog import CONCURRENCY, looks_every
 from semel.work.completer import Finished
+from semel.work.counter import EndingsCounter
 from semel.wsgi.environ import method_of, mount_of, path_of
 from semel.wsgi.ports import AppGuard, RequestPorts
 from semel.wsgi.status import StatusPorts
@@ -81,7 +82,14 @@ class IdempotencyMiddleware:
         # Here and not at the first request, since signal handlers can be set in the main thread only.
         self.guard.gate.close_on_sigterm()
         self.workers = (
-            Workers(Plan(concurrency=concurrency).services(self.store, self.finish, self.backlog)) if work else None
+            Workers(
+                [
+                    *Plan(concurrency=concurrency).services(self.store, self.finish, self.backlog),
+                    EndingsCounter(self.store),
+                ]
+            )
+            if work
+            else None
         )
 
     def finish(self, stuck: Stuck) -> Finished:
