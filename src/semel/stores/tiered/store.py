@@ -127,6 +127,16 @@ class TieredStore(_Front, Store):  # type: ignore[override]  # what it has of th
         self.answers = Answers(memory)
 
     @property
+    def migrates_post(self) -> bool:
+        """Whether ``migrate`` and ``plan`` take up the migrations that old code does not survive, too."""
+        with_post: bool = self.durable.migrates_post
+        return with_post
+
+    @migrates_post.setter
+    def migrates_post(self, with_post: bool) -> None:
+        self.durable.migrates_post = with_post
+
+    @property
     def is_callers(self) -> bool:  # type: ignore[override]  # it is the durable store's
         """Whether commands use the calling thread's own connection, which is the application's."""
         callers: bool = self.durable.is_callers
