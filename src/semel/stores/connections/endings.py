@@ -1,4 +1,4 @@
-"""How a shared transaction on PostgreSQL can go wrong and end, in Semel's words, for every driver. It runs nothing."""
+"""How a shared transaction on PostgreSQL can go wrong and end, in Semel's words, for every driver. It sends nothing."""
 
 from __future__ import annotations
 
