@@ -12,5 +12,6 @@ from semel.django.operations import ApplySQL
 class Migration(migrations.Migration):  # type: ignore[misc]  # Django has no types
     """Applies ``0007_pre_counts.sql``."""
 
+    atomic = False
     dependencies: ClassVar[list[tuple[str, str]]] = [("semel", "0006_trace")]
     operations: ClassVar[list[object]] = [ApplySQL("0007_pre_counts")]
