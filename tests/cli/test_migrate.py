@@ -128,7 +128,7 @@ class TestPlan:
         shown = semel("migrate", empty_postgres_url, "--plan").stdout
         assert "an earlier run stopped after 6 of its statements; these are left\n" in shown
         assert "\n  7. CREATE TABLE semel_inbox (" in shown
-        assert "  1. " not in shown
+        assert "  1. " not in shown.partition("0006_pre_trace")[0]
         assert "0005_pre_messages applied\n" in semel("migrate", empty_postgres_url).stdout
 
 

@@ -391,6 +391,7 @@ class TestSchema:
         assert made == [
             ("billing.idem",),
             ("billing.idem_audit",),
+            ("billing.idem_counts",),
             ("billing.idem_inbox",),
             ("billing.idem_migrations",),
             ("billing.idem_outbox",),

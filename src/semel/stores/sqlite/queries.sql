@@ -427,11 +427,12 @@ SELECT
     coalesce((SELECT count FROM counted WHERE what = 'parked'), 0),
     coalesce((SELECT count FROM counted WHERE what = 'accepted'), 0),
     (SELECT count(*) FROM (
-        SELECT state, lease_expires_at FROM semel_keys
+        SELECT 1 FROM semel_keys
         WHERE after_retention <> 'keep' AND expires_at <= now
+          AND state <> 'unknown' AND (lease_expires_at IS NULL OR lease_expires_at <= now)
         ORDER BY expires_at
-        LIMIT 2 * :limit
-    ) WHERE state <> 'unknown' AND (lease_expires_at IS NULL OR lease_expires_at <= now)),
+        LIMIT :limit
+    )),
     coalesce((now - (SELECT since FROM counted WHERE what = 'in flight')) / 1000.0, 0.0),
     coalesce((now - (SELECT since FROM counted WHERE what = 'accepted')) / 1000.0, 0.0)
 --[messages

@@ -5,6 +5,7 @@ how long, is in ``memory.py``; the cache in Redis is in ``cache.py``, which is i
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -83,6 +84,12 @@ class _Front:
         """Whether the durable store's audit trail has a line for every replay, too."""
         notes: bool = self.durable.notes_replays
         return notes
+
+    @property
+    def ended(self) -> defaultdict[str, int]:
+        """How many requests of this process have ended how: the durable store has the counts."""
+        ended: defaultdict[str, int] = self.durable.ended
+        return ended
 
     @property
     def dialect(self) -> Dialect | None:
