@@ -485,7 +485,7 @@ class TestRates:
         ran = found.series[0]
         assert (ran.name, ran.highest, len(ran.values)) == ("Ran", 4, 60)
         assert ran.values[18:22] == (None, 4, 0, None)
-        assert (found.since, found.missing, found.has_gap_before) == (begun, 38, True)
+        assert (found.since, found.missing, found.has_gap_before) == (begun, 37, True)
         assert next(each for each in found.series if each.name == "Refused").values[-2:] == (3, None)
         assert {each[0]: each[2] for each in found.totals} == {
             "ran": 3,

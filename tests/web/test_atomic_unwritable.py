@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, event
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from semel import stores
-from semel.errors import StoreNotPermitted
+from semel.errors import StoreNotPermitted, StoreNotReady
 from tests.kit import servers
 from tests.web.harness import HANG_SECONDS, Response
 from tests.web.lenders import POSTGRES, Api, api
@@ -170,6 +170,18 @@ def clerk(postgres_url: str) -> Iterator[str]:
     parts = urlsplit(postgres_url)
     yield parts._replace(netloc=f"clerk@{parts.hostname}:{parts.port}").geturl()
     run(postgres_url, "DROP OWNED BY clerk", "DROP ROLE clerk")
+
+
+@pytest.mark.parametrize("kind", POSTGRES)
+def test_tables_of_an_older_version(kind: str, postgres_url: str) -> None:
+    """Where a column is missing that a record has at its end, the handler does not run; nor does a store open."""
+    make_tables(postgres_url)
+    run(postgres_url, "ALTER TABLE semel_keys DROP COLUMN traceparent")
+    with api(kind, postgres_url) as endpoint:
+        assert refusals(endpoint, "key-1") == []
+        assert endpoint.runs == 0
+    with pytest.raises(StoreNotReady, match="semel migrate"):
+        stores.store(postgres_url).open()
 
 
 LACKS = [("INSERT", "semel_keys"), ("UPDATE", "semel_keys"), ("DELETE", "semel_keys"), ("INSERT", "semel_audit")]

@@ -80,7 +80,8 @@ def rates(read: Minutes) -> Rates:
         for name, means in (*names[:-1], _REST, names[-1])
     )
     since = known[0] if known else None
-    missing = 0 if since is None else sum(each not in seen for each in hour if each > since)
+    # The minute under way may be added to yet.
+    missing = 0 if since is None else sum(each not in seen for each in hour[:-1] if each > since)
     means: dict[str, str] = {str(outcome): said for outcome, said in ENDED.items()}
     return Rates(
         series,

@@ -25,16 +25,18 @@ class EndingsCounter(StoreService[S_co, CountReport]):
     def __init__(self, store: S_co, *, interval: timedelta = COUNT_INTERVAL) -> None:
         """Add to the counts of *store* every *interval*."""
         super().__init__(store, interval)
-        self._is_told = False
+        self._is_told = self._has_failed = False
 
     async def flow(self, ports: Ports) -> CountReport:
         """Add what was counted."""
         report = await add_counts(ports, self._store.ended)
+        self._has_failed = report.error is not None
         if report.error is None or self._is_told:
             return CountReport(report.requests)
         self._is_told = True
         return report
 
     async def let_go(self) -> None:
-        """Add what was counted since the last time, before the process ends."""
-        await add_counts(self, self._store.ended)
+        """Add what was counted since the last time, before the process ends; not to a store that keeps it waiting."""
+        if not self._has_failed:
+            await add_counts(self, self._store.ended)

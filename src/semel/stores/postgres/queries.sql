@@ -381,7 +381,8 @@ SELECT set_config('semel.holder',
 -- name: peek
 -- Bring no row where the handler can be run: the locks are ours, there is no record, and one could be written at the
 -- end; else begin tells why not. A driver that reads no rows of what it sends with BEGIN still learns their number.
--- It is a statement of its own after lock, so that it sees whatever was committed before the locks were free.
+-- It is a statement of its own after lock, so that it sees whatever was committed before the locks were free. It names the
+-- newest column that finish writes: without that, the handler must not run.
 SELECT 1
  WHERE current_setting('semel.holder') <> 'mine'
     OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
@@ -390,7 +391,7 @@ SELECT 1
             AND has_any_column_privilege(CAST('semel_keys' AS regclass), 'INSERT')
             AND has_any_column_privilege(CAST('semel_keys' AS regclass), 'UPDATE')
             AND has_any_column_privilege(CAST('semel_audit' AS regclass), 'INSERT'))
-    OR EXISTS (SELECT FROM semel_keys WHERE scope = CAST(:scope AS text) AND key = CAST(:key AS text))
+    OR EXISTS (SELECT traceparent FROM semel_keys WHERE scope = CAST(:scope AS text) AND key = CAST(:key AS text))
 
 
 -- name: begin
@@ -1253,9 +1254,9 @@ SELECT clock_timestamp()
 
 
 -- name: check
--- Whether this server can serve: it has the table, and it takes writes. No row is read: the first one that is not dead
--- may be far.
-SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool, EXISTS (SELECT upkeep FROM semel_keys WHERE false),
+-- Whether this server can serve: it has the table with the newest of the columns that requests name, and it takes writes.
+-- No row is read: the first one that is not dead may be far.
+SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool, EXISTS (SELECT upkeep, traceparent FROM semel_keys WHERE false),
        CAST('semel_audit' AS regclass) IS NOT NULL
 
 

@@ -63,7 +63,7 @@ def found(reply: Sequence[Any]) -> Found:
         None if steps is None else read(steps),
         accepted is not None,
         timedelta(microseconds=left),
-        None if trace is None else read(trace),
+        None if trace is None else trace.decode("ascii", "replace"),
     )
 
 
@@ -91,7 +91,7 @@ def record(reply: Sequence[Any]) -> Record:
         is_accepted=accepted is not None,
         milestone=read_milestone(None if milestone is None else read(milestone)),
         request_line="" if line is None else read(line),
-        traceparent=None if trace is None else read(trace),
+        traceparent=None if trace is None else trace.decode("ascii", "replace"),
     )
 
 
