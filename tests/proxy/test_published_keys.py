@@ -1,18 +1,22 @@
 """Tokens that are verified with the keys an identity provider publishes."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from semel.errors import ConfigurationError
-from semel.proxy.published_keys import MAX_SIZE, PublishedKeys
+from semel.errors import ConfigurationError, ScopeMissing
+from semel.proxy.published_keys import MAX_SIZE, MAX_STALE, THREAD, KeysTooOld, PublishedKeys
+from semel.proxy.scope import scope_of
 from semel.proxy.tokens import KeyNotKnown
 from tests.proxy.kit import KEY, proxied
 from tests.proxy.test_scope import b64, bearer, signed
@@ -29,6 +33,9 @@ class Provider:
         self.status = 200
         self.body: bytes | None = None
         self.url = ""
+        #: What it drips out, a byte at a time, before all else: "head", "body" or nothing.
+        self.drips = ""
+        self.released = threading.Event()
 
     def rotate(self, kid: str) -> None:
         self.keys = {kid: ed25519.Ed25519PrivateKey.generate()}
@@ -53,6 +60,16 @@ def serving() -> Iterator[Provider]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             provider.fetched += 1
+            drips = provider.drips
+            if drips == "head":
+                self.wfile.write(b"HTTP/1.0 200 ")
+            if drips == "body":
+                self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n")
+            while drips and not provider.released.wait(0.01):
+                try:
+                    self.wfile.write(b" ")
+                except OSError:
+                    return
             self.send_response(provider.status)
             if provider.status == 302:
                 self.send_header("Location", f"{provider.url}/elsewhere")
@@ -69,6 +86,7 @@ def serving() -> Iterator[Provider]:
     try:
         yield provider
     finally:
+        provider.released.set()
         server.shutdown()
         thread.join()
         server.server_close()
@@ -153,3 +171,96 @@ def test_no_such_place(url: str, message: str) -> None:
     """A URL that leads nowhere, or could be answered by anyone, is refused at the start."""
     with pytest.raises(ConfigurationError, match=message):
         PublishedKeys(url)
+
+
+def fetching() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == THREAD]
+
+
+def asked(token: str) -> Any:
+    return SimpleNamespace(raw={"headers": [(b"authorization", f"Bearer {token}".encode())]})
+
+
+@pytest.mark.parametrize("where", ["head", "body"])
+def test_an_endless_answer_at_the_start(where: str) -> None:
+    """One that comes byte by byte is given up as a whole, and so is the thread that reads it."""
+    with serving() as provider:
+        provider.drips = where
+        with pytest.raises(ConfigurationError, match="no whole answer within"):
+            PublishedKeys(provider.url, timeout=0.2)
+        for each in fetching():
+            assert each.daemon
+            each.join()
+        assert not provider.released.is_set()
+
+
+async def test_an_endless_answer_later(caplog: pytest.LogCaptureFixture) -> None:
+    """A request waits for it until the deadline; then another fetch may be made, and what is late is not taken."""
+    with serving() as provider:
+        keys = PublishedKeys(provider.url, min_age=0, timeout=1)
+        provider.drips = "head"
+        one = provider.token("one")
+        provider.rotate("two")
+        with pytest.raises(ScopeMissing, match="not known"):
+            await scope_of("jwt:sub", keys)(asked(provider.token("two")))
+        assert keys.verified(one) == {"sub": "bob"}
+        assert "no whole answer within" in caplog.text
+        provider.drips = ""
+        assert await scope_of("jwt:sub", keys)(asked(provider.token("two"))) == "bob"
+
+
+async def test_one_fetch_at_a_time() -> None:
+    """Whatever ids are made up, they wait for one fetch together."""
+    with serving() as provider:
+        keys = PublishedKeys(provider.url, min_age=-1, max_age=-1, timeout=60)
+        provider.drips = "head"
+        before = fetching()
+        waiting = [asyncio.ensure_future(keys.renewed()) for _ in range(6)]
+        await asyncio.sleep(0)
+        assert keys.verified(provider.token("one")) == {"sub": "bob"}
+        assert len([each for each in fetching() if each not in before]) == 1
+        provider.released.set()
+        await asyncio.gather(*waiting)
+        assert provider.fetched == 2
+
+
+async def test_a_key_replaced_under_its_id() -> None:
+    """A signature that the known key has not made is looked at again with the key that has its id now."""
+    with serving() as provider:
+        keys = PublishedKeys(provider.url, min_age=-1)
+        old = provider.token("one")
+        provider.rotate("one")
+        assert await scope_of("jwt:sub", keys)(asked(provider.token("one"))) == "bob"
+        with pytest.raises(ScopeMissing, match="signature"):
+            await scope_of("jwt:sub", keys)(asked(old))
+
+
+async def test_keys_that_are_too_old(caplog: pytest.LogCaptureFixture) -> None:
+    """After a day without a good fetch no token is accepted, until there is one."""
+    now = 0.0
+    with serving() as provider:
+        keys = PublishedKeys(provider.url, clock=lambda: now)
+        token = provider.token("one")
+        provider.body = b"nonsense"
+        now = float(MAX_STALE)
+        assert keys.verified(token) == {"sub": "bob"}
+        await keys.renewed()
+        now += 60
+        with pytest.raises(KeysTooOld):
+            keys.verified(token)
+        with pytest.raises(ScopeMissing, match="too old"):
+            await scope_of("jwt:sub", keys)(asked(token))
+        assert "no token is accepted" in caplog.text
+        provider.body = None
+        now += 60
+        assert await scope_of("jwt:sub", keys)(asked(token)) == "bob"
+
+
+def test_no_proxy_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is on loopback is asked directly, whatever proxy the environment names."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with serving() as provider, serving() as other:
+        monkeypatch.setenv("http_proxy", other.url.removesuffix("/jwks.json"))
+        assert PublishedKeys(provider.url).verified(provider.token("one")) == {"sub": "bob"}
+        assert (provider.fetched, other.fetched) == (1, 0)

@@ -196,6 +196,90 @@ def test_key_set(tmp_path: Path) -> None:
             verifier.verified(signed({"sub": "bob"}, key.sign, alg="EdDSA", kid=kid))
 
 
+def _jwk(key: ed25519.Ed25519PrivateKey, **more: Any) -> dict[str, Any]:
+    raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    return {"kty": "OKP", "crv": "Ed25519", "x": b64(raw)} | more
+
+
+def _set(*keys: Any) -> Verifier:
+    return Verifier.of_set(json.dumps({"keys": keys}).encode(), "the set")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *({}, None, "key", [], {"kty": None}, {"kty": ["RSA"]}, {"kty": "RSA", "e": "AQAB"}),
+        {"kty": "RSA", "n": b64(b"\xff" * 256), "e": "AQ"},
+        {"kty": "RSA", "n": "?", "e": "AQAB"},
+        {"kty": "EC", "crv": "P-256", "x": "AQ", "y": "AQ"},
+        {"kty": "EC", "crv": ["P-256"], "x": "AQ", "y": "AQ"},
+        {"kty": "OKP", "crv": "Ed25519", "x": "AQ"},
+    ],
+)
+def test_entries_that_are_no_keys(entry: Any) -> None:
+    """One that can't be read is passed over, and does not take the place of one that can."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    named = entry | {"kid": "one"} if isinstance(entry, dict) else entry
+    token = signed({"sub": "bob"}, key.sign, alg="EdDSA", kid="one")
+    for entries in ([_jwk(key, kid="one"), named], [named, _jwk(key, kid="one")]):
+        assert _set(*entries).verified(token) == {"sub": "bob"}
+    with pytest.raises(ConfigurationError, match="has no key"):
+        _set(entry)
+
+
+@pytest.mark.parametrize("kid", [{}, {"kid": "one"}])
+def test_keys_of_one_id(kid: dict[str, str]) -> None:
+    """Each key of an id counts, and so does each that has none."""
+    keys = [ed25519.Ed25519PrivateKey.generate() for _ in range(3)]
+    verifier = _set(*(_jwk(each, **kid) for each in keys[:2]))
+    for each in keys[:2]:
+        assert verifier.verified(signed({"sub": "bob"}, each.sign, alg="EdDSA", **kid)) == {"sub": "bob"}
+    with pytest.raises(TokenRefused, match="signature"):
+        verifier.verified(signed({"sub": "bob"}, keys[2].sign, alg="EdDSA", **kid))
+
+
+def test_keys_without_an_id() -> None:
+    """They are for tokens that name no key of the set, and for no others."""
+    one, other = ed25519.Ed25519PrivateKey.generate(), ed25519.Ed25519PrivateKey.generate()
+    verifier = _set(_jwk(one, kid="one"), _jwk(other))
+    for kid in ({}, {"kid": "two"}):
+        assert verifier.verified(signed({"sub": "bob"}, other.sign, alg="EdDSA", **kid)) == {"sub": "bob"}
+    with pytest.raises(TokenRefused):
+        verifier.verified(signed({"sub": "bob"}, other.sign, alg="EdDSA", kid="one"))
+
+
+@pytest.mark.parametrize(
+    "said, is_ours",
+    [
+        *(({}, True), ({"alg": "RS256", "use": "sig", "key_ops": ["verify"]}, True)),
+        *(({"alg": each}, False) for each in ("RS512", "RSA-OAEP", "ES256", "HS256", 1, ["RS256"])),
+        *(({"use": "enc"}, False), ({"use": ["sig"]}, False)),
+        *(({"key_ops": each}, False) for each in ([], ["encrypt"], "verify")),
+    ],
+)
+def test_what_a_key_is_for(said: dict[str, Any], is_ours: bool) -> None:
+    """A key that is for something else verifies nothing."""
+    key = rsa.generate_private_key(65537, 2048)
+    numbers = key.public_key().public_numbers()
+    jwk = {"kty": "RSA", "n": b64(numbers.n.to_bytes(256)), "e": "AQAB"} | said
+    token = signed({"sub": "bob"}, lambda text: key.sign(text, padding.PKCS1v15(), hashes.SHA256()), alg="RS256")
+    if is_ours:
+        assert _set(jwk).verified(token) == {"sub": "bob"}
+    else:
+        with pytest.raises(TokenRefused):
+            _set(_jwk(ed25519.Ed25519PrivateKey.generate()), jwk).verified(token)
+
+
+@pytest.mark.parametrize("claims", [{"sub": "\ud800"}, {"sub": "\udfff" * 300}, {"iss": "\ud800", "sub": "bob"}])
+async def test_half_a_character(tmp_path: Path, claims: dict[str, str]) -> None:
+    """A name that can't be stored is refused, though it is signed."""
+    (tmp_path / "secret").write_bytes(SECRET)
+    async with proxied(tmp_path, scope="jwt:sub", jwt_key=str(tmp_path / "secret")) as world:
+        refused = await world.send(KEY, bearer(hs256(claims)))
+        assert (refused.status, refused.code) == (400, "identity-refused")
+        assert (await world.send(KEY, bearer(hs256({"sub": "\U0001f600"})))).status == 201
+
+
 @pytest.mark.parametrize(
     "text",
     [

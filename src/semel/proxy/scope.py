@@ -40,7 +40,8 @@ _BLANK = " \t"
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 #: An address of IPv6 as URLs have it.
 _BRACKETED = re.compile(r"\A\[(.*)\]")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+#: Control characters, and halves of characters, which JSON can spell and no store can hold.
+_UNFIT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class Peers:
@@ -139,7 +140,7 @@ class ByToken:
             raise _not_accepted(refused) from None
 
     async def _user_of_new_key(self, token: str, keys: PublishedKeys) -> str:
-        """Name the user of *token*, which was signed with a key that was published after the others, or with none."""
+        """Name the user of *token*, which was signed with a key that was published since, or that is not ours."""
         await keys.renewed()
         try:
             return self._user(token)
@@ -184,8 +185,8 @@ def scope_of(spelled: str, verifier: Verifier | PublishedKeys | None = None) -> 
 
 def _bounded(text: str) -> str:
     """Return *text* as a principal. It comes from a client, so what does not fit is the client's mistake."""
-    if _CONTROL.search(text):
-        raise IdentityRefused("The name of the user has a control character in it.")
+    if _UNFIT.search(text):
+        raise IdentityRefused("The name of the user has a control character in it, or half of a character.")
     return text if len(text) <= MAX_PRINCIPAL_LENGTH else _hashed("long", text)
 
 

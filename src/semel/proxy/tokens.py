@@ -13,7 +13,7 @@ import hmac
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,11 @@ _KINDS = "RSA (RS256, PS256), P-256 (ES256) or Ed25519 (EdDSA)"
 _NEEDED = "--jwt-key with a public key needs cryptography. Run: pip install 'semel[webhooks]'"
 
 Check = Callable[[bytes, bytes], bool]
+#: The algorithm of a key, and what checks a signature with it.
+Key = tuple[str, Check]
+#: By the type of a key in a set. A key that says another algorithm is for something else.
+_ALGORITHMS: Mapping[object, tuple[str, ...]] = {"RSA": ("RS256", "PS256"), "EC": ("ES256",), "OKP": ("EdDSA",)}
+_PUBLIC = frozenset(each for names in _ALGORITHMS.values() for each in names)
 
 
 class TokenRefused(Exception):
@@ -39,7 +44,7 @@ class TokenRefused(Exception):
 
 
 class KeyNotKnown(TokenRefused):
-    """The key that has signed this token is not one of ours."""
+    """None of our keys has signed this token. One that was published since they were read may have."""
 
 
 def claims_of(token: str) -> dict[str, Any]:
@@ -53,8 +58,8 @@ def claims_of(token: str) -> dict[str, Any]:
 class Verifier:
     """Verifies the signature and the times of a token."""
 
-    def __init__(self, keys: Mapping[str, tuple[str, Check]]) -> None:
-        """Know *keys*, by id: the algorithm of each, and what checks a signature. The id "" is for all tokens."""
+    def __init__(self, keys: Mapping[str, Sequence[Key]]) -> None:
+        """Know *keys*, by id. Those with the id "" are for all tokens that name no other."""
         self._keys = keys
 
     @classmethod
@@ -65,7 +70,7 @@ class Verifier:
         except OSError as error:
             raise ConfigurationError(f"--jwt-key: {path}: {error.strerror}.") from None
         if (begin := data.find(b"-----BEGIN")) >= 0:
-            return cls({"": _public(data[begin:])})
+            return cls({"": [_public(data[begin:])]})
         if data.lstrip().startswith(b"{"):
             return cls.of_set(data, path)
         secret = data.rstrip(b"\r\n")
@@ -77,7 +82,7 @@ class Verifier:
             )
         if len(secret) < MIN_SECRET:
             raise ConfigurationError(f"--jwt-key: {path}: a shared secret has {MIN_SECRET} bytes or more.")
-        return cls({"": _shared(secret)})
+        return cls({"": [_shared(secret)]})
 
     @classmethod
     def of_set(cls, data: bytes, name: str) -> Verifier:
@@ -89,20 +94,31 @@ class Verifier:
         claims = claims_of(token)
         signed, _, signature = token.rpartition(".")
         head = _object(signed.partition(".")[0])
-        found = self._keys.get(str(head.get("kid", ""))) or self._keys.get("")
-        if found is None:
+        keys = self._keys.get(_id(head)) or self._keys.get("")
+        if not keys:
             raise KeyNotKnown("it is signed with a key that is not known here.")
-        algorithm, check = found
-        if head.get("alg") != algorithm or "crit" in head:
-            raise TokenRefused(f"its algorithm is not {algorithm}.")
-        if not check(signed.encode("latin-1"), _decoded(signature)):
-            raise TokenRefused("its signature is wrong.")
+        if "crit" in head:
+            raise TokenRefused("it demands an extension (crit) that is not known here.")
+        said = head.get("alg")
+        checks = [check for algorithm, check in keys if algorithm == said]
+        if not checks:
+            message = f"its algorithm is not {' or '.join(sorted({algorithm for algorithm, _ in keys}))}."
+            raise KeyNotKnown(message) if isinstance(said, str) and said in _PUBLIC else TokenRefused(message)
+        text, proof = signed.encode("latin-1"), _decoded(signature)
+        if not any(check(text, proof) for check in checks):
+            raise KeyNotKnown("its signature is wrong.")
         now = time.time()
         if _time(claims, "exp", now) < now - LEEWAY:
             raise TokenRefused("it has expired.")
         if _time(claims, "nbf", now) > now + LEEWAY:
             raise TokenRefused("it is not valid yet.")
         return claims
+
+
+def _id(named: Mapping[str, Any]) -> str:
+    """Return the id that a key has, or that a token names; "" if there is none."""
+    kid = named.get("kid")
+    return "" if kid is None else str(kid)
 
 
 def _time(claims: dict[str, Any], name: str, now: float) -> float:
@@ -129,49 +145,69 @@ def _decoded(part: str) -> bytes:
         raise TokenRefused("it is not a JSON Web Token.") from None
 
 
-def _shared(secret: bytes) -> tuple[str, Check]:
+def _shared(secret: bytes) -> Key:
     def check(signed: bytes, signature: bytes) -> bool:
         return hmac.compare_digest(hmac.digest(secret, signed, hashlib.sha256), signature)
 
     return "HS256", check
 
 
-def _key_set(data: bytes, name: str) -> dict[str, tuple[str, Check]]:
+def _key_set(data: bytes, name: str) -> dict[str, list[Key]]:
     try:
-        keys = json.loads(data)["keys"]
-        read = {str(each.get("kid", "")): _public_of(each) for each in keys if each.get("use", "sig") == "sig"}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TokenRefused):
-        raise ConfigurationError(f"--jwt-key: {name} can't be read as a set of keys (JWKS).") from None
-    # A provider may sign with other keys, too, for others.
-    found = {kid: key for kid, key in read.items() if key is not None}
+        entries = json.loads(data)["keys"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        entries = None
+    if not isinstance(entries, list):
+        raise ConfigurationError(f"--jwt-key: {name} can't be read as a set of keys (JWKS).")
+    found: dict[str, list[Key]] = {}
+    for each in entries:
+        # A provider may publish other keys, too, for others: what is not for us does no harm to the rest.
+        if isinstance(each, dict) and _is_for_signatures(each) and (key := _public_of(each)) is not None:
+            found.setdefault(_id(each), []).append(key)
     if not found:
         raise ConfigurationError(f"--jwt-key: {name} has no key for signatures by {_KINDS}.")
     return found
 
 
-def _public_of(jwk: Mapping[str, Any]) -> tuple[str, Check] | None:
-    """Return one key of a set; None if it is of another kind."""
+def _is_for_signatures(jwk: Mapping[str, Any]) -> bool:
+    """Return whether one key of a set says nothing against its use here."""
+    kind, alg, operations = jwk.get("kty"), jwk.get("alg"), jwk.get("key_ops")
+    return (
+        isinstance(kind, str)
+        and jwk.get("use") in (None, "sig")
+        and (operations is None or (isinstance(operations, list) and "verify" in operations))
+        and (alg is None or alg in _ALGORITHMS.get(kind, ()))
+    )
+
+
+def _public_of(jwk: Mapping[str, Any]) -> Key | None:
+    """Return one key of a set; None if it is of another kind, or can't be read."""
     try:
-        from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa  # noqa: PLC0415 - an extra
+        from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415 - an extra
+        from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa  # noqa: PLC0415 - as above
     except ModuleNotFoundError:
         raise ConfigurationError(_NEEDED) from None
 
     def number(name: str) -> int:
         return int.from_bytes(_decoded(str(jwk[name])))
 
-    match jwk["kty"]:
-        case "RSA":
-            return _checked(rsa.RSAPublicNumbers(number("e"), number("n")).public_key(), jwk.get("alg"))
-        case "EC" if jwk["crv"] == "P-256":
-            curve = ec.SECP256R1()
-            return _checked(ec.EllipticCurvePublicNumbers(number("x"), number("y"), curve).public_key())
-        case "OKP" if jwk["crv"] == "Ed25519":
-            return _checked(ed25519.Ed25519PublicKey.from_public_bytes(_decoded(str(jwk["x"]))))
-        case _:
-            return None
+    key: Any
+    try:
+        match jwk["kty"], jwk.get("crv"):
+            case "RSA", _:
+                key = rsa.RSAPublicNumbers(number("e"), number("n")).public_key()
+            case "EC", "P-256":
+                key = ec.EllipticCurvePublicNumbers(number("x"), number("y"), ec.SECP256R1()).public_key()
+            case "OKP", "Ed25519":
+                key = ed25519.Ed25519PublicKey.from_public_bytes(_decoded(str(jwk["x"])))
+            case _:
+                return None
+    except (ValueError, KeyError, OverflowError, TokenRefused, UnsupportedAlgorithm):
+        return None
+    return _checked(key, jwk.get("alg"))
 
 
-def _public(data: bytes) -> tuple[str, Check]:
+def _public(data: bytes) -> Key:
     try:
         from cryptography.hazmat.primitives.serialization import load_pem_public_key  # noqa: PLC0415 - an extra
     except ModuleNotFoundError:
@@ -183,7 +219,7 @@ def _public(data: bytes) -> tuple[str, Check]:
     return _checked(key)
 
 
-def _checked(key: Any, alg: object = None) -> tuple[str, Check]:
+def _checked(key: Any, alg: object = None) -> Key:
     """Return the algorithm of *key*, and what checks a signature with it."""
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - an extra
     from cryptography.hazmat.primitives import hashes  # noqa: PLC0415 - as above
