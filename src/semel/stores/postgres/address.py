@@ -20,8 +20,8 @@ LOCK_SECONDS = 2
 #: How many transactions of the application's may be open at once, unless ``?pool=`` says otherwise.
 POOL_SIZE = 16
 #: How many connections the store has for its own statements at most, unless ``?connections=`` says otherwise: one for
-#: each kind of statement, so that none waits behind another.
-MAX_CONNECTIONS = 6
+#: each kind of statement, so that none waits behind another. Beside them one renews leases.
+MAX_CONNECTIONS = 5
 #: How long a number may be that is read off a URL. Python refuses to read one of thousands of digits.
 _MAX_DIGITS = 9
 
@@ -60,7 +60,7 @@ class Address:
     #: How many transactions of the application's may be open at once.
     pool: int = POOL_SIZE
     takeover: Takeover = "lease"
-    #: How many connections there are for the store's own statements.
+    #: How many connections there are for the store's own statements, beside the one that renews leases.
     connections: int = MAX_CONNECTIONS
     #: Makes a connection as the application makes its own, where an engine or a pool was given and no URL. Then *url*
     #: only names the server in messages: what it leaves out, such as certificates, must not be left out.
