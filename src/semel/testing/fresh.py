@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import unquote, urlencode, urlsplit
 from uuid import uuid4
 
 from semel import stores
@@ -49,8 +49,10 @@ def fresh_store(where: str, folder: Path) -> Iterator[str]:
 
 def _with(url: str, **ours: str) -> str:
     parts = urlsplit(url)
-    theirs = [pair for pair in parse_qsl(parts.query, keep_blank_values=True) if pair[0] not in ours]
-    return parts._replace(query=urlencode([*theirs, *ours.items()])).geturl()
+    # What is not ours stays as it was written, and so do the slashes where there is no host: clients differ in what
+    # they read.
+    theirs = [pair for pair in parts.query.split("&") if pair and unquote(pair.partition("=")[0]) not in ours]
+    return f"{url.partition('?')[0]}?{'&'.join([*theirs, urlencode(ours)])}"
 
 
 def _drop(store: Any) -> None:

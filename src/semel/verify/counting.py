@@ -169,8 +169,8 @@ def _sqlite(address: str, query: str) -> Callable[[], Any]:
 
 
 def _postgres(address: str, query: str) -> Callable[[], Any]:
-    parts = urlsplit(address)
-    plain = urlunsplit(parts._replace(scheme="postgresql"))
+    # urlunsplit leaves the slashes out where there is no host.
+    plain = "postgresql:" + address.partition(":")[2]
     try:
         psycopg = import_module("psycopg")
     except ModuleNotFoundError:

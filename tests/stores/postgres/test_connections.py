@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
 from typing import Any
@@ -18,6 +19,7 @@ from semel.core.recovery import Done, Progress
 from semel.core.state import Event
 from semel.stores import AsyncStore, async_store, store
 from semel.testing.conformance.handles import Handle, handle
+from tests.kit.servers.base import until
 
 LEASE, RETENTION = timedelta(seconds=30), timedelta(hours=24)
 ANSWER = Answer(201, (), b"{}")
@@ -26,6 +28,8 @@ WORKERS = 200
 
 OURS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
 
+WAITING = "SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))"
+
 both_colours = pytest.mark.parametrize("open_store", [store, async_store], ids=["sync", "async"])
 
 
@@ -33,12 +37,16 @@ def claim(key: str, scope: str = "alice") -> Claim:
     return Claim(scope, key, os.urandom(16), b"fingerprint", LEASE, RETENTION)
 
 
+def answered(hold: Hold) -> Complete:
+    return Complete(hold, Event.COMPLETE, ANSWER)
+
+
 def work(opened: Handle) -> None:
     """Have statements of every kind carried out, many at once."""
     holds: list[Any] = opened.perform_all([claim(f"key-{number}") for number in range(8)])
     assert opened.perform(Save(holds[0], STEPS)) is Verdict.DONE
     assert opened.perform(Renew(((holds[0], LEASE),))) == frozenset()
-    commands = [*(Complete(hold, Event.COMPLETE, ANSWER) for hold in holds), *(Look("alice", "key-1") for _ in holds)]
+    commands = [*(answered(hold) for hold in holds), *(Look("alice", "key-1") for _ in holds)]
     outcomes: list[Any] = opened.perform_all(commands)  # type: ignore[arg-type]
     assert outcomes[:8] == [Verdict.DONE] * 8
     assert opened.perform(Settle(holds[0])) is not None
@@ -46,17 +54,34 @@ def work(opened: Handle) -> None:
 
 
 @both_colours
-@pytest.mark.parametrize("most", [1, 2, 4])
+@pytest.mark.parametrize("most", [1, 2, 4, 5])
 def test_connections_are_bounded(migrated_postgres_url: str, open_store: Any, most: int) -> None:
-    """With ``?connections=N``, a store does all that it does over N connections; but on an event loop, leases are
-    renewed over one more, from a thread.
-    """
+    """With ``?connections=N``, a store does all that it does over N connections; beside them one renews leases."""
     opened = handle(open_store(f"{migrated_postgres_url}?connections={most}"))
     with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
         work(opened)
         [(count,)] = connection.execute(OURS).fetchall()
     opened.close()
-    assert count <= most + (open_store is async_store)
+    assert count <= most + 1
+
+
+@both_colours
+@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("waits", [Settle, answered], ids=["settle", "answer"])
+def test_renewals_wait_for_none(migrated_postgres_url: str, open_store: Any, most: int, waits: Any) -> None:
+    """However few connections there are, a lease is renewed while another command waits for a row that is locked."""
+    with closing(handle(open_store(f"{migrated_postgres_url}?connections={most}"))) as opened:
+        locked, free = opened.perform_all([claim("locked"), claim("free")])
+        assert isinstance(locked, Hold)
+        assert isinstance(free, Hold)
+        with psycopg.connect(migrated_postgres_url) as operator, ThreadPoolExecutor() as threads:
+            operator.execute("SELECT FROM semel_keys WHERE key = 'locked' FOR UPDATE")
+            waiting = threads.submit(opened.perform, waits(locked))
+            until("it waits for the row", lambda: bool(operator.execute(WAITING).fetchall()))
+            assert opened.perform(Renew(((free, LEASE),))) == frozenset()
+            assert not waiting.done()
+            operator.rollback()
+            waiting.result()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import psycopg
 import pytest
@@ -23,7 +23,7 @@ from semel.errors import ConfigurationError, StoreNotReady, StoreReadOnly, Store
 from semel.stores import async_store, store
 from semel.stores.postgres import migrating
 from semel.stores.postgres import store as sync_store
-from semel.stores.postgres.address import SESSION
+from semel.stores.postgres.address import SESSION, Address
 from semel.stores.postgres.async_store import AsyncPostgresStore
 from semel.stores.postgres.builder import queries_of
 from semel.stores.postgres.statements import PACKAGE, Statements
@@ -266,6 +266,39 @@ class TestTrouble:
             store(f"postgresql://user:hush{end}")
         assert "hush" not in str(raised.value)
         assert "secret" not in str(raised.value)
+
+    async def test_a_url_without_a_host(self, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where the URL has no host, it is in the parameters or in the environment, as libpq has it; messages say a URL
+        that can be used.
+        """
+        parts = urlsplit(postgres_url)
+        bare = f"postgresql://{parts.path}"
+        url = f"{bare}?host={parts.hostname}&port={parts.port}&user={parts.username}"
+        with pytest.raises(StoreNotReady, match=f"semel migrate {bare}"):
+            store(url).perform(claim("k"))
+        assert store(url).migrate()
+        monkeypatch.setenv("PGHOST", str(parts.hostname))
+        monkeypatch.setenv("PGPORT", str(parts.port))
+        monkeypatch.setenv("PGUSER", str(parts.username))
+        for number, each in enumerate((url, bare)):
+            with store(each) as sync:
+                assert isinstance(sync.perform(claim(f"sync {number}")), Hold)
+            async with async_store(each) as opened:
+                assert isinstance(await opened.perform(claim(f"async {number}")), Hold)
+
+    async def test_parameters_reach_the_server_as_they_are(self, postgres_url: str) -> None:
+        """A space in a parameter of the driver's is a space, and a plus a plus, whichever driver reads it."""
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute("CREATE SCHEMA foo")
+        url = f"{postgres_url}?options={quote('-c search_path=foo')}"
+        store(url).migrate()
+        async with async_store(url) as opened:
+            assert isinstance(await opened.perform(claim("k")), Hold)
+        with store(url) as sync:
+            assert isinstance(sync.perform(claim("k")), Found)
+        with psycopg.connect(postgres_url) as connection:
+            assert connection.execute("SELECT key FROM foo.semel_keys").fetchall() == [("k",)]
+        assert Address.of("postgresql://h/db?password=a+b%20c").url == "postgresql://h/db?password=a%2Bb%20c"
 
     async def test_no_server_is_an_error_that_names_the_address(self) -> None:
         """Where no server listens, the error names the address, without the password, and says nothing was sent."""

@@ -802,7 +802,11 @@ class TestTransactions:
 
     @pytest.mark.parametrize(
         "said",
-        ["audit=yes", "audit=", "pool=0", "pool=many", "pool=", "connections=0", "connections=7", "connections="],
+        [
+            *("audit=yes", "audit=", "pool=0", "pool=many", "pool=", f"pool={'9' * 5000}"),
+            *("connections=0", "connections=7", "connections=", f"connections={'1' * 5000}"),
+        ],
+        ids=lambda said: said[:20],
     )
     def test_wrong_parameter_is_an_error_that_quotes_it(self, opener: Any, said: str) -> None:
         """A value that means nothing is refused when the store is made."""

@@ -20,7 +20,7 @@ def postgres_url(parts: Mapping[str, Any]) -> str:
     host, port = (rest.pop("host"), rest.pop("port", "")) if is_plain else ("", "")
     where = (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "")
     who = f"{quote(user, safe='')}@" if user else ""
-    query = f"?{urlencode(rest)}" if rest else ""
+    query = f"?{urlencode(rest, quote_via=quote)}" if rest else ""
     return f"postgresql://{who}{where}/{quote(database, safe='')}{query}"
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, cast, get_args
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from semel.core.trail import Audit
 from semel.errors import ConfigurationError
@@ -19,8 +20,10 @@ LOCK_SECONDS = 2
 #: How many transactions of the application's may be open at once, unless ``?pool=`` says otherwise.
 POOL_SIZE = 16
 #: How many connections the store has for its own statements at most, unless ``?connections=`` says otherwise: one for
-#: each kind of statement, so that none waits behind another.
-MAX_CONNECTIONS = 6
+#: each kind of statement, so that none waits behind another. Beside them one renews leases.
+MAX_CONNECTIONS = 5
+#: How long a number may be that is read off a URL. Python refuses to read one of thousands of digits.
+_MAX_DIGITS = 9
 
 #: When a key in progress may be taken over: when its lease is over; or, *instant*, when its worker's process is dead.
 Takeover = Literal["lease", "instant"]
@@ -57,7 +60,7 @@ class Address:
     #: How many transactions of the application's may be open at once.
     pool: int = POOL_SIZE
     takeover: Takeover = "lease"
-    #: How many connections there are for the store's own statements.
+    #: How many connections there are for the store's own statements, beside the one that renews leases.
     connections: int = MAX_CONNECTIONS
     #: Makes a connection as the application makes its own, where an engine or a pool was given and no URL. Then *url*
     #: only names the server in messages: what it leaves out, such as certificates, must not be left out.
@@ -87,14 +90,14 @@ class Address:
             "takeover": "lease",
         }
         theirs = []
-        for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        # To libpq a plus is a plus, in a password above all, and no space.
+        for name, value in parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True):
             if name in ours:
                 ours[name] = value
             else:
                 theirs.append((name, value))
-        plain = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(theirs), ""))
         return cls(
-            plain,
+            _joined(url, parts.netloc, parts.path) + _query(theirs),
             Names(ours["table"] or "", ours["schema"]),
             _audit(ours["audit"]),
             _pool(ours["pool"]),
@@ -106,8 +109,8 @@ class Address:
     def __str__(self) -> str:
         """Show the address to people: without the password, and without what only a driver cares about."""
         ours = {"schema": self.names.schema, "table": self.names.table}
-        said = urlencode({name: value for name, value in ours.items() if value not in {None, DEFAULT_TABLE}})
-        return _safe(self.url) + (f"?{said}" if said else "")
+        said = [(name, value) for name, value in ours.items() if value not in {None, DEFAULT_TABLE}]
+        return _safe(self.url) + _query(said)
 
     __repr__ = __str__
 
@@ -125,19 +128,37 @@ def _takeover(value: str | None) -> Takeover:
 
 
 def _pool(value: str | None) -> int:
-    if value is None or not value.isdecimal() or int(value) < 1:
-        raise ConfigurationError(f"?pool={value} must be a number, 1 or more: of transactions open at once.")
-    return int(value)
+    if (number := _number(value)) < 1:
+        raise ConfigurationError(
+            f"?pool={value} must be a number, 1 or more, of up to {_MAX_DIGITS} digits: of transactions open at once."
+        )
+    return number
 
 
 def _connections(value: str | None) -> int:
-    if value is None or not value.isdecimal() or not 1 <= int(value) <= MAX_CONNECTIONS:
+    if not 1 <= (number := _number(value)) <= MAX_CONNECTIONS:
         raise ConfigurationError(f"?connections={value} must be a number from 1 to {MAX_CONNECTIONS}.")
-    return int(value)
+    return number
+
+
+def _number(value: str | None) -> int:
+    """Read a number; 0 where it is none, or too long to be meant."""
+    return int(value) if value and value.isdecimal() and len(value) <= _MAX_DIGITS else 0
 
 
 def _safe(url: str) -> str:
     parts = urlsplit(url)
     credentials, at, host = parts.netloc.rpartition("@")
     user = credentials.partition(":")[0]
-    return urlunsplit((parts.scheme, f"{user}{at}{host}", parts.path, "", ""))
+    return _joined(url, f"{user}{at}{host}", parts.path)
+
+
+def _joined(url: str, netloc: str, path: str) -> str:
+    """Put together what *url* was taken apart into. ``urlunsplit`` leaves the slashes out where there is no host."""
+    slashes = "//" if url.partition(":")[2].startswith("//") else ""
+    return f"postgresql:{slashes}{netloc}{path}"
+
+
+def _query(pairs: Sequence[tuple[str, str | None]]) -> str:
+    # To libpq a space is %20 only.
+    return f"?{urlencode(pairs, quote_via=quote)}" if pairs else ""

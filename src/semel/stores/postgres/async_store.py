@@ -58,7 +58,9 @@ _ON_THE_LOOP = (
 
 
 class AsyncPostgresStore(PostgresBase, AsyncStore):
-    """Records in one PostgreSQL table. Claims, answers, leases, settlements and upkeep have a connection each."""
+    """Records in one PostgreSQL table. Claims, answers, leases, settlements and upkeep have a connection each, if
+    ``?connections=`` does not let all but leases share some.
+    """
 
     def __init__(self, url: str, *, connections: AsyncConnections | None = None) -> None:
         """Use the server and the table that *url* names; *connections* are the application's own, for transactions that
@@ -166,10 +168,13 @@ class AsyncPostgresStore(PostgresBase, AsyncStore):
         self._listener.drop()
         count = self.address.connections
         self._links = [(_Link if count == MAX_CONNECTIONS else _SharedLink)(self.address) for _ in range(count)]
-        claims, answers, leases, settlements, others, upkeep = (self._links[share] for share in SHARES[count])
+        claims, answers, settlements, others, upkeep = (self._links[share] for share in SHARES[count])
         claim = AsyncBatcher[Any](partial(self._claim, claims), terms_of_claim, MAX_BATCH)
         complete = AsyncBatcher[Any](partial(self._complete, answers), terms_of_complete, MAX_BATCH)
-        # Renewals skip locked rows, and must not wait behind those who don't.
+        # Renewals skip locked rows, and must not wait behind those who don't: however few connections there are, they
+        # have one beside them.
+        leases = _Link(self.address)
+        self._links.append(leases)
         renew = AsyncBatcher[Any](lambda batch: self._each(leases, batch))
         other = AsyncBatcher[Any](lambda batch: self._each(others, batch))
         self._batchers: dict[type[Command[Any]], AsyncBatcher[Any]] = {

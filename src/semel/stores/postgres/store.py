@@ -45,7 +45,9 @@ T = TypeVar("T")
 
 
 class PostgresStore(PostgresBase, Store):
-    """Records in one PostgreSQL table. Claims, answers, leases, settlements and upkeep have a connection each."""
+    """Records in one PostgreSQL table. Claims, answers, leases, settlements and upkeep have a connection each, if
+    ``?connections=`` does not let all but leases share some.
+    """
 
     _links: list[_Link]
 
@@ -134,10 +136,13 @@ class PostgresStore(PostgresBase, Store):
         self._connections = self._given
         count = self.address.connections
         self._links = [(_Link if count == MAX_CONNECTIONS else _SharedLink)(self.address) for _ in range(count)]
-        claims, answers, leases, settlements, others, upkeep = (self._links[share] for share in SHARES[count])
+        claims, answers, settlements, others, upkeep = (self._links[share] for share in SHARES[count])
         self._claims = Batcher[Claim](lambda batch: self._claim(claims, batch), terms_of_claim, MAX_BATCH)
         self._answers = Batcher[Complete](lambda batch: self._complete(answers, batch), terms_of_complete, MAX_BATCH)
-        # Renewals skip locked rows, and must not wait behind those who don't.
+        # Renewals skip locked rows, and must not wait behind those who don't: however few connections there are, they
+        # have one beside them.
+        leases = _Link(self.address)
+        self._links.append(leases)
         self._leases = Batcher[Any](lambda batch: [self._other(leases, command) for command in batch])
         # It waits for a transaction that may hang, and none of the others has to.
         self._settlements = Batcher[Any](lambda batch: [self._other(settlements, command) for command in batch])
