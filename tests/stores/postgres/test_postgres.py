@@ -284,7 +284,8 @@ class TestTrouble:
             with store(each) as sync:
                 assert isinstance(sync.perform(claim(f"sync {number}")), Hold)
             async with async_store(each) as opened:
-                assert isinstance(await opened.perform(claim(f"async {number}")), Hold)
+                held = await opened.perform(claim(f"async {number}"))
+                assert isinstance(held, Hold)
 
     async def test_parameters_reach_the_server_as_they_are(self, postgres_url: str) -> None:
         """A space in a parameter of the driver's is a space, and a plus a plus, whichever driver reads it."""
@@ -293,7 +294,8 @@ class TestTrouble:
         url = f"{postgres_url}?options={quote('-c search_path=foo')}"
         store(url).migrate()
         async with async_store(url) as opened:
-            assert isinstance(await opened.perform(claim("k")), Hold)
+            held = await opened.perform(claim("k"))
+            assert isinstance(held, Hold)
         with store(url) as sync:
             assert isinstance(sync.perform(claim("k")), Found)
         with psycopg.connect(postgres_url) as connection:
