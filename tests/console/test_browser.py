@@ -244,7 +244,7 @@ def test_every_action(browser: Browser, origin: str, world: World) -> None:
         world.resolve(record)
         page.get_by_label("Reason, for the audit trail").fill("too late")
         page.get_by_role("button", name="Free the key").click()
-        expect(page.get_by_text("It has changed meanwhile, and nothing was done.")).to_be_visible()
+        expect(page.get_by_text("It has changed since you looked, and nothing was done.")).to_be_visible()
 
 
 @pytest.mark.slow

@@ -36,6 +36,10 @@ _TIMES = ("created_at", "lease_expires_at", "completed_at", "expires_at")
 #: The same as the stores' own lock time-out.
 _LOCK_SECONDS = 5
 
+#: Removes the entries of the times before from indexes. Where there are thousands of them, the services would not look
+#: for some seconds at what gets in between (``stores/postgres/bounds.py``), and no time but a test's goes back.
+_TIDY = "VACUUM semel_keys"
+
 #: Moves the times of records, of the lines of their trails, and of the lists of records to check. A TTL stays as it is:
 #: otherwise an expired record would be deleted at once, and a test could not see it.
 _AGE_REDIS = """
@@ -168,6 +172,9 @@ def _age_postgres(address: Any, duration: timedelta) -> None:
         connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
         for statement in _postgres_statements(address.names, "%(by)s"):
             connection.execute(statement, {"by": duration})
+        connection.commit()
+        connection.autocommit = True
+        connection.execute(address.names.put_into(_TIDY))
 
 
 def _age_djangos(connection: Any, duration: timedelta) -> None:
@@ -176,6 +183,8 @@ def _age_djangos(connection: Any, duration: timedelta) -> None:
     with connection.cursor() as cursor:
         for statement in (_statements if is_sqlite else _postgres_statements)(Names(), "%s"):
             cursor.execute(statement, [by] * statement.count("%s"))
+        if not is_sqlite and not connection.in_atomic_block:
+            cursor.execute(_TIDY)
 
 
 def _age_redis(address: Any, duration: timedelta) -> None:

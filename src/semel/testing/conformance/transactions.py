@@ -124,6 +124,8 @@ class Transactions(Suite):
     def test_nobody_sees_it_before_the_end(self, store: Handle, rival: Handle, scope: str) -> None:
         """Until the transaction commits, no process sees a record."""
         claim = claim_on(scope)
+        for each in (store, rival):
+            assert each.perform(Look(scope, "key")) is None  # They open here: a store may need the lock for that.
         with transaction(store) as tx:
             hold = begun(tx, claim)
             for each in (store, rival):
