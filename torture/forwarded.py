@@ -178,16 +178,16 @@ class Crowd:
         """Send the payment once; return whether its client may stop."""
         self.events.append(Event("sent", key, "guard"))
         self._waiting[key] += 1
+        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=PATIENCE_SECONDS)
         try:
-            connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=PATIENCE_SECONDS)
             connection.request("POST", "/pay", BODY, {"Idempotency-Key": key, "X-User": "bob"})
             response = connection.getresponse()
             body = response.read().decode()
-            connection.close()
         except (OSError, http.client.HTTPException):
             self.events.append(Event("error", key, "guard"))
             return False
         finally:
+            connection.close()
             self._waiting[key] -= 1
         is_replay = response.getheader("Idempotent-Replayed") == "true"
         event = Event("answer", key, "guard", response.status, body, is_replay)
