@@ -40,7 +40,6 @@ from semel.telemetry.tally import Tally
 from semel.work import AsyncBacklog, AsyncWorkers, Plan
 from semel.work.backlog import CONCURRENCY, looks_every
 from semel.work.completer import Finished
-from semel.work.counter import EndingsCounter
 
 NamesUser = Callable[[RequestView], str | Awaitable[str | None] | None]
 
@@ -98,12 +97,7 @@ class IdempotencyMiddleware:
             pattern=self.routes.pattern_at,
         )
         self.workers = (
-            AsyncWorkers(
-                [
-                    *Plan(concurrency=concurrency).services(self.store, self.finish, self.backlog),
-                    EndingsCounter(self.store),
-                ]
-            )
+            AsyncWorkers(Plan(concurrency=concurrency).services_of_app(self.store, self.finish, self.backlog))
             if work
             else None
         )

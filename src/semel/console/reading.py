@@ -171,7 +171,7 @@ class Reader:
         try:
             there = [name for (name,) in self.run(Joined(Query(book), {}, list))]
         except SemelError:
-            return None  # It has none, as with Django, whose own it has; or it is not there at all.
+            return None  # It has none, since Django keeps its own; or it is not there at all.
         known = {name for name, _ in load_migrations(PACKAGES[dialect.name], names)}
         strange = sorted(name for name in there if name not in known)
         if not strange:

@@ -18,7 +18,6 @@ from semel.stores import Store
 from semel.stores import store as open_store
 from semel.stores.tiered import Tiered
 from semel.work import Plan, Workers
-from semel.work.counter import EndingsCounter
 
 try:
     from flask import Flask, request
@@ -60,7 +59,7 @@ class Semel:
         installed = Installed(app, policy_of(settings["POLICY"]), settings["SCOPE"], settings["STORE"])
         if settings["WORK"]:
             store = installed.store
-            installed.workers = Workers([*Plan().services(store), EndingsCounter(store)])
+            installed.workers = Workers(Plan().services_of_app(store))
         app.extensions[EXTENSION] = installed
         app.before_request(installed.start)
         app.teardown_request(_let_go)

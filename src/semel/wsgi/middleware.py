@@ -24,7 +24,6 @@ from semel.telemetry.tally import Tally
 from semel.work import Backlog, Plan, Workers
 from semel.work.backlog import CONCURRENCY, looks_every
 from semel.work.completer import Finished
-from semel.work.counter import EndingsCounter
 from semel.wsgi.environ import method_of, mount_of, path_of
 from semel.wsgi.ports import AppGuard, RequestPorts
 from semel.wsgi.status import StatusPorts
@@ -82,12 +81,7 @@ class IdempotencyMiddleware:
         # Here and not at the first request, since signal handlers can be set in the main thread only.
         self.guard.gate.close_on_sigterm()
         self.workers = (
-            Workers(
-                [
-                    *Plan(concurrency=concurrency).services(self.store, self.finish, self.backlog),
-                    EndingsCounter(self.store),
-                ]
-            )
+            Workers(Plan(concurrency=concurrency).services_of_app(self.store, self.finish, self.backlog))
             if work
             else None
         )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from semel.core.commands import Browse, Command, FindStuck, Reap, ReapInbox, Search, Survey
 from semel.core.state import TERMINAL
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 #: What is walked along: records by age, those that are followed, those that expire; receipts of messages.
 Walk = Literal["made", "followed", "expiring", "handled"]
+WALKS: tuple[Walk, ...] = get_args(Walk)
 
 BEGINNING = datetime(1, 1, 1, tzinfo=UTC)
 #: How far the place stays behind the clock, in seconds, where there is no live entry: see ``upkeep.SETTLED_SECONDS``.
@@ -64,7 +65,7 @@ class Bounds:
 
     def __init__(self) -> None:
         """Know nothing."""
-        self._bounds: dict[str, Bound] = {"made": Bound(), "followed": Bound(), "expiring": Bound(), "handled": Bound()}
+        self._bounds: dict[str, Bound] = {walk: Bound() for walk in WALKS}
 
     def of(self, walk: Walk) -> datetime:
         """Return from where one walk begins."""

@@ -12,7 +12,7 @@ from semel.core.record import NO_TOKEN, Hold
 from semel.core.trail import FULL, Audit
 from semel.stores.base import this_process
 from semel.stores.headers import written
-from semel.stores.postgres.bounds import Bounds
+from semel.stores.postgres.bounds import WALKS, Bounds
 from semel.stores.postgres.signals import channel_of
 from semel.stores.statement import Joined, Names, Query, Statement, load_queries
 
@@ -47,10 +47,7 @@ class Queries:
     browse: Query
     search: Query
     find_stuck: Query
-    bound_made: Query
-    bound_followed: Query
-    bound_expiring: Query
-    bound_handled: Query
+    bound: Query
     advance: Query
     read_request: Query
     sweep: Query
@@ -88,6 +85,7 @@ _VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
         "search_one": ("one",),
     },
     "survey": {"survey": (), "survey_all": ("messages",)},
+    "bound": {f"bound_{walk}": (walk,) for walk in WALKS},
 }
 
 

@@ -722,81 +722,54 @@ SELECT (SELECT count(*) FROM walked), bound.created_at, bound.scope, bound.key, 
  ORDER BY found.created_at DESC, found.scope DESC, found.key DESC
 
 
--- name: bound_made
+-- name: bound
 -- Where the live entries of an index begin (bounds.py): the first from :start on, and how many entries of indexes were
 -- read for it, dead ones included. The count before goes first, since the look-up depends on it.
--- Of all records, by age.
-WITH before AS MATERIALIZED (
-    SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0) AS entries
-      FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_keys' AS regclass)
+-- The parts are the walks: "made" is of all records by age, "followed" of those that the services follow, "expiring" of
+-- those that expire, and "handled" of the receipts of messages. What is younger than the watermark may be followed yet.
+WITH counted AS MATERIALIZED (
+    SELECT array_agg(indexrelid) AS indexes, coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0) AS before
+      FROM pg_catalog.pg_index
+--[made
+     WHERE indrelid = CAST('semel_keys' AS regclass)
+--]
+--[followed
+     WHERE indrelid = CAST('semel_keys' AS regclass)
+--]
+--[expiring
+     WHERE indrelid = CAST('semel_keys' AS regclass)
+--]
+--[handled
+     WHERE indrelid = CAST('semel_inbox' AS regclass)
+--]
 )
-SELECT least(place, clock_timestamp() - :settled::float8 * interval '1 second'),
-       CAST((SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0)
-               FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_keys' AS regclass)) - before.entries AS bigint)
-  FROM before
+SELECT least(place, clock_timestamp() - :settled::float8 * interval '1 second'
+--[followed
+             , coalesce((SELECT swept_to FROM semel_keys_watermark WHERE one), :start::timestamptz)
+--]
+            ),
+       CAST((SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(each)), 0) FROM unnest(indexes) AS each) - before
+            AS bigint)
+  FROM counted
   LEFT JOIN LATERAL (
-    SELECT created_at AS place
-      FROM semel_keys
-     WHERE created_at >= :start::timestamptz AND before.entries >= 0
-     ORDER BY created_at
-     LIMIT 1
-  ) AS first ON true
-
-
--- name: bound_followed
--- The same of the records that the services follow. What is younger than the watermark may be followed yet.
-WITH before AS MATERIALIZED (
-    SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0) AS entries
-      FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_keys' AS regclass)
-)
-SELECT least(place, clock_timestamp() - :settled::float8 * interval '1 second',
-             coalesce((SELECT swept_to FROM semel_keys_watermark WHERE one), :start::timestamptz)),
-       CAST((SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0)
-               FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_keys' AS regclass)) - before.entries AS bigint)
-  FROM before
-  LEFT JOIN LATERAL (
-    SELECT created_at AS place
-      FROM semel_keys
-     WHERE upkeep = 'open' AND created_at >= :start::timestamptz AND before.entries >= 0
-     ORDER BY created_at
-     LIMIT 1
-  ) AS first ON true
-
-
--- name: bound_expiring
--- The same of the records that expire.
-WITH before AS MATERIALIZED (
-    SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0) AS entries
-      FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_keys' AS regclass)
-)
-SELECT least(place, clock_timestamp() - :settled::float8 * interval '1 second'),
-       CAST((SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0)
-               FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_keys' AS regclass)) - before.entries AS bigint)
-  FROM before
-  LEFT JOIN LATERAL (
-    SELECT expires_at AS place
-      FROM semel_keys
-     WHERE after_retention <> 'keep' AND upkeep IS DISTINCT FROM 'parked' AND expires_at >= :start::timestamptz AND before.entries >= 0
-     ORDER BY expires_at
-     LIMIT 1
-  ) AS first ON true
-
-
--- name: bound_handled
--- The same of the receipts of messages that were handled.
-WITH before AS MATERIALIZED (
-    SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0) AS entries
-      FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_inbox' AS regclass)
-)
-SELECT least(place, clock_timestamp() - :settled::float8 * interval '1 second'),
-       CAST((SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0)
-               FROM pg_catalog.pg_index WHERE indrelid = CAST('semel_inbox' AS regclass)) - before.entries AS bigint)
-  FROM before
-  LEFT JOIN LATERAL (
-    SELECT changed_at AS place
-      FROM semel_inbox
-     WHERE state = 'done' AND changed_at >= :start::timestamptz AND before.entries >= 0
-     ORDER BY changed_at
+--[made
+    SELECT created_at AS place FROM semel_keys
+     WHERE created_at >= :start::timestamptz AND before >= 0
+--]
+--[followed
+    SELECT created_at AS place FROM semel_keys
+     WHERE upkeep = 'open' AND created_at >= :start::timestamptz AND before >= 0
+--]
+--[expiring
+    SELECT expires_at AS place FROM semel_keys
+     WHERE after_retention <> 'keep' AND upkeep IS DISTINCT FROM 'parked' AND expires_at >= :start::timestamptz
+       AND before >= 0
+--]
+--[handled
+    SELECT changed_at AS place FROM semel_inbox
+     WHERE state = 'done' AND changed_at >= :start::timestamptz AND before >= 0
+--]
+     ORDER BY place
      LIMIT 1
   ) AS first ON true
 
