@@ -22,7 +22,7 @@ from semel.stores import store
 #: What the bench's own server is started with.
 SETTINGS = {
     "shared_preload_libraries": "pg_stat_statements",
-    "shared_buffers": "1GB",
+    "shared_buffers": "2GB",
     "synchronous_commit": "on",
     "max_wal_size": "8GB",
     "checkpoint_timeout": "1h",
