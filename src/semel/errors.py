@@ -41,6 +41,7 @@
     │   │   ├── StoreNotReady      503   the table is missing, or is not Semel's
     │   │   │   └── StoreNotPermitted  503   the role may not use the table
     │   │   ├── StoreReadOnly      503   a replica, or a server that was made read-only
+    │   │   ├── SecretMissing      503   what is stored is encrypted, and can't be read here
     │   │   └── AnswerNotStored    503
     │   └── ShuttingDown           503   this process is about to end
     ├── ConfigurationError         caused by the application's code
@@ -445,6 +446,12 @@ class StoreNotPermitted(StoreNotReady):
 
 class StoreReadOnly(StoreError):
     """This server takes no writes: it is a replica, or was made read-only. Give the address of the primary."""
+
+
+class SecretMissing(StoreError):
+    """What is stored is encrypted, and this process lacks the secret. Give ?encrypt= with every secret that is in use
+    to every process of the store; after a change, the new one first and the old one behind it.
+    """
 
 
 class ShuttingDown(Refusal):

@@ -10,6 +10,7 @@ import pytest
 from semel.core.body_hash import BodyHash
 from semel.core.commands import Again, Claim, Complete, Look, Note, Now, Release, TakeOver, Verdict
 from semel.core.decision import RETRY_AFTER_SECONDS
+from semel.core.encrypted import MARK
 from semel.core.events import Fenced, LostLease, NotKept, NotStored, PersonalKey, StoreFailed, TookOver
 from semel.core.fingerprint import Subject, fingerprint_of
 from semel.core.handler import Answered, Lost, NotStarted, Parked, Raised, RunHandler, Streaming
@@ -389,6 +390,14 @@ def test_take_over_goes_on_from_what_is_stored() -> None:
     assert played(script).commands[-2] == RunHandler(
         HEIR, POLICY.lease, POLICY.max_response_body, STEPS, "POST /charges", MAX_RESPONSE_TIME
     )
+
+
+def test_steps_that_cant_be_read() -> None:
+    """Steps that are encrypted with a secret that is not here are gone on from by no handler: 503."""
+    hidden = Progress((Done("phase", "ride_created", {MARK: "AQ=="}),))
+    script: list[Line] = [*BEGIN, (Claim, found(lease_is_over=True)), (TakeOver, HEIR), (Tell, None)]
+    result = played([*script, (Look, record(HEIR, hidden)), (Tell, None), (Release, Verdict.DONE)])
+    assert refusal(result.result)[:2] == (503, "store-unavailable")
 
 
 @pytest.mark.parametrize("there", [None, record(SEEN), record(replace(HEIR, attempt=3))])

@@ -23,6 +23,7 @@ from semel.asgi.route import NO_STATUS_ROUTE, PerRoute, RoutePorts
 from semel.asgi.status import RouteStatus, StatusPorts
 from semel.asgi.stored import scope_of, surroundings_of
 from semel.core.commands import Again, Look, Park, ReadRequest
+from semel.core.encrypted import refuse_marked
 from semel.core.message import Request, one_line, request_of
 from semel.core.outcome import Door
 from semel.core.policy import NEVER_GUARDED, Policy
@@ -115,6 +116,7 @@ class IdempotencyMiddleware:
         request = await self.store.perform(ReadRequest(hold))
         if request is None:
             return Again.AGAIN
+        refuse_marked(request.head.headers)
         scope = scope_of(request, self._surroundings)
         method, path = request.head.method, full_path(scope)
         # A route says by itself, once it is reached, which methods its policy guards.

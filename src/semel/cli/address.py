@@ -14,6 +14,7 @@ import typer
 
 from semel.errors import ConfigurationError
 from semel.stores import Store, store
+from semel.stores.encrypted.value import plain
 from semel.stores.sqlite.file import Place, has_table, locate
 
 VARIABLE = "SEMEL_STORE"
@@ -48,7 +49,7 @@ def found(url: str | None) -> str:
             raise ConfigurationError(f"Which store? Give --store URL or set {VARIABLE}: there is no {USUAL_FILE} here.")
         which = f"sqlite:///{USUAL_FILE}"
     if urlsplit(which).scheme == "sqlite":
-        _look_at_file(locate(which))
+        _look_at_file(locate(plain(which)))
     return which
 
 

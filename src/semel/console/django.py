@@ -20,9 +20,6 @@ from semel.console.http import MAX_BODY, Request, Response, cut_off, login_faile
 from semel.console.site import Site
 from semel.console.threads import Threads
 from semel.django import conf
-from semel.stores import Store
-from semel.stores import store as open_store
-from semel.stores.django import DjangoStore
 
 
 def console_urls(store: Any = None, *, auth: Auth = None) -> list[Any]:
@@ -96,9 +93,7 @@ class _View:
         """Return a store of the console's own: its actor is the user, and not the application."""
         if self._store is not None:
             return self._store
-        said = conf.settings()
-        opened: Store = open_store(said.store) if said.store else DjangoStore(said.database, audit=said.audit)
-        return opened
+        return conf.settings().opened()
 
 
 def _around(call: Callable[[], Response]) -> Response:

@@ -6,6 +6,7 @@ import json
 from http import HTTPStatus
 from typing import assert_never
 
+from semel.core.encrypted import refuse_marked
 from semel.core.handler import Answered, Raised, Streaming
 from semel.core.message import Answer, Headers
 from semel.core.outcome import Ended
@@ -103,6 +104,7 @@ def replayed(answer: Answer, policy: Policy) -> Answer:
     """Return the stored *answer*, marked as a replay; for a tombstone, the refusal that says the operation is done."""
     if answer.is_tombstone:
         return retold(answer, policy)
+    refuse_marked(answer.headers)
     headers = (*answer.headers, MARKER)
     if policy.dialect == "stripe" and answer.status >= FIRST_SERVER_ERROR:
         # It will be the same the next time, and Stripe's clients would retry it unless they are told.
@@ -117,6 +119,7 @@ def ended_with(answer: Answer) -> Ended:
 
 def retold(answer: Answer, policy: Policy) -> Answer:
     """Return the stored *answer* to a request for the operation's state: the client may not have had it yet."""
+    refuse_marked(answer.headers)
     if not answer.is_tombstone:
         return answer
     where = tuple(pair for pair in answer.headers if pair[0] == b"location")

@@ -1,7 +1,7 @@
 """The system checks of ``manage.py check``: the setting ``SEMEL``, its database, and the position of the middleware.
 They connect to nothing.
 
-    E001–E009  the setting SEMEL and its parts    E010–E013  the database    E014, E015  what a STORE rules out
+    E001–E009, E016  the setting SEMEL and its parts    E010–E013  the database    E014, E015  what a STORE rules out
     E020–E022, W020  the order of MIDDLEWARE
 """
 

@@ -9,6 +9,7 @@
         "PATHS": ["/api/*"],                # what the middleware guards; default: everything
         "AUDIT": "on",                      # the audit trail: "on", "all", "replays" (all, and replays too) or "off"
         "STORE": "postgresql://…",          # a store of its own (or a Tiered), instead of Django's database
+        "ENCRYPT": "env:SEMEL_SECRETS",     # where the secrets are that answers and requests are encrypted with
     }
 """
 
@@ -35,6 +36,8 @@ from semel.stores import AsyncStore, Store
 from semel.stores import async_store as open_async_store
 from semel.stores import store as open_store
 from semel.stores.django import AsyncDjangoStore, DjangoStore
+from semel.stores.encrypted import Encrypted
+from semel.stores.secrets import check_reference
 from semel.stores.tiered import Tiered
 
 NAME = "SEMEL"
@@ -72,7 +75,14 @@ class Settings:
     paths: Paths = None
     audit: Audit = "on"
     #: A store of its own; None is Django's database.
-    store: str | Tiered | None = None
+    store: str | Tiered | Encrypted | None = None
+    #: Where the secrets are; None: nothing is encrypted, unless the store says so itself.
+    encrypt: str | None = None
+
+    def opened(self) -> Store:
+        """Return a store of its own for code in threads."""
+        made = open_store(self.store) if self.store else DjangoStore(self.database, audit=self.audit)
+        return open_store(Encrypted(made, self.encrypt)) if self.encrypt else made
 
     @property
     def routes(self) -> Routes:
@@ -171,8 +181,7 @@ def store() -> Store:
         return found
     with _lock:
         if _store is None:
-            said = settings()
-            _store = open_store(said.store) if said.store else DjangoStore(said.database, audit=said.audit)
+            _store = settings().opened()
         return _store
 
 
@@ -182,9 +191,8 @@ def async_store() -> AsyncStore:
     with _lock:
         if _async_store is None:
             said = settings()
-            _async_store = (
-                open_async_store(said.store) if said.store else AsyncDjangoStore(said.database, audit=said.audit)
-            )
+            made = open_async_store(said.store) if said.store else AsyncDjangoStore(said.database, audit=said.audit)
+            _async_store = open_async_store(Encrypted(made, said.encrypt)) if said.encrypt else made
         return _async_store
 
 
@@ -259,8 +267,19 @@ def _audit(value: object) -> Audit:
     raise Wrong(f"is {value!r}.", f"Give one of {', '.join(map(repr, get_args(Audit)))}.")
 
 
-def _store_given(value: object) -> str | Tiered | None:
-    if value is not None and not isinstance(value, Tiered) and (not isinstance(value, str) or "://" not in value):
+def _encrypt(value: object) -> str | None:
+    try:
+        return None if value is None else check_reference(value)
+    except ConfigurationError as error:
+        raise Wrong("can't be right.", str(error)) from error
+
+
+def _store_given(value: object) -> str | Tiered | Encrypted | None:
+    if (
+        value is not None
+        and not isinstance(value, Tiered | Encrypted)
+        and (not isinstance(value, str) or "://" not in value)
+    ):
         # It is not shown: it may hold a password.
         raise Wrong("is not the URL of a store.", "Give one such as postgresql://user@host/database, or leave it out.")
     return value
@@ -277,6 +296,7 @@ _READERS: dict[object, tuple[str, Callable[[Any], Any]]] = {
     "PATHS": ("semel.E007", _paths),
     "AUDIT": ("semel.E008", _audit),
     "STORE": ("semel.E009", _store_given),
+    "ENCRYPT": ("semel.E016", _encrypt),
 }
 
 

@@ -13,6 +13,7 @@ from semel.doctor.memory import Memory
 from semel.doctor.session import Session
 from semel.errors import ConfigurationError
 from semel.stores.dialect import durable_of
+from semel.stores.encrypted.value import plain
 
 _SESSIONS = {
     "postgres": ("semel.doctor.postgres.session", "Postgres"),
@@ -43,7 +44,7 @@ def session_at(url: str, seconds: float) -> Session:
         raise ConfigurationError(
             f"No store is known for {what}. Write postgresql://user@host/database, redis://host/0 or sqlite:///file.db."
         )
-    made: Session = _session(_SCHEMES[scheme]).at(url, seconds)
+    made: Session = _session(_SCHEMES[scheme]).at(plain(url), seconds)
     return made
 
 

@@ -13,6 +13,7 @@ from typing import assert_never
 
 from semel.core.commands import Complete, Look, Note, Release, Verdict
 from semel.core.decision import RETRY_AFTER_SECONDS
+from semel.core.encrypted import is_marked_result
 from semel.core.events import Fenced, LostLease, NotKept, NotStored
 from semel.core.handler import Answered, Ending, Lost, NotStarted, Parked, Raised, RunHandler, Streaming
 from semel.core.key import Key
@@ -20,7 +21,7 @@ from semel.core.message import Answer
 from semel.core.policy import Policy
 from semel.core.problem import refused
 from semel.core.record import Hold
-from semel.core.recovery import Progress, read_back
+from semel.core.recovery import Done, Progress, read_back
 from semel.core.replay import Free, Keep, judge
 from semel.core.state import Event
 from semel.errors import (
@@ -29,6 +30,7 @@ from semel.errors import (
     NoEffect,
     OperationUnfinished,
     OutcomeUnknown,
+    SecretMissing,
     ShuttingDown,
     StoreError,
     StoreRefused,
@@ -64,7 +66,10 @@ async def progress_of(ports: GuardPorts, hold: Hold) -> Progress:
     record = await ports.ask(Look(hold.scope, hold.key))
     if record is None or (record.attempt, record.token) != (hold.attempt, hold.token):
         raise InProgress(retry_after=RETRY_AFTER_SECONDS)
-    return read_back(record.steps)
+    progress = read_back(record.steps)
+    if any(isinstance(step, Done) and is_marked_result(step.result) for step in progress.steps):
+        raise SecretMissing
+    return progress
 
 
 async def run_handler(

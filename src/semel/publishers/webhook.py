@@ -30,7 +30,7 @@ from semel.core.message import one_line
 from semel.core.outbox import WEBHOOK_SCHEDULE, Failed, Message, Rejected, Schedule, Unreachable, Verdict
 from semel.core.webhook import Secret, check_signing, read_secret, signatures
 from semel.errors import ConfigurationError
-from semel.publishers.secrets import check_reference, resolved
+from semel.stores.secrets import check_reference, resolved
 from semel.telemetry.stream import tell
 
 try:

@@ -8,12 +8,14 @@ handler's transaction ends.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
 from semel.errors import ConfigurationError
 from semel.stores.base import AsyncStore, Store
+from semel.stores.encrypted.value import Encrypted, split
 from semel.stores.tiered.value import Tiered
 
 __all__ = ["AsyncStore", "Store", "async_store", "either_store", "store"]
@@ -66,6 +68,10 @@ def store(given: Any, *, url: str | None = None) -> Store:
     *url* adds settings such as ``?table=``. Claims and leases then connect by this URL, and not by the settings of the
     engine or the pool.
     """
+    given, url, secrets = _parted(given, url)
+    if secrets is not None:
+        encrypted: Store = _encrypting().opened(given if isinstance(given, Store) else store(given, url=url), secrets)
+        return encrypted
     if isinstance(given, Tiered):
         tiered: Store = import_module(_TIERED).opened(given, url)
         return tiered
@@ -82,6 +88,11 @@ def async_store(given: Any, *, url: str | None = None) -> AsyncStore:
     *url* adds settings such as ``?table=``. Claims and leases then connect by this URL, and not by the settings of the
     engine or the pool.
     """
+    given, url, secrets = _parted(given, url)
+    if secrets is not None:
+        behind = given if isinstance(given, AsyncStore) else async_store(given, url=url)
+        encrypted: AsyncStore = _encrypting().async_opened(behind, secrets)
+        return encrypted
     if isinstance(given, Tiered):
         tiered: AsyncStore = import_module(_TIERED).async_opened(given, url)
         return tiered
@@ -101,6 +112,32 @@ def either_store(given: Any) -> Store | AsyncStore:
     if not isinstance(given, str) and _kind(_ASYNC_GIVEN, given):
         return async_store(given)
     return store(given)
+
+
+def _parted(given: Any, url: str | None) -> tuple[Any, str | None, str | None]:
+    """Return what is behind the encryption, and where its secrets are; None: nothing is encrypted.
+
+    It goes around a cache, too, whichever of the two it was given with: nothing readable leaves the process.
+    """
+    if isinstance(given, Encrypted):
+        return given.store, url, given.secrets
+    if isinstance(given, Tiered):
+        durable, _, secrets = _parted(given.durable, None)
+        given = replace(given, durable=durable) if secrets else given
+    else:
+        given, secrets = split(given) if isinstance(given, str) else (given, None)
+    if url is not None and secrets is None:
+        url, secrets = split(url)
+    return given, url, secrets
+
+
+def _encrypting() -> Any:
+    try:
+        return import_module("semel.stores.encrypted.store")
+    except ModuleNotFoundError as error:
+        if error.name != "cryptography":
+            raise
+        raise ConfigurationError("?encrypt= needs the package cryptography: pip install 'semel[encryption]'.") from None
 
 
 def _made(stores: _Table, kinds: _Kinds, given: Any, url: str | None) -> Any:

@@ -17,8 +17,9 @@ from semel.core.commands import CommitAlone, Open, Undo
 from semel.core.delivery import Endpoint, read_url
 from semel.core.outbox import check_name
 from semel.errors import ConfigurationError, EndpointUnknown
-from semel.publishers.secrets import check_reference
 from semel.stores import AsyncStore, Store, async_store, store
+from semel.stores.dialect import durable_of
+from semel.stores.secrets import check_reference
 from semel.stores.statement import Joined
 from semel.stores.transaction import at_once
 from semel.stores.webhooks import EndpointStatements
@@ -39,7 +40,7 @@ class _Endpoints:
         self._is_given = is_given
         self._statements = EndpointStatements(store)
         # A cache in front holds finished answers, and nothing else.
-        self._store = getattr(store, "durable", store)
+        self._store = durable_of(store)
 
     async def _add(self, name: str, url: str, secrets: Sequence[str], *, replace: bool) -> Endpoint:
         name, references = _checked(name, url, secrets)

@@ -39,7 +39,7 @@ from semel.errors import (
     WebhookParked,
     WebhookReused,
 )
-from semel.publishers.secrets import resolved
+from semel.stores.secrets import resolved
 
 #: What senders advise is 20 kB, and the largest that are known send a few hundred.
 MAX_BODY = 1024 * 1024

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from semel.stores import AsyncStore, Store
+from semel.stores.dialect import durable_of
 from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.outbox import sleep_lock
 
@@ -188,7 +189,7 @@ class _Watch:
 
 def waker_of(store: Store | AsyncStore, to: str, wake: Callable[[], None]) -> Waker:
     """Return what can wake a relay of *store* at destination *to*."""
-    durable: Any = getattr(store, "durable", store)
+    durable: Any = durable_of(store)
     if hasattr(durable, "address") and hasattr(durable.address, "names"):
         return PostgresWaker(durable, to, wake, waits=isinstance(store, AsyncStore))
     if hasattr(durable, "place"):

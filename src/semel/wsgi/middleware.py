@@ -8,6 +8,7 @@ from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from semel.core.commands import Again, Look, Park, ReadRequest
+from semel.core.encrypted import refuse_marked
 from semel.core.message import Request, one_line, request_of
 from semel.core.policy import Policy
 from semel.core.record import Stuck
@@ -97,6 +98,7 @@ class IdempotencyMiddleware:
         request = self.store.perform(ReadRequest(hold))
         if request is None:
             return Again.AGAIN
+        refuse_marked(request.head.headers)
         environ = environ_of(request)
         policy = self.routes.policy_for(request.head.method, path_of(environ))
         if policy is None:

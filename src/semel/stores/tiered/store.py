@@ -5,18 +5,16 @@ how long, is in ``memory.py``; the cache in Redis is in ``cache.py``, which is i
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel import stores
-from semel.core.commands import Begin, Claim, Command, Commit, Complete, Finish, Renew, Undo, Verdict
-from semel.core.record import Found, Hold
+from semel.core.commands import Begin, Claim, Command, Commit, Complete, Finish, Undo, Verdict
+from semel.core.record import Found
 from semel.errors import ConfigurationError, NoConnection
 from semel.stores.base import AsyncStore, Store
-from semel.stores.dialect import Dialect
-from semel.stores.migration import PlannedMigration
+from semel.stores.front import AsyncStoreFront, StoreFront
 from semel.stores.step import Step
 from semel.stores.tiered.memory import Answers, Entry, deadline, now
 from semel.stores.tiered.value import Tiered
@@ -62,48 +60,11 @@ def _namespace(tiered: Tiered, durable: Store | AsyncStore) -> str:
     return tiered.namespace or namespace_of(durable)
 
 
-class _Front:
+class _Tier:
     """What the sync and the async store share."""
 
-    durable: Any
     cache: Any
     answers: Answers
-
-    @property
-    def actor(self) -> str | None:
-        """The actor in the audit trail; None is this process."""
-        actor: str | None = self.durable.actor
-        return actor
-
-    @actor.setter
-    def actor(self, actor: str | None) -> None:
-        self.durable.actor = actor
-
-    @property
-    def notes_replays(self) -> bool:
-        """Whether the durable store's audit trail has a line for every replay, too."""
-        notes: bool = self.durable.notes_replays
-        return notes
-
-    @property
-    def ended(self) -> defaultdict[str, int]:
-        """How many requests of this process have ended how: the durable store has the counts."""
-        ended: defaultdict[str, int] = self.durable.ended
-        return ended
-
-    @property
-    def dialect(self) -> Dialect | None:
-        """The durable store's database."""
-        dialect: Dialect | None = self.durable.dialect
-        return dialect
-
-    def listen(self, on_end: Callable[[str], None]) -> None:
-        """Let the durable store call *on_end*."""
-        self.durable.listen(on_end)
-
-    def watch(self, on_loss: Callable[[], None]) -> None:
-        """Let the durable store call *on_loss*."""
-        self.durable.watch(on_loss)
 
     def forget(self) -> None:
         """Drop all answers in this process, and those that wait for the cache. For tests that move time."""
@@ -122,7 +83,7 @@ class _Front:
             self.share(self.answers.ended(command, *known))
 
 
-class TieredStore(_Front, Store):  # type: ignore[override]  # what it has of the durable store: properties
+class TieredStore(_Tier, StoreFront):  # type: ignore[override]  # what it has of the durable store: properties
     """A tiered store for threads."""
 
     cache: Cache | None
@@ -132,22 +93,6 @@ class TieredStore(_Front, Store):  # type: ignore[override]  # what it has of th
         self.durable = durable
         self.cache = cache
         self.answers = Answers(memory)
-
-    @property
-    def migrates_post(self) -> bool:
-        """Whether ``migrate`` and ``plan`` take up the migrations that old code does not survive, too."""
-        with_post: bool = self.durable.migrates_post
-        return with_post
-
-    @migrates_post.setter
-    def migrates_post(self, with_post: bool) -> None:
-        self.durable.migrates_post = with_post
-
-    @property
-    def is_callers(self) -> bool:  # type: ignore[override]  # it is the durable store's
-        """Whether commands use the calling thread's own connection, which is the application's."""
-        callers: bool = self.durable.is_callers
-        return callers
 
     def perform(self, command: Command[T]) -> T:
         """Carry out one store command."""
@@ -177,20 +122,6 @@ class TieredStore(_Front, Store):  # type: ignore[override]  # what it has of th
         if self.cache is not None:
             self.cache.open()
 
-    def migrate(self) -> list[str]:
-        """Bring the durable store's schema up to date; return what was applied."""
-        applied: list[str] = self.durable.migrate()
-        return applied
-
-    def plan(self) -> tuple[PlannedMigration, ...]:
-        """Return what ``migrate`` would do to the durable store."""
-        planned: tuple[PlannedMigration, ...] = self.durable.plan()
-        return planned
-
-    def has_neighbours(self) -> bool:
-        """Whether the durable store's database has other tables."""
-        return bool(self.durable.has_neighbours())
-
     def close(self) -> None:
         """Close every connection."""
         if self.cache is not None:
@@ -207,7 +138,7 @@ class TieredStore(_Front, Store):  # type: ignore[override]  # what it has of th
         return got
 
 
-class AsyncTieredStore(_Front, AsyncStore):  # type: ignore[override]  # what it has of the durable store: properties
+class AsyncTieredStore(_Tier, AsyncStoreFront):  # type: ignore[override]  # as above
     """A tiered store for an event loop."""
 
     cache: AsyncCache | None
@@ -228,11 +159,6 @@ class AsyncTieredStore(_Front, AsyncStore):  # type: ignore[override]  # what it
             _then(step, partial(self.completed, command, known))
         return step
 
-    def renew(self, command: Renew) -> frozenset[Hold]:
-        """Renew leases, from any thread, in the durable store alone."""
-        lost: frozenset[Hold] = self.durable.renew(command)
-        return lost
-
     def transaction(self) -> AsyncTieredTransaction:
         """Return a transaction of the durable store. It is opened only for a key without a kept answer."""
         return AsyncTieredTransaction(self.durable.transaction, self, self.look_up)
@@ -245,11 +171,6 @@ class AsyncTieredStore(_Front, AsyncStore):  # type: ignore[override]  # what it
             return found
         entry = await asked
         return None if entry is None else self.answers.put(entry).found(now())
-
-    def start_in_thread(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Start a plain function in the durable store's thread."""
-        started: asyncio.Future[Any] = self.durable.start_in_thread(call)
-        return started
 
     async def open(self) -> None:
         """Open the durable store. If the cache can't be reached, the store serves without it."""
@@ -318,7 +239,7 @@ def _pass_on(step: Step[Any], done: asyncio.Future[Any]) -> None:
 class _SharedTransaction:
     """What a sync and an async transaction share, from ``Begin`` or ``Open`` to its end."""
 
-    def __init__(self, make: Callable[[], Any], tier: _Front, look_up: Callable[[Claim], Any]) -> None:
+    def __init__(self, make: Callable[[], Any], tier: _Tier, look_up: Callable[[Claim], Any]) -> None:
         """Nothing is begun yet. *make* returns a transaction of the durable store."""
         self._make = make
         self._tier = tier

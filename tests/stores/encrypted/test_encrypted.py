@@ -1,0 +1,301 @@
+"""What a person finds who has the database and no secret, and what a process without the secret does: nothing wrong."""
+
+import base64
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+import redis
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import semel
+from semel import SINGLE_TENANT, Policy, stores
+from semel.asgi import IdempotencyMiddleware
+from semel.core.commands import Browse, Look
+from semel.errors import ConfigurationError, SecretMissing
+from semel.stores.encrypted import Encrypted
+from semel.stores.tiered import Tiered
+from semel.testing import Clock
+from semel.work import AsyncCompleter
+
+#: What must be found nowhere.
+CANARY = "canary-4711"
+KEY = {"Idempotency-Key": "key-1"}
+OLD, NEW = (base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2))
+
+
+@pytest.fixture(autouse=True)
+def secrets(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """One secret in the environment, unless a test says others."""
+    monkeypatch.setenv("SECRETS", OLD)
+    return lambda text: monkeypatch.setenv("SECRETS", text)
+
+
+class Shop:
+    """An app with a phase, an effect, and an answer that all have the canary."""
+
+    def __init__(self) -> None:
+        self.runs = self.phases = 0
+        self.fails = False
+
+    async def pay(self, request: Request) -> Response:
+        self.runs += 1
+        body = await request.json()
+        operation = semel.current()
+
+        def create(_: Any) -> dict[str, str]:
+            self.phases += 1
+            return {"name": CANARY}
+
+        made = await operation.phase("created", semel.in_thread(create))
+        if self.fails:
+            raise semel.NoEffect
+        return JSONResponse(made | body, 201, {"location": f"/payments/{CANARY}"})
+
+    async def plain(self, _: Request) -> Response:
+        self.runs += 1
+        return JSONResponse({"name": CANARY}, 201)
+
+    @asynccontextmanager
+    async def at(self, store: Any, **policy: Any) -> AsyncIterator[httpx.AsyncClient]:
+        routes = [Route("/pay", self.pay, methods=["POST"]), Route("/plain", self.plain, methods=["POST"])]
+        app = IdempotencyMiddleware(
+            Starlette(routes=routes), store=store, scope=SINGLE_TENANT, policy=Policy.ietf(**policy), work=False
+        )
+        self.middleware = app
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://shop"
+        ) as client:
+            yield client
+        await app.store.close()
+
+
+def with_secrets(url: str) -> str:
+    return f"{url}{'&' if '?' in url else '?'}encrypt=env:SECRETS"
+
+
+def sent() -> dict[str, Any]:
+    return {"headers": KEY, "json": {"card": CANARY}}
+
+
+def at_rest(url: str) -> bytes:
+    """All bytes of a SQLite file and of its log."""
+    path = Path(url.removeprefix("sqlite:///"))
+    return b"".join(file.read_bytes() for file in path.parent.glob(f"{path.name}*"))
+
+
+async def test_nothing_readable_is_stored(sqlite_url: str) -> None:
+    """Of the answer's body and headers, of a step's result and of a stored request, the file shows nothing."""
+    shop = Shop()
+    shop.fails = True
+    async with shop.at(with_secrets(sqlite_url), store_request=True) as client:
+        assert (await client.post("/pay", **sent())).status_code == 503
+        assert CANARY.encode() not in at_rest(sqlite_url)
+        assert b"created" in at_rest(sqlite_url)  # The recovery point is for people.
+        shop.fails = False
+        first = await client.post("/pay", **sent())
+        again = await client.post("/pay", **sent())
+    assert CANARY.encode() not in at_rest(sqlite_url)
+    assert (first.status_code, first.json(), first.headers["location"]) == (
+        201,
+        {"name": CANARY, "card": CANARY},
+        f"/payments/{CANARY}",
+    )
+    assert (again.content, again.headers["location"]) == (first.content, first.headers["location"])
+    assert again.headers["idempotent-replayed"] == "true"
+    assert (shop.runs, shop.phases) == (2, 1)
+
+
+async def test_atomic(migrated_postgres_url: str) -> None:
+    """The same in atomic mode on PostgreSQL: what is in the row can't be read, and its replay is the first answer."""
+    shop = Shop()
+    async with shop.at(with_secrets(migrated_postgres_url), mode="atomic") as client:
+        first = await client.post("/plain", headers=KEY)
+        again = await client.post("/plain", headers=KEY)
+    assert (first.content, shop.runs) == (again.content, 1)
+    with psycopg.connect(migrated_postgres_url) as connection:
+        row = connection.execute("SELECT semel_keys::text, body FROM semel_keys").fetchone()
+    assert row is not None
+    assert CANARY not in row[0]
+    assert CANARY.encode() not in row[1]
+
+
+async def test_a_completer_opens_the_request(sqlite_url: str) -> None:
+    """A worker with the secret runs the stored request as it came."""
+    shop = Shop()
+    shop.fails = True
+    async with shop.at(with_secrets(sqlite_url), store_request=True) as client:
+        await client.post("/pay", **sent())
+        shop.fails = False
+        with closing(stores.store(sqlite_url)) as store:
+            (record,) = store.perform(Browse(10))
+        assert record.recovery_point == "created"
+        Clock(sqlite_url).advance(Policy.ietf().lease)
+        report = await AsyncCompleter(shop.middleware.store, shop.middleware.finish).run_once()
+        assert report.finished == 1
+        assert (await client.post("/pay", **sent())).json() == {"name": CANARY, "card": CANARY}
+
+
+@pytest.mark.parametrize("secret", ["", "?encrypt=env:SECRETS"], ids=["none", "another"])
+async def test_without_the_secret(sqlite_url: str, secrets: Callable[[str], None], secret: str) -> None:
+    """A process that lacks the secret answers 503 and runs nothing: it has no answer, and no step to go on from."""
+    shop = Shop()
+    async with shop.at(with_secrets(sqlite_url)) as client:
+        await client.post("/plain", headers={"Idempotency-Key": "done"})
+        shop.fails = True
+        await client.post("/pay", **sent())
+    shop.fails = False
+    runs = shop.runs
+    secrets(NEW)
+    async with shop.at(sqlite_url + secret) as client:
+        refused = [
+            await client.post("/plain", headers={"Idempotency-Key": "done"}),
+            await client.post("/pay", **sent()),
+        ]
+    assert [each.status_code for each in refused] == [503, 503]
+    assert {each.json()["type"] for each in refused} == {"urn:semel:problem:store-unavailable"}
+    assert shop.runs == runs
+    secrets(OLD)
+    async with shop.at(with_secrets(sqlite_url)) as client:
+        assert (await client.post("/plain", headers={"Idempotency-Key": "done"})).status_code == 201
+        Clock(sqlite_url).advance(Policy.ietf().lease)
+        assert (await client.post("/pay", **sent())).status_code == 201
+    assert (shop.runs, shop.phases) == (runs + 1, 1)
+
+
+async def test_a_new_secret(sqlite_url: str, secrets: Callable[[str], None]) -> None:
+    """The first secret writes and all of them read: with the old one behind the new one, no answer is lost."""
+    shop = Shop()
+    async with shop.at(with_secrets(sqlite_url)) as client:
+        await client.post("/plain", headers=KEY)
+    secrets(f"{NEW}\n{OLD}")
+    async with shop.at(with_secrets(sqlite_url)) as client:
+        assert (await client.post("/plain", headers=KEY)).status_code == 201
+        await client.post("/plain", headers={"Idempotency-Key": "key-2"})
+    secrets(NEW)
+    async with shop.at(with_secrets(sqlite_url)) as client:
+        assert (await client.post("/plain", headers={"Idempotency-Key": "key-2"})).status_code == 201
+        assert (await client.post("/plain", headers=KEY)).status_code == 503
+    assert shop.runs == 2
+
+
+async def test_turned_on_later(sqlite_url: str) -> None:
+    """What was stored before there was a secret is replayed as before."""
+    shop = Shop()
+    async with shop.at(sqlite_url) as client:
+        first = await client.post("/plain", headers=KEY)
+    async with shop.at(with_secrets(sqlite_url)) as client:
+        again = await client.post("/plain", headers=KEY)
+    assert (again.content, again.headers["idempotent-replayed"], shop.runs) == (first.content, "true", 1)
+
+
+async def test_an_answer_in_another_row(sqlite_url: str) -> None:
+    """An answer that was moved to another record is not given: 503, and nothing runs."""
+    shop = Shop()
+    async with shop.at(with_secrets(sqlite_url)) as client:
+        await client.post("/plain", headers=KEY)
+        await client.post("/plain", headers={"Idempotency-Key": "key-2"})
+        with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as connection, connection:
+            connection.execute(
+                "UPDATE semel_keys SET (headers, body) = (SELECT headers, body FROM semel_keys WHERE key = 'key-1')"
+                " WHERE key = 'key-2'"
+            )
+        refused = await client.post("/plain", headers={"Idempotency-Key": "key-2"})
+        assert (refused.status_code, shop.runs) == (503, 2)
+        assert (await client.post("/plain", headers=KEY)).status_code == 201
+
+
+@pytest.mark.parametrize("outside", [True, False])
+async def test_a_cache_has_nothing_readable(sqlite_url: str, redis_url: str, outside: bool) -> None:
+    """With a cache in front, encryption is around both, wherever it was written down."""
+    shop = Shop()
+    store: Any = (
+        Encrypted(Tiered(sqlite_url, redis_url), "env:SECRETS")
+        if outside
+        else Tiered(with_secrets(sqlite_url), redis_url)
+    )
+    async with shop.at(store) as client:
+        first = await client.post("/plain", headers=KEY)
+        again = await client.post("/plain", headers=KEY)
+    assert (first.content, shop.runs) == (again.content, 1)
+    with redis.Redis.from_url(redis_url) as client:
+        kept = [client.dump(each) or b"" for each in client.scan_iter()]
+    assert kept
+    assert CANARY.encode() not in b"".join(kept)
+    assert CANARY.encode() not in at_rest(sqlite_url)
+
+
+async def test_operators(sqlite_url: str, secrets: Callable[[str], None]) -> None:
+    """Who has the secret sees the record as it was; who has not still sees all records in a list."""
+    shop = Shop()
+    shop.fails = True
+    async with shop.at(with_secrets(sqlite_url)) as client:
+        await client.post("/pay", **sent())
+        await client.post("/plain", headers={"Idempotency-Key": "key-2"})
+    with closing(stores.store(with_secrets(sqlite_url))) as store:
+        one, other = store.perform(Browse(10))
+        record = store.perform(Look(other.scope, other.key))
+        assert record is not None
+        assert record.steps == json.dumps([{"phase": "created", "result": {"name": CANARY}}], separators=(",", ":"))
+        assert one.answer is not None
+        assert (b"content-type", b"application/json") in one.answer.headers
+    secrets(NEW)
+    with closing(stores.store(with_secrets(sqlite_url))) as store:
+        assert [each.key for each in store.perform(Browse(10))] == ["key-2", "key-1"]
+        with pytest.raises(SecretMissing, match="lacks the secret"):
+            store.perform(Look(other.scope, other.key))
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("", "no secret at env:SECRETS"),
+        (",", "no secret to encrypt with"),
+        ("short", "not base64"),
+        (base64.b64encode(b"short").decode(), "5 bytes"),
+    ],
+)
+def test_secrets_that_are_none(secrets: Callable[[str], None], text: str, says: str) -> None:
+    """A secret that is missing or too short is an error before anything is opened."""
+    secrets(text)
+    with pytest.raises(ConfigurationError, match=says) as error:
+        stores.store("memory://?encrypt=env:SECRETS")
+    assert "short" not in str(error.value)
+
+
+@pytest.mark.parametrize("url", ["memory://?encrypt=4711", "memory://?encrypt=", "memory://?encrypt=env:"])
+def test_a_place_that_is_none(url: str) -> None:
+    """A URL says where the secrets are; one that holds a secret is refused, and not repeated."""
+    with pytest.raises(ConfigurationError, match="env:NAME") as error:
+        stores.store(url)
+    assert "4711" not in str(error.value)
+
+
+def test_two_places() -> None:
+    """Two places for secrets are a mistake."""
+    with pytest.raises(ConfigurationError, match="twice"):
+        stores.store("memory://?encrypt=env:SECRETS&encrypt=env:OTHERS")
+
+
+def test_other_settings_stay(sqlite_url: str) -> None:
+    """Other settings of the URL are the store's, as before."""
+    with closing(stores.store(f"{sqlite_url}?encrypt=env:SECRETS&table=ours")) as store:
+        store.migrate()
+    with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as connection:
+        assert ("ours",) in connection.execute("SELECT name FROM sqlite_master").fetchall()
+
+
+@pytest.mark.parametrize("given", [None, Encrypted("memory://", "env:SECRETS")])
+def test_no_store(given: Any) -> None:
+    """Encryption is around a store, once."""
+    with pytest.raises(ConfigurationError, match="Which store"):
+        Encrypted(given, "env:SECRETS")
