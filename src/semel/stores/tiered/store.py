@@ -16,7 +16,7 @@ from semel.core.record import Found, Hold
 from semel.errors import ConfigurationError, NoConnection
 from semel.stores.base import AsyncStore, Store
 from semel.stores.dialect import Dialect
-from semel.stores.migration import PlannedMigration
+from semel.stores.migration import Layout, PlannedMigration
 from semel.stores.step import Step
 from semel.stores.tiered.memory import Answers, Entry, deadline, now
 from semel.stores.tiered.value import Tiered
@@ -185,6 +185,16 @@ class TieredStore(_Front, Store):  # type: ignore[override]  # what it has of th
     def plan(self) -> tuple[PlannedMigration, ...]:
         """Return what ``migrate`` would do to the durable store."""
         planned: tuple[PlannedMigration, ...] = self.durable.plan()
+        return planned
+
+    def lay_out(self, layout: Layout) -> list[str]:
+        """Change the layout of the durable store; return what to tell people."""
+        told: list[str] = self.durable.lay_out(layout)
+        return told
+
+    def plan_layout(self, layout: Layout) -> tuple[PlannedMigration, ...]:
+        """Return what ``lay_out`` would do."""
+        planned: tuple[PlannedMigration, ...] = self.durable.plan_layout(layout)
         return planned
 
     def has_neighbours(self) -> bool:
