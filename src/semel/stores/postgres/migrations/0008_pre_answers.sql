@@ -23,7 +23,7 @@ CREATE OR REPLACE FUNCTION semel_move_answer() RETURNS trigger
 BEGIN
     NEW.answer_day := NULL;
     IF octet_length(NEW.body) > TG_ARGV[0]::integer AND NEW.token <> decode(repeat('00', 16), 'hex')
-       AND has_table_privilege('semel_answers'::regclass, 'INSERT') THEN
+       AND has_table_privilege(to_regclass('semel_answers'), 'INSERT') THEN
         INSERT INTO semel_answers (day, token, body)
         VALUES ((NEW.expires_at AT TIME ZONE 'UTC')::date, NEW.token, NEW.body)
             ON CONFLICT DO NOTHING;
