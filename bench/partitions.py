@@ -12,7 +12,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -110,7 +110,8 @@ def _laid_out(server: str, layout: Layout, body: int, keys: int) -> Iterator[Row
         yield Row(layout, body, f"reap of {BATCH}", reaped)
         yield Row(layout, body, f"vacuum after {BATCH}", _counted(url, counters, batches, lambda _: _vacuum(url)))
         if layout == "partitioned":
-            dropped = _counted(url, counters, batches, _rotated)
+            # What was read is counted by the index, and goes with it.
+            dropped = replace(_counted(url, counters, batches, _rotated), entries=None)
             yield Row(layout, body, f"drop after {BATCH}", dropped)
 
 
@@ -225,9 +226,13 @@ def listed(found: list[Row]) -> str:
         is_hashed = "hash" in each.table
         figures = (work.pages, work.written, work.entries, work.server_ms)
         rows.append(
-            (each.table, "" if is_hashed else str(each.size), each.operation, *(f"{figure or 0:,.3g}" for figure in figures))
+            (each.table, "" if is_hashed else str(each.size), each.operation, *map(_figure, figures))
         )
     return "\n".join([*aligned(rows), "", "each figure is of one operation; WAL in bytes, without full pages."])
+
+
+def _figure(figure: float | None) -> str:
+    return "" if figure is None else f"{figure:.2g}" if figure < 1 else f"{figure:,.0f}"
 
 
 def as_json(found: list[Row]) -> str:
