@@ -225,9 +225,7 @@ def listed(found: list[Row]) -> str:
         work = each.work
         is_hashed = "hash" in each.table
         figures = (work.pages, work.written, work.entries, work.server_ms)
-        rows.append(
-            (each.table, "" if is_hashed else str(each.size), each.operation, *map(_figure, figures))
-        )
+        rows.append((each.table, "" if is_hashed else str(each.size), each.operation, *map(_figure, figures)))
     return "\n".join([*aligned(rows), "", "each figure is of one operation; WAL in bytes, without full pages."])
 
 

@@ -87,9 +87,7 @@ def answer_trigger(seen: Layout, _limits: Limits) -> Judgement:
     if not seen.has_table:
         return wrong("The trigger is there, and the table of large answers is not.")
     if seen.trigger not in {"O", "A"}:
-        return wrong(
-            "The trigger is disabled.", "ALTER TABLE semel_keys ENABLE TRIGGER semel_keys_answer;"
-        )
+        return wrong("The trigger is disabled.", "ALTER TABLE semel_keys ENABLE TRIGGER semel_keys_answer;")
     return ok("The layout is partitioned.")
 
 
