@@ -1,8 +1,8 @@
-"""What partitions cost and save on PostgreSQL: ``python -m bench partitions``. Pages, bytes of WAL and index entries are
-the server's own counts; only the times depend on the machine.
+"""What partitions cost and save on PostgreSQL: ``python -m bench partitions``. Pages, bytes of WAL and index entries
+are the server's own counts; only the times depend on the machine.
 
-The first table sets the two layouts side by side: answers in their rows, and large ones in partitions by day. The second
-shows the layout that was not taken, keys in hash partitions, by the real statements of a claim, a batch and a replay.
+The first rows set the two layouts side by side: answers in their rows, and large ones in partitions by day. The others
+show what was not taken, keys in hash partitions, by the real statements of a claim, a batch and a replay.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -97,8 +97,8 @@ def _laid_out(server: str, layout: Layout, body: int, keys: int) -> Iterator[Row
         holds: list[Hold] = []
         steps: dict[str, tuple[int, Callable[[Store], Any]]] = {
             "claim": (keys, lambda opened: holds.extend(_held(opened, each) for each in claims)),
-            "completion": (keys, lambda opened: [_completed(opened, hold, body) for hold in holds]),
-            "replay": (keys, lambda opened: [_replayed(opened, each) for each in claims]),
+            "completion": (keys, lambda opened: _each(lambda hold: _completed(opened, hold, body), holds)),
+            "replay": (keys, lambda opened: _each(lambda claim: _replayed(opened, claim), claims)),
         }
         for name, (times, run) in steps.items():
             yield Row(layout, body, name, _counted(url, counters, times, run))
@@ -106,7 +106,7 @@ def _laid_out(server: str, layout: Layout, body: int, keys: int) -> Iterator[Row
         if layout == "partitioned" and _any(url):
             _execute(url, _PAST_ANSWERS)
         batches = keys // BATCH
-        reaped = _counted(url, counters, batches, lambda opened: [_reaped(opened) for _ in range(batches)])
+        reaped = _counted(url, counters, batches, lambda opened: _each(lambda _: _reaped(opened), range(batches)))
         yield Row(layout, body, f"reap of {BATCH}", reaped)
         yield Row(layout, body, f"vacuum after {BATCH}", _counted(url, counters, batches, lambda _: _vacuum(url)))
         if layout == "partitioned":
@@ -161,6 +161,11 @@ def _sent(url: str, counters: PostgresCounters, statements: Sequence[Statement[A
         for each in statements:
             connection.execute(each.sql.encode(), each.parameters, binary=True).fetchall()
     return counters.end(len(statements), len(statements))
+
+
+def _each(do: Callable[[Any], None], several: Iterable[Any]) -> None:
+    for each in several:
+        do(each)
 
 
 def _claim(number: int) -> Claim:

@@ -140,6 +140,11 @@ def test_grants(postgres_url: str, role: str) -> None:
     assert "may not reap or relay" in finding(again, "postgres-service-grants").evidence
 
 
+DROP_TODAY = """
+DO $$ BEGIN EXECUTE format('DROP TABLE semel_answers_%s', to_char(now() AT TIME ZONE 'UTC', 'YYMMDD')); END $$
+"""
+
+
 @plants("postgres-answer-trigger", "postgres-partitions-ahead", "postgres-default-partition")
 def test_partitions(postgres_url: str, role: str) -> None:
     """Of the partitioned layout it is told where the trigger is off or has no table, where partitions are missing or
@@ -158,7 +163,7 @@ def test_partitions(postgres_url: str, role: str) -> None:
         postgres_url,
         "ALTER TABLE semel_keys DISABLE TRIGGER semel_keys_answer",
         "CREATE TABLE semel_answers_200101 PARTITION OF semel_answers FOR VALUES IN ('2020-01-01')",
-        "DO $$ BEGIN EXECUTE format('DROP TABLE semel_answers_%s', to_char(now() AT TIME ZONE 'UTC', 'YYMMDD')); END $$",
+        DROP_TODAY,
     )
     report = examine(postgres_url)
     assert {name for name, _, _ in not_ok(report)} & set(names) == set(names)

@@ -48,9 +48,8 @@ class TestLocks:
         "COMMENT ON TABLE semel_keys IS 'it''s; a comment'",
         "GRANT SELECT, INSERT ON semel_keys TO PUBLIC",
         "CREATE OR REPLACE FUNCTION semel_answers_none() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN END $$",
-        "CREATE OR REPLACE TRIGGER semel_keys_new BEFORE INSERT OR UPDATE OF body ON semel_keys FOR EACH ROW"
-        " EXECUTE FUNCTION semel_move_answer()",
-        "DROP TRIGGER IF EXISTS semel_keys_new ON semel_keys",
+        "CREATE OR REPLACE TRIGGER a BEFORE UPDATE OF body ON semel_keys EXECUTE FUNCTION semel_move_answer()",
+        "DROP TRIGGER IF EXISTS a ON semel_keys",
         "ALTER TABLE semel_keys ADD COLUMN a text",
         "ALTER TABLE semel_keys ADD COLUMN IF NOT EXISTS a text, ADD COLUMN b integer NOT NULL DEFAULT 0",
         "ALTER TABLE semel_keys ADD COLUMN a timestamptz DEFAULT clock_timestamp()",

@@ -46,8 +46,8 @@ from semel.stores import Store
 from semel.stores.alembic import include_name
 from semel.testing.clock import Clock
 from semel.work import Reaper
-from tests.kit.servers.programs import POSTGRES, find
 from tests.kit.servers.base import until
+from tests.kit.servers.programs import POSTGRES, find
 from tests.stores.colours import COLOURS, Process, process
 from tests.stores.postgres.test_migrating import served_while
 
@@ -123,8 +123,10 @@ def places(server: Server) -> list[str]:
     return [name.removeprefix("semel_answers_") for (name,) in rows]
 
 
-def today() -> date:
-    return datetime.now(UTC).date()
+def today(server: Server, ago: timedelta = timedelta(0)) -> date:
+    """The day in UTC, by the server's clock, so long ago."""
+    found: date = server.execute("SELECT ((now() - %s) AT TIME ZONE 'UTC')::date", [ago]).fetchall()[0][0]
+    return found
 
 
 def named(day: date) -> str:
@@ -139,12 +141,16 @@ def rotate(store: Store) -> Rotated:
     return done
 
 
+def part(server: Server, day: date) -> None:
+    """Make the partition of a day."""
+    made = f"CREATE TABLE semel_answers_{named(day)} PARTITION OF semel_answers FOR VALUES IN ('{day}')"
+    server.execute(made.encode())
+
+
 def from_the_past(server: Server, store: Store, key: str, day: date, *, has_partition: bool = True) -> None:
     """Have a large answer that expired on *day*, as if it had been stored before that day."""
     if has_partition:
-        server.execute(
-            f"CREATE TABLE semel_answers_{named(day)} PARTITION OF semel_answers FOR VALUES IN ('{day}')".encode()
-        )
+        part(server, day)
     hold = held(store, claim(key))
     server.execute(
         "UPDATE semel_keys SET expires_at = %s WHERE key = %s", [datetime(*day.timetuple()[:3], 12, tzinfo=UTC), key]
@@ -166,7 +172,7 @@ class TestAnswers:
                 opened.perform(Complete(hold, Event.COMPLETE, Answer(200, (), body)))
             for number, body in enumerate(bodies):
                 self.is_kept(opened, str(number), body)
-        day = today() + DAY
+        day = today(server) + DAY
         assert stored(server) == [(None, None), (None, 0), (None, LIMIT), (day, None), (day, None)]
         assert places(server) == [named(day)] * 2
 
@@ -184,8 +190,8 @@ class TestAnswers:
         hold = held(store, claim())
         with psycopg.connect(url) as other, ThreadPoolExecutor() as threads:
             other.execute(
-                "UPDATE semel_keys SET state = 'complete', status = 200, headers = '[]', completed_at = now(), body = %s,"
-                " lease_expires_at = NULL",
+                "UPDATE semel_keys SET state = 'complete', status = 200, headers = '[]', completed_at = now(),"
+                " lease_expires_at = NULL, body = %s",
                 [LARGE.body],
             )
             settling = threads.submit(store.perform, Settle(hold))
@@ -261,7 +267,7 @@ class TestAnswers:
         other = Answer(200, (), os.urandom(5000))
         store.perform(Complete(held(store, asked), Event.COMPLETE, other))
         assert replayed(store, "other") == other
-        assert stored(server) == [(today() + DAY, None), (None, 5000)]
+        assert stored(server) == [(today(server) + DAY, None), (None, 5000)]
 
     def test_midnight(self, url: str, store: Store, server: Server) -> None:
         """A key that was answered on one side of midnight is a replay on the other, and claimed once: there is one
@@ -309,18 +315,18 @@ class TestAnswers:
                 assert replayed(restored) == LARGE
                 answered(restored, "new")
                 assert replayed(restored, "new") == LARGE
-            assert places(other) == [named(today() + DAY)] * 2
+            assert places(other) == [named(today(other) + DAY)] * 2
 
 
 class TestReaper:
     def test_made_ahead(self, store: Store, server: Server) -> None:
         """There are partitions up to the last day on which a record expires, and three more."""
-        assert partitions(server) == [*(named(today() + DAY * n) for n in range(AHEAD + 1)), "rest"]
+        assert partitions(server) == [*(named(today(server) + DAY * n) for n in range(AHEAD + 1)), "rest"]
         held(store, claim(retention=10 * DAY))
         report = Reaper(store).run_once()
         assert (report.partitions_made, report.is_idle) == (10, False)
         assert ", 10 partitions made, 0 dropped" in str(report)
-        assert partitions(server) == [*(named(today() + DAY * n) for n in range(10 + AHEAD + 1)), "rest"]
+        assert partitions(server) == [*(named(today(server) + DAY * n) for n in range(10 + AHEAD + 1)), "rest"]
         assert Reaper(store).run_once().is_idle
 
     def test_a_year(self, store: Store, server: Server) -> None:
@@ -332,7 +338,7 @@ class TestReaper:
 
     def test_dropped(self, store: Store, server: Server) -> None:
         """A partition goes when its day is over for an hour, and every record of that day is reaped."""
-        old = today() - 2 * DAY
+        old = today(server) - 2 * DAY
         from_the_past(server, store, "k", old)
         before = partitions(server)
         assert before[0] == named(old)
@@ -344,10 +350,8 @@ class TestReaper:
 
     def test_an_operation_that_takes_days(self, store: Store, server: Server) -> None:
         """While a record of a day is in progress, the partition of that day is kept: its answer goes there."""
-        old = today() - 2 * DAY
-        server.execute(
-            f"CREATE TABLE semel_answers_{named(old)} PARTITION OF semel_answers FOR VALUES IN ('{old}')".encode()
-        )
+        old = today(server) - 2 * DAY
+        part(server, old)
         hold = held(store, claim())
         server.execute("UPDATE semel_keys SET expires_at = now() - interval '2 days'")
         assert Reaper(store).run_once().is_idle
@@ -357,13 +361,9 @@ class TestReaper:
 
     def test_yesterday_within_the_hour(self, store: Store, server: Server) -> None:
         """The day that has just ended is kept for an hour more."""
-        [(recent,)] = server.execute("SELECT ((now() - interval '1 hour') AT TIME ZONE 'UTC')::date").fetchall()
-        if recent == today():
-            recent = today()
-        else:
-            server.execute(
-                f"CREATE TABLE semel_answers_{named(recent)} PARTITION OF semel_answers FOR VALUES IN ('{recent}')".encode()
-            )
+        recent = today(server, HOUR)
+        if recent != today(server):
+            part(server, recent)
         assert Reaper(store).run_once().partitions_dropped == 0
         assert named(recent) in partitions(server)
 
@@ -371,7 +371,7 @@ class TestReaper:
         """Without a partition an answer goes to the default one and is replayed from there; its day stays there. When
         it has expired it is deleted, and not before.
         """
-        far = today() + 20 * DAY
+        far = today(server) + 20 * DAY
         answered(store, retention=20 * DAY)
         assert places(server) == ["rest"]
         assert replayed(store) == LARGE
@@ -380,7 +380,7 @@ class TestReaper:
         answered(store, "k2", retention=20 * DAY)
         assert places(server) == ["rest"] * 2
         assert Reaper(store).run_once().is_idle
-        from_the_past(server, store, "old", today() - 3 * DAY, has_partition=False)
+        from_the_past(server, store, "old", today(server) - 3 * DAY, has_partition=False)
         assert places(server) == ["rest"] * 3
         assert rotate(store) == Rotated()
         report = Reaper(store).run_once()
@@ -392,7 +392,7 @@ class TestReaper:
         """While an open transaction has read a partition, it is not dropped, and none is made; requests for other large
         answers go on. When it has ended, both are done.
         """
-        from_the_past(server, store, "old", today() - 2 * DAY)
+        from_the_past(server, store, "old", today(server) - 2 * DAY)
         answered(store)
         with psycopg.connect(url) as reader:
             reader.execute("SELECT count(*) FROM semel_answers")
@@ -406,7 +406,7 @@ class TestReaper:
 
     def test_requests_meanwhile(self, url: str, store: Store, server: Server) -> None:
         """A request that comes while a drop waits for its lock is answered when that gives up."""
-        from_the_past(server, store, "old", today() - 2 * DAY)
+        from_the_past(server, store, "old", today(server) - 2 * DAY)
         answered(store)
         with (
             psycopg.connect(url) as reader,
@@ -434,8 +434,8 @@ class TestReaper:
             with closing(
                 stores.store(parts._replace(netloc=f"{role}@{parts.netloc.partition('@')[2]}").geturl())
             ) as mine:
-                from_the_past(server, mine, "old", today() - 2 * DAY)
-                from_the_past(server, mine, "older", today() - 5 * DAY, has_partition=False)
+                from_the_past(server, mine, "old", today(server) - 2 * DAY)
+                from_the_past(server, mine, "older", today(server) - 5 * DAY, has_partition=False)
                 answered(mine)
                 assert replayed(mine) == LARGE
                 reaper = Reaper(mine)
@@ -481,11 +481,11 @@ class TestLayouts:
         assert [each.lock for each in planned.statements] == ["ACCESS EXCLUSIVE"]
         done, left = store.lay_out("plain")
         assert done == "plain layout applied"
-        assert f"semel_answers has answers until {today() + DAY}" in left
+        assert f"semel_answers has answers until {today(server) + DAY}" in left
         assert store.lay_out("plain") == [left]
         assert replayed(store) == LARGE
         answered(store, "new")
-        assert stored(server) == [(today() + DAY, None), (None, 10_000)]
+        assert stored(server) == [(today(server) + DAY, None), (None, 10_000)]
         assert Reaper(store).run_once().is_idle
         server.execute("UPDATE semel_answers SET day = day - 4")
         server.execute("UPDATE semel_keys SET answer_day = answer_day - 4, expires_at = expires_at - interval '4 days'")
@@ -562,8 +562,8 @@ class TestLayouts:
             assert store.lay_out("plain")[0] == "plain layout applied"
 
     async def test_under_load(self, migrated_postgres_url: str) -> None:
-        """Requests with large answers go on while the layout becomes the partitioned one, and while it becomes the plain
-        one again: none fails, none has another answer, and none is run twice.
+        """Requests with large answers go on while the layout becomes the partitioned one, and the plain one again: none
+        fails, none has another answer, and none is run twice.
         """
         url = migrated_postgres_url
 
@@ -571,7 +571,7 @@ class TestLayouts:
             with closing(stores.store(url)) as store:
                 told = []
                 for layout in ("partitioned", "plain", "partitioned"):
-                    told += store.lay_out(layout)  # type: ignore[arg-type]  # each is one
+                    told += store.lay_out(layout)
                     Reaper(store).run_once()
                 return [each for each in told if each.endswith("applied")]
 

@@ -278,7 +278,8 @@ class Lacking:
     privileges: tuple[tuple[str, str], ...] = ()
 
 
-#: By table: what requests need, of large answers where they have a table; what the outbox, the inbox and the sweeper need beside; and what workers alone need.
+#: By table: what requests need (large answers have a table in one layout only); what the outbox, the inbox and the
+#: sweeper need beside; and what workers alone need.
 _TO_SERVE = (
     ("semel_keys", "SELECT INSERT UPDATE DELETE"),
     ("semel_audit", "INSERT"),
