@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -268,6 +269,20 @@ class TestAnswers:
         store.perform(Complete(held(store, asked), Event.COMPLETE, other))
         assert replayed(store, "other") == other
         assert stored(server) == [(today(server) + DAY, None), (None, 5000)]
+
+    def test_erased(self, store: Store, server: Server) -> None:
+        """What the page on personal data says erases the answers of one customer, and no others."""
+        answered(store)
+        hold = held(store, Claim("acme", "k", os.urandom(16), b"fingerprint", LEASE, DAY))
+        store.perform(Complete(hold, Event.COMPLETE, LARGE))
+        assert len(places(server)) == 2
+        page = (Path(__file__).parents[3] / "SECURITY.md").read_text()
+        answers = re.findall(r"^DELETE FROM semel_answers .*;$", page, re.MULTILINE)
+        keys = re.findall(r"^DELETE FROM semel_keys .*;$", page, re.MULTILINE)
+        for statement in (*answers, *keys):
+            server.execute(statement.encode())
+        assert len(places(server)) == 1
+        assert replayed(store) == LARGE
 
     def test_midnight(self, url: str, store: Store, server: Server) -> None:
         """A key that was answered on one side of midnight is a replay on the other, and claimed once: there is one
