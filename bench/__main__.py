@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from bench import calls, console, growth, layout, messages, proxy, scale, sending, telemetry
+from bench import calls, console, growth, layout, messages, partitions, proxy, scale, sending, telemetry
 from bench.cases import CASES, EXTRAS, NAMES, QUICK, Plan, StoreKind
 from bench.load import LoadFailed
 from bench.measure import measure
@@ -91,6 +91,11 @@ def _layout(asked: argparse.Namespace) -> None:
     print(layout.as_json(found) if asked.json else layout.listed(found))
 
 
+def _partitions(asked: argparse.Namespace) -> None:
+    found = partitions.measure_partitions()
+    print(partitions.as_json(found) if asked.json else partitions.listed(found))
+
+
 def _scale(asked: argparse.Namespace) -> None:
     found = scale.measure_scale(asked.processes, asked.options)
     print(scale.as_json(found) if asked.json else scale.listed(found))
@@ -168,6 +173,9 @@ def _add_growing(commands: Any) -> None:
     laying = commands.add_parser("layout", help="measure what a key takes on PostgreSQL, by the fillfactor")
     laying.set_defaults(do=_layout)
     laying.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    parting = commands.add_parser("partitions", help="measure PostgreSQL's two layouts, and hash partitions")
+    parting.set_defaults(do=_partitions)
+    parting.add_argument("--json", action="store_true", help="print JSON in place of the table")
     scaling = commands.add_parser("scale", help="measure one PostgreSQL under 1, 2, 4 and 8 worker processes")
     scaling.set_defaults(do=_scale)
     scaling.add_argument("--processes", type=_counts, default=list(scale.PROCESSES), help="how many, with commas")

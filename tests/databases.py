@@ -34,7 +34,8 @@ DECLARE
     name text;
 BEGIN
     FOR name IN SELECT oid::regclass FROM pg_class
-                 WHERE relkind IN ('r', 'p') AND relnamespace = 'public'::regnamespace AND relname <> ALL ({known})
+                 WHERE relkind IN ('r', 'p') AND NOT relispartition AND relnamespace = 'public'::regnamespace
+                   AND relname <> ALL ({known})
     LOOP
         EXECUTE format('DROP TABLE IF EXISTS %s CASCADE', name);
     END LOOP;

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bench import filling, growth, layout, scale
+from bench import filling, growth, layout, partitions, scale
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +47,17 @@ def test_layout_has_a_row_for_each_fillfactor() -> None:
     assert full.hot is not None
     assert sparse.hot > full.hot
     assert "guard" in layout.listed([sparse, full])
+
+
+def test_partitions_are_dropped_and_not_deleted() -> None:
+    """In the partitioned layout less is written to reap large answers; and keys in hash partitions have their rows."""
+    found = partitions.measure_partitions(keys=1000)
+    reaped = {(each.table, each.size): each.work.written for each in found if each.operation.startswith("reap")}
+    assert (reaped["partitioned", 10_000] or 0) < (reaped["plain", 10_000] or 0) / 2
+    assert reaped["partitioned", 264] == pytest.approx(reaped["plain", 264], rel=0.1)
+    shown = partitions.listed(found)
+    assert "16 hash partitions" in shown
+    assert json.loads(partitions.as_json(found))
 
 
 def test_scale_counts_connections() -> None:

@@ -132,6 +132,28 @@ class TestPlan:
         assert "0005_pre_messages applied\n" in semel("migrate", empty_postgres_url).stdout
 
 
+class TestLayout:
+    def test_there_and_back(self, semel: Semel, empty_postgres_url: str) -> None:
+        """The layout is planned, applied and applied again by one option, beside what is missing."""
+        url = empty_postgres_url
+        shown = semel("migrate", url, "--layout", "partitioned", "--plan").stdout
+        assert "\npartitioned layout: post, when no process runs the old code any more\n" in shown
+        assert "     locks:  SHARE ROW EXCLUSIVE on semel_keys\n" in shown
+        assert semel("migrate", url, "--layout", "partitioned").stdout.endswith("partitioned layout applied\n")
+        assert semel("migrate", url, "--layout", "partitioned").stdout == "nothing to do\n"
+        [planned] = json.loads(semel("migrate", url, "--layout", "plain", "--plan", "--json").stdout)
+        assert (planned["name"], planned["phase"]) == ("plain layout", "post")
+        assert semel("migrate", url, "--layout", "plain").stdout == "plain layout applied\n"
+        assert semel("migrate", url, "--layout", "plain").stdout == "nothing to do\n"
+
+    def test_refused(self, semel: Semel, sqlite_url: str) -> None:
+        """A store without partitions says so, and is not even made."""
+        refused = semel("migrate", sqlite_url, "--layout", "partitioned")
+        assert refused.returncode == 2
+        assert "SQLiteStore has one layout, so there is no partitioned one to choose" in refused.stderr
+        assert not Path(sqlite_url.removeprefix("sqlite:///")).exists()
+
+
 OF_AN_INDEX = """\
   6. CREATE INDEX IF NOT EXISTS semel_keys_age ON semel_keys (created_at)
      locks:  SHARE on semel_keys

@@ -6,10 +6,12 @@ import html
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from importlib.resources import files
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.db import connection
 from django.test import Client, override_settings
 from django.urls import reverse
 
@@ -168,6 +170,15 @@ class TestPage:
         assert "x" * PREVIEW_BYTES in text
         assert "x" * (PREVIEW_BYTES + 1) not in text
         assert f"of which {PREVIEW_BYTES} are shown" in text
+
+    def test_body_in_a_partition(self, store: DjangoStore, root: Client) -> None:
+        """So it is where PostgreSQL has it in a partition, and not in the row."""
+        if connection.vendor != "postgresql":
+            pytest.skip("PostgreSQL has partitions.")
+        with connection.cursor() as cursor:
+            cursor.execute((files("semel.stores.postgres") / "partitioned.sql").read_text())
+        keep(store, answer=Answer(200, ((b"content-type", b"text/plain"),), b"x" * 2 * PREVIEW_BYTES))
+        assert "x" * PREVIEW_BYTES in page(root)
 
     def test_kept_request(self, store: DjangoStore, root: Client) -> None:
         """A request that is kept to be run again is shown with its body."""

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from semel.testing.conformance import Candidate, StoreConformance
 from tests.databases import Databases
 from tests.django import project
 from tests.django.requests import ConcurrentStore, ThreadedStore
+from tests.stores.shared.test_conformance import ALL
 
 Open = Callable[[str], Store | AsyncStore]
 
+#: The layout, in one text.
+PARTITIONED = (files("semel.stores.postgres") / "partitioned.sql").read_text()
 #: Each request has a thread of its own, and with it a connection: here they come from Django's own pool.
 POOL = {"pool": {"min_size": 2, "max_size": 16}} if django.VERSION >= (5, 1) else {}
 
@@ -52,6 +56,18 @@ class TestAsyncPostgres(StoreConformance):
     @classmethod
     def candidate(cls, django_databases: Databases) -> Iterator[Candidate]:
         with postgres_candidate(django_databases, ConcurrentStore, **POOL) as made:
+            yield made
+
+
+@pytest.mark.slow  # The statements of TestPostgres, with a trigger.
+class TestPartitionedPostgres(StoreConformance):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def candidate(cls, django_databases: Databases) -> Iterator[Candidate]:
+        with postgres_candidate(django_databases, ThreadedStore) as made:
+            with connections["default"].cursor() as cursor:
+                cursor.execute(PARTITIONED)
+                cursor.execute(ALL)
             yield made
 
 

@@ -31,7 +31,15 @@ ALL = [
     "0005_pre_messages",
     "0006_pre_trace",
     "0007_pre_counts",
+    "0008_pre_answers",
 ]
+#: SQLite has no layouts.
+ONLY_POSTGRES = frozenset({"0008_pre_answers"})
+
+
+def known(wrapper: Any) -> list[str]:
+    """The migrations of one kind of database."""
+    return [name for name in ALL if wrapper.vendor == "postgresql" or name not in ONLY_POSTGRES]
 
 
 @pytest.fixture(params=["postgres_url", "sqlite_url"])
@@ -81,7 +89,7 @@ def test_semel_migrate_afterwards(url: str) -> None:
     """Where Django has made the tables, ``semel migrate`` finds nothing to do."""
     with project.databases(default=url):
         migrate("semel")
-        assert schema.applied(connection) == ALL
+        assert schema.applied(connection) == known(connection)
     with closing(stores.store(url)) as store:
         assert store.migrate() == []
         assert isinstance(store.perform(claim_on()), Hold)
@@ -114,7 +122,7 @@ def test_some_of_them(url: str, count: int) -> None:
             with pytest.raises(StoreNotReady, match=r"or old ones\. Run: python manage\.py migrate semel"):
                 ask()
         migrate("semel")
-        assert schema.applied(connection) == ALL
+        assert schema.applied(connection) == known(connection)
         DjangoStore().perform(claim_on())
         migrate("semel", last)
         assert look(url) == before
@@ -137,7 +145,7 @@ def test_only_where_the_records_are(postgres_url: str, sqlite_url: str) -> None:
         for alias in ("default", "records"):
             migrate(database=alias)
         assert schema.applied(connections["default"]) == []
-        assert schema.applied(connections["records"]) == ALL
+        assert schema.applied(connections["records"]) == known(connections["records"])
         DjangoStore("records").open()
 
 
@@ -224,7 +232,7 @@ class TestInUse:
         bring(self.INDEX)
         with pytest.raises(ConfigurationError, match="CONCURRENTLY, so it can't be part of a transaction"):
             self.apply(atomic=True)
-        assert schema.applied(connection) == ALL
+        assert schema.applied(connection) == known(connection)
         bring(self.COLUMN)
         for _ in range(2):
             self.apply(atomic=True)
@@ -252,7 +260,7 @@ class TestInUse:
         with connection.cursor() as cursor:
             cursor.execute(self.COLUMN)
             cursor.execute(f"INSERT INTO semel_keys_migrations VALUES ('{self.NEXT} (1 of 2)')")
-        assert schema.applied(connection) == ALL
+        assert schema.applied(connection) == known(connection)
         self.apply(atomic=False)
         assert schema.applied(connection) == [*ALL, self.NEXT]
 

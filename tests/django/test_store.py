@@ -259,6 +259,7 @@ class TestReadiness:
                 "0005_pre_messages",
                 "0006_pre_trace",
                 "0007_pre_counts",
+                *(["0008_pre_answers"] if which == "postgres_url" else []),
             ]
             store.open()
             assert isinstance(store.perform(claim_on()), Hold)

@@ -13,6 +13,7 @@ import pytest
 from psycopg import sql
 
 from semel.doctor import Limits, Verdict, examine
+from semel.stores import store
 from tests.conftest import migrate
 from tests.doctor.planting import examined, finding, not_ok, plants
 from tests.kit import servers
@@ -137,6 +138,43 @@ def test_grants(postgres_url: str, role: str) -> None:
     again = examine(as_role(postgres_url, role), only=["postgres-*grants"])
     assert not_ok(again) == []
     assert "may not reap or relay" in finding(again, "postgres-service-grants").evidence
+
+
+DROP_TODAY = """
+DO $$ BEGIN EXECUTE format('DROP TABLE semel_answers_%s', to_char(now() AT TIME ZONE 'UTC', 'YYMMDD')); END $$
+"""
+
+
+@plants("postgres-answer-trigger", "postgres-partitions-ahead", "postgres-default-partition")
+def test_partitions(postgres_url: str, role: str) -> None:
+    """Of the partitioned layout it is told where the trigger is off or has no table, where partitions are missing or
+    left, where answers are in the default one, and what a role lacks; of a plain one nothing.
+    """
+    names = ["postgres-answer-trigger", "postgres-partitions-ahead", "postgres-default-partition"]
+    assert wrong(postgres_url) == set()
+    with contextlib.closing(store(postgres_url)) as keys:
+        keys.lay_out("partitioned")
+    assert wrong(postgres_url) == set()
+    grants = finding(examine(as_role(postgres_url, role), only=["postgres-grants"]), "postgres-grants")
+    assert "SELECT, INSERT on semel_answers" in grants.evidence
+    execute(postgres_url, "INSERT INTO semel_answers VALUES (current_date + 30, '', '')")
+    assert wrong(postgres_url) == {"postgres-default-partition"}
+    execute(
+        postgres_url,
+        "ALTER TABLE semel_keys DISABLE TRIGGER semel_keys_answer",
+        "CREATE TABLE semel_answers_200101 PARTITION OF semel_answers FOR VALUES IN ('2020-01-01')",
+        DROP_TODAY,
+    )
+    report = examine(postgres_url)
+    assert {name for name, _, _ in not_ok(report)} & set(names) == set(names)
+    assert "long over and still there: 2020-01-01" in finding(report, "postgres-partitions-ahead").evidence
+    execute(postgres_url, finding(report, "postgres-answer-trigger").mend)
+    assert examined(postgres_url, "postgres-answer-trigger").verdict is Verdict.OK
+    execute(postgres_url, "DROP TABLE semel_answers")
+    assert wrong(postgres_url) == {"postgres-answer-trigger"}
+    with contextlib.closing(store(postgres_url)) as keys:
+        keys.lay_out("plain")
+    assert wrong(postgres_url) == set()
 
 
 def test_a_role_that_may_not_read(postgres_url: str, role: str) -> None:

@@ -17,6 +17,8 @@ from semel.core.commands import (
     Reaped,
     ReapTrail,
     Resolution,
+    RotateAnswers,
+    Rotated,
     Survey,
     Surveyed,
     Sweep,
@@ -44,6 +46,7 @@ from semel.flows.upkeep import (
     release,
     resolve_applied,
     resolve_not_applied,
+    rotate,
     survey,
     sweep,
 )
@@ -240,6 +243,44 @@ def test_reaping_ends() -> None:
     script: list[Line] = [(Reap, Reaped(deleted=1))] * upkeep.MAX_ROUNDS
     report = play(reap(PORTS, 1, None, largest=1), script).result
     assert report == ReapReport(deleted=upkeep.MAX_ROUNDS, batch=1)
+
+
+def test_partitions_until_there_is_nothing_to_do() -> None:
+    """Partitions are made and dropped step by step, with the batch of the reaper, and all of it is reported."""
+    script: list[Line] = [
+        (RotateAnswers, Rotated(made=1)),
+        (RotateAnswers, Rotated(dropped=1)),
+        (RotateAnswers, Rotated(deleted=7, trouble="early")),
+        (RotateAnswers, Rotated(trouble="the role app may not")),
+    ]
+    played = play(rotate(PORTS, ReapReport(deleted=3, batch=7)), script)
+    assert played.commands == (RotateAnswers(7),) * 4
+    assert played.result == ReapReport(
+        deleted=3,
+        partitions_made=1,
+        partitions_dropped=1,
+        answers=7,
+        trouble="the role app may not",
+        batch=7,
+    )
+    said = "0 audit lines deleted, 1 partitions made, 1 dropped, 7 answers deleted; the role app may not"
+    assert str(played.result).endswith(said)
+    assert not played.result.is_idle
+
+
+def test_no_partitions() -> None:
+    """Where there is nothing to do, one look is all, and the report is what it was; trouble alone is no work."""
+    assert play(rotate(PORTS, ReapReport(batch=7)), [(RotateAnswers, Rotated())]).result == ReapReport(batch=7)
+    assert play(rotate(PORTS, ReapReport()), [(RotateAnswers, Rotated(trouble="no"))]).result.is_idle
+
+
+def test_partitions_wait_for_the_next_run() -> None:
+    """A run that was cut short does nothing with partitions; one that is cut short there says so. Each run ends."""
+    cut = ReapReport(deleted=1, error=CUT_SHORT)
+    assert play(rotate(PORTS, cut), []).result == cut
+    assert play(rotate(PORTS, ReapReport(deleted=1)), [(RotateAnswers, CUT_SHORT)]).result == cut
+    script: list[Line] = [(RotateAnswers, Rotated(made=1))] * upkeep.MAX_ROUNDS
+    assert play(rotate(PORTS, ReapReport()), script).result.partitions_made == upkeep.MAX_ROUNDS
 
 
 # What operators say

@@ -16,7 +16,7 @@ from semel.cli.address import VARIABLE, checked, required
 from semel.cli.output import JsonOption
 from semel.errors import ConfigurationError
 from semel.stores import store
-from semel.stores.migration import PlannedMigration, PlannedStatement, phase_of
+from semel.stores.migration import Layout, Phase, PlannedMigration, PlannedStatement, phase_of
 
 #: Printed when tables were made or changed in a database with other tables; not on every deploy.
 NEIGHBOURS = (
@@ -35,6 +35,14 @@ PostOption = Annotated[
     bool, typer.Option("--post", help="Also what older versions of Semel can't serve on: once no process runs one.")
 ]
 
+LayoutOption = Annotated[
+    Layout | None,
+    typer.Option(
+        "--layout",
+        help="Where PostgreSQL keeps large answers: in their rows, or in partitions that are dropped when they expire.",
+    ),
+]
+
 NOTHING = "nothing to do"
 #: When each phase is run.
 PHASES = {"pre": "before the new code is started", "post": "when no process runs the old code any more"}
@@ -47,6 +55,7 @@ def migrate(
     *,
     plan: PlanOption = False,
     post: PostOption = False,
+    layout: LayoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make or update the tables of a store. Safe to repeat, to interrupt, and to run from several places at once."""
@@ -54,12 +63,12 @@ def migrate(
         raise ConfigurationError("Two stores were given. Migrate one at a time.")
     which = required(url or also)
     if not plan:
-        lines = migrated(which, with_post=post) or [NOTHING]
+        lines = migrated(which, with_post=post, layout=layout) or [NOTHING]
         print(json.dumps({"done": lines}) if as_json else "\n".join(lines))
         return
-    missing = planned(which, with_post=post)
+    missing = planned(which, with_post=post, layout=layout)
     if as_json:
-        print(json.dumps([{"phase": phase_of(each.name), **asdict(each)} for each in missing], indent=2))
+        print(json.dumps([{"phase": _phase(each), **asdict(each)} for each in missing], indent=2))
         return
     console = Console(highlight=False, soft_wrap=True)
     for each in missing:
@@ -68,32 +77,40 @@ def migrate(
         print(NOTHING)
 
 
-def migrated(url: str, *, with_post: bool = False) -> list[str]:
+def migrated(url: str, *, with_post: bool = False, layout: Layout | None = None) -> list[str]:
     """Bring the store at *url* up to date; return a line for each migration, and what else there is to know."""
     keys = store(checked(url))
     keys.migrates_post = with_post
     try:
+        if layout is not None:
+            keys.plan_layout(layout)  # A store that has none refuses before anything is changed.
         lines = [f"{name} applied" for name in keys.migrate()]
         if lines and keys.has_neighbours():
             lines.append(NEIGHBOURS)
         keys.migrates_post = True
+        lines += [] if layout is None else keys.lay_out(layout)
         return [*lines, *(f"{left.name} is left, for later: semel migrate --post" for left in keys.plan())]
     finally:
         keys.close()
 
 
-def planned(url: str, *, with_post: bool = False) -> tuple[PlannedMigration, ...]:
+def planned(url: str, *, with_post: bool = False, layout: Layout | None = None) -> tuple[PlannedMigration, ...]:
     """Return what ``migrated`` would do."""
     keys = store(checked(url))
     keys.migrates_post = with_post
     try:
-        return keys.plan()
+        return keys.plan() + (() if layout is None else keys.plan_layout(layout))
     finally:
         keys.close()
 
 
+def _phase(planned: PlannedMigration) -> Phase:
+    # What old code does not find is a large answer, so the layout is changed as late as what it does not survive.
+    return "post" if planned.name.endswith(" layout") else phase_of(planned.name)
+
+
 def _described(migration: PlannedMigration) -> list[Text]:
-    phase = phase_of(migration.name)
+    phase = _phase(migration)
     lines = [Text.assemble((migration.name, "bold"), f": {phase}, {PHASES[phase]}")]
     if migration.done:
         lines.append(Text(f"  an earlier run stopped after {migration.done} of its statements; these are left"))

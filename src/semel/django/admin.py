@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from django.contrib import admin
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ChangeList
+from django.db import connections
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
@@ -30,6 +31,7 @@ from semel.core.state import State
 from semel.core.trail import story
 from semel.django import conf
 from semel.django.models import AuditLine, Record
+from semel.stores.dialect import POSTGRESQL
 from semel.stores.milestones import read_back
 
 #: Bytes of a body that are shown. ``semel keys show`` has all of them.
@@ -48,6 +50,7 @@ _TEXTUAL = (
     "application/x-www-form-urlencoded",
 )
 
+_ANSWER = "SELECT semel_answer(answer_day, token) FROM semel_keys WHERE scope = %s AND key = %s"
 _WITHHELD = "Shown to users with the permission semel.view_record_contents."
 
 
@@ -191,9 +194,10 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # as above
         """Show the beginning of the body, if it is text and the user may."""
         if record.status is None:
             return "–"
-        if record.body is None:
+        body = _elsewhere(record) if record.body is None else record.body
+        if body is None:
             return "Not kept: it was too large, or a stream. It was sent once."
-        return _body(record, bytes(record.body), _pairs(record.headers))
+        return _body(record, bytes(body), _pairs(record.headers))
 
     @admin.display(description="Steps")  # type: ignore[untyped-decorator]  # as above
     def steps_taken(self, record: Record) -> str:
@@ -238,6 +242,17 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # as above
             for each in story(told, last)
         ]
         return _table(("at", "event", "attempt", "detail", "by"), rows)
+
+
+def _elsewhere(record: Record) -> Any:
+    """Return the body of an answer that is not in its row: PostgreSQL has a layout for that."""
+    connection = connections[conf.settings().database]
+    if connection.vendor != POSTGRESQL:
+        return None
+    with connection.cursor() as cursor:
+        cursor.execute(_ANSWER, [record.scope, record.key])
+        found = cursor.fetchone()
+    return found and found[0]
 
 
 def _time(time: datetime, precision: str = "seconds") -> str:

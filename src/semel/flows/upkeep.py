@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, assert_never
 
@@ -23,6 +24,8 @@ from semel.core.commands import (
     Reaped,
     ReapTrail,
     Resolution,
+    RotateAnswers,
+    Rotated,
     Survey,
     Sweep,
     Unpark,
@@ -87,6 +90,12 @@ class ReapReport:
     abandoned: int = 0
     #: Lines of the audit trail that were deleted.
     audit_lines: int = 0
+    #: Partitions of large answers that were made ahead, and that were dropped; answers that were deleted from none.
+    partitions_made: int = 0
+    partitions_dropped: int = 0
+    answers: int = 0
+    #: Why partitions are not made or dropped, and what to run.
+    trouble: str | None = None
     #: The batch that the store could bear: the next run begins with it.
     batch: int = MAX_BATCH
     #: Why the run ended early, if it did.
@@ -95,12 +104,23 @@ class ReapReport:
     def __str__(self) -> str:
         """Say it in one line."""
         counts = f"{self.deleted} deleted, {self.stripped} stripped, {self.abandoned} abandoned"
-        return f"reaped: {counts}, {self.audit_lines} audit lines deleted" + _why(self.error)
+        return f"reaped: {counts}, {self.audit_lines} audit lines deleted{self._partitions}" + _why(self.error)
+
+    @property
+    def _partitions(self) -> str:
+        said = f", {self.partitions_made} partitions made, {self.partitions_dropped} dropped" if self._turned else ""
+        said += f", {self.answers} answers deleted" if self.answers else ""
+        return said + (f"; {self.trouble}" if self.trouble else "")
+
+    @property
+    def _turned(self) -> int:
+        return self.partitions_made + self.partitions_dropped
 
     @property
     def is_idle(self) -> bool:
         """Whether there was nothing to do."""
-        return not (self.deleted or self.stripped or self.abandoned or self.audit_lines or self.error)
+        done = self.deleted + self.stripped + self.abandoned + self.audit_lines + self._turned + self.answers
+        return not (done or self.error)
 
 
 async def sweep(ports: Ports, limit: int = MAX_BATCH, *, has_completer: bool = False) -> SweepReport:
@@ -204,6 +224,30 @@ async def reap(
         audit_lines=sum(lines.outcomes),
         batch=lines.size,
         error=lines.error,
+    )
+
+
+async def rotate(ports: Ports, report: ReapReport) -> ReapReport:
+    """Make partitions of large answers ahead, and drop those of days that are over; return *report* with that."""
+    if report.error is not None:
+        return report
+    done = Rotated()
+    try:
+        for _ in range(MAX_ROUNDS):
+            step = await ports.ask(RotateAnswers(report.batch))
+            done = Rotated(
+                done.made + step.made, done.dropped + step.dropped, done.deleted + step.deleted, step.trouble
+            )
+            if not step.total:
+                break
+    except StoreError as error:
+        return replace(report, error=error)
+    return replace(
+        report,
+        partitions_made=done.made,
+        partitions_dropped=done.dropped,
+        answers=done.deleted,
+        trouble=done.trouble,
     )
 
 

@@ -17,4 +17,4 @@ def include_name(name: str | None, type_: str, parent_names: Any, *, table: str 
 
     If the store's URL has ``?table=…``, use ``functools.partial(include_name, table="…")``.
     """
-    return not (type_ == "table" and name in Names(table).tables)
+    return not (type_ == "table" and name is not None and Names(table).has(name))

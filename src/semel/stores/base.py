@@ -44,7 +44,7 @@ from semel.core.commands import Command, Renew
 from semel.core.record import Hold
 from semel.errors import ConfigurationError
 from semel.stores.dialect import Dialect
-from semel.stores.migration import PlannedMigration
+from semel.stores.migration import Layout, PlannedMigration
 from semel.stores.step import Step
 from semel.stores.transaction import AsyncTransaction, Transaction
 
@@ -61,6 +61,11 @@ def this_process() -> str:
 
 
 _NO_TRANSACTIONS = "{} has no transactions to share: atomic mode and phases need PostgreSQL or SQLite."
+
+
+_NO_LAYOUTS = (
+    "{} has one layout, so there is no {} one to choose: partitions, which are dropped as a whole, are PostgreSQL's."
+)
 
 
 class Store(ABC):
@@ -119,6 +124,14 @@ class Store(ABC):
     def plan(self) -> tuple[PlannedMigration, ...]:
         """Return what ``migrate`` would do, and what that would lock. Changes nothing."""
         return ()
+
+    def lay_out(self, layout: Layout) -> list[str]:
+        """Change where large answers are kept; return what to tell people. Safe to repeat; requests go on meanwhile."""
+        raise ConfigurationError(_NO_LAYOUTS.format(type(self).__name__, layout))
+
+    def plan_layout(self, layout: Layout) -> tuple[PlannedMigration, ...]:
+        """Return what ``lay_out`` would do, and what that would lock. Changes nothing."""
+        raise ConfigurationError(_NO_LAYOUTS.format(type(self).__name__, layout))
 
     def has_neighbours(self) -> bool:
         """Whether the database has tables that are not Semel's: then the operator should be warned."""

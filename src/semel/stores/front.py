@@ -11,7 +11,7 @@ from semel.core.commands import Renew
 from semel.core.record import Hold
 from semel.stores.base import AsyncStore, Store
 from semel.stores.dialect import Dialect
-from semel.stores.migration import PlannedMigration
+from semel.stores.migration import Layout, PlannedMigration
 
 
 class _Front:
@@ -86,6 +86,14 @@ class StoreFront(_Front, Store):  # type: ignore[override]  # what it has of the
     def plan(self) -> tuple[PlannedMigration, ...]:
         """Return what ``migrate`` would do to the durable store."""
         return self.durable.plan()
+
+    def lay_out(self, layout: Layout) -> list[str]:
+        """Change the layout of the durable store; return what to tell people."""
+        return self.durable.lay_out(layout)
+
+    def plan_layout(self, layout: Layout) -> tuple[PlannedMigration, ...]:
+        """Return what ``lay_out`` would do."""
+        return self.durable.plan_layout(layout)
 
     def has_neighbours(self) -> bool:
         """Whether the durable store's database has other tables."""

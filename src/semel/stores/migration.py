@@ -17,6 +17,8 @@ from semel.errors import ConfigurationError, StoreNotReady
 from semel.stores.statement import DEFAULT_TABLE, Names
 
 Phase = Literal["pre", "post"]
+#: Where the bodies of large answers are, on PostgreSQL.
+Layout = Literal["plain", "partitioned"]
 #: What a statement does to the rows that are there.
 Work = Literal["nothing", "reads", "rewrites"]
 

@@ -27,7 +27,22 @@ DEFAULT_OUTBOX = "semel_outbox"
 DEFAULT_INBOX = "semel_inbox"
 DEFAULT_WEBHOOKS = "semel_webhooks"
 DEFAULT_COUNTS = "semel_counts"
+#: The table of the partitioned layout on PostgreSQL; it is not there in the plain one.
+DEFAULT_ANSWERS = "semel_answers"
+#: PostgreSQL's functions, which are called by their names alone.
+FUNCTIONS = ("semel_answer", "semel_move_answer", "semel_rotate_answers")
 MIGRATIONS = "migrations"
+
+_TABLES = (
+    DEFAULT_TABLE,
+    DEFAULT_AUDIT,
+    DEFAULT_OUTBOX,
+    DEFAULT_INBOX,
+    DEFAULT_WEBHOOKS,
+    DEFAULT_COUNTS,
+    DEFAULT_ANSWERS,
+)
+_USUAL = (*_TABLES, *FUNCTIONS)
 
 _BLOCK = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 # Not the second colon of a cast (::text).
@@ -78,22 +93,31 @@ class Names:
         return self._beside(DEFAULT_COUNTS)
 
     @property
+    def answers(self) -> str:
+        """The table of large answers in the partitioned layout."""
+        return self._beside(DEFAULT_ANSWERS)
+
+    @property
     def watermark(self) -> str:
         """The table that says how far the services have walked along the records."""
         return f"{self.table}_watermark"
 
     @property
     def tables(self) -> frozenset[str]:
-        """All of Semel's tables."""
+        """All of Semel's tables that every store has."""
         messages = (self.outbox, self.inbox, self.webhooks)
         own = (self.table, self.audit, self.watermark, self.counts, f"{self.table}_migrations")
         return frozenset({*own, *messages})
+
+    def has(self, table: str) -> bool:
+        """Whether a table is Semel's: one that every store has, or of the partitioned layout."""
+        return table in self.tables or re.fullmatch(rf"{self.answers}(_rest|_\d{{6}})?", table) is not None
 
     def put_into(self, sql: str) -> str:
         """Return *sql* with these names in place of the usual ones."""
         prefix = f"{self.schema}." if self.schema else ""
         sql = sql.replace(DEFAULT_WATERMARK, prefix + self.watermark)
-        for usual in (DEFAULT_TABLE, DEFAULT_AUDIT, DEFAULT_OUTBOX, DEFAULT_INBOX, DEFAULT_WEBHOOKS, DEFAULT_COUNTS):
+        for usual in _USUAL:
             name = self._beside(usual)
             sql = re.sub(rf"\b{usual}(?=_)", name, sql)
             sql = re.sub(rf"\b{usual}\b", prefix + name, sql)

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from semel import stores
 from semel.errors import ConfigurationError
+from semel.stores.statement import FUNCTIONS
 
 _POSTGRES = ("postgres", "postgresql")
 
@@ -61,5 +62,7 @@ def _drop(store: Any) -> None:
     psycopg: Any = import_module("psycopg")
     with psycopg.connect(store.address.url, autocommit=True) as connection:
         prefix = f"{names.schema}." if names.schema else ""
-        for table in sorted(names.tables):
+        for table in (*sorted(names.tables), names.answers):
             connection.execute(f"DROP TABLE IF EXISTS {prefix}{table} CASCADE")
+        for function in FUNCTIONS:
+            connection.execute(f"DROP FUNCTION IF EXISTS {names.put_into(function)}")

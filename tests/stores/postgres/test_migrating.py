@@ -308,7 +308,7 @@ class TestUnderLoad:
         none is run twice.
         """
         bring(NEXT)
-        assert await _served_while(postgres_url, lambda: migrate(postgres_url)) == [NEXT[0]]
+        assert await served_while(postgres_url, lambda: migrate(postgres_url)) == [NEXT[0]]
 
     @pytest.mark.slow  # As the one above, from a version to the next.
     async def test_this_version(self, empty_postgres_url: str, bring: Any) -> None:
@@ -324,12 +324,12 @@ class TestUnderLoad:
             assert "Run: semel migrate" in str(refused)  # noqa: PT017 - either of the two
             return
         bring()
-        assert await _served_while(empty_postgres_url, lambda: migrate(empty_postgres_url)) == KNOWN[-1:]
+        assert await served_while(empty_postgres_url, lambda: migrate(empty_postgres_url)) == KNOWN[-1:]
 
 
-async def _served_while(url: str, act: Callable[[], Any]) -> Any:
-    """Have workers send requests, each of them twice, to a guarded app on a loop and to an atomic one in threads:
-    before, during and after *act*. Return what it does.
+async def served_while(url: str, act: Callable[[], Any], body: str = "done") -> Any:
+    """Have workers send requests, each of them twice, to a guarded app on a loop and to an atomic one in threads, which
+    answer with *body*: before, during and after *act*. Return what it does.
     """
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE TABLE effects (key text)")
@@ -337,13 +337,13 @@ async def _served_while(url: str, act: Callable[[], Any]) -> Any:
 
         async def on_loop(request: Any) -> PlainTextResponse:
             runs.append(request.headers["idempotency-key"])
-            return PlainTextResponse("done", 201)
+            return PlainTextResponse(body, 201)
 
         def in_thread(environ: Any, start_response: Any) -> list[bytes]:
             operation = semel.current()
             operation.connection.execute(effect, [operation.key])
             start_response("201 Created", [("content-type", "text/plain")])
-            return [b"done"]
+            return [body.encode()]
 
         runs: list[str] = []
         numbers, is_over = count(), threading.Event()
@@ -362,6 +362,7 @@ async def _served_while(url: str, act: Callable[[], Any]) -> Any:
                 for is_replay in (False, True):
                     answer = await send(request)
                     assert (answer.status, answer.is_replay, answer.error) == (201, is_replay, None), answer
+                    assert answer.body == body.encode()
                 sent.append(key)
 
         def is_warm(sent: list[str]) -> bool:

@@ -56,7 +56,16 @@ class TestAsyncSQLite(StoreConformance):
         return sqlite_candidate(tmp_path_factory.mktemp("sqlite") / "semel.db", stores.async_store)
 
 
-def postgres_candidate(server: servers.PostgresServer, open_store: Open) -> Iterator[Candidate]:
+#: Every answer with a body is a large one.
+ALL = """
+CREATE OR REPLACE TRIGGER semel_keys_answer BEFORE INSERT OR UPDATE OF body ON semel_keys
+   FOR EACH ROW WHEN (octet_length(NEW.body) > 0 OR NEW.answer_day IS NOT NULL) EXECUTE FUNCTION semel_move_answer(0)
+"""
+
+
+def postgres_candidate(
+    server: servers.PostgresServer, open_store: Open, *, is_partitioned: bool = False
+) -> Iterator[Candidate]:
     name = f"semel_{uuid4().hex}"
     url = urlsplit(server.url)._replace(path=f"/{name}").geturl()
 
@@ -64,6 +73,10 @@ def postgres_candidate(server: servers.PostgresServer, open_store: Open) -> Iter
         connection.execute(f"CREATE DATABASE {name}".encode())
         with closing(stores.store(url)) as store:
             store.migrate()
+            if is_partitioned:
+                store.lay_out("partitioned")
+                with psycopg.connect(url) as tables:
+                    tables.execute(ALL)
         yield Candidate(open=lambda: open_store(url), age=Clock(url).advance)
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
@@ -80,3 +93,19 @@ class TestAsyncPostgres(StoreConformance):
     @classmethod
     def candidate(cls, postgres_server: servers.PostgresServer) -> Iterator[Candidate]:
         yield from postgres_candidate(postgres_server, stores.async_store)
+
+
+@pytest.mark.slow  # The statements of TestPostgres, with a trigger.
+class TestPartitionedPostgres(StoreConformance):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def candidate(cls, postgres_server: servers.PostgresServer) -> Iterator[Candidate]:
+        yield from postgres_candidate(postgres_server, stores.store, is_partitioned=True)
+
+
+@pytest.mark.slow  # As above, on a loop.
+class TestAsyncPartitionedPostgres(StoreConformance):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def candidate(cls, postgres_server: servers.PostgresServer) -> Iterator[Candidate]:
+        yield from postgres_candidate(postgres_server, stores.async_store, is_partitioned=True)

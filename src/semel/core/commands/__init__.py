@@ -39,6 +39,8 @@ from semel.core.commands.upkeep import (
     ReapInbox,
     ReapTrail,
     Resolution,
+    RotateAnswers,
+    Rotated,
     Sweep,
     Unpark,
 )
@@ -75,6 +77,8 @@ __all__ = [
     "Release",
     "Renew",
     "Resolution",
+    "RotateAnswers",
+    "Rotated",
     "Save",
     "Search",
     "Settle",

@@ -79,6 +79,33 @@ class ReapTrail(Command[int]):
 
 
 @value
+class Rotated:
+    """The result of one step with the partitions of large answers."""
+
+    #: Partitions that were made ahead, and that were dropped.
+    made: int = 0
+    dropped: int = 0
+    #: Old answers that were in no partition of their day, and were deleted.
+    deleted: int = 0
+    #: What is in the way, and what to run.
+    trouble: str | None = None
+
+    @property
+    def total(self) -> int:
+        """How much was done."""
+        return self.made + self.dropped + self.deleted
+
+
+@value
+class RotateAnswers(Command[Rotated]):
+    """Make a partition ahead, or drop one in which every answer has expired; or delete at most *limit* old answers that
+    are in neither. PostgreSQL alone carries it out; in its plain layout there is nothing to do.
+    """
+
+    limit: int
+
+
+@value
 class ReapInbox(Command[int]):
     """Delete at most *limit* receipts of handled messages that are older than *older_than*. Stores that keep messages
     carry it out: PostgreSQL and SQLite.

@@ -183,9 +183,10 @@ class Postgres(Session):
         """Whether the schema of its tables has tables of others."""
         return bool(
             self.value(
-                "SELECT EXISTS (SELECT FROM pg_class WHERE relkind IN ('r', 'p') AND relname <> ALL (%(names)s)"
+                "SELECT EXISTS (SELECT FROM pg_class WHERE relkind IN ('r', 'p')"
+                " AND NOT relispartition AND relname <> ALL (%(names)s)"
                 " AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('semel_keys')))",
-                {"names": sorted(self.names.tables)},
+                {"names": [*sorted(self.names.tables), self.names.answers]},
             )
         )
 
@@ -254,7 +255,7 @@ class Postgres(Session):
             "SELECT count(*), max(took), (array_agg(request_line ORDER BY took DESC NULLS LAST))[1],"
             " count(*) FILTER (WHERE is_unkept)"
             " FROM (SELECT CASE WHEN attempt = 1 AND NOT accepted THEN completed_at - created_at END AS took,"
-            "              request_line, body IS NULL AS is_unkept, state"
+            "              request_line, body IS NULL AND answer_day IS NULL AS is_unkept, state"
             "         FROM semel_keys ORDER BY created_at DESC LIMIT %(newest)s) AS newest"
             " WHERE state IN ('complete', 'failed')",
             {"newest": NEWEST},

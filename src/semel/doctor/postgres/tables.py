@@ -278,8 +278,13 @@ class Lacking:
     privileges: tuple[tuple[str, str], ...] = ()
 
 
-#: By table: what requests need; what the outbox, the inbox and the sweeper need beside; and what workers alone need.
-_TO_SERVE = (("semel_keys", "SELECT INSERT UPDATE DELETE"), ("semel_audit", "INSERT"))
+#: By table: what requests need (large answers have a table in one layout only); what the outbox, the inbox and the
+#: sweeper need beside; and what workers alone need.
+_TO_SERVE = (
+    ("semel_keys", "SELECT INSERT UPDATE DELETE"),
+    ("semel_audit", "INSERT"),
+    ("semel_answers", "SELECT INSERT"),
+)
 _BESIDE = (
     ("semel_keys_watermark", "SELECT INSERT UPDATE"),
     ("semel_audit", "SELECT"),

@@ -70,7 +70,7 @@ def revert(editor: Any, name: str) -> None:
     vendor = editor.connection.vendor
     if vendor == "sqlite":
         editor.execute(f"DROP VIEW IF EXISTS {DEFAULT_TABLE}_clock", params=None)
-    for table in sorted(Names().tables):
+    for table in (*sorted(Names().tables), Names().answers):
         editor.execute(f"DROP TABLE IF EXISTS {table}", params=None)
     if not editor.collect_sql:
         for earlier, _ in _scripts(vendor):

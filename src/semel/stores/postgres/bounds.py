@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from semel.core.commands import Browse, Command, FindStuck, Reap, ReapInbox, Search, Survey
+from semel.core.commands import Browse, Command, FindStuck, Reap, ReapInbox, RotateAnswers, Search, Survey
 from semel.core.state import TERMINAL
 from semel.stores.statement import Statement
 
@@ -102,5 +102,6 @@ _WALKS: dict[type[Command[Any]], tuple[Walk, ...]] = {
     FindStuck: ("followed",),
     Reap: ("expiring",),
     ReapInbox: ("handled",),
+    RotateAnswers: ("expiring",),
     Survey: ("followed", "expiring", "made"),
 }

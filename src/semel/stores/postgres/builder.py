@@ -54,6 +54,7 @@ class Queries:
     add_counts: Query
     read_counts: Query
     reap: Query
+    rotate: Query
     reap_trail: Query
     reap_inbox: Query
     survey: Query

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from semel.errors import ConfigurationError
 from semel.stores.migration import PlannedStatement, Work, phase_of
-from semel.stores.statement import DEFAULT_AUDIT, DEFAULT_TABLE, Names
+from semel.stores.statement import DEFAULT_ANSWERS, DEFAULT_AUDIT, DEFAULT_TABLE, Names
 
 
 class Lock(IntEnum):
     """The locks on a table, weakest first, as PostgreSQL numbers them."""
 
+    NONE = 0
     ROW_EXCLUSIVE = 3
     SHARE_UPDATE_EXCLUSIVE = 4
     SHARE = 5
@@ -36,6 +37,7 @@ class Lock(IntEnum):
 
 #: Who waits for as long as a lock is held: on a table that every request's statements name, and on another.
 _BLOCKS = {
+    Lock.NONE: ("nothing",) * 2,
     Lock.ROW_EXCLUSIVE: ("nothing but requests for the rows that it changes",) * 2,
     Lock.SHARE_UPDATE_EXCLUSIVE: ("nothing; only VACUUM and other migrations wait",) * 2,
     Lock.SHARE: ("claims, answers and replays", "what writes to it"),
@@ -59,6 +61,8 @@ class Kind(NamedTuple):
     is_survived: bool = True
     #: Whether it can be part of a transaction.
     joins: bool = True
+    #: The table that it locks, where it names none.
+    table: str = ""
 
 
 _NAME = r"(?:IF (?:NOT )?EXISTS )?(?:ONLY )?(?P<{}>[\w.]+)"
@@ -85,6 +89,13 @@ STATEMENTS = (
     Kind(rf"INSERT INTO {_TABLE}", Lock.ROW_EXCLUSIVE),
     Kind(rf"(?:UPDATE|DELETE FROM) {_TABLE}", Lock.ROW_EXCLUSIVE, "reads"),
     Kind(rf"COMMENT ON TABLE {_TABLE}", Lock.SHARE_UPDATE_EXCLUSIVE),
+    Kind(rf"GRANT .+? ON {_TABLE} TO ", Lock.NONE),
+    Kind(rf"CREATE OR REPLACE FUNCTION {_TABLE}\(", Lock.NONE),
+    # What old code writes goes another way.
+    Kind(rf"CREATE OR REPLACE TRIGGER \w+ .+? ON {_TABLE}", Lock.SHARE_ROW_EXCLUSIVE, is_survived=False),
+    Kind(rf"DROP TRIGGER (?:IF EXISTS )?\w+ ON {_TABLE}", Lock.ACCESS_EXCLUSIVE),
+    # It makes a partition, or drops one.
+    Kind(r"SELECT made FROM [\w.]+_rotate_answers\(", Lock.ACCESS_EXCLUSIVE, table=DEFAULT_ANSWERS),
 )
 #: The strongest of its actions is what an ALTER TABLE locks.
 ACTIONS = (
@@ -167,7 +178,8 @@ def steps_of(script: str, names: Names) -> tuple[Step, ...]:
         if not sql:
             continue
         kinds, match = _kinds(sql)
-        table = match.groupdict().get("table") or prefix + _owner(match["index"], known)
+        named = match.groupdict().get("table") or names.put_into(kinds[0].table)
+        table = named or prefix + _owner(match["index"], known)
         is_on_new = table in made or sql.upper().startswith("CREATE TABLE")
         if is_on_new:
             made.add(table)

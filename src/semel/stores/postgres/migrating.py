@@ -111,7 +111,7 @@ class Migrator:
         texts = [step.text for step in steps[book.done(name) :]]
         self._tried(f"{name} needs locks on Semel's tables", partial(self._saved, texts, self._note(name, 1, 1)))
 
-    def _saved(self, texts: list[str], note: str, watch: _Watch) -> None:
+    def _saved(self, texts: list[str], note: str, watch: Watch) -> None:
         ((watch.pid,),) = self._session.run("SELECT pg_backend_pid()")
         self._session.run("SAVEPOINT semel_migrating")
         try:
@@ -155,9 +155,9 @@ class Migrator:
             return self._tried(f"{what} needs {step.lock} on {step.table}", partial(self._joined, step, note, book))
         return self._tried(f"{what} makes or drops an index", partial(self._by_itself, step, note), tells=True)
 
-    def _tried(self, what: str, attempt: Callable[[_Watch], T], *, tells: bool = False) -> T:
+    def _tried(self, what: str, attempt: Callable[[Watch], T], *, tells: bool = False) -> T:
         for pause in (*PAUSES, None):
-            with _Watch(self._session, what if tells else "") as watch:
+            with Watch(self._session, what if tells else "") as watch:
                 try:
                     return attempt(watch)
                 except Exception as error:
@@ -172,7 +172,7 @@ class Migrator:
             "s each. End what is in the way, or wait for it; then migrate again: it goes on at this statement."
         ) from failed
 
-    def _joined(self, step: Step, note: str, book: Book, watch: _Watch) -> bool:
+    def _joined(self, step: Step, note: str, book: Book, watch: Watch) -> bool:
         with self._transaction():
             ((watch.pid,),) = self._session.run("SELECT pg_backend_pid()")
             if not self._session.is_direct and self._book() != book:
@@ -181,7 +181,7 @@ class Migrator:
             self._session.run(note)
         return True
 
-    def _by_itself(self, step: Step, note: str, watch: _Watch) -> bool:
+    def _by_itself(self, step: Step, note: str, watch: Watch) -> bool:
         """Run a statement that can't be part of a transaction. Requests don't wait behind it, so it may wait itself."""
         ((watch.pid,),) = self._session.run("SELECT pg_backend_pid()")
         with self._settings(lock_timeout="0"):
@@ -297,7 +297,7 @@ def _limits(names: Names, **more: str) -> dict[str, str]:
     return {"statement_timeout": "0", "transaction_timeout": "0", **more, **schema}
 
 
-class _Watch:
+class Watch:
     """A thread that looks who is in the way of a statement, over a connection of its own, from a moment on."""
 
     def __init__(self, session: Session, what: str) -> None:

@@ -8,6 +8,8 @@
 -- Where a statement joins many keys to the table, it says scope = ANY (ARRAY[asked.scope]): that is looked up for each
 -- key, and can't be done by walking along the whole primary key, which a plan that was made for a small table does for
 -- as long as the session keeps the plan.
+-- A body of the partitioned layout may be in another table: whatever reads one says coalesce(body, semel_answer(...)),
+-- which is called only where the row says so. Whatever clears a body clears answer_day.
 -- Lines between --[ and --] are a part with a name, and are there only in the variants that ask for it (statement.py).
 -- What is extraordinary writes a line of the audit trail in the same statement; :audit says whether there is a trail. The
 -- ordinary (claimed, accepted, completed, failed, and a line for each record that was reaped) is told by the record, and
@@ -101,7 +103,7 @@ HAVING CASE WHEN :accepted::boolean AND count(*) > 0 THEN pg_notify(:channel, 'a
 SELECT asked.place, found.*
   FROM asked
  CROSS JOIN LATERAL (
-    SELECT state, attempt, token, fingerprint, status, headers, body,
+    SELECT state, attempt, token, fingerprint, status, headers, coalesce(body, semel_answer(answer_day, token)),
            CASE WHEN lease_expires_at IS NULL OR lease_expires_at <= clock_timestamp() THEN true
                 WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
                 ELSE false END,
@@ -131,7 +133,7 @@ SELECT 0 AS place, NULL AS state, attempt, NULL::bytea AS token, NULL::bytea AS 
        false AS accepted, NULL AS traceparent
   FROM won
  UNION ALL
-SELECT 1, state, attempt, token, fingerprint, status, headers, body,
+SELECT 1, state, attempt, token, fingerprint, status, headers, coalesce(body, semel_answer(answer_day, token)),
        CASE WHEN lease_expires_at IS NULL OR lease_expires_at <= clock_timestamp() THEN true
             WHEN owner IS NOT NULL AND :tests_owner::boolean THEN pg_try_advisory_xact_lock_shared(owner)
             ELSE false END,
@@ -163,6 +165,7 @@ WITH taken AS (
            status           = NULL,
            headers          = NULL,
            body             = NULL,
+           answer_day       = NULL,
            completed_at     = NULL,
            steps            = CASE WHEN expires_at <= clock.now THEN NULL ELSE steps END,
            recovery_point   = CASE WHEN expires_at <= clock.now THEN NULL ELSE recovery_point END,
@@ -382,7 +385,7 @@ SELECT set_config('semel.holder',
 -- Bring no row where the handler can be run: the locks are ours, there is no record, and one could be written at the
 -- end; else begin tells why not. A driver that reads no rows of what it sends with BEGIN still learns their number.
 -- It is a statement of its own after lock, so that it sees whatever was committed before the locks were free. It names the
--- newest column that finish writes: without that, the handler must not run.
+-- newest column that finish needs: without that, the handler must not run.
 SELECT 1
  WHERE current_setting('semel.holder') <> 'mine'
     OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
@@ -391,7 +394,7 @@ SELECT 1
             AND has_any_column_privilege(CAST('semel_keys' AS regclass), 'INSERT')
             AND has_any_column_privilege(CAST('semel_keys' AS regclass), 'UPDATE')
             AND has_any_column_privilege(CAST('semel_audit' AS regclass), 'INSERT'))
-    OR EXISTS (SELECT traceparent FROM semel_keys WHERE scope = CAST(:scope AS text) AND key = CAST(:key AS text))
+    OR EXISTS (SELECT answer_day FROM semel_keys WHERE scope = CAST(:scope AS text) AND key = CAST(:key AS text))
 
 
 -- name: begin
@@ -418,7 +421,7 @@ SELECT lock.holder, pg_is_in_recovery() AS is_replica,
        current_setting('transaction_isolation') IN ('repeatable read', 'serializable') AS keeps_snapshot, found.*
   FROM lock
   LEFT JOIN (
-    SELECT state, attempt, token, fingerprint, status, headers, body,
+    SELECT state, attempt, token, fingerprint, status, headers, coalesce(body, semel_answer(answer_day, token)),
            CASE WHEN lease_expires_at IS NULL OR lease_expires_at <= clock_timestamp() THEN true
                 WHEN owner IS NOT NULL AND CAST(:tests_owner AS boolean) THEN pg_try_advisory_xact_lock_shared(owner)
                 ELSE false END,
@@ -487,6 +490,7 @@ WITH clock AS MATERIALIZED (
            status           = CAST(:status AS smallint),
            headers          = CAST(:headers AS text),
            body             = CAST(:body AS bytea),
+           answer_day       = NULL,
            completed_at     = clock.now,
            lease_expires_at = NULL,
            owner            = NULL,
@@ -545,8 +549,8 @@ SELECT pg_advisory_xact_lock(CAST(:key_lock AS text)::bigint)
 
 -- name: settle
 -- One record, whole, once no transaction is changing it any more.
-SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body, body IS NULL,
-       accepted, milestone, request_line, traceparent, created_at, lease_expires_at, completed_at, expires_at,
+SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers,
+       coalesce(body, semel_answer(answer_day, token)), body IS NULL AND answer_day IS NULL, accepted, milestone, request_line, traceparent, created_at, lease_expires_at, completed_at, expires_at,
        clock_timestamp()
   FROM semel_keys
  WHERE scope = :scope AND key = :key
@@ -582,8 +586,8 @@ SELECT 1 FROM semel_keys
 
 -- name: look
 -- One record, whole.
-SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, body, body IS NULL,
-       accepted, milestone, request_line, traceparent, created_at, lease_expires_at, completed_at, expires_at,
+SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers,
+       coalesce(body, semel_answer(answer_day, token)), body IS NULL AND answer_day IS NULL, accepted, milestone, request_line, traceparent, created_at, lease_expires_at, completed_at, expires_at,
        clock_timestamp()
   FROM semel_keys
  WHERE scope = :scope AND key = :key
@@ -593,8 +597,8 @@ SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, st
 -- The newest records, without their bodies. It walks back in time until it has enough, so what is rare is far to seek.
 -- The part "unfinished" is for the states that an operation leaves again: those records are followed (see advance), or
 -- younger than the watermark, and nothing else is read.
-SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, ''::bytea, body IS NULL,
-       accepted, milestone, request_line, traceparent, created_at, lease_expires_at, completed_at, expires_at,
+SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, ''::bytea,
+       body IS NULL AND answer_day IS NULL, accepted, milestone, request_line, traceparent, created_at, lease_expires_at, completed_at, expires_at,
        clock_timestamp()
 --[plain
   FROM (SELECT * FROM semel_keys WHERE created_at >= :made_from::timestamptz) AS live
@@ -714,7 +718,7 @@ SELECT (SELECT count(*) FROM walked), bound.created_at, bound.scope, bound.key, 
   LEFT JOIN bound ON true
   LEFT JOIN LATERAL (
     SELECT scope, key, state, attempt, token, fingerprint, recovery_point, steps, status, headers, ''::bytea,
-           body IS NULL, accepted, milestone, request_line, traceparent, created_at, lease_expires_at, completed_at, expires_at,
+           body IS NULL AND answer_day IS NULL, accepted, milestone, request_line, traceparent, created_at, lease_expires_at, completed_at, expires_at,
            (SELECT now FROM clock) AS now
       FROM semel_keys
      WHERE ctid = ANY (ARRAY(SELECT place FROM fitting))
@@ -1082,7 +1086,7 @@ WITH due AS (
  RETURNING scope, key, attempt, 'reaped' AS event
 ), stripped AS (
     UPDATE semel_keys
-       SET headers = '[]', body = NULL, steps = NULL, recovery_point = NULL, after_retention = 'keep'
+       SET headers = '[]', body = NULL, answer_day = NULL, steps = NULL, recovery_point = NULL, after_retention = 'keep'
      WHERE ctid = ANY (ARRAY(SELECT place FROM due WHERE fate = 'strip'))
  RETURNING scope, key, attempt, 'stripped' AS event
 ), failed AS (
@@ -1112,6 +1116,11 @@ WITH due AS (
      WHERE :audit::boolean AND NOT :everything::boolean AND deleted + stripped > 0
 )
 SELECT deleted, stripped, failed FROM counted
+
+
+-- name: rotate
+-- One step with the partitions of the partitioned layout; nothing in the plain one. The function is in schema.sql.
+SELECT made, dropped, deleted, trouble FROM semel_rotate_answers(:expiring_from::timestamptz, :limit::integer)
 
 
 -- name: reap_trail
@@ -1229,15 +1238,16 @@ SELECT clock_timestamp()
 -- name: check
 -- Whether this server can serve: it has the table with the newest of the columns that requests name, and it takes writes.
 -- No row is read: the first one that is not dead may be far.
-SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool, EXISTS (SELECT upkeep, traceparent FROM semel_keys WHERE false),
+SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool,
+       EXISTS (SELECT upkeep, traceparent, answer_day FROM semel_keys WHERE false),
        CAST('semel_audit' AS regclass) IS NOT NULL
 
 
 -- name: privileges
 -- What the role of this session lacks of what the statements of a request need. All of them name the audit trail, even
--- where none is kept. A table that is not there is told by others.
+-- where none is kept. A table that is not there is told by others; semel_answers is in the partitioned layout only.
 SELECT current_user, wanted.name, wanted.privilege
   FROM (VALUES ('semel_keys', 'SELECT'), ('semel_keys', 'INSERT'), ('semel_keys', 'UPDATE'), ('semel_keys', 'DELETE'),
-               ('semel_audit', 'INSERT')) AS wanted (name, privilege)
+               ('semel_audit', 'INSERT'), ('semel_answers', 'SELECT')) AS wanted (name, privilege)
  WHERE CASE wanted.privilege WHEN 'DELETE' THEN NOT has_table_privilege(to_regclass(wanted.name), wanted.privilege)
             ELSE NOT has_any_column_privilege(to_regclass(wanted.name), wanted.privilege) END

@@ -15,13 +15,13 @@ from semel.errors import ConfigurationError, StoreError, StoreNotPermitted, Stor
 from semel.stores.base import Store
 from semel.stores.batching import Batcher, refused
 from semel.stores.forks import start_afresh_in_children
-from semel.stores.migration import PlannedMigration
+from semel.stores.migration import Layout, PlannedMigration
 from semel.stores.postgres.address import CONNECT_SECONDS, MAX_CONNECTIONS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.base import SHARES, PostgresBase, check_version, retried, tells_version
 from semel.stores.postgres.bounds import walks_of
 from semel.stores.postgres.errors import read_only, translated, unreachable
+from semel.stores.postgres.layouts import LayoutMigrator
 from semel.stores.postgres.listening import Listener
-from semel.stores.postgres.migrating import Migrator
 from semel.stores.postgres.opening import as_given, settle
 from semel.stores.postgres.pooler import BEGIN, is_direct
 from semel.stores.postgres.statements import (
@@ -104,16 +104,24 @@ class PostgresStore(PostgresBase, Store):
 
     def migrate(self) -> list[str]:
         """Apply the migrations that are missing, each statement in a transaction of its own."""
-        return self._migrating(Migrator.run)
+        return self._migrating(LayoutMigrator.run)
 
     def plan(self) -> tuple[PlannedMigration, ...]:
         """Return what ``migrate`` would do, and what that would lock."""
-        return self._migrating(Migrator.plan)
+        return self._migrating(LayoutMigrator.plan)
+
+    def lay_out(self, layout: Layout) -> list[str]:
+        """Have large answers in partitions, or in the rows."""
+        return self._migrating(lambda migrator: migrator.lay_out(layout))
+
+    def plan_layout(self, layout: Layout) -> tuple[PlannedMigration, ...]:
+        """Return what ``lay_out`` would do, and what that would lock."""
+        return self._migrating(lambda migrator: migrator.plan_layout(layout))
 
     def has_neighbours(self) -> bool:
         """Whether the schema of its tables has tables of others."""
         names = self.address.names
-        asked = [names.put_into(DEFAULT_TABLE), sorted(names.tables)]
+        asked = [names.put_into(DEFAULT_TABLE), [*sorted(names.tables), names.answers]]
         with _Link(self.address) as link:
             rows = link.guarded(lambda connection: connection.execute(_NEIGHBOURS, asked).fetchall())
         return bool(rows[0][0])
@@ -150,9 +158,9 @@ class PostgresStore(PostgresBase, Store):
         # Reaping takes its time, and no request waits for it.
         self._upkeep = Batcher[Any](lambda batch: [self._other(upkeep, command) for command in batch])
 
-    def _migrating(self, do: Callable[[Migrator], T]) -> T:
+    def _migrating(self, do: Callable[[LayoutMigrator], T]) -> T:
         with _MigratingSession(self.address) as session:
-            migrator = Migrator(session, self.address.names, str(self.address), with_post=self.migrates_post)
+            migrator = LayoutMigrator(session, self.address.names, str(self.address), with_post=self.migrates_post)
             return do(migrator)
 
     def _claim(self, link: _Link, batch: list[Claim]) -> list[Any]:
@@ -204,7 +212,7 @@ class PostgresStore(PostgresBase, Store):
 
 _NEIGHBOURS = """\
 SELECT EXISTS (SELECT FROM pg_class
-                WHERE relkind IN ('r', 'p') AND relname <> ALL ($2::text[])
+                WHERE relkind IN ('r', 'p') AND NOT relispartition AND relname <> ALL ($2::text[])
                   AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = $1::regclass))
 """
 

@@ -19,6 +19,8 @@ from semel.core.commands import (
     ReapInbox,
     ReapTrail,
     Resolution,
+    RotateAnswers,
+    Rotated,
     Sweep,
     Unpark,
     Verdict,
@@ -89,6 +91,10 @@ def _reap_trail(builder: Builder, command: ReapTrail) -> Statement[int]:
     )
 
 
+def _rotate(builder: Builder, command: RotateAnswers) -> Statement[Rotated]:
+    return builder.statement("rotate", lambda rows: Rotated(*rows[0]), limit=command.limit)
+
+
 def _reap_inbox(builder: Builder, command: ReapInbox) -> Statement[int]:
     return builder.statement(
         "reap_inbox",
@@ -146,6 +152,7 @@ UPKEEP: dict[type[Command[Any]], Callable[[Builder, Any], Statement[Any]]] = {
     Reap: _reap,
     ReapTrail: _reap_trail,
     ReapInbox: _reap_inbox,
+    RotateAnswers: _rotate,
     AddCounts: _add_counts,
     ReadCounts: _read_counts,
     Discard: _discard,
