@@ -258,7 +258,7 @@ def _kill_node(_run: Run, old: servers.Node) -> Callable[[], None]:
 
 def _kill_two(run: Run, old: servers.Node) -> Callable[[], None]:
     old.kill()
-    run.cluster.until_followed(lost=1)
+    run.cluster.until_whole_without(old)
     run.pay()
     second = run.cluster.primary()
     run.begin()

@@ -17,7 +17,7 @@ import signal
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache
@@ -157,24 +157,26 @@ class PatroniCluster:
 
     def is_whole(self) -> bool:
         """Tell whether there is a primary, and every standby follows it: one synchronously, if that was asked for."""
-        return self._are_there(len(self.nodes)) and bool(self._primaries())
+        return self._are_there(self.nodes) and bool(self._primaries())
 
     def until_whole(self) -> None:
         """Wait for that."""
         until("primary and standby are there", self.is_whole, WHOLE_SECONDS)
 
-    def until_followed(self, lost: int) -> None:
-        """Wait for that among the nodes but the *lost* ones."""
-        until("the rest are there", lambda: self._are_there(len(self.nodes) - lost), WHOLE_SECONDS)
+    def until_whole_without(self, lost: Node) -> None:
+        """Wait for that among the other nodes."""
+        rest = [node for node in self.nodes if node is not lost]
+        until("primary and standby are there", lambda: self._are_there(rest), WHOLE_SECONDS)
 
-    def _are_there(self, count: int) -> bool:
+    def _are_there(self, nodes: Collection[Node]) -> bool:
         wanted = Counter({("leader", "running"): 1, (self._sync, "streaming"): 1})
-        wanted["replica", "streaming"] += count - wanted.total()
-        for node in self.nodes:
+        wanted["replica", "streaming"] += len(nodes) - wanted.total()
+        names = {node.name for node in nodes}
+        for node in nodes:
             seen = node.ask("/cluster")
             if isinstance(seen, dict):
-                members = Counter((each.get("role"), each.get("state")) for each in seen.get("members", []))
-                return wanted <= members
+                members = [each for each in seen.get("members", []) if each.get("name") in names]
+                return Counter((each.get("role"), each.get("state")) for each in members) == wanted
         return False
 
     def _primaries(self) -> list[Node]:
