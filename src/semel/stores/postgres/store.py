@@ -17,7 +17,7 @@ from semel.stores.batching import Batcher, refused
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.migration import PlannedMigration
 from semel.stores.postgres.address import CONNECT_SECONDS, MAX_CONNECTIONS, SESSION, STATEMENT_SECONDS, Address
-from semel.stores.postgres.base import SHARES, PostgresBase, check_version, retried, tells_version
+from semel.stores.postgres.base import SHARES, PostgresBase, retried
 from semel.stores.postgres.bounds import walks_of
 from semel.stores.postgres.errors import read_only, translated, unreachable
 from semel.stores.postgres.listening import Listener
@@ -32,6 +32,7 @@ from semel.stores.postgres.statements import (
     terms_of_complete,
 )
 from semel.stores.postgres.upkeep import MAX_WALKS, advance
+from semel.stores.postgres.version import check_version, tells_version
 from semel.stores.statement import DEFAULT_TABLE, Statement
 from semel.stores.transaction import Connections, Transaction
 
