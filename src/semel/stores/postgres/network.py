@@ -2,7 +2,7 @@
 
 A process that dies closes its connections, and the other side hears of it at once. Of a machine that dies, or a cable
 that is cut, neither side hears. What is sent and not confirmed ends by ``tcp_user_timeout``. A client that has sent its
-statement, and waits for the reply, sends nothing: it would wait for two hours, as kernels come, or ever, as asyncpg.
+statement, and waits for the reply, sends nothing: it would wait for two hours, as kernels do, or for ever.
 """
 
 from __future__ import annotations
