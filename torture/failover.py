@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -216,12 +216,13 @@ class Run:
     def _timed(self, route: tuple[str, tuple[int, ...]]) -> tuple[float, float]:
         """Return for how long nothing could be written on this way, and how much later a client was answered."""
         url, sides_of_it = route
-        written = _until_writable(url)
         workers = {f"worker {pid}" for side in sides_of_it for pid in self._payers[side]}
         history = History(self.world.history.path)  # of this thread alone
-        before = _paid_by(workers, history.read())
+        history.read()  # It is long: what is new is read quickly.
+        written = _until_writable(url)
+        before = len(history.read())
         ends = time.monotonic() + PATIENCE_SECONDS
-        while _paid_by(workers, history.read()) == before:
+        while not any(_is_paid_by(workers, event) for event in history.read()[before:]):
             if time.monotonic() > ends:
                 raise AssertionError(f"No client pays through {url}.")
             time.sleep(POLL_SECONDS)
@@ -447,8 +448,8 @@ def _until_writable(url: str) -> float:
     raise AssertionError("There is no primary any more.")
 
 
-def _paid_by(workers: Collection[str], events: Iterable[Event]) -> int:
-    return sum(event.is_success and json.loads(event.body).get("worker") in workers for event in events)
+def _is_paid_by(workers: Collection[str], event: Event) -> bool:
+    return event.is_success and json.loads(event.body).get("worker") in workers
 
 
 def _is_of_loss(violation: Violation) -> bool:
