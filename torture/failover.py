@@ -200,11 +200,15 @@ class Run:
         return replace(outcome, violations=tuple(each for each in outcome.violations if each not in lost), seen=seen)
 
     def _bring_about(self, fault: str) -> None:
+        routes = self._network.routes()
+        # One for each thread. It is long: later, what is new is read quickly.
+        histories = [History(self.world.history.path) for _ in routes]
+        for history in histories:
+            history.read()
         undo = self._strike(fault)
         if fault not in UNTIMED:
-            routes = self._network.routes()
             with ThreadPoolExecutor() as threads:
-                for name, times in zip(routes, threads.map(self._timed, routes.values()), strict=True):
+                for name, times in zip(routes, threads.map(self._timed, routes.values(), histories), strict=True):
                     outage, later = times
                     route = f", through {name}" if name else ""
                     self.tell(f"{fault}{route}: {outage:.1f} s, and answered {later:.1f} s later")
@@ -213,12 +217,10 @@ class Run:
         self.cluster.until_whole()
         self.pay()
 
-    def _timed(self, route: tuple[str, tuple[int, ...]]) -> tuple[float, float]:
+    def _timed(self, route: tuple[str, tuple[int, ...]], history: History) -> tuple[float, float]:
         """Return for how long nothing could be written on this way, and how much later a client was answered."""
         url, sides_of_it = route
         workers = {f"worker {pid}" for side in sides_of_it for pid in self._payers[side]}
-        history = History(self.world.history.path)  # of this thread alone
-        history.read()  # It is long: what is new is read quickly.
         written = _until_writable(url)
         before = len(history.read())
         ends = time.monotonic() + PATIENCE_SECONDS
