@@ -90,7 +90,7 @@ class Crowd:
 
     @property
     def pid(self) -> int:
-        """The process id, which its answers name."""
+        """The process id, which a history has with each answer."""
         return self._process.pid
 
     @property

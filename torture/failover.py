@@ -9,12 +9,11 @@ was acknowledged may be lost. With an asynchronous one it may: what is lost is c
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ import psycopg
 
 from tests.kit import servers
 from tests.kit.servers.forwarder import Forwarder
-from torture.checker import CHANGED, Event, Violation
+from torture.checker import CHANGED, Violation
 from torture.clients import Crowd, Order
 from torture.job import Entry
 from torture.restarts import ENTRIES, PATIENCE_SECONDS, PAYMENTS, POLL_SECONDS, is_under_way, wait_for_payments
@@ -220,11 +219,11 @@ class Run:
     def _timed(self, route: tuple[str, tuple[int, ...]], history: History) -> tuple[float, float]:
         """Return for how long nothing could be written on this way, and how much later a client was answered."""
         url, sides_of_it = route
-        workers = {f"worker {pid}" for side in sides_of_it for pid in self._payers[side]}
+        payers = [pid for side in sides_of_it for pid in self._payers[side]]
         written = _until_writable(url)
         before = len(history.read())
         ends = time.monotonic() + PATIENCE_SECONDS
-        while not any(_is_paid_by(workers, event) for event in history.read()[before:]):
+        while not any(event.is_success and event.pid in payers for event in history.read()[before:]):
             if time.monotonic() > ends:
                 raise AssertionError(f"No client pays through {url}.")
             time.sleep(POLL_SECONDS)
@@ -448,10 +447,6 @@ def _until_writable(url: str) -> float:
             return time.monotonic()
         time.sleep(POLL_SECONDS)
     raise AssertionError("There is no primary any more.")
-
-
-def _is_paid_by(workers: Collection[str], event: Event) -> bool:
-    return event.is_success and json.loads(event.body).get("worker") in workers
 
 
 def _is_of_loss(violation: Violation) -> bool:
