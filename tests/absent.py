@@ -12,6 +12,7 @@ from tests.kit.servers import NoServerBinary
 from tests.kit.servers.programs import (
     CHROMIUM,
     EXPRESS,
+    HAPROXY,
     NATS,
     NODE,
     PATRONI,
@@ -22,7 +23,7 @@ from tests.kit.servers.programs import (
     REDIS,
 )
 
-WANTED = (POSTGRES, REDIS, PGBOUNCER, RABBITMQ, NATS, PATRONI, PROMETHEUS, NODE, EXPRESS, CHROMIUM)
+WANTED = (POSTGRES, REDIS, PGBOUNCER, HAPROXY, RABBITMQ, NATS, PATRONI, PROMETHEUS, NODE, EXPRESS, CHROMIUM)
 KNOWN = {programs.server: programs for programs in WANTED}
 
 #: Goes with a test's report from the process that ran it to the one that tells.

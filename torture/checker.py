@@ -89,6 +89,8 @@ class Event:
     is_replay: bool = False
     #: Whether the handler had run in the process that answered.
     has_run: bool = False
+    #: The process of the client that was answered.
+    pid: int = 0
 
     @property
     def is_success(self) -> bool:

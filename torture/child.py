@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -66,7 +67,8 @@ class _Child:
     def answered(self, form: str, key: str, status: int, headers: dict[str, str], body: bytes) -> Event:
         """Write down an answer, the moment it is here."""
         is_replay = headers.get("idempotent-replayed") == "true"
-        answer = Event("answer", key, form, status, body.decode(), is_replay, key in self.api.has_run)
+        has_run = key in self.api.has_run
+        answer = Event("answer", key, form, status, body.decode(), is_replay, has_run, os.getpid())
         self.history.add(answer)
         self.api.point("answered")
         return answer

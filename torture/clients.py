@@ -89,6 +89,11 @@ class Crowd:
             raise CrowdFailed(f"It ended with {self._process.returncode}.")
 
     @property
+    def pid(self) -> int:
+        """The process id, which a history has with each answer."""
+        return self._process.pid
+
+    @property
     def is_paying(self) -> bool:
         """Whether its process lives."""
         return self._process.poll() is None

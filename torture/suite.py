@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from torture.accepted import Accepted
 from torture.duels import TEN_YEARS_SECONDS, Planted, Rivals
-from torture.failover import FailOvers, LossyFailOvers, Outliving
+from torture.failover import ChainedFailOvers, FailOvers, LossyFailOvers, Outliving, StrictFailOvers
 from torture.forwarded import KilledProxies
 from torture.instant import InstantTakeOver
 from torture.lines import KillAtLines
 from torture.lost_commits import LostCommits
 from torture.messages import MessageLines, Messages, PlantedMessages
+from torture.proxied import ProxiedFailOvers
 from torture.restarts import RedisRestarts, Restarts
 from torture.scenario import Outcome, Plan, Scenario, Worlds
 from torture.split_brain import SplitBrain
@@ -40,6 +41,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     *(Planted(), KillAtLines(), Rivals(), StrangeClocks()),
     *(Zombies(), LostCommits(), Restarts(), InstantTakeOver()),
     *(FailOvers(), LossyFailOvers(), Outliving()),
+    *(ProxiedFailOvers(), ChainedFailOvers(), StrictFailOvers()),
     *(RedisRestarts(), SplitBrain(), Accepted(), KilledProxies()),
     *(PlantedMessages(), Messages(), MessageLines()),
 )

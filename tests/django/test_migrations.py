@@ -15,6 +15,7 @@ from django.db import connection, connections
 from django.test import override_settings
 
 from semel import stores
+from semel.core.commands import Begin, Undo
 from semel.core.record import Hold
 from semel.errors import ConfigurationError, StoreNotReady, StoreUnavailable
 from semel.stores.django import DjangoStore, schema
@@ -272,6 +273,10 @@ class TestInUse:
             cursor.execute("INSERT INTO semel_keys_migrations VALUES ('9002_post_after')")
         with pytest.raises(StoreNotReady, match=r"too old \(9002_post_after\)"):
             DjangoStore().open()
+        lent = DjangoStore().transaction()
+        with pytest.raises(StoreNotReady, match=r"too old \(9002_post_after\)"):
+            lent.perform(Begin(claim_on("k")))
+        lent.perform(Undo())
 
 
 def settings() -> list[Any]:

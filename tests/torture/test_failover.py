@@ -13,6 +13,7 @@ from semel.core.state import Event
 from tests.kit.servers.base import until
 from tests.stores.colours import COLOURS, Process, process
 from torture.failover import failing_over
+from torture.proxied import proxies
 from torture.scenario import Plan
 
 pytestmark = [
@@ -71,3 +72,13 @@ def test_a_fail_over_loses_and_doubles_nothing() -> None:
             seen = first.perform(Look("alice", held.key))
             assert seen is not None
             assert seen.attempt == taken.attempt
+
+
+def test_a_fail_over_behind_proxies_loses_and_doubles_nothing() -> None:
+    """The same where a client knows one host: HAProxy, or PgBouncer in front of it. Either may be killed as well."""
+    with failing_over("", Plan(SEED, tell=silent), through=proxies, synchronous=True, fsync=False) as run:
+        faults = {"postmaster killed": 1, "HAProxy restarted": 1, "PgBouncer killed": 1}
+        run.bring_about(faults, crowds=2)
+        outcome = run.judged()
+        assert outcome.violations == ()
+        assert outcome.parts == faults

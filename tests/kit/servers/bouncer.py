@@ -13,7 +13,6 @@ from urllib.parse import unquote, urlsplit
 
 from semel.testing.process import Process
 from tests.kit.servers.base import LOOPBACK, NO_SETTINGS, Server, free_port, give, own_folder
-from tests.kit.servers.postgresql import PostgresServer
 from tests.kit.servers.programs import PGBOUNCER, find
 
 #: So few that two clients of one test are bound to be given each other's connections.
@@ -48,7 +47,7 @@ class PgBouncer(Server):
 
 @contextmanager
 def pgbouncer(
-    server: PostgresServer, *, pool_size: int = POOL_SIZE, settings: Mapping[str, str] = NO_SETTINGS
+    server: Server, *, pool_size: int = POOL_SIZE, settings: Mapping[str, str] = NO_SETTINGS
 ) -> Iterator[PgBouncer]:
     """Lend a PgBouncer in front of every database of `server`, with `pool_size` connections to each of them."""
     with own_folder() as folder:
@@ -65,7 +64,7 @@ def pgbouncer(
             yield PgBouncer(f"postgresql://{urlsplit(server.url).username}@{LOOPBACK}:{port}{path}", process)
 
 
-def _target(server: PostgresServer) -> str:
+def _target(server: Server) -> str:
     """Where it connects to, and as whom: the server's own owner, whoever asks."""
     parts = urlsplit(server.url)
     target = {"host": parts.hostname, "port": parts.port or 5432, "user": parts.username, "password": parts.password}

@@ -1,7 +1,7 @@
-"""Two PostgreSQL servers under Patroni, with one etcd: one is the primary, the other its standby, and they fail over by
+"""PostgreSQL servers under Patroni, with one etcd: one is the primary, the others its standbys, and they fail over by
 themselves. What is in their databases is others' affair.
 
-A node is Patroni and its PostgreSQL. What a node sends to the other, and to etcd, goes through forwarders, which can be
+A node is Patroni and its PostgreSQL. What a node sends to the others and to etcd goes through forwarders, which can be
 cut; clients reach PostgreSQL itself. PostgreSQL comes from where every test server does; etcd and Patroni come from the
 extra `failover`. Patroni runs as the servers' user, and needs a Python that this user may read: it gets a copy of its
 packages and, where need be, of Python. All of it is for Linux alone: it looks into /proc for what belongs to a node.
@@ -16,7 +16,8 @@ import shutil
 import signal
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache
@@ -57,10 +58,11 @@ class Node:
     def __init__(self, name: str, data: Path, port: int, rest: int, process: Process) -> None:
         self.name = name
         self.port = port
+        #: The port at which its Patroni is asked.
+        self.rest = rest
         #: The URL of this very server, primary or not.
         self.url = f"postgresql://semel@{LOOPBACK}:{port}/postgres"
         self._data = data
-        self._rest = rest
         self._process = process
 
     @property
@@ -101,7 +103,7 @@ class Node:
     def ask(self, path: str, body: Mapping[str, str] | None = None) -> Any:
         """Ask its Patroni; None: there is no answer."""
         data = None if body is None else json.dumps(body).encode()
-        asked = Request(f"http://{LOOPBACK}:{self._rest}{path}", data)
+        asked = Request(f"http://{LOOPBACK}:{self.rest}{path}", data)
         with suppress(OSError, ValueError), urlopen(asked, timeout=ASK_SECONDS if data is None else 60) as answer:  # noqa: S310 - as above
             text = answer.read().decode()
             return json.loads(text) if text.startswith("{") else text
@@ -109,9 +111,9 @@ class Node:
 
 
 class PatroniCluster:
-    """Two nodes. Its `url` names both, and leads to the one that can be written."""
+    """Two nodes, or more. Its `url` names all, and leads to the one that can be written."""
 
-    def __init__(self, nodes: tuple[Node, Node], wires: Mapping[str, Mapping[str, Forwarder]], sync: str) -> None:
+    def __init__(self, nodes: tuple[Node, ...], wires: Mapping[str, Mapping[str, Forwarder]], sync: str) -> None:
         self.nodes = nodes
         hosts = ",".join(f"{LOOPBACK}:{node.port}" for node in nodes)
         self.url = f"postgresql://semel@{hosts}/postgres?target_session_attrs=read-write"
@@ -124,8 +126,8 @@ class PatroniCluster:
         return next(iter(self._primaries()), None) or self.primary()
 
     def other(self, node: Node) -> Node:
-        """Return the other one."""
-        return self.nodes[0] if node is self.nodes[1] else self.nodes[1]
+        """Return the other one of two."""
+        return next(each for each in self.nodes if each is not node)
 
     def kill_postmaster(self) -> Node:
         """Kill the primary's PostgreSQL, and not its Patroni; return its node."""
@@ -141,7 +143,7 @@ class PatroniCluster:
         return old
 
     def cut(self, isolated: Node | None = None) -> None:
-        """Cut the network between the two; and that between one of them and etcd."""
+        """Cut the network between the nodes; and that between one of them and etcd."""
         for node in self.nodes:
             for name, wire in self._wires[node.name].items():
                 if name != "etcd" or node is isolated:
@@ -154,17 +156,28 @@ class PatroniCluster:
                 wire.heal()
 
     def is_whole(self) -> bool:
-        """Tell whether there is a primary, and a standby that follows it: synchronously, where that was asked for."""
-        for node in self.nodes:
-            seen = node.ask("/cluster")
-            if isinstance(seen, dict):
-                members = {(each.get("role"), each.get("state")) for each in seen.get("members", [])}
-                return members == {("leader", "running"), (self._sync, "streaming")} and bool(self._primaries())
-        return False
+        """Tell whether there is a primary, and every standby follows it: one synchronously, if that was asked for."""
+        return self._are_there(self.nodes) and bool(self._primaries())
 
     def until_whole(self) -> None:
         """Wait for that."""
         until("primary and standby are there", self.is_whole, WHOLE_SECONDS)
+
+    def until_whole_without(self, lost: Node) -> None:
+        """Wait for that among the other nodes."""
+        rest = [node for node in self.nodes if node is not lost]
+        until("primary and standby are there", lambda: self._are_there(rest), WHOLE_SECONDS)
+
+    def _are_there(self, nodes: Collection[Node]) -> bool:
+        wanted = Counter({("leader", "running"): 1, (self._sync, "streaming"): 1})
+        wanted["replica", "streaming"] += len(nodes) - wanted.total()
+        names = {node.name for node in nodes}
+        for node in nodes:
+            seen = node.ask("/cluster")
+            if isinstance(seen, dict):
+                members = [each for each in seen.get("members", []) if each.get("name") in names]
+                return Counter((each.get("role"), each.get("state")) for each in members) == wanted
+        return False
 
     def _primaries(self) -> list[Node]:
         return [node for node in self.nodes if node.ask("/primary") is not None]
@@ -177,8 +190,10 @@ class PatroniCluster:
 
 
 @contextmanager
-def patroni(*, synchronous: bool, strict: bool = False, fsync: bool = True) -> Iterator[PatroniCluster]:
-    """Lend a cluster that is whole. `strict`: without its standby, a synchronous primary commits nothing."""
+def patroni(
+    *, synchronous: bool, strict: bool = False, fsync: bool = True, standbys: int = 1
+) -> Iterator[PatroniCluster]:
+    """Lend a cluster that is whole. `strict`: without a standby, a synchronous primary commits nothing."""
     with ExitStack() as ends:
         shared = ends.enter_context(own_folder())
         etcd = _etcd(ends)
@@ -190,11 +205,11 @@ def patroni(*, synchronous: bool, strict: bool = False, fsync: bool = True) -> I
         dcs = {**times, **modes, "postgresql": {"use_pg_rewind": True, "parameters": settings, "pg_hba": HBA}}
         wires: dict[str, dict[str, Forwarder]] = {}
         nodes = []
-        for name in ("a", "b"):
+        for name in "abcde"[: 1 + standbys]:
             ports = {"postgres": free_port(), "rest": free_port(), "etcd": etcd}
             wires[name] = {each: ends.enter_context(Forwarder(free_port(), ports[each])) for each in ports}
             nodes.append(_node(ends, name, ports, wires[name], (programs, python, dcs)))
-        cluster = PatroniCluster((nodes[0], nodes[1]), wires, "sync_standby" if synchronous else "replica")
+        cluster = PatroniCluster(tuple(nodes), wires, "sync_standby" if synchronous else "replica")
         ends.callback(cluster.heal)
         cluster.until_whole()
         yield cluster

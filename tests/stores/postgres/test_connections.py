@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
-from semel.core.commands import Claim, Complete, FindStuck, Look, Renew, Save, Settle, Verdict
+from semel.core.commands import Begin, Claim, Complete, FindStuck, Look, Renew, Save, Settle, Undo, Verdict
 from semel.core.message import Answer
 from semel.core.record import Found, Hold
 from semel.core.recovery import Done, Progress
@@ -82,6 +86,40 @@ def test_renewals_wait_for_none(migrated_postgres_url: str, open_store: Any, mos
             assert not waiting.done()
             operator.rollback()
             waiting.result()
+
+
+def patience(url: str) -> dict[Any, tuple[int, ...]]:
+    """What the kernel was told about this process's connections to a server, by their own addresses: whether to ask a
+    peer that is silent, when, how often, and how long to wait for it to confirm what was sent.
+    """
+    told: dict[Any, tuple[int, ...]] = {}
+    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+    for file in list(Path("/proc/self/fd").iterdir()):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(file.name))) as own:
+            if own.getpeername()[1:] == (urlsplit(url).port,):
+                asks = own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                told[own.getsockname()] = (asks, *(own.getsockopt(socket.IPPROTO_TCP, each) for each in options))
+    return told
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="It looks at this process's sockets as Linux shows them.")
+@pytest.mark.parametrize(
+    "open_store, command",
+    [(store, claim("k")), (store, Begin(claim("k"))), (async_store, Begin(claim("k")))],
+    ids=["statement", "transaction", "transaction on a loop"],
+)
+def test_a_silent_server_is_asked(migrated_postgres_url: str, open_store: Any, command: Any) -> None:
+    """A server's machine that dies without a word, while the reply to a statement is waited for, is noticed within
+    seconds, and not after the hours that a kernel waits by itself. Statements on a loop have a time limit.
+    """
+    before = patience(migrated_postgres_url)
+    with closing(handle(open_store(migrated_postgres_url))) as opened:
+        asked: Any = opened.transaction() if isinstance(command, Begin) else opened
+        asked.perform(command)
+        made = [told for own, told in patience(migrated_postgres_url).items() if own not in before]
+        assert made == [(1, 5, 5, 2, 10_000)]
+        if isinstance(command, Begin):
+            asked.perform(Undo())
 
 
 @pytest.mark.slow

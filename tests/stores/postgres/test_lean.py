@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -100,6 +100,18 @@ def age(operator: psycopg.Connection[Any], by: timedelta) -> None:
     back = ", ".join(f"{each} = {each} - %(by)s" for each in times)
     operator.execute(f"UPDATE semel_keys SET {back}".encode(), {"by": by})
     operator.execute("UPDATE semel_keys_watermark SET swept_to = swept_to - %s", [by])
+
+
+def left_behind(
+    postgres: PostgresStore, operator: psycopg.Connection[Any], left: str, done: Sequence[str], by: timedelta = MINUTE
+) -> None:
+    """Leave one record and end others while the clock is behind, a long time before it is past the watermark again."""
+    held(postgres, claim(left, lease=timedelta(0)))
+    for key in done:
+        finished(postgres, claim(key))
+    back = "created_at = created_at - %(by)s, completed_at = completed_at - %(by)s"
+    keys = [left, *done]
+    operator.execute(f"UPDATE semel_keys SET {back} WHERE key = ANY (%(keys)s)".encode(), {"by": by, "keys": keys})
 
 
 def marks(operator: psycopg.Connection[Any]) -> dict[str, str | None]:
@@ -322,6 +334,56 @@ class TestWatermark:
         held(postgres, claim("left", lease=timedelta(0)))
         assert stuck(postgres) == {"left"}
         assert operator.execute("SELECT swept_to < now() FROM semel_keys_watermark").fetchone() == (True,)
+
+    def test_a_clock_that_was_behind_meanwhile(
+        self, postgres: PostgresStore, postgres_url: str, operator: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A clock is set back, and is past the watermark again before any service looks. What was left meanwhile is
+        found by a service that begins to look, and by one that has not looked for a while.
+        """
+        stuck(postgres)
+        left_behind(postgres, operator, "left", ("done",))
+        with PostgresStore(postgres_url) as other:
+            assert stuck(other) == {"left"}
+        left_behind(postgres, operator, "later", ())
+        assert stuck(postgres) == {"left"}  # It has looked all the time: no clock was set back.
+        monotonic = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: monotonic() + upkeep.SETTLED_SECONDS + 1)
+        assert stuck(postgres) == {"left", "later"}
+        assert marks(operator) == {"left": "open", "done": None, "later": "open"}
+
+    def test_a_busy_clock_that_was_behind(
+        self, postgres: PostgresStore, postgres_url: str, operator: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What was left in such a time is found even if much was made after it: a record that says that it ended
+        before the watermark was written, and was written after that, gives the time away.
+        """
+        monkeypatch.setattr(upkeep, "MAX_BACK", 10)
+        stuck(postgres)
+        left_behind(postgres, operator, "left", [f"done-{number}" for number in range(25)])
+        with PostgresStore(postgres_url) as other:
+            assert stuck(other) == {"left"}
+
+    def test_nothing_is_walked_past_again_for_nothing(
+        self, postgres: PostgresStore, postgres_url: str, operator: Any
+    ) -> None:
+        """A service that begins to look goes on where others were: what has ended behind the watermark because it took
+        long, or was stripped there, is no sign of a clock.
+        """
+        operator.execute("ALTER TABLE semel_keys SET (autovacuum_enabled = off)")
+        operator.execute(_ENDED, [upkeep.MAX_BACK * 3])
+        finished(postgres, claim("stripped"))
+        long = held(postgres, claim("long", lease=timedelta(hours=1)))
+        held(postgres, claim("longer", lease=timedelta(hours=1)))
+        age(operator, MINUTE)
+        assert stuck(postgres) == set()
+        assert postgres.perform(Complete(long, Event.COMPLETE, ANSWER)) is Verdict.DONE
+        operator.execute("UPDATE semel_keys SET after_retention = 'keep' WHERE key = 'stripped'")
+        postgres.close()
+        before = _reads(postgres_url)
+        with PostgresStore(postgres_url) as other:
+            assert stuck(other) == set()
+        assert _reads(postgres_url) - before <= upkeep.MAX_BACK + 100
 
     def test_no_watermark_is_written_for_nothing(self, postgres: PostgresStore, operator: Any) -> None:
         """Services that look every second write a few bytes every few seconds."""

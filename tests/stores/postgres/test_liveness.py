@@ -26,7 +26,7 @@ from semel.core.record import Found, Hold, Record
 from semel.core.state import Event
 from semel.errors import ConfigurationError
 from semel.stores import async_store, store
-from semel.stores.postgres import liveness, standing
+from semel.stores.postgres import liveness, network
 from semel.stores.postgres.address import Address
 from semel.stores.postgres.async_store import AsyncPostgresStore
 from semel.stores.postgres.liveness import Liveness
@@ -366,9 +366,9 @@ class TestOrder:
         asking.settle()
         asking.close()
         assert said == {
-            "tcp_keepalives_idle": str(standing.KEEPALIVE_IDLE_SECONDS),
-            "tcp_keepalives_interval": str(standing.KEEPALIVE_INTERVAL_SECONDS),
-            "tcp_keepalives_count": str(standing.KEEPALIVE_COUNT),
+            "tcp_keepalives_idle": str(network.KEEPALIVE_IDLE_SECONDS),
+            "tcp_keepalives_interval": str(network.KEEPALIVE_INTERVAL_SECONDS),
+            "tcp_keepalives_count": str(network.KEEPALIVE_COUNT),
         }
 
     def test_number_that_somebody_has_is_drawn_again(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

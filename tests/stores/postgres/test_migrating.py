@@ -28,7 +28,7 @@ import semel
 import semel.asgi
 import semel.wsgi
 from semel import Policy, stores
-from semel.core.commands import Claim
+from semel.core.commands import Begin, Claim, Undo
 from semel.core.record import Hold
 from semel.errors import ConfigurationError, StoreNotReady, StoreUnavailable
 from semel.stores.migration import Book
@@ -300,6 +300,35 @@ class TestVersions:
         with pytest.raises(StoreNotReady, match=said):
             await on_a_loop.open()
         await on_a_loop.close()
+
+    async def test_newer_in_atomic_mode(self, postgres_url: str, bring: Any) -> None:
+        """It is noticed before a handler runs in a process that has no other mode, and did not open its store."""
+        bring(("9002_post_harmless", "ALTER TABLE semel_keys SET (fillfactor = 41)"))
+        migrate(postgres_url, post=True)
+        said = r"too old \(9002_post_harmless\)\. Run: pip install --upgrade semel"
+        with closing(PostgresStore(postgres_url)) as store:
+            for _ in range(2):
+                lent = store.transaction()
+                with pytest.raises(StoreNotReady, match=said):
+                    lent.perform(Begin(claim("k")))
+                lent.perform(Undo())
+        on_a_loop = stores.async_store(postgres_url)
+        lent_there = on_a_loop.transaction()
+        with pytest.raises(StoreNotReady, match=said):
+            await lent_there.perform(Begin(claim("k")))
+        await lent_there.perform(Undo())
+        await on_a_loop.close()
+
+    def test_it_is_asked_once(self, postgres_url: str, server: psycopg.Connection[Any]) -> None:
+        """Requests in atomic mode after the first do not ask of which version the tables are: they would get them even
+        if no version were written down any more.
+        """
+        with closing(PostgresStore(postgres_url)) as store:
+            for key in ("first", "second"):
+                lent = store.transaction()
+                assert isinstance(lent.perform(Begin(claim(key))), Hold)
+                lent.perform(Undo())
+                server.execute("INSERT INTO semel_keys_migrations VALUES ('9002_post_after') ON CONFLICT DO NOTHING")
 
 
 class TestUnderLoad:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from importlib.resources import files
 from pathlib import Path
@@ -429,6 +430,35 @@ class TestTrail:
         (_, line), *_ = writer.execute([ReadTrail("scope", "key")])
         writer.close()
         assert (line.event, line.actor) == ("completed", "?")
+
+
+class TestClock:
+    @pytest.fixture
+    def set_clock(self, store: SQLiteStore, path: Path) -> Callable[[timedelta], None]:
+        """Set this database's clock, which a file has for itself: so far ahead of the machine's."""
+        store.migrate()
+        with closing(sqlite3.connect(path)) as connection:
+            [(made,)] = connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'semel_keys_clock'")
+
+        def set_clock(ahead: timedelta) -> None:
+            with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+                moved = made.replace(" AS now", f" + {ahead // timedelta(milliseconds=1)} AS now")
+                connection.executescript(f"BEGIN; DROP VIEW semel_keys_clock; {moved}; COMMIT")
+
+        return set_clock
+
+    def test_a_clock_that_was_set_back(self, store: SQLiteStore, set_clock: Callable[[timedelta], None]) -> None:
+        """What was left while the clock was behind is found, whether or not a service looked meanwhile: nothing is
+        looked for by its age.
+        """
+        set_clock(timedelta(hours=1))
+        done(store)
+        assert store.perform(FindStuck(9)) == ()
+        set_clock(timedelta(0))
+        for key in ("seen", "unseen"):
+            assert isinstance(store.perform(replace(a_claim(key), lease=timedelta(0))), Hold)
+            set_clock(timedelta(0) if key == "seen" else timedelta(hours=2))
+            assert key in {stuck.hold.key for stuck in store.perform(FindStuck(9))}
 
 
 class TestTrouble:

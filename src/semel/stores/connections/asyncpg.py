@@ -30,6 +30,7 @@ from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, Address
 from semel.stores.postgres.durability import is_off_async
 from semel.stores.postgres.errors import unreachable
+from semel.stores.postgres.network import STATEMENTS, tell_kernel
 from semel.stores.postgres.pooler import is_direct_async
 
 try:
@@ -72,6 +73,7 @@ class _Connection(asyncpg.Connection):
         if not is_direct:
             await made.close(timeout=CONNECT_SECONDS)
             made = await asyncpg.connect(url, **named, statement_cache_size=0)
+        tell_kernel(made._transport.get_extra_info("socket").fileno(), STATEMENTS)  # noqa: SLF001 - asyncpg tells it nothing
         made.session = Session(is_direct=is_direct, is_off=await is_off_async(made))
         made.block = asyncpg.transaction.Transaction(made, "read_committed", readonly=False, deferrable=True)
         made.block._state = TransactionState.STARTED  # noqa: SLF001 - as start() does

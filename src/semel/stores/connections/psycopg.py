@@ -26,9 +26,10 @@ from semel.stores.connections.pool import AllInUse, Pool
 from semel.stores.connections.postgres import AsyncPostgresConnections, PostgresConnections, Session, Status
 from semel.stores.connections.urls import postgres_url, unknown_address
 from semel.stores.forks import leave_alone, start_afresh_in_children
-from semel.stores.postgres.address import CONNECT_SECONDS, STATEMENT_SECONDS, Address
+from semel.stores.postgres.address import CONNECT_SECONDS, Address
 from semel.stores.postgres.durability import is_off
 from semel.stores.postgres.errors import unreachable
+from semel.stores.postgres.network import STATEMENTS
 from semel.stores.postgres.opening import as_given
 from semel.stores.postgres.pooler import is_direct
 
@@ -49,7 +50,7 @@ _SESSION: dict[str, Any] = {
     "autocommit": True,
     "prepare_threshold": 0,
     "connect_timeout": CONNECT_SECONDS,
-    "tcp_user_timeout": STATEMENT_SECONDS * 1000,
+    **STATEMENTS,
     "fallback_application_name": APPLICATION_NAME,
 }
 

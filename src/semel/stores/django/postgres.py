@@ -29,13 +29,14 @@ from semel.stores.connections.script import is_short, plain
 from semel.stores.django.units import Database, no_tables
 from semel.stores.django.wrapper import Block, Wrapper, close, name_of
 from semel.stores.postgres.address import LOCK_SECONDS, Address
-from semel.stores.postgres.base import check_version, retried, tells_version
+from semel.stores.postgres.base import retried
 from semel.stores.postgres.bounds import walks_of
 from semel.stores.postgres.durability import Durability
 from semel.stores.postgres.errors import translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
 from semel.stores.postgres.statements import Statements
 from semel.stores.postgres.upkeep import MAX_WALKS, advance
+from semel.stores.postgres.version import check_version, tells_version
 from semel.stores.statement import Joined, Names, Statement
 from semel.stores.transaction import Fenced
 

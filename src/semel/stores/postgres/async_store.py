@@ -19,7 +19,7 @@ from semel.stores.forks import leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, MAX_CONNECTIONS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.async_listening import AsyncListener
 from semel.stores.postgres.async_opening import PsycopgSession, as_given, settle
-from semel.stores.postgres.base import SHARES, TRIES, PostgresBase, check_version, tells_version
+from semel.stores.postgres.base import SHARES, TRIES, PostgresBase
 from semel.stores.postgres.bounds import walks_of
 from semel.stores.postgres.durability import FOR_TRANSACTION, is_off_async
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted, read_only, translated, unreachable
@@ -34,6 +34,7 @@ from semel.stores.postgres.statements import (
     terms_of_complete,
 )
 from semel.stores.postgres.upkeep import MAX_WALKS, advance
+from semel.stores.postgres.version import check_version, tells_version
 from semel.stores.statement import Statement
 from semel.stores.step import Step
 from semel.stores.transaction import AsyncConnections, AsyncTransaction

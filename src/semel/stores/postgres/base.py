@@ -5,28 +5,23 @@ It connects to nothing: ``store.py`` and ``async_store.py`` do, each through its
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from semel.errors import StoreUnavailable
 from semel.stores.base import this_process
 from semel.stores.dialect import Dialect
-from semel.stores.migration import book_of, lacking
 from semel.stores.postgres.address import Address
-from semel.stores.postgres.builder import PACKAGE, no_owner
+from semel.stores.postgres.builder import no_owner
 from semel.stores.postgres.durability import Durability
 from semel.stores.postgres.errors import TRANSIENT, is_too_slow, outlasted
 from semel.stores.postgres.joined import JoinedStatements
 from semel.stores.postgres.statements import Statements
-from semel.stores.statement import Names, Statement, load_migrations
 
 if TYPE_CHECKING:
     from semel.stores.postgres.liveness import Liveness
 
 T = TypeVar("T")
-
-_logger = logging.getLogger("semel")
 
 #: How often a statement is sent: a lost connection or a deadlock is not the caller's affair, if it ends there.
 TRIES = 3
@@ -70,25 +65,6 @@ SHARES = {
     4: (0, 1, 2, 3, 2),
     5: (0, 1, 2, 3, 4),
 }
-
-
-def tells_version(names: Names) -> Statement[bool]:
-    """Ask whether the role may read which migrations the store has. A server logs a statement that is refused."""
-    sql = f"SELECT has_table_privilege(to_regclass('{book_of(names)}'), 'SELECT')"
-    return Statement(sql, [], lambda rows: rows[0][0] is True)
-
-
-def check_version(names: Names, where: str) -> Statement[None]:
-    """Raise where the tables are too new for this code; where they are older than it, and it can serve, log it."""
-
-    def read(rows: Sequence[Sequence[Any]]) -> None:
-        known = [name for name, _ in load_migrations(PACKAGE, names)]
-        if missing := lacking([name for (name,) in rows], known, where):
-            _logger.warning(
-                "%s lacks %s. What needs it is refused until you run: semel migrate", where, ", ".join(missing)
-            )
-
-    return Statement(f"SELECT name FROM {book_of(names)}", [], read)  # noqa: S608 - see Names
 
 
 class Link(Protocol):

@@ -12,6 +12,7 @@ many, it does so every few seconds.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -65,6 +66,8 @@ class Bounds:
 
     def __init__(self) -> None:
         """Know nothing."""
+        #: When the services' walk last went on, by a clock that never goes back (``upkeep.advance``).
+        self.walked_at = -math.inf
         self._bounds: dict[str, Bound] = {walk: Bound() for walk in WALKS}
 
     def of(self, walk: Walk) -> datetime:

@@ -86,6 +86,7 @@ _VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
         "search_one": ("one",),
     },
     "survey": {"survey": (), "survey_all": ("messages",)},
+    "advance": {"advance": (), "advance_back": ("back",)},
     "bound": {f"bound_{walk}": (walk,) for walk in WALKS},
 }
 

@@ -17,16 +17,13 @@ from typing import Any, ClassVar
 
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, Address
+from semel.stores.postgres.network import STANDING
 from semel.stores.postgres.opening import as_given
 from semel.stores.postgres.pooler import is_direct
 from semel.stores.postgres.standing import (
     APPLICATION_NAME,
-    DEAD_AFTER_SECONDS,
     HEARTBEAT,
     HEARTBEAT_SECONDS,
-    KEEPALIVE_COUNT,
-    KEEPALIVE_IDLE_SECONDS,
-    KEEPALIVE_INTERVAL_SECONDS,
     SETTLE,
     pauses,
 )
@@ -165,18 +162,9 @@ class _Life:
             self._direct.lost()
 
 
-_NETWORK: dict[str, Any] = {
-    "keepalives": 1,
-    "keepalives_idle": KEEPALIVE_IDLE_SECONDS,
-    "keepalives_interval": KEEPALIVE_INTERVAL_SECONDS,
-    "keepalives_count": KEEPALIVE_COUNT,
-    "tcp_user_timeout": DEAD_AFTER_SECONDS * 1000,
-}
-
-
 def _connect(address: Address) -> psycopg.Connection[Any]:
     if address.opener is not None:
-        given = as_given(address, _NETWORK)
+        given = as_given(address, STANDING)
         given.prepare_threshold = None
         return given
     return psycopg.connect(
@@ -185,5 +173,5 @@ def _connect(address: Address) -> psycopg.Connection[Any]:
         prepare_threshold=None,
         application_name=APPLICATION_NAME,
         connect_timeout=CONNECT_SECONDS,
-        **_NETWORK,
+        **STANDING,
     )

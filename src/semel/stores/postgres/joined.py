@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any
@@ -19,6 +19,7 @@ from semel.stores.headers import written as written_headers
 from semel.stores.postgres import rows as read
 from semel.stores.postgres.builder import Builder, hint, of_answer, of_hold
 from semel.stores.postgres.errors import lacking, read_only
+from semel.stores.postgres.version import version_questions
 from semel.stores.requests import line_of
 from semel.stores.statement import DEFAULT_AUDIT, DEFAULT_TABLE, Joined, Names, Query, Statement
 from semel.stores.transaction import Begun
@@ -69,6 +70,12 @@ class JoinedStatements:
         self._noted = f"{query('note_finish').text}\n" if builder.tells_all else ""
         self._finishes: dict[_Terms, tuple[Query, Query]] = {}
         self._replace, self._save = _failing(query("replace")), _failing(query("save"))
+        self.has_questions = True
+
+    def questions(self) -> Iterator[Joined[Any]]:
+        """Ask, in the first transaction, whether this code is too old for the tables."""
+        yield from version_questions(self._builder.names, self._where)
+        self.has_questions = False
 
     def opening(self, command: Begin) -> Sequence[Joined[None]]:
         """Take the locks, and look whether the handler can be run: no row comes back if it can."""

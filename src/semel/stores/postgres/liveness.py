@@ -21,7 +21,7 @@ The order, and what becomes of what comes in between:
    worker may be, and fenced.
 
 A stopped process (SIGSTOP, a debugger) lives: its kernel keeps the connection. That is what leases are for, still. So
-they are for a machine that dies without a word, until the server has noticed (``standing.DEAD_AFTER_SECONDS``); and for
+they are for a machine that dies without a word, until the server has noticed (``network.DEAD_AFTER_SECONDS``); and for
 for an app behind a pooler, on which no lock can be held.
 """
 

@@ -7,18 +7,16 @@ settings, and this store keeps it. The pool does not know of it, and it takes no
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 
 from semel.errors import ConfigurationError
 from semel.stores.postgres.address import CONNECT_SECONDS, Address
 from semel.stores.postgres.durability import FOR_SESSION_IF_OFF
+from semel.stores.postgres.network import tell_kernel
 
 try:
     import psycopg
@@ -26,15 +24,6 @@ try:
     from psycopg.rows import tuple_row
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("PostgreSQL needs psycopg. Run: pip install 'semel[postgres]'") from error
-
-#: libpq's names for what is asked of the kernel. A connection that is made already is told through its socket.
-_KERNEL = {
-    "keepalives": (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
-    "keepalives_count": (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPCNT", None)),
-    "keepalives_idle": (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPIDLE", None)),
-    "keepalives_interval": (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPINTVL", None)),
-    "tcp_user_timeout": (socket.IPPROTO_TCP, getattr(socket, "TCP_USER_TIMEOUT", None)),
-}
 
 
 def as_given(address: Address, network: Mapping[str, int]) -> psycopg.Connection[Any]:
@@ -49,7 +38,7 @@ def as_given(address: Address, network: Mapping[str, int]) -> psycopg.Connection
         connection.autocommit = True
         connection.row_factory, connection.cursor_factory = tuple_row, psycopg.Cursor
         connection.prepare_threshold = 0
-        _tell_kernel(connection, network)
+        tell_kernel(connection.fileno(), network)
     except BaseException:
         connection.close()
         raise
@@ -100,12 +89,3 @@ def _within_limit(make: Callable[[], psycopg.Connection[Any]]) -> psycopg.Connec
 def _close_late(future: Future[psycopg.Connection[Any]]) -> None:
     if future.exception() is None:
         future.result().close()
-
-
-def _tell_kernel(connection: psycopg.Connection[Any], network: Mapping[str, int]) -> None:
-    with socket.socket(fileno=os.dup(connection.fileno())) as own:
-        for name, value in network.items():
-            level, option = _KERNEL[name]
-            if option is not None:
-                with suppress(OSError):  # a Unix socket has no network
-                    own.setsockopt(level, option, value)

@@ -787,6 +787,10 @@ SELECT least(place, clock_timestamp() - :settled::float8 * interval '1 second'
 -- whichever service comes along; for an operation that takes long, one more write.
 -- The watermark stays :settled seconds behind the clock. A claim can't take that long from its clock to its COMMIT, so
 -- none can appear behind the watermark. A clock that was set back by more than that makes it start anew.
+-- The part "back" is for a service that has not looked for that long. Meanwhile a clock may have been set back and have
+-- come past the watermark again, and then it has to start anew as well. It looks at the :back records behind the
+-- watermark: one in progress should be followed; and one that says that it ended before the watermark was written, but
+-- was written later (by the age of its transaction), was made by such a clock.
 -- At most :window records are walked past; it returns whether there may be more. A watermark that would move by a few
 -- seconds stays where it is: services that look every second need not write every second.
 -- Behind a pooler a claim may wait for longer, but its client has given up by then: a retry takes it over.
@@ -794,8 +798,21 @@ SELECT least(place, clock_timestamp() - :settled::float8 * interval '1 second'
 WITH clock AS MATERIALIZED (
     SELECT clock_timestamp() - :settled::float8 * interval '1 second' AS settled
 ), watermark AS MATERIALIZED (
-    SELECT coalesce((SELECT swept_to FROM semel_keys_watermark, clock WHERE one AND swept_to <= settled),
-                    '-infinity') AS swept_to
+    SELECT coalesce((SELECT swept_to
+                       FROM semel_keys_watermark AS mark, clock
+                      WHERE one AND swept_to <= settled
+--[back
+                        AND NOT EXISTS (
+                            SELECT FROM (SELECT state, completed_at, after_retention, upkeep, age(xmin) AS age
+                                           FROM semel_keys
+                                          WHERE created_at < mark.swept_to
+                                          ORDER BY created_at DESC
+                                          LIMIT :back) AS behind
+                             WHERE upkeep IS NULL AND after_retention <> 'keep'
+                               AND CASE WHEN completed_at IS NULL THEN state IN ('pending', 'processing')
+                                        ELSE completed_at < mark.swept_to AND behind.age < age(mark.xmin) END)
+--]
+                    ), '-infinity') AS swept_to
 ), walked AS MATERIALIZED (
     SELECT found.*
       FROM watermark, clock
@@ -830,7 +847,7 @@ WITH clock AS MATERIALIZED (
         ON CONFLICT (one) DO UPDATE
        SET swept_to = excluded.swept_to
      WHERE excluded.swept_to NOT BETWEEN old.swept_to AND old.swept_to + interval '5 seconds'
-        OR (SELECT is_full FROM counted)
+        OR (SELECT is_full FROM counted) OR (SELECT swept_to FROM watermark) = '-infinity'
 )
 SELECT is_full FROM counted
 

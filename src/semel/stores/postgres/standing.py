@@ -1,4 +1,5 @@
-"""What a connection needs that stays open as long as its process: when it counts as dead, and when it is opened again.
+"""What a connection needs that stays open as long as its process: what it asks of the server, and when it is opened
+again.
 
 Nothing here connects. The statements of the store go over connections that may be lost at any time and are opened with
 the next one; over a standing connection come hints (``listening.py``), or a lock is held on it (``liveness.py``).
@@ -10,16 +11,12 @@ import random
 from collections.abc import Iterator
 
 from semel.stores.postgres.address import SESSION
-
-#: A process that dies closes its connections, and the server hears of it at once. Of a machine that dies, or of a cable
-#: that is cut, neither side hears: each asks the other after this many seconds of silence whether it is there,
-KEEPALIVE_IDLE_SECONDS = 5
-#: and again,
-KEEPALIVE_INTERVAL_SECONDS = 5
-#: so many times in all, before it gives up: after fifteen seconds, half of the usual lease. Sooner, and a switch that
-#: is restarted would look like a dead machine.
-KEEPALIVE_COUNT = 2
-DEAD_AFTER_SECONDS = KEEPALIVE_IDLE_SECONDS + KEEPALIVE_COUNT * KEEPALIVE_INTERVAL_SECONDS
+from semel.stores.postgres.network import (
+    DEAD_AFTER_SECONDS,
+    KEEPALIVE_COUNT,
+    KEEPALIVE_IDLE_SECONDS,
+    KEEPALIVE_INTERVAL_SECONDS,
+)
 
 #: Keepalives are between kernels. A proxy in between that cuts what looks idle to it wants to see a statement.
 HEARTBEAT_SECONDS = 30

@@ -16,12 +16,13 @@ from semel.stores.base import Store
 from semel.stores.batching import Batcher, refused
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.migration import Layout, PlannedMigration
-from semel.stores.postgres.address import CONNECT_SECONDS, MAX_CONNECTIONS, SESSION, STATEMENT_SECONDS, Address
-from semel.stores.postgres.base import SHARES, PostgresBase, check_version, retried, tells_version
+from semel.stores.postgres.address import CONNECT_SECONDS, MAX_CONNECTIONS, SESSION, Address
+from semel.stores.postgres.base import SHARES, PostgresBase, retried
 from semel.stores.postgres.bounds import walks_of
 from semel.stores.postgres.errors import read_only, translated, unreachable
 from semel.stores.postgres.layouts import LayoutMigrator
 from semel.stores.postgres.listening import Listener
+from semel.stores.postgres.network import STATEMENTS
 from semel.stores.postgres.opening import as_given, settle
 from semel.stores.postgres.pooler import BEGIN, is_direct
 from semel.stores.postgres.statements import (
@@ -32,6 +33,7 @@ from semel.stores.postgres.statements import (
     terms_of_complete,
 )
 from semel.stores.postgres.upkeep import MAX_WALKS, advance
+from semel.stores.postgres.version import check_version, tells_version
 from semel.stores.statement import DEFAULT_TABLE, Statement
 from semel.stores.transaction import Connections, Transaction
 
@@ -263,7 +265,7 @@ class _Link:
 
     def _connect(self) -> psycopg.Connection[Any]:
         try:
-            connection = self._opened_by_url() if self._address.opener is None else as_given(self._address, _NETWORK)
+            connection = self._opened_by_url() if self._address.opener is None else as_given(self._address, STATEMENTS)
             self.is_direct = is_direct(connection)
             if self.is_direct:
                 settle(connection, SESSION if self._address.opener else {})
@@ -310,7 +312,7 @@ class _Link:
             autocommit=True,
             prepare_threshold=0,
             connect_timeout=CONNECT_SECONDS,
-            **_NETWORK,
+            **STATEMENTS,
             **more,
         )
 
@@ -356,7 +358,6 @@ class _SharedLink(_Link):
             return super().run(statement, is_shared=is_shared)
 
 
-_NETWORK: dict[str, Any] = {"tcp_user_timeout": STATEMENT_SECONDS * 1000}
 _OPTIONS = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in SESSION.items())
 
 

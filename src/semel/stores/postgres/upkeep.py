@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,6 +41,8 @@ from semel.stores.statement import Statement
 SETTLED_SECONDS = 15
 #: How many records one statement walks past: milliseconds. A thousand operations a second are ten times less.
 MAX_WALK = 10_000
+#: How many records behind the watermark are looked at by a service that has not looked for a while: a millisecond.
+MAX_BACK = 2000
 #: So many of these statements, at most, go in front of one look at what is stuck: a table that was never walked along.
 MAX_WALKS = 100
 
@@ -49,7 +52,15 @@ MIN_WINDOW = 5000
 
 def advance(builder: Builder) -> Statement[bool]:
     """Walk on along the records, and follow what has not ended; whether there are more to walk past."""
-    return builder.statement("advance", lambda rows: bool(rows[0][0]), settled=SETTLED_SECONDS, window=MAX_WALK)
+    bounds, now = builder.bounds, time.monotonic()
+
+    def read(rows: Sequence[Row]) -> bool:
+        bounds.walked_at = now
+        return bool(rows[0][0])
+
+    # Only in a longer time could a clock that was set back come past the watermark unseen.
+    name = "advance" if now - bounds.walked_at <= SETTLED_SECONDS else "advance_back"
+    return builder.statement(name, read, settled=SETTLED_SECONDS, window=MAX_WALK, back=MAX_BACK)
 
 
 def _find_stuck(builder: Builder, command: FindStuck) -> Statement[tuple[Stuck, ...]]:

@@ -323,6 +323,11 @@ class SQLiteJoins:
         self._statements = statements
         self._actor = actor
         self._is_full = is_full
+        self.has_questions = False
+
+    def questions(self) -> tuple[()]:
+        """Return nothing: of which version a file is was seen when it was opened."""
+        return ()
 
     def opening(self, command: Begin) -> None:  # noqa: ARG002 - PostgreSQL's concern
         """Return nothing: the write lock of the whole file is the key's lock, and a transaction begins with it."""
