@@ -12,6 +12,7 @@ from tests.kit.servers import NoServerBinary
 from tests.kit.servers.programs import (
     CHROMIUM,
     EXPRESS,
+    JAVA,
     NATS,
     NODE,
     PATRONI,
@@ -22,7 +23,7 @@ from tests.kit.servers.programs import (
     REDIS,
 )
 
-WANTED = (POSTGRES, REDIS, PGBOUNCER, RABBITMQ, NATS, PATRONI, PROMETHEUS, NODE, EXPRESS, CHROMIUM)
+WANTED = (POSTGRES, REDIS, PGBOUNCER, RABBITMQ, NATS, PATRONI, PROMETHEUS, NODE, EXPRESS, CHROMIUM, JAVA)
 KNOWN = {programs.server: programs for programs in WANTED}
 
 #: Goes with a test's report from the process that ran it to the one that tells.

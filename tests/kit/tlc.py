@@ -36,15 +36,17 @@ def explore(
     *,
     without: Iterable[str] = (),
     liveness: str | None = None,
-    patch: tuple[str, str] | None = None,
+    patches: Mapping[str, str] | None = None,
 ) -> Explored:
     """Look at every state of *module* with other *constants* than its configuration has, in a new *folder*.
 
-    *without* are promises that are not checked. With *liveness*, that one is the only one that is. *patch* is a piece of
-    the module and what to write in its place.
+    *without* are promises that are not checked. With *liveness*, that one is the only one that is. *patches*
+    are pieces of the module, and what to write in their place.
     """
     text = (FOLDER / f"{module}.tla").read_text()
-    (folder / f"{module}.tla").write_text(text if patch is None else _replaced(text, *patch))
+    for old, new in (patches or {}).items():
+        text = _replaced(text, old, new)
+    (folder / f"{module}.tla").write_text(text)
     config = (FOLDER / f"{module}.cfg").read_text()
     for name, value in constants.items():
         config = _replaced(config, _line(config, rf"    {name} = .*"), f"    {name} = {value}\n")
