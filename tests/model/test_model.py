@@ -62,7 +62,7 @@ FAILING_OVER = {
 #: More of everything: minutes.
 LARGE = {
     "guard": World("Once", GUARD, 300_000, WORLDS["guard"].never),
-    "guard, refuse": World("Once", GUARD | REFUSE, 100_000, WORLDS["guard, refuse"].never),
+    "guard, refuse": World("Once", GUARD | REFUSE, 35_000, WORLDS["guard, refuse"].never),
     "both": World("Once", ONE_OPERATION, 70_000, WORLDS["both"].never),
     "both, refuse": World("Once", REFUSE | ONE_OPERATION, 15_000, OF_FAIL_OVER | {"Reap"}),
     "three faults": World("Once", GUARD | ONE_OPERATION | {"Faults": "3"}, 100_000, WORLDS["guard"].never | {"Reap"}),
