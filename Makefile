@@ -5,7 +5,7 @@ BIN := .venv/bin
 # The demo needs little of what the tests need, and is not to wait for the rest of it; where that is there, it will do.
 DEMO := $(if $(wildcard .venv/.ready),.venv/.ready,.venv/.demo)
 
-.PHONY: help demo rides report parcels test walks cover check fix bench torture clean
+.PHONY: help demo rides report parcels test walks cover check model fix bench torture clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -31,6 +31,9 @@ walks: .venv/.ready ## Run the slow tests: walks of many kills, and every other 
 
 cover: .venv/.ready ## Run the tests of core and flows, and show each branch they miss.
 	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" tests/core tests/flows --cov
+
+model: .venv/.ready ## Check the model of claims and messages with TLC, and that each planted bug is found. It takes minutes.
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow" tests/model
 
 check: .venv/.ready ## Look for faults without running anything: format, lint, types, layers, docs.
 	@$(BIN)/ruff format --check

@@ -13,6 +13,7 @@ from tests.kit.servers.programs import (
     CHROMIUM,
     EXPRESS,
     HAPROXY,
+    JAVA,
     NATS,
     NODE,
     PATRONI,
@@ -23,7 +24,7 @@ from tests.kit.servers.programs import (
     REDIS,
 )
 
-WANTED = (POSTGRES, REDIS, PGBOUNCER, HAPROXY, RABBITMQ, NATS, PATRONI, PROMETHEUS, NODE, EXPRESS, CHROMIUM)
+WANTED = (POSTGRES, REDIS, PGBOUNCER, HAPROXY, RABBITMQ, NATS, PATRONI, PROMETHEUS, NODE, EXPRESS, CHROMIUM, JAVA)
 KNOWN = {programs.server: programs for programs in WANTED}
 
 #: Goes with a test's report from the process that ran it to the one that tells.

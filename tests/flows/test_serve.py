@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -422,6 +422,25 @@ def test_own_token_after_a_take_over() -> None:
     assert played(script).commands[-2] == RunHandler(
         HEIR, POLICY.lease, POLICY.max_response_body, STEPS, "POST /charges", MAX_RESPONSE_TIME
     )
+
+
+@pytest.mark.parametrize("on_crash", ["rerun", "refuse"])
+def test_own_token_past_its_lease(on_crash: Literal["rerun", "refuse"]) -> None:
+    """A claim that finds its own token when its lease is over takes the key over from itself: a rival might be about
+    to. That nothing has run is known, whatever the policy says of crashes.
+    """
+    mine = found(token=TOKEN, lease_is_over=True)
+    script: list[Line] = [*BEGIN, (Claim, Again.AGAIN), (Claim, mine), (TakeOver, HEIR), (Tell, None)]
+    taken = played([*script, (Look, record(HEIR, Progress())), *RUN], Policy(on_crash=on_crash))
+    assert [each.seen for each in taken.commands if isinstance(each, TakeOver)] == [HOLD]
+    assert taken.result == Send(CREATED)
+
+
+def test_own_token_is_parked() -> None:
+    """A claim that finds its own token parked runs nothing: an operator may have said already that it did nothing."""
+    parked = found(State.UNKNOWN, token=TOKEN, lease_is_over=True)
+    result = played([*BEGIN, (Claim, Again.AGAIN), (Claim, parked)])
+    assert refusal(result.result)[:2] == (409, "outcome-unknown")
 
 
 def test_expired_in_the_middle_of_a_take_over() -> None:

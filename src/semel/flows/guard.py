@@ -189,11 +189,13 @@ async def _judge(
     """Decide about a key that was there before this request; *is_news* to other waiters, if it has ended."""
     asked, claim = seeker.asked, seeker.claim
     policy = asked.policy
-    if found.token == claim.token:
-        # The reply to this very claim was lost on its way: the record bears our token.
+    # The reply to this very claim may have been lost on its way: then the record bears our token.
+    is_own = found.token == claim.token and found.state in {State.PENDING, State.PROCESSING}
+    if is_own and (found.state is State.PENDING or not found.lease_is_over):
         return _Won(Hold(claim.scope, claim.key, found.attempt, found.token), found.state is State.PENDING)
     is_same = is_same_request(policy.fingerprint, found.fingerprint, claim.fingerprint, asked.subject)
-    decision = decide(found, policy, is_same_request=is_same)
+    # Our own lease has run out, and nothing has run under it: it is taken over, as a rival might do at this moment.
+    decision = Run() if is_own else decide(found, policy, is_same_request=is_same)
     if is_news and isinstance(decision, Replay | Refuse):
         ports.announce(claim.scope, claim.key, found)
     match decision:

@@ -78,8 +78,9 @@ PROMETHEUS = Programs(server="prometheus", names=("prometheus", "promtool"), pac
 
 #: No server: it runs the tests of the client in JavaScript.
 NODE = Programs(server="node", names=("node",), package="nodejs")
-#: No server either: it looks at the console.
+#: No servers either: it looks at the console; and it runs the checker of the model.
 CHROMIUM = Programs(server="chromium", names=("chromium",), package="chromium", tells_version=False)
+JAVA = Programs(server="java", names=("java",), package="default-jre-headless")
 
 
 class NoServerBinary(LookupError):
