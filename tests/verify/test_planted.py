@@ -135,10 +135,13 @@ async def test_correct_without_a_counter(url: str) -> None:
 
 
 async def test_limits(url: str) -> None:
-    """A server that refuses what comes too fast is not accused of anything by that."""
+    """A server that refuses what comes too fast is not accused of anything by that. Where it lets one in at a time,
+    there was no race, and it does not pass for that either: a mistake of its lock could not be seen.
+    """
     report = await verified(f"{url}/few-at-once", "race-*", "busy-*", "other-body-in-flight")
+    undecided = {each.name for each in CHECKS if each.name.startswith(("race-", "busy-"))} - {"race-one-answer"}
     assert told(report, Verdict.FAIL) == {}
-    assert set(told(report, Verdict.INCONCLUSIVE)) >= {"busy-status", "other-body-in-flight"}
+    assert set(told(report, Verdict.INCONCLUSIVE)) == {*undecided, "other-body-in-flight"}
 
 
 async def test_deterministic(url: str) -> None:
