@@ -1,11 +1,14 @@
 """What can be set of a proxy, in a file and on the command line, and what a mistake is told."""
 
+import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from semel.cli.app import app
 from semel.errors import ConfigurationError
 from semel.proxy.config import made, read
 from semel.proxy.server import build
@@ -43,6 +46,29 @@ def test_file(tmp_path: Path) -> None:
     assert (policy.dialect, policy.required, policy.server_errors) == ("stripe", True, "keep")
     assert (policy.lease, policy.retention) == (timedelta(seconds=10), timedelta(hours=1))
     assert (policy.keep, policy.methods) == (frozenset({200, 201}), frozenset({"POST", "PUT"}))
+
+
+def test_options_as_they_are_typed(tmp_path: Path) -> None:
+    """A file knows every option by its name on the command line: ``--path`` is ``path`` as well as ``paths``."""
+    file = tmp_path / "semel.toml"
+    spelled = {each for option in get_command(app).commands["proxy"].params for each in option.opts}  # type: ignore[attr-defined]
+    given = {
+        "--store": STORE,
+        "--workers": 2,
+        "--path": ["/pay", "/orders/*"],
+        "--trusted": ["10.0.0.0/8"],
+        "--pass-key": False,
+        "--work": False,
+        **dict.fromkeys(("--timeout", "--drain", "--grace"), "5s"),
+        **dict.fromkeys(("--listen", "--jwt-key", "--metrics"), "x"),
+        "--check": "/up",
+    } | {f"--{name}": said for name, said in TYPED.items()}
+    assert spelled == {"--config", *given}
+    file.write_text("[proxy]\n" + "\n".join(f"{name[2:]} = {json.dumps(said)}" for name, said in given.items()))
+    settings = read(str(file), {}, store="")
+    assert settings.paths == ("/pay", "/orders/*")
+    assert (settings.store, settings.workers, settings.pass_key, settings.check) == (STORE, 2, False, "/up")
+    assert read(str(file), {"paths": ["/typed"]}, store="").paths == ("/typed",)
 
 
 def test_file_of_the_documentation(tmp_path: Path) -> None:
@@ -105,7 +131,7 @@ def test_mistakes(options: dict[str, Any], rules: dict[str, Any], word: str) -> 
         made(TYPED | {"store": STORE} | options, rules)
 
 
-@pytest.mark.parametrize("text", ["[proxy", "[proxies]\na = 1", "proxy = 1", None])
+@pytest.mark.parametrize("text", ["[proxy", "[proxies]\na = 1", "proxy = 1", '[proxy]\npath = "/a"\npaths = "/b"', None])
 def test_bad_files(tmp_path: Path, text: str | None) -> None:
     """A file that can't be read is named, with the place of the mistake."""
     file = tmp_path / "semel.toml"

@@ -199,6 +199,7 @@ REFUSED = {
     "TE in quotes": spelled('Transfer-Encoding: "chunked"', body=b"0\r\n\r\n"),
     "a length in hexadecimal": spelled("Content-Length: 0x5", body=b"hello"),
     "a length that is too large": spelled("Content-Length: " + "9" * 23),
+    "another version": b"POST /pay HTTP/2.0\r\nHost: shop\r\nContent-Length: 0\r\n\r\n",
     "a tunnel": b"CONNECT evil.example:443 HTTP/1.1\r\nHost: evil.example:443\r\n\r\n",
     "a method in small letters": b"post /pay HTTP/1.1\r\nHost: shop\r\nContent-Length: 0\r\n\r\n",
     "a chunk size that is too large": spelled("Transfer-Encoding: chunked", body=b"f" * 17 + b"\r\n"),
@@ -239,6 +240,9 @@ async def test_refused(tmp_path: Path, name: str) -> None:
         "/@evil.example/",
         "/a?b=c+d%20e",
         "/:8080/",
+        "/a?",
+        "/a??",
+        "/?",
     ],
 )
 async def test_targets_are_unchanged(tmp_path: Path, target: str) -> None:
@@ -253,10 +257,11 @@ async def test_absolute_target(tmp_path: Path) -> None:
     3.2.2): two servers could believe two of them.
     """
     async with proxied(tmp_path) as world:
-        for target in ("http://127.0.0.1:1/x?y", "http://SHOP.example", "HTTPS://[::1]:7/?y"):
+        for target in ("http://127.0.0.1:1/x?y", "http://SHOP.example", "HTTPS://[::1]:7/?y", "http://shop?"):
             await world.send(BOB, target=target)
-    assert [each.target for each in world.origin.seen] == ["/x?y", "/", "/?y"]
-    assert [each.values("host") for each in world.origin.seen] == [["127.0.0.1:1"], ["SHOP.example"], ["[::1]:7"]]
+    assert [each.target for each in world.origin.seen] == ["/x?y", "/", "/?y", "/?"]
+    hosts = [each.values("host") for each in world.origin.seen]
+    assert hosts == [["127.0.0.1:1"], ["SHOP.example"], ["[::1]:7"], ["shop"]]
     assert world.origin.seen[0].values("x-forwarded-host") == ["127.0.0.1:1"]
 
 

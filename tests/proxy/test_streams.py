@@ -1,8 +1,11 @@
 """Unguarded traffic through the proxy, as it streams: large, slow, endless, broken off, and in both directions."""
 
 import asyncio
+import socket
 import tracemalloc
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import aiohttp
 import pytest
@@ -115,6 +118,28 @@ async def test_continue(tmp_path: Path) -> None:
         client.writer.write(b"{}")
         assert (await client.got()).status == 201
     assert world.origin.seen[0].values("expect") == []
+
+
+@pytest.mark.parametrize("lines", [[], [BOB, KEY]], ids=["passed on", "guarded"])
+async def test_a_client_of_http_1_0(tmp_path: Path, lines: list[str]) -> None:
+    """A client of HTTP/1.0 gets no chunks and no interim answer, which it does not know: an answer without a length
+    ends with the connection.
+    """
+
+    async def chunked(_seen: Seen, _reader: Reader, writer: Writer) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n5\r\nthree\r\n0\r\n\r\n")
+
+    head = ["POST /pay HTTP/1.0", "Content-Length: 2", "Expect: 100-continue", *lines, "", "{}"]
+    async with proxied(tmp_path, Origin(chunked)) as world:
+        for _ in range(2):
+            async with world.connected() as client, asyncio.timeout(HANG):
+                client.writer.write("\r\n".join(head).encode())
+                said, _, body = (await client.reader.read()).partition(b"\r\n\r\n")
+                assert said.startswith(b"HTTP/1.1 200")
+                assert b"transfer-encoding" not in said
+                assert b"connection: close" in said
+                assert body == b"onethree"
+    assert len(world.origin.seen) == (1 if lines else 2)
 
 
 async def test_events(tmp_path: Path) -> None:
@@ -282,3 +307,33 @@ async def test_pool(tmp_path: Path) -> None:
             group.create_task(world.send(BOB))
     assert len(world.origin.seen) == 20
     assert world.origin.connections <= 2
+
+
+class Named(Origin):
+    """An upstream that is known by a name with two addresses. The first is silent."""
+
+    @property
+    def url(self) -> str:
+        return f"http://shop.example:{self.port}"
+
+    async def resolved(self, *_: object, **__: object) -> list[Any]:
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, self.port))
+            for host in ("127.0.0.2", "127.0.0.1")
+        ]
+
+
+async def test_an_address_that_is_silent(tmp_path: Path) -> None:
+    """Of a name with several addresses, one that does not answer is not waited for: the next is tried as well."""
+    origin, loop = Named(), asyncio.get_running_loop()
+    async with proxied(tmp_path, origin, connect_timeout=2) as world:
+        with (
+            socket.socket() as silent,
+            socket.socket() as waiting,
+            mock.patch.object(loop, "getaddrinfo", origin.resolved),
+        ):
+            silent.bind(("127.0.0.2", origin.port))
+            silent.listen(0)
+            waiting.connect(("127.0.0.2", origin.port))  # The queue is full, and what comes now is not answered.
+            assert (await world.pay()).status == 201
+            assert (await world.send(method="GET", target="/readyz", body=b"")).status == 200

@@ -24,6 +24,9 @@ import uvicorn
 #: Long enough that requests of a race meet each other, whatever the machine does meanwhile.
 HANDLER_SECONDS = 0.03
 MAX_KEY = 255
+SHORT_KEY = 20
+#: After which a key is forgotten, where that comes early.
+FORGET_SECONDS = 1.0
 #: From an answer to its effect, where that comes late.
 LATE_SECONDS = 0.15
 
@@ -43,6 +46,7 @@ class Reply:
 class Record:
     fingerprint: bytes
     reply: Reply | None = None
+    began: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -128,6 +132,8 @@ class Shop:
     async def once(self, name: object, asked: Asked, is_gone: Callable[[], bool]) -> Reply:
         fingerprint = self.fingerprint_of(asked)
         record = self.records.get(name)
+        if record is not None and self.has("forgets-in-a-second") and time.monotonic() > record.began + FORGET_SECONDS:
+            record = None
         if record is not None:
             return self.repeated(name, record, fingerprint)
         if self.has("look-then-claim"):
@@ -208,6 +214,8 @@ class Shop:
             key = key[:MAX_KEY]
         if not key or len(key) > MAX_KEY or not key.isascii() or not key.isprintable():
             raise Refused(problem(400, "key-invalid"))
+        if self.has("key-cut-short"):
+            key = key[:SHORT_KEY]
         return key.lower() if self.has("lower-cased-key") else key
 
     def account_of(self, asked: Asked, key: str | None) -> str:

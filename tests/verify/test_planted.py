@@ -33,6 +33,7 @@ FOUND_BY = {
     "mismatch-forgets-first": "other-body-keeps-first",
     "lower-cased-key": "key-case",
     "key-cut": "long-key-not-cut",
+    "key-cut-short": "key-end",
     "empty-key-shared": "empty-key",
     "malformed-is-500": "malformed-key",
     "missing-key-shared": "missing-key-not-shared",
@@ -43,6 +44,7 @@ FOUND_BY = {
     "cookies-replayed": "replay-no-cookies",
     "date-replayed": "replay-date",
     "forgets-after-a-replay": "replay-many",
+    "forgets-in-a-second": "replay-later",
     "patch-ignored": "patch-guarded",
     "large-unguarded": "large-body",
     "chunked-unguarded": "retry-chunked",
@@ -133,10 +135,13 @@ async def test_correct_without_a_counter(url: str) -> None:
 
 
 async def test_limits(url: str) -> None:
-    """A server that refuses what comes too fast is not accused of anything by that."""
+    """A server that refuses what comes too fast is not accused of anything by that. Where it lets one in at a time,
+    there was no race, and it does not pass for that either: a mistake of its lock could not be seen.
+    """
     report = await verified(f"{url}/few-at-once", "race-*", "busy-*", "other-body-in-flight")
+    undecided = {each.name for each in CHECKS if each.name.startswith(("race-", "busy-"))} - {"race-one-answer"}
     assert told(report, Verdict.FAIL) == {}
-    assert set(told(report, Verdict.INCONCLUSIVE)) >= {"busy-status", "other-body-in-flight"}
+    assert set(told(report, Verdict.INCONCLUSIVE)) == {*undecided, "other-body-in-flight"}
 
 
 async def test_deterministic(url: str) -> None:

@@ -68,7 +68,7 @@ def proxy(
         from semel.proxy.server import run  # noqa: PLC0415 - as above
         from semel.proxy.workers import set_up_logs  # noqa: PLC0415 - as above
     except ModuleNotFoundError as missing:
-        if not is_of(missing, "aiohttp", "httptools", "multidict", "uvicorn", "yarl"):
+        if not is_of(missing, "aiohappyeyeballs", "aiohttp", "httptools", "multidict", "uvicorn", "yarl"):
             raise
         raise ConfigurationError(_NEEDED) from None
     set_up_logs()

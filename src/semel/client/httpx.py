@@ -32,6 +32,10 @@ _LOST = frozenset(
     {"ReadError", "ReadTimeout", "WriteError", "WriteTimeout", "CloseError", "RemoteProtocolError", "OSError"}
 )
 
+#: Of h2: the stream is closed; and how its state machine begins to say so of a connection.
+_H2_CLOSED = frozenset({"StreamClosedError", "NoSuchStreamError"})
+_H2_STATE = "Invalid input"
+
 P = ParamSpec("P")
 T = TypeVar("T")
 if TYPE_CHECKING:
@@ -299,7 +303,7 @@ class _Exchange(Exchange):
         if not is_untrusted(error):
             if names & _NOT_SENT:
                 return NoReply(Failure.NOT_SENT, error)
-            if names & _LOST:
+            if names & _LOST or _is_closed(error):
                 return NoReply(Failure.LOST, error)
         raise error
 
@@ -387,6 +391,15 @@ class _AsyncExchange(_Exchange):
         from anyio import sleep  # noqa: PLC0415 - as above
 
         await sleep(seconds)
+
+
+def _is_closed(error: BaseException) -> bool:
+    """Whether HTTP/2 was closed by the server while the request was sent, which is said as if it were our mistake."""
+    cause = error.__cause__
+    inner = cause.args[0] if cause is not None and cause.args else None
+    return type(inner).__module__.startswith("h2.") and (
+        type(inner).__name__ in _H2_CLOSED or str(inner).startswith(_H2_STATE)
+    )
 
 
 class _Buffer:

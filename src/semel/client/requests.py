@@ -38,6 +38,8 @@ _WIRE = "latin-1"
 _TO_A_RESULT = frozenset({302, 303})
 _MOVED_PERMANENTLY = 301
 _CHUNK = 2**16
+#: Answers with a lower status are interim ones.
+_FINAL = 200
 
 
 class _Mark(str):
@@ -224,6 +226,10 @@ class _Exchange(Exchange):
                 response = self._adapter.send(request, stream=True, **sending)
             finally:
                 self._mark.is_open = False
+            if response.status_code < _FINAL:
+                # http.client takes what is no 100 for the answer. The answer comes later, and must not be the next one.
+                response.raw.close()
+                raise requests.ConnectionError(f"Of the answer, only an interim one was read: {response.status_code}.")  # noqa: TRY301 - as a lost connection ends
             return self._read(response, self.now() + seconds)
         except requests.RequestException as error:
             failure = _failure(error)

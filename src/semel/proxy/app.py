@@ -44,8 +44,10 @@ from semel.proxy.scope import Peers
 from semel.proxy.upstream import Upstream
 from semel.telemetry.logs import logger
 
-#: Where the forwarder finds how long the body of a request is.
+#: Where the forwarder finds how long the body of a request is; and whether its target ends with a ``?``, of which a
+#: server says nothing.
 FRAMING = "semel.proxy.framing"
+EMPTY_QUERY = "semel.proxy.empty_query"
 
 #: What a gateway says that has lost a server of its own: it is not known what that server has done.
 _GATEWAY_LOST = frozenset({502, 504})
@@ -179,7 +181,7 @@ def target_of(scope: ASGIScope) -> str:
     """Return path and query as they were sent, byte for byte."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     query: bytes = scope.get("query_string", b"")
-    return (raw + b"?" + query if query else raw).decode("latin-1")
+    return (raw + b"?" + query if query or EMPTY_QUERY in scope else raw).decode("latin-1")
 
 
 class Forwarder:

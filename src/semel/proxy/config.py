@@ -109,6 +109,8 @@ _TIMES = {each.name for each in fields(Settings) if each.type == "timedelta"}
 _LISTS = {"trusted", "paths"}
 _NUMBERS = {"workers", "connections"}
 _SWITCHES = {"pass_key", "work"}
+#: Options that the command line takes one at a time, and by the name of one.
+_TYPED_AS = {"path": "paths"}
 
 
 def read(path: str | None, typed: Mapping[str, Any], *, store: str) -> Settings:
@@ -117,7 +119,7 @@ def read(path: str | None, typed: Mapping[str, Any], *, store: str) -> Settings:
     *store* is the one that is meant where none is named.
     """
     tables = _tables(path) if path is not None else {}
-    given = {"store": store} | {name.replace("-", "_"): each for name, each in tables.get("proxy", {}).items()}
+    given = {"store": store} | _named(tables.get("proxy", {}), path)
     given |= {name: each for name, each in typed.items() if each is not None}
     return made(given, tables.get("policy", {}))
 
@@ -164,6 +166,18 @@ def _tables(path: str) -> dict[str, Any]:
         if name not in {"proxy", "policy"} or not isinstance(table, dict):
             raise ConfigurationError(f"--config: {path} has tables [proxy] and [policy], not {name!r}.")
     return tables
+
+
+def _named(table: Mapping[str, Any], path: str | None) -> dict[str, Any]:
+    """Return the options of a file by their names here. A file may spell them as the command line does."""
+    given: dict[str, Any] = {}
+    for spelled, each in table.items():
+        plain = spelled.replace("-", "_")
+        name = _TYPED_AS.get(plain, plain)
+        if name in given:
+            raise ConfigurationError(f"--config: {path} has {name!r} twice under [proxy], in two spellings.")
+        given[name] = each
+    return given
 
 
 def _option(name: str, each: Any) -> Any:

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from semel.asgi import IdempotencyMiddleware
 from semel.core.outcome import Door
 from semel.errors import ConfigurationError
-from semel.proxy.app import Forwarder, Proxy
+from semel.proxy.app import EMPTY_QUERY, Forwarder, Proxy
 from semel.proxy.config import Settings
 from semel.proxy.headers import HeaderRules
 from semel.proxy.health import Health
@@ -39,6 +39,7 @@ from semel.telemetry.logs import logger
 #: Bytes of a request before its body, or behind it.
 MAX_HEAD = 64 * 1024
 
+_VERSIONS = {"1.1", "1.0"}
 _BACKLOG = 2048
 #: Seconds in which the store is told what became of requests that are given up.
 _PARTING = 2
@@ -183,6 +184,8 @@ class Protocol(HttpToolsProtocol):
         """
         if sum([len(name) + len(value) for name, value in self.headers]) + len(self.url) > MAX_HEAD:
             raise ValueError("The head of the request is too long.")
+        if self.parser.get_http_version() not in _VERSIONS:
+            raise ValueError("Only HTTP/1.1 and HTTP/1.0 are spoken here.")
         if b"#" in self.url:
             raise ValueError("A fragment is the client's own.")  # It would be lost here; another server may see a path.
         self._is_in_head = False
@@ -199,6 +202,14 @@ class Protocol(HttpToolsProtocol):
         elif self.url[:1] != b"/" and self.url != b"*":
             self._take_host()
         super().on_headers_complete()
+        scope: Any = self.scope
+        if "raw_path" not in scope:
+            return  # It is a WebSocket.
+        if self.url.endswith(b"?") and not scope["query_string"]:
+            scope[EMPTY_QUERY] = True
+        if scope["http_version"] == "1.0":
+            self.cycle.waiting_for_100_continue = False  # It knows nothing of that, either (RFC 9110, 10.1.1).
+            self.cycle.send = Unframed(self.cycle)  # type: ignore[method-assign]
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""
@@ -219,6 +230,28 @@ class Protocol(HttpToolsProtocol):
         behind = found[2] or b""
         self.url = behind if behind[:1] == b"/" else b"/" + behind
         self.headers[:] = [(name, found[1] if name == b"host" else each) for name, each in self.headers]
+
+
+class Unframed:
+    """Sends an answer without a length to a client of HTTP/1.0, which does not know chunks: it ends with the
+    connection. uvicorn would send chunks.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        """Send by *cycle*."""
+        self._cycle = cycle
+        self._send = cycle.send
+        self._is_unframed = False
+
+    async def __call__(self, message: Any) -> None:
+        """Send *message*."""
+        if message["type"] == "http.response.start":
+            self._is_unframed = not any(name == b"content-length" for name, _ in message["headers"])
+            if self._is_unframed:
+                self._cycle.chunked_encoding = False
+        elif self._is_unframed:
+            self._cycle.expected_content_length = len(message.get("body", b""))
+        await self._send(message)
 
 
 #: A host, without a user, and what is behind it.

@@ -8,14 +8,18 @@ connection that was made for it, on which no answer to another request can come.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import socket
 import ssl
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from urllib.parse import unquote, urlsplit
 
 import aiohttp
+from aiohappyeyeballs import start_connection
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -27,6 +31,9 @@ from semel.proxy.link import Link
 MAX_HEADER = 64 * 1024
 #: Of one message of a WebSocket.
 MAX_MESSAGE = 16 * 1024 * 1024
+
+#: Seconds after which the next address of a name is tried as well (RFC 8305).
+NEXT_ADDRESS = 0.25
 
 #: aiohttp would add them, and the client did not send them.
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
@@ -66,6 +73,14 @@ class Address:
         """The host and the port to connect to."""
         parts = urlsplit(self.origin)
         return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+    @cached_property
+    def is_resolved(self) -> bool:
+        """Whether the host is an address of IP: there is no name that has others."""
+        with suppress(ValueError):
+            ipaddress.ip_address(self.place[0])
+            return True
+        return False
 
     @property
     def is_encrypted(self) -> bool:
@@ -208,9 +223,15 @@ class Upstream:
 
         if self.address.socket is not None:
             _, link = await self._loop.create_unix_connection(made, self.address.socket)
+        elif self.address.is_resolved:
+            _, link = await self._loop.create_connection(made, *self.address.place, ssl=self._tls)
         else:
             host, port = self.address.place
-            _, link = await self._loop.create_connection(made, host, port, ssl=self._tls)
+            found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            # The loop would try one address after the other, and one that is silent would use up the time.
+            connected = await start_connection(found, happy_eyeballs_delay=NEXT_ADDRESS, loop=self._loop)
+            name = host if self._tls else None
+            _, link = await self._loop.create_connection(made, sock=connected, ssl=self._tls, server_hostname=name)
         return link
 
     def _close_idle(self) -> None:
@@ -254,13 +275,7 @@ class Upstream:
                     link = await self.send("GET", check, [(b"via", b"1.1 semel")], None)
                     self.finish(link)
                     return link.status < 500  # noqa: PLR2004 - HTTP
-                if self.address.socket is not None:
-                    _, writer = await asyncio.open_unix_connection(self.address.socket)
-                else:
-                    _, writer = await asyncio.open_connection(*self.address.place)
-                writer.close()
-                with suppress(OSError):
-                    await writer.wait_closed()
+                (await self._connected()).abort()
                 return True
         except (OSError, UpstreamUnreachable, UpstreamLost):
             return False

@@ -84,6 +84,16 @@ class Runs:
     how: str
 
 
+@dataclass(frozen=True, slots=True)
+class Early:
+    """An operation that was finished early in a run: its answer, that to its first retry, and when that was."""
+
+    request: Request
+    first: Answer
+    retry: Answer
+    at: float
+
+
 class Lab:
     """One server, one request, and what has been found out about both."""
 
@@ -117,8 +127,8 @@ class Lab:
         #: By how much the counter has changed while nothing was sent.
         self.strays: list[int] = []
         self._other = settings.other_request
-        #: An operation that was finished early in the run: its request, its answer, and when.
-        self.early: tuple[Request, Answer, float] | None = None
+        #: An operation that was finished early in the run.
+        self.early: Early | None = None
         teller.learn(request)
         teller.learn(request.having(*settings.other))
 

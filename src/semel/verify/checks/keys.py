@@ -15,12 +15,13 @@ from semel.verify.checks.base import (
     SF,
     STRIPE,
     Experiment,
+    control,
     is_refusal,
     is_server_error,
     judge_refusal,
 )
 from semel.verify.checks.refusals import fault_of
-from semel.verify.lab import Lab, Watch
+from semel.verify.lab import UUID_LENGTH, Lab, Watch
 from semel.verify.message import Answer, Request
 from semel.verify.model import Check, Undecided
 
@@ -104,6 +105,11 @@ CUT = Check(
     "long-key-not-cut",
     f"Keys that differ only after the 255th character are two keys, or refused ({DRAFT}, 2.2)",
     "A column that cuts them makes one key of two: the second payment gets the first one's answer.",
+)
+END = Check(
+    "key-end",
+    f"Keys that differ in their last character only are two keys ({DRAFT}, 2.2)",
+    "A column that is too short cuts them, and all keys of a client that begin in the same way are one key.",
 )
 HUGE = Check(
     "very-long-key",
@@ -279,6 +285,24 @@ async def _longest(lab: Lab) -> None:
         lab.passed(LONGEST, f"A key of {length} characters is refused with 400; the draft leaves the limit to the API.")
 
 
+async def _end(lab: Lab) -> None:
+    """Two keys as long as can be, or as UUIDs where longer ones are refused."""
+    longest = lab.settings.key_header.max_length
+    for length in dict.fromkeys((longest, min(longest, UUID_LENGTH))):
+        start = (lab.new_key() + "k" * length)[: length - 1]
+        watch, one = await lab.watch(), await lab.answered(lab.keyed(f"{start}1"))
+        if one.is_success:
+            break
+    control(one, f"A key of {length} characters")
+    two = await lab.answered(lab.keyed(f"{start}2"))
+    if not two.is_success:
+        lab.failed(END, f"A key with another last character, of {length}, is answered with {two.status}.")
+        return
+    runs = await lab.runs(watch, [one, two], TWO)
+    bad = f"Two keys of {length} characters that differ in the last were one key: {runs.how}."
+    lab.judge(END, ok=runs.count == TWO, good=f"Two keys of {length} characters: {runs.how}.", bad=bad)
+
+
 async def _huge(lab: Lab) -> None:
     answer = await lab.answered(lab.keyed(lab.new_key() + "k" * VERY_LONG))
     good, bad = f"It is answered with {answer.status}.", f"It is answered with {answer.status}, a server error."
@@ -304,5 +328,6 @@ EXPERIMENTS = (
     Experiment(_spellings, (QUOTED, BARE, SAME, PARAMETERS), creates=3, sends=3),
     Experiment(_long, (CUT,), creates=2, sends=2),
     Experiment(_longest, (LONGEST,), creates=1, sends=1),
+    Experiment(_end, (END,), creates=2, sends=3),
     Experiment(_huge, (HUGE,), creates=1, sends=1),
 )

@@ -21,8 +21,11 @@ DUPLICATES = 3
 TRIES = 6
 PAIRS = 4
 UNAVAILABLE = 503
+TWO = 2
 #: Two answers that are read one after the other are no further apart than this, on a busy machine.
 MARGIN_SECONDS = 0.02
+
+_TOO_FEW = "The server does not take that many requests at once"
 
 RACES = tuple(
     Check(
@@ -87,6 +90,8 @@ async def _race(check: Check, racers: int, lab: Lab) -> None:
         lab.failed(check, f"It took effect, and none of {racers} was told so: {_statuses(outcomes)}.")
     elif runs.count == 0:
         lab.failed(check, f"{len(successes)} of {racers} were told of a success, and there is no effect: {runs.how}.")
+    elif sum(not _is_limited(each) for each in outcomes) < TWO:
+        lab.undecided(check, f"{_TOO_FEW}: {_statuses(outcomes)}.")  # One that ran alone was in no race.
     else:
         lab.passed(check, f"{racers} at once: {_statuses(outcomes)}; {runs.how}.")
     if racers == RACERS[-1]:
@@ -95,9 +100,11 @@ async def _race(check: Check, racers: int, lab: Lab) -> None:
 
 async def _judge_losers(lab: Lab, request: Request, outcomes: Sequence[Outcome]) -> None:
     errors = [each for each in outcomes if is_server_error(each)]
-    if not errors:
+    if sum(not _is_limited(each) for each in outcomes) < TWO:
+        lab.undecided(NO_ERROR, f"{_TOO_FEW}: {_statuses(outcomes)}.")
+    elif not errors:
         lab.passed(NO_ERROR, f"No server error among {_statuses(outcomes)}.")
-    elif all(isinstance(each, Answer) and each.status == UNAVAILABLE and each.header("retry-after") for each in errors):
+    elif all(map(_is_limited, errors)):
         lab.undecided(NO_ERROR, "The server says that it is overloaded (503 with Retry-After).")
     else:
         lab.failed(NO_ERROR, f"Server errors among {_statuses(outcomes)}.")
@@ -197,9 +204,15 @@ def _end_of_first_success(outcomes: Sequence[Outcome], ends: Sequence[float]) ->
 
 
 def _must_not_be_limited(outcomes: Sequence[Outcome]) -> None:
-    for each in outcomes:
-        if _is(each, TOO_MANY) or (_is(each, UNAVAILABLE) and isinstance(each, Answer) and each.header("retry-after")):
-            raise Undecided(f"The server does not take that many requests at once: {_statuses(outcomes)}.")
+    if any(map(_is_limited, outcomes)):
+        raise Undecided(f"{_TOO_FEW}: {_statuses(outcomes)}.")
+
+
+def _is_limited(outcome: Outcome) -> bool:
+    """Whether it was turned away because there were too many."""
+    return isinstance(outcome, Answer) and (
+        outcome.status == TOO_MANY or (outcome.status == UNAVAILABLE and outcome.header("retry-after") is not None)
+    )
 
 
 def _has_won(outcome: Outcome) -> bool:

@@ -17,7 +17,7 @@ from semel.verify.checks.base import (
     judge_retry,
     said,
 )
-from semel.verify.lab import Lab, Runs
+from semel.verify.lab import Early, Lab, Runs, Watch
 from semel.verify.message import Answer, Request
 from semel.verify.model import Check, Undecided
 from semel.verify.variants import LARGE_BYTES, padded, reordered, with_unicode
@@ -112,6 +112,11 @@ UNICODE = Check(
     f"A body with characters of several bytes is guarded and its answer replayed ({DRAFT}, 2.6)",
     "Names are not ASCII. A store that cuts or changes them changes the answer.",
 )
+LATER = Check(
+    "replay-later",
+    f"The stored answer is still there at the end, after everything else that was sent ({DRAFT}, 2.6)",
+    "A store that drops keys after seconds, or when others come, has none left when a client comes back after a break.",
+)
 DATE = Check(
     "replay-date",
     f"The Date of a replay is the time of the replay ({HTTP}, 6.6.1)",
@@ -122,8 +127,8 @@ DATE = Check(
 async def _replay(lab: Lab) -> None:
     request, watch = lab.keyed(lab.new_key()), await lab.watch()
     first = await lab.first(request)
-    lab.early = request, first, time.monotonic()
     again = await lab.answered(request)
+    lab.early = Early(request, first, again, time.monotonic())
     try:
         runs = await lab.runs(watch, [first, again], 1)
     except Undecided as undecided:
@@ -285,17 +290,18 @@ async def _twice(lab: Lab, check: Check, request: Request, what: str) -> None:
         lab.failed(check, f"{what} is answered with {first.status}, then with {again.status}.")
 
 
-async def _date(lab: Lab) -> None:
+async def _later(lab: Lab) -> None:
     if lab.early is None:
         request = lab.keyed(lab.new_key())
-        lab.early = request, await lab.first(request), time.monotonic()
-    request, first, at = lab.early
+        lab.early = Early(request, await lab.first(request), await lab.answered(request), time.monotonic())
+    early, watch = lab.early, await lab.watch()
     for pause in DATE_SECONDS:
-        await asyncio.sleep(max(at + pause - time.monotonic(), 0))
-        again = await lab.answered(request)
-        if again.header("date") != first.header("date"):
+        await asyncio.sleep(max(early.at + pause - time.monotonic(), 0))
+        again = await lab.answered(early.request)
+        if again.header("date") != early.first.header("date"):
             break
-    dates = first.header("date"), again.header("date")
+    await _judge_later(lab, early, watch, again)
+    dates = early.first.header("date"), again.header("date")
     if not all(dates):
         raise Undecided("An answer has no Date.")
     lab.judge(
@@ -304,6 +310,22 @@ async def _date(lab: Lab) -> None:
         good=f"The first has {dates[0]}, the replay {dates[1]}.",
         bad=f"The replay has the Date of the first answer, {dates[0]}, {DATE_SECONDS[-1]:g} s later.",
     )
+
+
+async def _judge_later(lab: Lab, early: Early, watch: Watch, again: Answer) -> None:
+    """Judge a retry that comes long after the first one, by the answer to that. What ran again has no Date to judge."""
+    expected = 0 if lab.has_counter else 1
+    when = f"{time.monotonic() - early.at:.1f} s after the first retry"
+    try:
+        runs = await lab.runs(watch, [early.retry, again], expected)
+    except Undecided as undecided:
+        lab.undecided(LATER, str(undecided))
+        return
+    if runs.count > expected:
+        lab.failed(LATER, f"A retry {when} ran the operation again: {runs.how}.")
+        raise Undecided("The retry is no replay.")
+    ok, bad = is_replay_of(early.retry, again), f"A retry {when} gets another answer, {again.status}."
+    lab.judge(LATER, ok=ok, good=f"A retry {when} gets the same answer; {runs.how}.", bad=bad)
 
 
 def _spelled(answer: Answer, name: str) -> str:
@@ -340,5 +362,5 @@ EXPERIMENTS = (
     Experiment(_large, (LARGE,), creates=1, sends=2, reason_against=_not_padded),
     Experiment(_unicode, (UNICODE,), creates=1, sends=2, reason_against=_no_text),
 )
-#: A date has whole seconds, so this one comes at the end, when time has passed by itself.
-LAST = (Experiment(_date, (DATE,), creates=1, sends=1 + len(DATE_SECONDS)),)
+#: A date has whole seconds, and a store may forget, so this one comes at the end, when time has passed by itself.
+LAST = (Experiment(_later, (LATER, DATE), creates=1, sends=2 + len(DATE_SECONDS)),)
