@@ -15,8 +15,8 @@ from semel.work.relay import AsyncRelay
 
 FILL = """
 INSERT INTO semel_outbox (id, aggregatetype, aggregateid, type, content_type, payload)
-SELECT gen_random_uuid(), 'events', 'order-' || number % 50, 't', 'application/json', '\\x31'
-  FROM generate_series(1, {}) AS number
+SELECT gen_random_uuid(), 'events', 'order-' || number % {keys}, 't', 'application/json', '\\x31'
+  FROM generate_series(1, {count}) AS number
 """
 READ = """
 SELECT (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = 'semel_outbox')
@@ -47,6 +47,11 @@ def unvacuumed(url: str) -> Iterator[None]:
         old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         old.execute("SELECT count(*) FROM pg_class")
         yield
+
+
+def fill(url: str, count: int, keys: int = 50) -> None:
+    """Add *count* messages, which have *keys* keys."""
+    run(url, FILL.format(count=count, keys=keys))
 
 
 def run(url: str, sql: str) -> None:
@@ -84,9 +89,12 @@ async def counted_when_all_have_left(url: str, store: AsyncStore) -> int:
     return counted(url)
 
 
-async def test_with_many_pending(postgres_url: str, store: AsyncStore) -> None:
-    """With 20,000 messages waiting, a claim reads what it takes, and no more."""
-    run(postgres_url, FILL.format(20_000))
+@pytest.mark.parametrize("keys", [50, 60_000])
+async def test_with_many_pending(postgres_url: str, store: AsyncStore, keys: int) -> None:
+    """With 60,000 messages waiting, of few keys or each of its own, a claim reads what it takes, and no more: also
+    where the planner knows nothing of the table.
+    """
+    fill(postgres_url, 60_000, keys)
     relay = AsyncRelay(store, "events", Discard("events", ""))
     assert await read_by_claims(postgres_url, store, relay) < MAX_READ
     await relay.close()
@@ -95,17 +103,17 @@ async def test_with_many_pending(postgres_url: str, store: AsyncStore) -> None:
 async def test_with_many_dead_rows(postgres_url: str, store: AsyncStore) -> None:
     """After 20,000 messages were sent, while an open transaction keeps every dead row, it reads no more than before."""
     with unvacuumed(postgres_url):
-        run(postgres_url, FILL.format(20_000))
+        fill(postgres_url, 20_000)
         relay = AsyncRelay(store, "events", Discard("events", ""))
         assert (await relay.run_once()).sent == 20_000
-        run(postgres_url, FILL.format(2000))
+        fill(postgres_url, 2000)
         assert await read_by_claims(postgres_url, store, relay) < MAX_READ
         await relay.close()
 
 
 async def test_behind_a_poison_key(postgres_url: str, store: AsyncStore) -> None:
     """With 5,000 messages set aside behind a dead letter, a claim of others reads no more."""
-    run(postgres_url, FILL.format(3000))
+    fill(postgres_url, 3000)
     run(
         postgres_url,
         "INSERT INTO semel_outbox (id, aggregatetype, aggregateid, type, content_type, payload, state, ended_at) "

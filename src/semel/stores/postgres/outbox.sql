@@ -48,7 +48,9 @@ RETURNING 1
 -- "walked" are the next ready ones that no relay has; "mine" those that are free, up to a number of bytes, and locked.
 -- The first row of the answer tells where the walk began and ended, and which transactions run; the others are messages.
 -- A run of messages of one key is taken together, up to the first that is not "mine". Whether there is an older one is
--- asked from :floor on, below which every message of the queue has ended.
+-- asked from :floor on, below which every message of the queue has ended. That is looked up by key and number, in the
+-- order of semel_outbox_order: a planner without statistics would rather walk along all that is ready, by number, for
+-- each key. To generate_series() it gives a thousand rows, which would be dear to sort; it makes one.
 -- coalesce() keeps the planner from reading a whole index of that state beside the primary key.
 -- With :aside, ready messages that can't be taken because of another of their key leave the queue; one that is due and
 -- has another of its key before it waits behind that in any case, or it would be found due again and again.
@@ -104,11 +106,13 @@ WITH clock AS (
     SELECT aggregateid,
            (SELECT other.seq
               FROM semel_outbox AS other
-             WHERE other.aggregatetype = CAST(:to AS text) AND other.aggregateid = asked.aggregateid
-               AND other.state = 'ready' AND other.seq > CAST(:floor AS bigint)
+             CROSS JOIN generate_series(1, asked.once)
+             WHERE other.aggregatetype = CAST(:to AS text) AND other.state = 'ready' AND other.aggregateid IS NOT NULL
+               AND (other.aggregateid, other.seq) > (asked.aggregateid, CAST(:floor AS bigint))
+               AND (other.aggregateid, other.seq) < (asked.aggregateid, asked.last)
                AND other.id <> ALL (ARRAY(SELECT id FROM mine WHERE before < CAST(:bytes AS bigint)
                                              AND mine.aggregateid = asked.aggregateid))
-             ORDER BY other.seq
+             ORDER BY other.aggregateid, other.seq
              LIMIT 1) AS ready,
            (SELECT other.seq
               FROM semel_outbox AS other
@@ -118,7 +122,10 @@ WITH clock AS (
              ORDER BY other.seq
              LIMIT 1) AS aside,
            (SELECT min(due.seq) FROM due WHERE due.aggregateid = asked.aggregateid) AS due
-      FROM (SELECT DISTINCT aggregateid FROM mine WHERE aggregateid IS NOT NULL) AS asked
+      FROM (SELECT aggregateid, max(seq) FILTER (WHERE NOT is_due) AS last, 1 AS once
+              FROM mine
+             WHERE aggregateid IS NOT NULL
+             GROUP BY aggregateid) AS asked
 ), judged AS MATERIALIZED (
     SELECT mine.id, mine.seq, mine.is_due,
            before < CAST(:bytes AS bigint)
