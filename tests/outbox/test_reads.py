@@ -11,6 +11,8 @@ from semel import stores
 from semel.core.outbox import Ending
 from semel.publishers.discard import Discard
 from semel.stores import AsyncStore
+from semel.stores.dialect import messages_of
+from semel.stores.outbox import OutboxStatements, carry_out
 from semel.work.relay import AsyncRelay
 
 FILL = """
@@ -123,3 +125,33 @@ async def test_behind_a_poison_key(postgres_url: str, store: AsyncStore) -> None
     relay = AsyncRelay(store, "events", Discard("events", ""))
     assert await read_by_claims(postgres_url, store, relay) < MAX_READ
     await relay.close()
+
+
+ASIDE = """
+INSERT INTO semel_outbox (id, aggregatetype, aggregateid, type, content_type, payload, state, due_at)
+SELECT gen_random_uuid(), 'events', 'late-' || number % 10, 't', 'application/json', '\\x31',
+       CASE WHEN number <= {heads} THEN 'waiting' ELSE 'behind' END, now() + interval '{due} s'
+  FROM generate_series(1, {count}) AS number
+"""
+
+
+@pytest.mark.parametrize("heads", [0, 10])
+async def test_beside_what_is_set_aside(postgres_url: str, store: AsyncStore, heads: int) -> None:
+    """Beside 60,000 that are ready, to free ten keys, and to settle ten that lead others, reads these keys alone."""
+    fill(postgres_url, 60_000, 60_000)
+    run(postgres_url, ASIDE.format(heads=heads, due=0, count=2000))
+    relay = AsyncRelay(store, "events", Discard("events", ""))
+    before = await counted_when_all_have_left(postgres_url, store)
+    await relay.free()
+    claimed = await relay.claim(20, aside=False)
+    assert await relay.settle([Ending(message.id, "delivered") for message in claimed.messages]) > 10 * heads
+    assert await counted_when_all_have_left(postgres_url, store) - before < MAX_READ / SIZE * len(claimed.messages)
+    await relay.close()
+
+
+async def test_which_have_something_to_send(postgres_url: str, store: AsyncStore) -> None:
+    """Whether a destination has something to send is found without reading the 2,000 that wait for a later try."""
+    run(postgres_url, ASIDE.format(heads=2000, due=3600, count=2000))
+    before = await counted_when_all_have_left(postgres_url, store)
+    assert await carry_out(store, OutboxStatements(messages_of(store)).pending(["events"], [0])) == []
+    assert await counted_when_all_have_left(postgres_url, store) - before < SIZE

@@ -183,7 +183,7 @@ SELECT count(*) FROM renewed
 -- Write back what became of a batch: only what this relay still has, by its token. Of each key that has made progress,
 -- the first that is behind becomes due.
 -- What was handed back stays as it was, and is free for any relay. The answer is how many messages were still held, and
--- which of them are dead.
+-- which of them are dead. An older one of its key is looked up as "claim" does.
 WITH asked AS MATERIALIZED (
     SELECT *
       FROM unnest(CAST(CAST(:ids AS text[]) AS uuid[]), CAST(:ends AS text[]), CAST(:pauses AS double precision[]),
@@ -226,7 +226,7 @@ WITH asked AS MATERIALIZED (
             SELECT next.id
               FROM progressed
              CROSS JOIN LATERAL (
-                SELECT id, state, seq
+                SELECT id, state, seq, 1 AS once
                   FROM semel_outbox AS aside
                  WHERE aside.aggregatetype = CAST(:to AS text) AND aside.aggregateid = progressed.aggregateid
                    AND aside.state IN ('waiting', 'behind', 'dead')
@@ -235,11 +235,16 @@ WITH asked AS MATERIALIZED (
                  LIMIT 1
              ) AS next
              WHERE next.state = 'behind'
-               AND NOT EXISTS (SELECT FROM semel_outbox AS older
-                                WHERE older.aggregatetype = CAST(:to AS text)
-                                  AND older.aggregateid = progressed.aggregateid
-                                  AND older.state = 'ready' AND older.seq < next.seq
-                                  AND older.id <> ALL (ARRAY(SELECT id FROM asked WHERE ending = 'delivered')))))
+               AND (SELECT older.seq
+                      FROM semel_outbox AS older
+                     CROSS JOIN generate_series(1, next.once)
+                     WHERE older.aggregatetype = CAST(:to AS text) AND older.state = 'ready'
+                       AND older.aggregateid IS NOT NULL
+                       AND (older.aggregateid, older.seq) > (progressed.aggregateid, 0)
+                       AND (older.aggregateid, older.seq) < (progressed.aggregateid, next.seq)
+                       AND older.id <> ALL (ARRAY(SELECT id FROM asked WHERE ending = 'delivered'))
+                     ORDER BY older.aggregateid, older.seq
+                     LIMIT 1) IS NULL))
        AND coalesce(state, '') = 'behind'
  RETURNING 1
 )
@@ -258,10 +263,10 @@ WITH keys AS MATERIALIZED (
              ORDER BY aggregateid, seq
              LIMIT CAST(:limit AS bigint)) AS listed
 ), heads AS MATERIALIZED (
-    SELECT keys.aggregateid, head.id, head.seq, head.state
+    SELECT keys.aggregateid, head.id, head.seq, head.state, head.once
       FROM keys
      CROSS JOIN LATERAL (
-        SELECT id, seq, state
+        SELECT id, seq, state, 1 AS once
           FROM semel_outbox AS head
          WHERE head.aggregatetype = CAST(:to AS text) AND head.aggregateid = keys.aggregateid
            AND head.state IN ('waiting', 'behind', 'dead')
@@ -275,10 +280,15 @@ WITH keys AS MATERIALIZED (
             SELECT heads.id
               FROM heads
              WHERE heads.state = 'behind'
-               AND NOT EXISTS (SELECT FROM semel_outbox AS older
-                                WHERE older.aggregatetype = CAST(:to AS text)
-                                  AND older.aggregateid = heads.aggregateid
-                                  AND older.state = 'ready' AND older.seq < heads.seq)))
+               AND (SELECT older.seq
+                      FROM semel_outbox AS older
+                     CROSS JOIN generate_series(1, heads.once)
+                     WHERE older.aggregatetype = CAST(:to AS text) AND older.state = 'ready'
+                       AND older.aggregateid IS NOT NULL
+                       AND (older.aggregateid, older.seq) > (heads.aggregateid, 0)
+                       AND (older.aggregateid, older.seq) < (heads.aggregateid, heads.seq)
+                     ORDER BY older.aggregateid, older.seq
+                     LIMIT 1) IS NULL))
        AND coalesce(state, '') = 'behind'
  RETURNING 1
 )
@@ -286,13 +296,13 @@ SELECT (SELECT max(aggregateid) FROM keys), (SELECT count(*) FROM freed)
 
 
 -- name: pending
--- Those of some destinations that have something to be sent now.
+-- Those of some destinations that have something to be sent now. The time is asked in a subquery, as "reap" does.
 SELECT asked.name
   FROM unnest(CAST(:names AS text[]), CAST(:after AS bigint[])) AS asked (name, after)
  WHERE EXISTS (SELECT FROM semel_outbox
                 WHERE aggregatetype = asked.name AND state = 'ready' AND seq > asked.after)
     OR EXISTS (SELECT FROM semel_outbox
-                WHERE aggregatetype = asked.name AND state = 'waiting' AND due_at <= clock_timestamp())
+                WHERE aggregatetype = asked.name AND state = 'waiting' AND due_at <= (SELECT clock_timestamp()))
 
 
 -- name: browse
