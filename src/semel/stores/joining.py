@@ -189,7 +189,7 @@ def _django(connection: Any) -> Joining:
 
 
 def lacks_table(error: BaseException) -> bool:
-    """Whether an *error* of a statement says that its table is missing, or is an old one, whichever driver raised it."""
+    """Whether an *error* of a statement says that its table is missing, or an old one, whichever driver raised it."""
     around = (error, getattr(error, "orig", None), error.__cause__)
     return any(
         getattr(each, "sqlstate", None) in _NO_TABLE

@@ -192,7 +192,7 @@ class Relay(StoreService[S_co, RelayReport]):
         """Take messages, under a new token."""
         self._token = secrets.token_bytes(16)
         began = time.monotonic()
-        start = self._cursor.start(began)
+        start, due_from = self._cursor.start(began), self._cursor.start_of_due(began)
         claimed = await self._ask(
             self._statements.claim(
                 self.to,
@@ -200,6 +200,7 @@ class Relay(StoreService[S_co, RelayReport]):
                 self._lease,
                 limit,
                 after=start,
+                due_from=due_from,
                 floor=self._cursor.safe,
                 bytes=MAX_BATCH_BYTES,
                 aside=aside,
@@ -207,7 +208,9 @@ class Relay(StoreService[S_co, RelayReport]):
         )
         self._held, self._renewed_at = [message.id for message in claimed.messages], began
         if claimed.walk is not None:
-            self._cursor.note(start, claimed.walk, began, time.monotonic())
+            ended = time.monotonic()
+            self._cursor.note(start, claimed.walk, began, ended)
+            self._cursor.note_due(due_from, claimed.walk, began, ended)
         return claimed
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:

@@ -46,7 +46,9 @@ RETURNING 1
 -- Take messages of one destination: those that are due again first, then those that are ready, oldest first. Behind one
 -- that was freed and has not failed, the "run" of its key is taken, too.
 -- "walked" are the next ready ones that no relay has; "mine" those that are free, up to a number of bytes, and locked.
--- The first row of the answer tells where the walk began and ended, and which transactions run; the others are messages.
+-- The first row of the answer tells where the walk began and ended, and which transactions run; then how many entries of
+-- indexes were read, dead ones included, and the time before which nothing waits, with a second for what is committed
+-- just now (core/cursor.py). The others are messages.
 -- A run of messages of one key is taken together, up to the first that is not "mine". Whether there is an older one is
 -- asked from :floor on, below which every message of the queue has ended. That is looked up by key and number, in the
 -- order of semel_outbox_order: a planner without statistics would rather walk along all that is ready, by number, for
@@ -55,12 +57,15 @@ RETURNING 1
 -- With :aside, ready messages that can't be taken because of another of their key leave the queue; one that is due and
 -- has another of its key before it waits behind that in any case, or it would be found due again and again.
 -- = ANY (ARRAY[...]) is looked up for each, and can't be done by reading the whole table.
-WITH clock AS (
-    SELECT clock_timestamp() AS now
+WITH clock AS MATERIALIZED (
+    SELECT clock_timestamp() AS now, coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0) AS entries
+      FROM pg_catalog.pg_index
+     WHERE indrelid = CAST('semel_outbox' AS regclass)
 ), due AS MATERIALIZED (
     SELECT id, seq, aggregateid, attempts, octet_length(payload) AS size
       FROM semel_outbox
      WHERE aggregatetype = CAST(:to AS text) AND state = 'waiting' AND due_at <= (SELECT now FROM clock)
+       AND due_at >= to_timestamp(CAST(:due_from AS double precision))
        AND (lease_until IS NULL OR lease_until <= (SELECT now FROM clock))
      ORDER BY due_at
      LIMIT CAST(:due AS bigint)
@@ -160,7 +165,15 @@ SELECT (SELECT seq FROM semel_outbox
          LIMIT 1), (SELECT max(seq) FROM walked), (SELECT count(*) FROM walked),
        CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint),
        CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint),
-       (SELECT count(*) FROM set_aside), NULL, NULL, NULL, NULL, NULL
+       (SELECT count(*) FROM set_aside),
+       CAST((SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid)) FROM pg_catalog.pg_index
+              WHERE indrelid = CAST('semel_outbox' AS regclass)) - (SELECT entries FROM clock) AS text),
+       NULL, NULL, NULL,
+       least((SELECT date_part('epoch', due_at) FROM semel_outbox
+               WHERE aggregatetype = CAST(:to AS text) AND state = 'waiting'
+                 AND due_at >= to_timestamp(CAST(:due_from AS double precision))
+               ORDER BY due_at
+               LIMIT 1), date_part('epoch', (SELECT now FROM clock))) - 1
  UNION ALL
 (SELECT NULL, seq, NULL, NULL, NULL, attempts, CAST(id AS text), type, payload,
         CAST(json_build_array(content_type, aggregateid, headers, traceparent) AS text), date_part('epoch', created_at)
