@@ -31,10 +31,10 @@ from semel.core.outbox import (
     message_id,
     time_ordered_id,
 )
-from semel.errors import ConfigurationError, MessageInvalid, StepUnfinished
+from semel.errors import ConfigurationError, MessageInvalid, StepUnfinished, StoreNotReady
 from semel.stores import either_store
 from semel.stores.dialect import Dialect, messages_of
-from semel.stores.joining import joining
+from semel.stores.joining import joining, lacks_table
 from semel.stores.outbox import OutboxStatements, run
 from semel.stores.transaction import at_once
 
@@ -106,7 +106,15 @@ class Outbox:
         return adding if on.waits else at_once(adding)
 
     async def _added(self, on: Any, message: Message) -> str:
-        await run(on.run, self._statements.add(message))
+        try:
+            await run(on.run, self._statements.add(message))
+        except Exception as error:
+            if lacks_table(error):
+                raise StoreNotReady(
+                    f"{self.dialect.where} has no table {self.dialect.names.outbox!r} of Semel's, or an old one. "
+                    "Run: semel migrate (in Django: manage.py migrate)"
+                ) from error
+            raise
         return message.id
 
 

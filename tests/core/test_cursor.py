@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from semel.core.cursor import AFRESH_EVERY, LOOK_BACK_EVERY, PATIENCE, Cursor, Walk
+from semel.core.cursor import AFRESH_EVERY, LOOK_BACK_EVERY, LOOK_BACK_SHARE, MAX_ENTRIES, PATIENCE, Cursor, Walk
 
 
 class Database:
@@ -160,3 +160,29 @@ def test_it_begins_anew_now_and_then() -> None:
     assert cursor.start(1.0) == 7
     assert cursor.start(AFRESH_EVERY) == 0
     assert cursor.safe == 0
+
+
+class TestDue:
+    """From which time on messages are looked for that are due again."""
+
+    def test_few_dead_entries(self) -> None:
+        """As long as little is read, it is from the beginning on, each time."""
+        cursor = Cursor()
+        cursor.note_due(0.0, Walk(None, None, 5, 5, due=70.0, entries=MAX_ENTRIES), 1.0, 1.1)
+        assert cursor.start_of_due(1.1) == 0.0
+
+    def test_many_dead_entries(self) -> None:
+        """Where many are read, it is from the first live one on; and from the beginning after a while, the longer that
+        takes the later, or when all begins afresh.
+        """
+        cursor = Cursor()
+        many = Walk(None, None, 5, 5, due=70.0, entries=MAX_ENTRIES + 1)
+        cursor.note_due(0.0, many, 1.0, 1.5)
+        assert cursor.start_of_due(1.5) == 70.0
+        cursor.note_due(70.0, Walk(None, None, 5, 5, due=80.0, entries=3), 2.0, 2.0)
+        assert cursor.start_of_due(1.4 + 0.5 / LOOK_BACK_SHARE) == 80.0
+        assert cursor.start_of_due(1.5 + 0.5 / LOOK_BACK_SHARE) == 0.0
+        cursor.note_due(0.0, many, 20.0, 20.0)
+        assert cursor.start_of_due(20.0) == 70.0
+        cursor.reset(20.0)
+        assert cursor.start_of_due(20.0) == 0.0

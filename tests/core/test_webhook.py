@@ -96,6 +96,15 @@ def test_both_versions_at_once() -> None:
     assert received(headers, NEW) == received(headers, public) == received(headers, private)
 
 
+def test_versions_to_come() -> None:
+    """A signature of a version that is not known is passed over, whatever it is written in: another may fit."""
+    headers = sent(NEW)
+    later = headers | {"webhook-signature": f"v2,not*base64 {headers['webhook-signature']}"}
+    assert received(later, NEW).id == "msg_1"
+    with pytest.raises(SignatureInvalid):
+        received(headers | {"webhook-signature": "v2,not*base64"}, NEW)
+
+
 def test_ed25519() -> None:
     """A signature of version v1a is one of ed25519, over the same content."""
     private, public = new_keys(b"s" * 32)

@@ -2,6 +2,7 @@
 
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -11,9 +12,10 @@ import pytest
 import sqlalchemy
 from django.db import connection as django_connection
 from django.db import transaction
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from semel.errors import ConfigurationError, MessageInvalid, MessageReused
+from semel.errors import ConfigurationError, MessageInvalid, MessageReused, StoreNotReady
 from semel.outbox import Outbox
 from semel.stores.memory import MemoryStore
 from tests.django import project
@@ -115,6 +117,24 @@ class TestWithoutATransaction:
             Outbox(url).add(session, "t", 1)
         engine.dispose()
 
+    def test_sqlalchemy_session(self, url: str) -> None:
+        """A session can be put into AUTOCOMMIT for one transaction: it is that of its connection that counts."""
+        engine = sqlalchemy.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+        with Session(engine) as session:
+            session.connection(execution_options={"isolation_level": "AUTOCOMMIT"})
+            with pytest.raises(ConfigurationError, match="No transaction is open"):
+                Outbox(url).add(session, "t", 1)
+        engine.dispose()
+
+    async def test_sqlalchemy_async_session(self, postgres_url: str) -> None:
+        """So it is on an event loop."""
+        engine = create_async_engine(postgres_url.replace("postgresql://", "postgresql+asyncpg://"))
+        async with AsyncSession(engine) as session:
+            await session.connection(execution_options={"isolation_level": "AUTOCOMMIT"})
+            with pytest.raises(ConfigurationError, match="No transaction is open"):
+                await Outbox(postgres_url).add(session, "t", 1)
+        await engine.dispose()
+
     def test_no_connection(self, url: str) -> None:
         """A pool, an engine or a cursor is no open connection."""
         with pytest.raises(ConfigurationError, match=r"An open connection of psycopg.*this is int"):
@@ -140,10 +160,30 @@ class TestStores:
         with pytest.raises(ConfigurationError, match="no outbox, since it has no transaction to join"):
             Outbox(store)
 
-    def test_table_is_missing(self, empty_postgres_url: str) -> None:
-        """Where the table is missing, the database says so: ``semel migrate`` makes it."""
-        with psycopg.connect(empty_postgres_url) as connection, pytest.raises(psycopg.Error, match="semel_outbox"):
-            Outbox(empty_postgres_url).add(connection, "t", {})
+    @pytest.mark.parametrize("how", ["psycopg", "sqlite3", "sqlalchemy"])
+    def test_table_is_missing(self, empty_postgres_url: str, tmp_path: Path, how: str) -> None:
+        """Where the table is missing, the error says which command makes it; the driver's own is its cause."""
+        url = f"sqlite:///{tmp_path / 'empty.db'}" if how == "sqlite3" else empty_postgres_url
+        said = r"semel_outbox.*semel migrate"
+        if how == "sqlalchemy":
+            engine = sqlalchemy.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+            with Session(engine) as session, pytest.raises(StoreNotReady, match=said) as raised:
+                Outbox(url).add(session, "t", {})
+            engine.dispose()
+        else:
+            with closing(connect(url)) as connection, pytest.raises(StoreNotReady, match=said) as raised:
+                Outbox(url).add(connection, "t", {})
+        assert raised.value.__cause__ is not None
+
+    async def test_table_is_missing_async(self, empty_postgres_url: str) -> None:
+        """The same on an event loop."""
+        connection = await asyncpg.connect(empty_postgres_url)
+        async with connection.transaction():
+            with pytest.raises(StoreNotReady, match=r"semel_outbox.*semel migrate"):
+                await Outbox(empty_postgres_url).add(connection, "t", {})
+            with pytest.raises(asyncpg.InFailedSQLTransactionError):
+                await Outbox(empty_postgres_url).add(connection, "t", {})
+        await connection.close()
 
     def test_a_table_of_its_own(self, sqlite_url: str) -> None:
         """``?table=`` names this table, too."""

@@ -11,12 +11,20 @@ from semel import stores
 from semel.core.outbox import Ending
 from semel.publishers.discard import Discard
 from semel.stores import AsyncStore
+from semel.stores.dialect import messages_of
+from semel.stores.outbox import OutboxStatements, carry_out
 from semel.work.relay import AsyncRelay
 
 FILL = """
 INSERT INTO semel_outbox (id, aggregatetype, aggregateid, type, content_type, payload)
-SELECT gen_random_uuid(), 'events', 'order-' || number % 50, 't', 'application/json', '\\x31'
-  FROM generate_series(1, {}) AS number
+SELECT gen_random_uuid(), 'events', 'order-' || number % {keys}, 't', 'application/json', '\\x31'
+  FROM generate_series(1, {count}) AS number
+"""
+ASIDE = """
+INSERT INTO semel_outbox (id, aggregatetype, aggregateid, type, content_type, payload, state, due_at)
+SELECT gen_random_uuid(), 'events', 'late-' || number % {keys}, 't', 'application/json', '\\x31',
+       CASE WHEN number <= {heads} THEN 'waiting' ELSE 'behind' END, now() + interval '{due} s'
+  FROM generate_series(1, {count}) AS number
 """
 READ = """
 SELECT (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = 'semel_outbox')
@@ -47,6 +55,11 @@ def unvacuumed(url: str) -> Iterator[None]:
         old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         old.execute("SELECT count(*) FROM pg_class")
         yield
+
+
+def fill(url: str, count: int, keys: int = 50) -> None:
+    """Add *count* messages, which have *keys* keys."""
+    run(url, FILL.format(count=count, keys=keys))
 
 
 def run(url: str, sql: str) -> None:
@@ -84,9 +97,12 @@ async def counted_when_all_have_left(url: str, store: AsyncStore) -> int:
     return counted(url)
 
 
-async def test_with_many_pending(postgres_url: str, store: AsyncStore) -> None:
-    """With 20,000 messages waiting, a claim reads what it takes, and no more."""
-    run(postgres_url, FILL.format(20_000))
+@pytest.mark.parametrize("keys", [50, 60_000])
+async def test_with_many_pending(postgres_url: str, store: AsyncStore, keys: int) -> None:
+    """With 60,000 messages waiting, of few keys or each of its own, a claim reads what it takes, and no more: also
+    where the planner knows nothing of the table.
+    """
+    fill(postgres_url, 60_000, keys)
     relay = AsyncRelay(store, "events", Discard("events", ""))
     assert await read_by_claims(postgres_url, store, relay) < MAX_READ
     await relay.close()
@@ -95,17 +111,29 @@ async def test_with_many_pending(postgres_url: str, store: AsyncStore) -> None:
 async def test_with_many_dead_rows(postgres_url: str, store: AsyncStore) -> None:
     """After 20,000 messages were sent, while an open transaction keeps every dead row, it reads no more than before."""
     with unvacuumed(postgres_url):
-        run(postgres_url, FILL.format(20_000))
+        fill(postgres_url, 20_000)
         relay = AsyncRelay(store, "events", Discard("events", ""))
         assert (await relay.run_once()).sent == 20_000
-        run(postgres_url, FILL.format(2000))
+        fill(postgres_url, 2000)
+        assert await read_by_claims(postgres_url, store, relay) < MAX_READ
+        await relay.close()
+
+
+async def test_after_many_second_tries(postgres_url: str, store: AsyncStore) -> None:
+    """After 20,000 messages were sent that were due again, while dead rows are kept, it reads no more than before."""
+    with unvacuumed(postgres_url):
+        run(postgres_url, ASIDE.format(heads=20_000, due=-60, keys=20_000, count=20_000))
+        relay = AsyncRelay(store, "events", Discard("events", ""))
+        while (await relay.run_once()).sent:
+            pass
+        fill(postgres_url, 2000)
         assert await read_by_claims(postgres_url, store, relay) < MAX_READ
         await relay.close()
 
 
 async def test_behind_a_poison_key(postgres_url: str, store: AsyncStore) -> None:
     """With 5,000 messages set aside behind a dead letter, a claim of others reads no more."""
-    run(postgres_url, FILL.format(3000))
+    fill(postgres_url, 3000)
     run(
         postgres_url,
         "INSERT INTO semel_outbox (id, aggregatetype, aggregateid, type, content_type, payload, state, ended_at) "
@@ -115,3 +143,25 @@ async def test_behind_a_poison_key(postgres_url: str, store: AsyncStore) -> None
     relay = AsyncRelay(store, "events", Discard("events", ""))
     assert await read_by_claims(postgres_url, store, relay) < MAX_READ
     await relay.close()
+
+
+@pytest.mark.parametrize("heads", [0, 10])
+async def test_beside_what_is_set_aside(postgres_url: str, store: AsyncStore, heads: int) -> None:
+    """Beside 60,000 that are ready, to free ten keys, and to settle ten that lead others, reads these keys alone."""
+    fill(postgres_url, 60_000, 60_000)
+    run(postgres_url, ASIDE.format(heads=heads, due=0, keys=10, count=2000))
+    relay = AsyncRelay(store, "events", Discard("events", ""))
+    before = await counted_when_all_have_left(postgres_url, store)
+    await relay.free()
+    claimed = await relay.claim(20, aside=False)
+    assert await relay.settle([Ending(message.id, "delivered") for message in claimed.messages]) > 10 * heads
+    assert await counted_when_all_have_left(postgres_url, store) - before < MAX_READ / SIZE * len(claimed.messages)
+    await relay.close()
+
+
+async def test_which_have_something_to_send(postgres_url: str, store: AsyncStore) -> None:
+    """Whether a destination has something to send is found without reading the 2,000 that wait for a later try."""
+    run(postgres_url, ASIDE.format(heads=2000, due=3600, keys=10, count=2000))
+    before = await counted_when_all_have_left(postgres_url, store)
+    assert await carry_out(store, OutboxStatements(messages_of(store)).pending(["events"], [0])) == []
+    assert await counted_when_all_have_left(postgres_url, store) - before < SIZE

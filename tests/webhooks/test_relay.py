@@ -15,9 +15,11 @@ import standardwebhooks
 from semel.core.webhook import new_secret
 from semel.errors import StoreUnavailable
 from semel.outbox import Outbox
+from semel.publishers.webhook import Webhook
 from semel.stores import AsyncStore, async_store
 from semel.webhooks.directory import WebhookDirectory
 from semel.webhooks.endpoints import AsyncEndpoints
+from semel.work import webhooks as work_webhooks
 from semel.work.relay import AsyncRelay
 from semel.work.webhooks import Webhooks, WebhooksReport
 from tests.webhooks.endpoint import Got, http, serving
@@ -195,3 +197,27 @@ async def test_a_database_that_is_down() -> None:
     assert service.interval == timedelta(seconds=1)
     await service.close()
     await away.close()
+
+
+async def test_endpoints_take_turns(
+    store: AsyncStore, url: str, on_database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An endpoint with much to send, and slow, has its place for one turn: then others that wait come first."""
+    monkeypatch.setattr(work_webhooks, "CONCURRENCY", 1)
+    monkeypatch.setattr(work_webhooks, "TURN", timedelta(0))
+    async with serving() as server:
+        service = Webhooks(store, allow_private=True)
+        table = AsyncEndpoints(store)
+        for name in ("acme", "zeta"):
+            await table.add(name, server.url(), secrets=["env:ACME_SECRET"])
+
+        def add(connection: Any) -> None:
+            for each in range(3 * Webhook.batch):
+                Outbox(url).add(connection, "order.paid", {"order": each}, to="acme")
+            Outbox(url).add(connection, "order.paid", {"order": "other"}, to="zeta")
+
+        on_database(add)
+        while len(server.requests) < 3 * Webhook.batch + 1:
+            await service.run_once()
+        await service.close()
+    assert [json.loads(each.body)["order"] for each in server.requests].index("other") == Webhook.batch

@@ -8,6 +8,9 @@ message's number is drawn after its transaction has its own (``add`` sees to tha
 
 While one transaction is left open that has written something, nothing becomes safe. Then walks begin where the last
 one found nothing left (*reached*), and look back to the safe place every few seconds, for what was committed late.
+
+Messages that are due again are in another index, by time. Where many dead entries are there, they are looked for from
+the first live one on, and from the beginning every few seconds.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ PATIENCE = 1.0
 #: The shortest time between two looks back; and what share of the time they may take.
 LOOK_BACK_EVERY = 2.0
 LOOK_BACK_SHARE = 0.05
+#: So many entries are read each time. A claim of the largest batch needs a few thousand.
+MAX_ENTRIES = 10_000
 #: How often a walk begins at the beginning: for rows that were not written by ``add``, and after a fail-over in which
 #: numbers went back.
 AFRESH_EVERY = 300.0
@@ -35,6 +40,10 @@ class Walk:
     xmin: int
     #: No transaction with this number or a higher one had begun.
     xmax: int
+    #: The time, in seconds since 1970 by the store's clock, before which nothing waits for its next try.
+    due: float = 0.0
+    #: How many index entries were read for all of it, dead ones included.
+    entries: int = 0
 
 
 class Cursor:
@@ -49,6 +58,21 @@ class Cursor:
         self._pending: tuple[int, int, float] | None = None
         self._look_back_at = 0.0
         self._afresh_at: float | None = None
+        self._due = 0.0
+        self._look_for_due_at = 0.0
+
+    def start_of_due(self, now: float) -> float:
+        """Return from which time on to look for what is due again: the beginning, unless much is dead there."""
+        return 0.0 if now >= self._look_for_due_at else self._due
+
+    def note_due(self, start: float, walk: Walk, began: float, now: float) -> None:
+        """Take note of a walk that looked for these from *start* on. What gets in before them is found later: a message
+        of a transaction that was long under way, or after a clock was set back.
+        """
+        self._due = walk.due
+        if start == 0.0:
+            pause = max(LOOK_BACK_EVERY, (now - began) / LOOK_BACK_SHARE)
+            self._look_for_due_at = now + pause if walk.entries > MAX_ENTRIES else now
 
     def start(self, now: float) -> int:
         """Return after which number to begin the next walk."""
@@ -62,7 +86,7 @@ class Cursor:
         """Begin at the beginning again."""
         self.safe = self._reached = self._highest = 0
         self._pending = None
-        self._look_back_at = now
+        self._look_back_at = self._look_for_due_at = now
         self._afresh_at = now + AFRESH_EVERY
 
     def note(self, start: int, walk: Walk, began: float, now: float) -> None:

@@ -39,6 +39,7 @@ MAX_SIGNATURES = 16
 #: As long as an id may be in the inbox.
 MAX_ID = 255
 
+_VERSIONS = frozenset({"v1", "v1a"})
 _ID = re.compile(rf"[!-~]{{1,{MAX_ID}}}")
 _SECONDS = re.compile(r"[0-9]{1,12}")
 _MALFORMED = "{} is missing, or can't be read."
@@ -282,7 +283,8 @@ def _standard(headers: Mapping[str, str], body: bytes) -> Signed:
         version, comma, encoded = each.partition(",")
         if not comma:
             raise WebhookMalformed(_MALFORMED.format("webhook-signature"))
-        found.append((version, _decoded(encoded, "webhook-signature")))
+        if version in _VERSIONS:  # A sender may be ahead of us, and sign in a newer way beside these.
+            found.append((version, _decoded(encoded, "webhook-signature")))
     return Signed(signed_content(message_id, sent, body), tuple(found), _seconds(sent, "webhook-timestamp"))
 
 

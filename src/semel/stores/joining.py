@@ -17,6 +17,9 @@ from semel.stores.statement import Joined
 T = TypeVar("T")
 Rows = Sequence[Sequence[Any]]
 
+#: Undefined table, column, schema.
+_NO_TABLE = frozenset({"42P01", "42703", "3F000"})
+
 
 @value
 class Joining:
@@ -126,6 +129,8 @@ def _sqlalchemy(connection: Any) -> Joining:
     text = import_module("sqlalchemy").text
 
     def fetch(joined: Joined[Any]) -> Rows:
+        if hasattr(connection, "get_bind"):
+            _check_sqlalchemy(connection.connection())
         result = connection.execute(text(joined.query.text), dict(joined.parameters))
         rows: Rows = result.all() if result.returns_rows else []
         return rows
@@ -137,6 +142,8 @@ def _async_sqlalchemy(connection: Any) -> Joining:
     text = import_module("sqlalchemy").text
 
     async def fetch(joined: Joined[Any]) -> Rows:
+        if hasattr(connection, "get_bind"):
+            _check_sqlalchemy(await connection.connection())
         result = await connection.execute(text(joined.query.text), dict(joined.parameters))
         rows: Rows = result.all() if result.returns_rows else []
         return rows
@@ -147,21 +154,23 @@ def _async_sqlalchemy(connection: Any) -> Joining:
 def _dialect_of(connection: Any) -> str:
     """Return the database below a connection or a session of SQLAlchemy's."""
     bound = connection.get_bind() if hasattr(connection, "get_bind") else connection
-    if _is_autocommit(bound):
-        raise _no_transaction('SQLAlchemy: an engine without isolation_level="AUTOCOMMIT"')
+    _check_sqlalchemy(bound)
     name: str = bound.dialect.name
     if name not in {"postgresql", "sqlite"}:
         raise ConfigurationError(f"SQLAlchemy is on {name} here; messages need PostgreSQL or SQLite.")
     return name
 
 
-def _is_autocommit(bound: Any) -> bool:
-    """Whether each statement commits by itself, as an engine or a connection says."""
+def _check_sqlalchemy(bound: Any) -> None:
+    """Refuse an engine or a connection that says that each statement commits by itself. A session's connection may
+    differ from its engine.
+    """
     below: Any = getattr(bound, "sync_connection", None) or bound
     options: Any = getattr(below, "get_execution_options", dict)()
     # What create_engine was given is in no option.
     said = options.get("isolation_level") or getattr(below.dialect, "_on_connect_isolation_level", None)
-    return str(said).upper() == "AUTOCOMMIT"
+    if str(said).upper() == "AUTOCOMMIT":
+        raise _no_transaction('SQLAlchemy: an engine without isolation_level="AUTOCOMMIT"')
 
 
 def _django(connection: Any) -> Joining:
@@ -177,6 +186,17 @@ def _django(connection: Any) -> Joining:
             return rows
 
     return Joining(connection.vendor, waits=False, fetch=fetch)
+
+
+def lacks_table(error: BaseException) -> bool:
+    """Whether an *error* of a statement says that its table is missing, or an old one, whichever driver raised it."""
+    around = (error, getattr(error, "orig", None), error.__cause__)
+    return any(
+        getattr(each, "sqlstate", None) in _NO_TABLE
+        or getattr(each, "pgcode", None) in _NO_TABLE
+        or (type(each).__module__ == "sqlite3" and str(each).startswith(("no such table", "no such column")))
+        for each in around
+    )
 
 
 def _no_transaction(how: str) -> ConfigurationError:

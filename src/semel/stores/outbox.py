@@ -134,8 +134,8 @@ class OutboxStatements:
         raise MessageReused(f"The outbox has another message with the id {message.id}: other content needs its own id.")
 
     def claim(self, to: str, token: bytes, lease: timedelta, limit: int, **how: Any) -> Statements[Claimed]:
-        """Take up to *limit* messages, and as many *bytes*, for as long as *lease*; see ``core/cursor.py`` for *after*
-        and *floor*. With *aside*, those that can't be taken because of another of their key are set aside.
+        """Take up to *limit* messages, and as many *bytes*, for as long as *lease*; see ``core/cursor.py`` for *after*,
+        *due_from* and *floor*. With *aside*, those that can't be taken because of another of their key are set aside.
         """
         due = max(1, limit // 2)
         if not self._is_postgres:
@@ -161,7 +161,8 @@ class OutboxStatements:
             "claim", to=to, token=token, lease=lease.total_seconds(), limit=limit, due=due, run=MAX_RUN, **how
         )
         messages = _messages(to, [(row[1], row[5], *row[6:]) for row in rest])
-        return Claimed(messages, Walk(first[0], first[1], first[3], first[4]), first[2], first[5])
+        walk = Walk(first[0], first[1], first[3], first[4], due=first[10], entries=int(first[6]))
+        return Claimed(messages, walk, first[2], first[5])
 
     def renew(self, ids: Sequence[str], token: bytes, lease: timedelta) -> Statements[int]:
         """Prolong the lease of messages; return how many are still held."""

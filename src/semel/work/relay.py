@@ -86,10 +86,12 @@ class Relay(StoreService[S_co, RelayReport]):
         batch: int = MAX_BATCH,
         keep: timedelta | None = None,
         publish_limit: timedelta = PUBLISH_LIMIT,
+        turn: timedelta = timedelta.max,
         is_woken: bool = True,
     ) -> None:
         """Send the messages of *store* that are *to* this destination, by *publisher*. With *keep*, what was sent stays
-        in the table for so long. One that is not woken by the database takes no connection for that, and polls.
+        in the table for so long. After *turn* a run claims no more, so that others may have theirs. One that is not
+        woken by the database takes no connection for that, and polls.
         """
         super().__init__(store, timedelta(seconds=POLLS[-1]))
         if lease <= timedelta():
@@ -102,6 +104,9 @@ class Relay(StoreService[S_co, RelayReport]):
         self._batch = batch
         self._keep = keep
         self._limit = publish_limit
+        self._turn = turn.total_seconds()
+        #: When this run claims no more; None: it has not begun to.
+        self._turn_ends: float | None = None
         self._cursor = Cursor()
         self._is_open = False
         self._token = b""
@@ -162,6 +167,7 @@ class Relay(StoreService[S_co, RelayReport]):
         return report
 
     async def _relay(self, ports: Relay[Any]) -> RelayReport:
+        self._turn_ends = None
         report = await relay(ports, self.to)
         if sinks():
             count(Relayed(self.to, report.sent, report.retried, report.dead, report.fenced))
@@ -184,7 +190,8 @@ class Relay(StoreService[S_co, RelayReport]):
     @property
     def batch(self) -> int:
         """How many messages to claim now."""
-        if self.is_left_alone:
+        is_over = self._turn_ends is not None and time.monotonic() >= self._turn_ends
+        if self.is_left_alone or is_over:
             return 0
         return 1 if self._failures else self._batch
 
@@ -192,7 +199,9 @@ class Relay(StoreService[S_co, RelayReport]):
         """Take messages, under a new token."""
         self._token = secrets.token_bytes(16)
         began = time.monotonic()
-        start = self._cursor.start(began)
+        if self._turn_ends is None:
+            self._turn_ends = began + self._turn
+        start, due_from = self._cursor.start(began), self._cursor.start_of_due(began)
         claimed = await self._ask(
             self._statements.claim(
                 self.to,
@@ -200,6 +209,7 @@ class Relay(StoreService[S_co, RelayReport]):
                 self._lease,
                 limit,
                 after=start,
+                due_from=due_from,
                 floor=self._cursor.safe,
                 bytes=MAX_BATCH_BYTES,
                 aside=aside,
@@ -207,7 +217,9 @@ class Relay(StoreService[S_co, RelayReport]):
         )
         self._held, self._renewed_at = [message.id for message in claimed.messages], began
         if claimed.walk is not None:
-            self._cursor.note(start, claimed.walk, began, time.monotonic())
+            ended = time.monotonic()
+            self._cursor.note(start, claimed.walk, began, ended)
+            self._cursor.note_due(due_from, claimed.walk, began, ended)
         return claimed
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:

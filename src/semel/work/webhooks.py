@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Container
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +22,9 @@ from semel.work.service import StoreService
 
 #: How many endpoints are sent to at once: most of them wait for others.
 CONCURRENCY = 50
+#: How long one of them is sent to before others that wait have its place: an endpoint that hangs, with thousands of
+#: webhooks to get, would have it for hours.
+TURN = timedelta(seconds=1)
 
 
 @value
@@ -104,15 +108,22 @@ class Webhooks(StoreService[AsyncStore, WebhooksReport]):
                     lease=self._lease,
                     keep=self._keep,
                     batch=publisher.batch,
+                    turn=TURN,
                     is_woken=False,
                 )
-        waiting = [name for name in endpoints if name not in self._running and not self._relays[name].is_left_alone]
-        for name in await self._pending(waiting):
-            if len(self._running) < CONCURRENCY:
-                self._running[name] = asyncio.ensure_future(self._relays[name].run_once())
+        waiting = [name for name in self._relays if self._may_run(name, endpoints)]
+        pending = frozenset(await self._pending(waiting))
+        for name in waiting:
+            if name in pending and len(self._running) < CONCURRENCY:
+                # Those that had a turn come last.
+                relay = self._relays[name] = self._relays.pop(name)
+                self._running[name] = asyncio.ensure_future(relay.run_once())
         if self._running:
             await asyncio.wait(self._running.values(), timeout=POLLS[3])
         return self._report(len(endpoints))
+
+    def _may_run(self, name: str, endpoints: Container[str]) -> bool:
+        return name in endpoints and name not in self._running and not self._relays[name].is_left_alone
 
     async def let_go(self) -> None:
         """Wait for what is under way, and disconnect."""

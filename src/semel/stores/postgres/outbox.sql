@@ -46,19 +46,26 @@ RETURNING 1
 -- Take messages of one destination: those that are due again first, then those that are ready, oldest first. Behind one
 -- that was freed and has not failed, the "run" of its key is taken, too.
 -- "walked" are the next ready ones that no relay has; "mine" those that are free, up to a number of bytes, and locked.
--- The first row of the answer tells where the walk began and ended, and which transactions run; the others are messages.
+-- The first row of the answer tells where the walk began and ended, and which transactions run; then how many entries of
+-- indexes were read, dead ones included, and the time before which nothing waits, with a second for what is committed
+-- just now (core/cursor.py). The others are messages.
 -- A run of messages of one key is taken together, up to the first that is not "mine". Whether there is an older one is
--- asked from :floor on, below which every message of the queue has ended.
+-- asked from :floor on, below which every message of the queue has ended. That is looked up by key and number, in the
+-- order of semel_outbox_order: a planner without statistics would rather walk along all that is ready, by number, for
+-- each key. To generate_series() it gives a thousand rows, which would be dear to sort; it makes one.
 -- coalesce() keeps the planner from reading a whole index of that state beside the primary key.
 -- With :aside, ready messages that can't be taken because of another of their key leave the queue; one that is due and
 -- has another of its key before it waits behind that in any case, or it would be found due again and again.
 -- = ANY (ARRAY[...]) is looked up for each, and can't be done by reading the whole table.
-WITH clock AS (
-    SELECT clock_timestamp() AS now
+WITH clock AS MATERIALIZED (
+    SELECT clock_timestamp() AS now, coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0) AS entries
+      FROM pg_catalog.pg_index
+     WHERE indrelid = CAST('semel_outbox' AS regclass)
 ), due AS MATERIALIZED (
     SELECT id, seq, aggregateid, attempts, octet_length(payload) AS size
       FROM semel_outbox
      WHERE aggregatetype = CAST(:to AS text) AND state = 'waiting' AND due_at <= (SELECT now FROM clock)
+       AND due_at >= to_timestamp(CAST(:due_from AS double precision))
        AND (lease_until IS NULL OR lease_until <= (SELECT now FROM clock))
      ORDER BY due_at
      LIMIT CAST(:due AS bigint)
@@ -104,11 +111,13 @@ WITH clock AS (
     SELECT aggregateid,
            (SELECT other.seq
               FROM semel_outbox AS other
-             WHERE other.aggregatetype = CAST(:to AS text) AND other.aggregateid = asked.aggregateid
-               AND other.state = 'ready' AND other.seq > CAST(:floor AS bigint)
+             CROSS JOIN generate_series(1, asked.once)
+             WHERE other.aggregatetype = CAST(:to AS text) AND other.state = 'ready' AND other.aggregateid IS NOT NULL
+               AND (other.aggregateid, other.seq) > (asked.aggregateid, CAST(:floor AS bigint))
+               AND (other.aggregateid, other.seq) < (asked.aggregateid, asked.last)
                AND other.id <> ALL (ARRAY(SELECT id FROM mine WHERE before < CAST(:bytes AS bigint)
                                              AND mine.aggregateid = asked.aggregateid))
-             ORDER BY other.seq
+             ORDER BY other.aggregateid, other.seq
              LIMIT 1) AS ready,
            (SELECT other.seq
               FROM semel_outbox AS other
@@ -118,7 +127,10 @@ WITH clock AS (
              ORDER BY other.seq
              LIMIT 1) AS aside,
            (SELECT min(due.seq) FROM due WHERE due.aggregateid = asked.aggregateid) AS due
-      FROM (SELECT DISTINCT aggregateid FROM mine WHERE aggregateid IS NOT NULL) AS asked
+      FROM (SELECT aggregateid, max(seq) FILTER (WHERE NOT is_due) AS last, 1 AS once
+              FROM mine
+             WHERE aggregateid IS NOT NULL
+             GROUP BY aggregateid) AS asked
 ), judged AS MATERIALIZED (
     SELECT mine.id, mine.seq, mine.is_due,
            before < CAST(:bytes AS bigint)
@@ -153,7 +165,15 @@ SELECT (SELECT seq FROM semel_outbox
          LIMIT 1), (SELECT max(seq) FROM walked), (SELECT count(*) FROM walked),
        CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint),
        CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint),
-       (SELECT count(*) FROM set_aside), NULL, NULL, NULL, NULL, NULL
+       (SELECT count(*) FROM set_aside),
+       CAST((SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid)) FROM pg_catalog.pg_index
+              WHERE indrelid = CAST('semel_outbox' AS regclass)) - (SELECT entries FROM clock) AS text),
+       NULL, NULL, NULL,
+       least((SELECT date_part('epoch', due_at) FROM semel_outbox
+               WHERE aggregatetype = CAST(:to AS text) AND state = 'waiting'
+                 AND due_at >= to_timestamp(CAST(:due_from AS double precision))
+               ORDER BY due_at
+               LIMIT 1), date_part('epoch', (SELECT now FROM clock))) - 1
  UNION ALL
 (SELECT NULL, seq, NULL, NULL, NULL, attempts, CAST(id AS text), type, payload,
         CAST(json_build_array(content_type, aggregateid, headers, traceparent) AS text), date_part('epoch', created_at)
@@ -176,7 +196,7 @@ SELECT count(*) FROM renewed
 -- Write back what became of a batch: only what this relay still has, by its token. Of each key that has made progress,
 -- the first that is behind becomes due.
 -- What was handed back stays as it was, and is free for any relay. The answer is how many messages were still held, and
--- which of them are dead.
+-- which of them are dead. An older one of its key is looked up as "claim" does.
 WITH asked AS MATERIALIZED (
     SELECT *
       FROM unnest(CAST(CAST(:ids AS text[]) AS uuid[]), CAST(:ends AS text[]), CAST(:pauses AS double precision[]),
@@ -219,7 +239,7 @@ WITH asked AS MATERIALIZED (
             SELECT next.id
               FROM progressed
              CROSS JOIN LATERAL (
-                SELECT id, state, seq
+                SELECT id, state, seq, 1 AS once
                   FROM semel_outbox AS aside
                  WHERE aside.aggregatetype = CAST(:to AS text) AND aside.aggregateid = progressed.aggregateid
                    AND aside.state IN ('waiting', 'behind', 'dead')
@@ -228,11 +248,16 @@ WITH asked AS MATERIALIZED (
                  LIMIT 1
              ) AS next
              WHERE next.state = 'behind'
-               AND NOT EXISTS (SELECT FROM semel_outbox AS older
-                                WHERE older.aggregatetype = CAST(:to AS text)
-                                  AND older.aggregateid = progressed.aggregateid
-                                  AND older.state = 'ready' AND older.seq < next.seq
-                                  AND older.id <> ALL (ARRAY(SELECT id FROM asked WHERE ending = 'delivered')))))
+               AND (SELECT older.seq
+                      FROM semel_outbox AS older
+                     CROSS JOIN generate_series(1, next.once)
+                     WHERE older.aggregatetype = CAST(:to AS text) AND older.state = 'ready'
+                       AND older.aggregateid IS NOT NULL
+                       AND (older.aggregateid, older.seq) > (progressed.aggregateid, 0)
+                       AND (older.aggregateid, older.seq) < (progressed.aggregateid, next.seq)
+                       AND older.id <> ALL (ARRAY(SELECT id FROM asked WHERE ending = 'delivered'))
+                     ORDER BY older.aggregateid, older.seq
+                     LIMIT 1) IS NULL))
        AND coalesce(state, '') = 'behind'
  RETURNING 1
 )
@@ -251,10 +276,10 @@ WITH keys AS MATERIALIZED (
              ORDER BY aggregateid, seq
              LIMIT CAST(:limit AS bigint)) AS listed
 ), heads AS MATERIALIZED (
-    SELECT keys.aggregateid, head.id, head.seq, head.state
+    SELECT keys.aggregateid, head.id, head.seq, head.state, head.once
       FROM keys
      CROSS JOIN LATERAL (
-        SELECT id, seq, state
+        SELECT id, seq, state, 1 AS once
           FROM semel_outbox AS head
          WHERE head.aggregatetype = CAST(:to AS text) AND head.aggregateid = keys.aggregateid
            AND head.state IN ('waiting', 'behind', 'dead')
@@ -268,10 +293,15 @@ WITH keys AS MATERIALIZED (
             SELECT heads.id
               FROM heads
              WHERE heads.state = 'behind'
-               AND NOT EXISTS (SELECT FROM semel_outbox AS older
-                                WHERE older.aggregatetype = CAST(:to AS text)
-                                  AND older.aggregateid = heads.aggregateid
-                                  AND older.state = 'ready' AND older.seq < heads.seq)))
+               AND (SELECT older.seq
+                      FROM semel_outbox AS older
+                     CROSS JOIN generate_series(1, heads.once)
+                     WHERE older.aggregatetype = CAST(:to AS text) AND older.state = 'ready'
+                       AND older.aggregateid IS NOT NULL
+                       AND (older.aggregateid, older.seq) > (heads.aggregateid, 0)
+                       AND (older.aggregateid, older.seq) < (heads.aggregateid, heads.seq)
+                     ORDER BY older.aggregateid, older.seq
+                     LIMIT 1) IS NULL))
        AND coalesce(state, '') = 'behind'
  RETURNING 1
 )
@@ -279,13 +309,13 @@ SELECT (SELECT max(aggregateid) FROM keys), (SELECT count(*) FROM freed)
 
 
 -- name: pending
--- Those of some destinations that have something to be sent now.
+-- Those of some destinations that have something to be sent now. The time is asked in a subquery, as "reap" does.
 SELECT asked.name
   FROM unnest(CAST(:names AS text[]), CAST(:after AS bigint[])) AS asked (name, after)
  WHERE EXISTS (SELECT FROM semel_outbox
                 WHERE aggregatetype = asked.name AND state = 'ready' AND seq > asked.after)
     OR EXISTS (SELECT FROM semel_outbox
-                WHERE aggregatetype = asked.name AND state = 'waiting' AND due_at <= clock_timestamp())
+                WHERE aggregatetype = asked.name AND state = 'waiting' AND due_at <= (SELECT clock_timestamp()))
 
 
 -- name: browse
