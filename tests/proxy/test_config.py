@@ -131,7 +131,9 @@ def test_mistakes(options: dict[str, Any], rules: dict[str, Any], word: str) -> 
         made(TYPED | {"store": STORE} | options, rules)
 
 
-@pytest.mark.parametrize("text", ["[proxy", "[proxies]\na = 1", "proxy = 1", '[proxy]\npath = "/a"\npaths = "/b"', None])
+@pytest.mark.parametrize(
+    "text", ["[proxy", "[proxies]\na = 1", "proxy = 1", '[proxy]\npath = "/a"\npaths = "/b"', None]
+)
 def test_bad_files(tmp_path: Path, text: str | None) -> None:
     """A file that can't be read is named, with the place of the mistake."""
     file = tmp_path / "semel.toml"
