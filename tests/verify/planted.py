@@ -210,12 +210,9 @@ class Shop:
                 raise Refused(problem(400, "malformed"))
         else:
             key = line
-        if self.has("key-cut"):
-            key = key[:MAX_KEY]
+        key = key[: SHORT_KEY if self.has("key-cut-short") else MAX_KEY if self.has("key-cut") else None]
         if not key or len(key) > MAX_KEY or not key.isascii() or not key.isprintable():
             raise Refused(problem(400, "key-invalid"))
-        if self.has("key-cut-short"):
-            key = key[:SHORT_KEY]
         return key.lower() if self.has("lower-cased-key") else key
 
     def account_of(self, asked: Asked, key: str | None) -> str:

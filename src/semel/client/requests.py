@@ -229,7 +229,7 @@ class _Exchange(Exchange):
             if response.status_code < _FINAL:
                 # http.client takes what is no 100 for the answer. The answer comes later, and must not be the next one.
                 response.raw.close()
-                raise requests.ConnectionError(f"Of the answer, only an interim one was read: {response.status_code}.")  # noqa: TRY301 - as a lost connection ends
+                raise requests.ConnectionError(f"Of the answer, only an interim one was read: {response.status_code}.")
             return self._read(response, self.now() + seconds)
         except requests.RequestException as error:
             failure = _failure(error)

@@ -182,12 +182,7 @@ class Protocol(HttpToolsProtocol):
         or lose it; so that is heard from a WebSocket only, which begins with a GET and has none. It is not heard behind
         a request that is not answered yet: the WebSocket would begin with the answer to that.
         """
-        if sum([len(name) + len(value) for name, value in self.headers]) + len(self.url) > MAX_HEAD:
-            raise ValueError("The head of the request is too long.")
-        if self.parser.get_http_version() not in _VERSIONS:
-            raise ValueError("Only HTTP/1.1 and HTTP/1.0 are spoken here.")
-        if b"#" in self.url:
-            raise ValueError("A fragment is the client's own.")  # It would be lost here; another server may see a path.
+        self._check_head()
         self._is_in_head = False
         self._bare = 0
         if self.parser.should_upgrade():
@@ -202,13 +197,24 @@ class Protocol(HttpToolsProtocol):
         elif self.url[:1] != b"/" and self.url != b"*":
             self._take_host()
         super().on_headers_complete()
+        if "raw_path" in self.scope:  # Else it is a WebSocket.
+            self._mend()
+
+    def _check_head(self) -> None:
+        if sum([len(name) + len(value) for name, value in self.headers]) + len(self.url) > MAX_HEAD:
+            raise ValueError("The head of the request is too long.")
+        if self.parser.get_http_version() not in _VERSIONS:
+            raise ValueError("Only HTTP/1.1 and HTTP/1.0 are spoken here.")
+        if b"#" in self.url:
+            raise ValueError("A fragment is the client's own.")  # It would be lost here; another server may see a path.
+
+    def _mend(self) -> None:
+        """Add what uvicorn leaves out of a scope, and see to what it does not know of HTTP/1.0."""
         scope: Any = self.scope
-        if "raw_path" not in scope:
-            return  # It is a WebSocket.
         if self.url.endswith(b"?") and not scope["query_string"]:
             scope[EMPTY_QUERY] = True
         if scope["http_version"] == "1.0":
-            self.cycle.waiting_for_100_continue = False  # It knows nothing of that, either (RFC 9110, 10.1.1).
+            self.cycle.waiting_for_100_continue = False  # RFC 9110, 10.1.1
             self.cycle.send = Unframed(self.cycle)  # type: ignore[method-assign]
 
     def on_body(self, body: bytes) -> None:
