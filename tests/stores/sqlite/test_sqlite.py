@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from semel.core.commands import (
+    AddCounts,
     Begin,
     Browse,
     Claim,
@@ -25,6 +26,7 @@ from semel.core.commands import (
     Look,
     Note,
     Now,
+    ReadCounts,
     ReadTrail,
     Reap,
     Reaped,
@@ -344,6 +346,19 @@ class TestBatches:
         verdicts = writer.execute(endings)
         assert [each for each in verdicts if each is Verdict.DONE] == [Verdict.DONE] * 4
         assert isinstance(verdicts[2], StoreRefused)
+        writer.close()
+
+    def test_a_file_without_counts(self, sqlite_url: str, path: Path) -> None:
+        """Without the table of counts, what is asked of it fails alone: requests do not depend on it."""
+        writer = Writer(locate(sqlite_url))
+        writer.open()
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("DROP TABLE semel_counts")
+        added, read, claimed, now = writer.execute([AddCounts({"ran": 1}), ReadCounts(60), a_claim(), Now()])
+        assert [type(added), type(read), type(claimed)] == [StoreNotReady, StoreNotReady, Hold]
+        assert not isinstance(now, Exception)
+        [found] = writer.execute([a_claim()])
+        assert isinstance(found, Found), "it was committed"
         writer.close()
 
     def test_commands_of_every_kind_share_a_batch(self, sqlite_url: str) -> None:

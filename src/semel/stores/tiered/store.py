@@ -5,7 +5,6 @@ how long, is in ``memory.py``; the cache in Redis is in ``cache.py``, which is i
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -86,10 +85,9 @@ class _Front:
         return notes
 
     @property
-    def ended(self) -> defaultdict[str, int]:
+    def ended(self) -> Any:
         """How many requests of this process have ended how: the durable store has the counts."""
-        ended: defaultdict[str, int] = self.durable.ended
-        return ended
+        return self.durable.ended
 
     @property
     def dialect(self) -> Dialect | None:
