@@ -26,6 +26,7 @@ from semel.console.threads import MAX_THREADS, PAGE_SECONDS, AllBusy, Threads
 from semel.console.views import Refused, Views
 from semel.errors import ConfigurationError, StoreError, StoreUnavailable
 from semel.stores import AsyncStore, Store, store
+from semel.stores.forks import start_afresh_in_children
 
 logger = logging.getLogger("semel.console")
 
@@ -73,8 +74,13 @@ class Site(Views):
         self._failures = Failures()
         #: Sessions that were ended by a log-out here. Other processes know nothing of them.
         self._ended: dict[str, None] = {}
-        self._mutex = threading.Lock()
         self._clock = clock
+        self.start_afresh()
+        start_afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Have a lock that no thread of a parent has."""
+        self._mutex = threading.Lock()
 
     def respond(self, request: Request) -> Response:
         """Answer *request*, whatever it is."""
