@@ -488,6 +488,10 @@ class TestTrouble:
             ("sqlite://semel.db", "names a host, 'semel.db'"),
             ("sqlite:///semel.db?tables=x", "tables. There are audit and table"),
             ("sqlite:///semel.db?table=x;drop", "not a table name"),
+            ("sqlite:///semel.db?table=order", "'order' is a word of SQL"),
+            ("sqlite:///semel.db?table=sqlite_keys", "'sqlite_keys' is a word of SQL"),
+            ("sqlite:///semel.db?table=semel_audit", "'semel_audit' is a name that Semel itself uses"),
+            ("sqlite:///semel.db?table=judged", "'judged' is a name that Semel itself uses"),
             ("sqlite:///semel.db?audit=yes", "audit=yes. It is on, all, replays or off"),
         ],
     )
