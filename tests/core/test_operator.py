@@ -113,6 +113,9 @@ def test_durations() -> None:
 
 def test_untrusted_text() -> None:
     """What could move a cursor, or turn text around, is escaped; what was escaped is read back."""
+    unseen = "\u061c\u200b\u2028\u2029\u2060\ufeff"
+    assert typed(unseen) == "\\u061c\\u200b\\u2028\\u2029\\u2060\\ufeff", "each breaks a line, or is not seen"
+    assert (as_typed(typed(unseen)), len(safe(unseen).splitlines())) == (unseen, 1)
     text = "a\tb\\\x1b\u202e\ud800"
     assert safe(text) == "a b\\\\x1b\\x202e\\xd800"
     assert typed(text) == "a\\tb\\\\\\x1b\\u202e\\ud800"

@@ -13,7 +13,7 @@ RESERVED = frozenset(
     localtimestamp natural not nothing notnull null offset on only or order outer overlaps placing primary
     references returning right select session_user set similar some symmetric table tablesample then to trailing
     transaction true union unique update user using values variadic verbose when where window with
-    """.split()
+    """.split()  # noqa: SIM905 - it is read by people
 )
 
 #: Names of parts (``WITH judged AS …``) of Semel's own statements, which would hide a table of that name.
@@ -23,7 +23,7 @@ PARTS = frozenset(
     followed found free freed given_up gone heads judged kept keys lock locked mine moved names newest noted old
     oldest one parked progressed ready renewed resolved run saved set_aside start stripped swept taken target
     troubled unfinished unsent walked wanted watermark won written
-    """.split()
+    """.split()  # noqa: SIM905 - it is read by people
 )
 
 #: How names begin that belong to a database itself.
