@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from hmac import compare_digest
+from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
 
@@ -88,6 +89,9 @@ class Site(Views):
             response = self._answer(request)
         except Refused as refused:
             response = self.refusal(request, refused.status, refused.title, str(refused))
+            if refused.status == HTTPStatus.METHOD_NOT_ALLOWED:
+                # A page that takes a form says no to what is neither.
+                response = response.plus(("allow", "GET, HEAD" if request.method == "POST" else "GET, HEAD, POST"))
         except StoreError as error:
             newer = None if isinstance(error, StoreUnavailable) else self.reader.newer()
             said = " ".join(filter(None, (newer, str(error))))
