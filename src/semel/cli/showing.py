@@ -221,12 +221,10 @@ def _cells(record: Record) -> Iterator[Text]:
 
 
 def _ends(record: Record) -> Text:
-    if record.is_free:
-        return Text(f"free {brief(record.lease_left or timedelta(0))}")
-    if record.is_stuck:
-        return Text(f"stuck {brief(record.lease_left or timedelta(0))}", STUCK_STYLE)
     if record.lease_left is not None:
-        return Text(f"lease {brief(record.lease_left)}")
+        is_stuck = record.is_stuck and not record.is_free
+        what = "free" if record.is_free else "stuck" if is_stuck else "lease"
+        return Text(f"{what} {brief(record.lease_left)}", STUCK_STYLE if is_stuck else "")
     if record.is_expired:
         return Text(f"expired {brief(record.retention_left)}", "dim")
     if record.state is State.UNKNOWN:
