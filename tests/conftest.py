@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import hypothesis
@@ -16,6 +17,7 @@ import pytest
 import redis
 
 from semel import stores
+from semel.stores import endings
 from tests.databases import Databases, Prepared
 from tests.kit import servers
 from tests.kit.shared import shared
@@ -53,6 +55,10 @@ def pytest_xdist_auto_num_workers() -> int:
         return 1  # Some tests look at what the whole server does, and there is one for all.
     cores = os.cpu_count() or 1
     return min(cores + max(1, cores // 2), MAX_WORKERS)
+
+
+# A thread beside the tests would add what one test has counted while another looks at the log, or at its connections.
+endings.COUNT_INTERVAL = timedelta(days=1)
 
 
 @pytest.fixture(autouse=True)

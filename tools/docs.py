@@ -241,7 +241,8 @@ def happenings() -> Iterator[str]:
     """What is logged."""
     yield from _head("`semel_event`", "level", "fields", "what it means")
     for event, level in logs._LEVELS.items():  # noqa: SLF001 - this table is what is documented
-        names = ", ".join(f"`semel_{field.name}`" for field in dataclasses.fields(event))
+        logged = (field.name for field in dataclasses.fields(event))
+        names = ", ".join(f"`semel_{name}`" for name in logged if name not in getattr(event, "unlogged", ()))
         yield _row(f"`{event.__name__}`", logging.getLevelName(level), names, _said(event))
 
 

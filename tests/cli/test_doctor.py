@@ -183,6 +183,48 @@ def test_an_app_that_ends_the_program(semel: Semel, tmp_path: Path, where: str) 
     assert "SystemExit" in ended.stderr
 
 
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("import time; time.sleep(1000)", "shop is not imported after 0.5 s"),
+        ("input('Which database? ')", "shop can't be imported: EOFError"),
+    ],
+    ids=["hangs", "asks"],
+)
+def test_an_app_that_does_not_get_ready(line: str, says: str, tmp_path: Path) -> None:
+    """An app that waits for something when it is imported is told in one line, and nothing waits with it."""
+    (tmp_path / "shop.py").write_text(line)
+    hasty = "from semel.cli import doctor, main; doctor.IMPORT_SECONDS = 0.5; main.main()"
+    command = [sys.executable, "-c", hasty, "doctor", "--app", "shop:app", "--json"]
+    reading, writing = os.pipe()  # No one types.
+    with closing(os.fdopen(reading)), closing(os.fdopen(writing, "w")):
+        done = subprocess.run(
+            command, cwd=tmp_path, stdin=reading, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_app_that_prints(semel: Semel, file_url: str, tmp_path: Path) -> None:
+    """What an app prints is no part of the report: with --json, a program can read that."""
+    chatty = "import os, subprocess\nprint('Hello')\nsubprocess.run(['echo', 'from a child'])\nos.write(1, b'raw')\n"
+    (tmp_path / "shop.py").write_text(chatty + APP.format(url=file_url, scope="print('scope') or 'all'"))
+    done = semel("doctor", "--app", "shop:app", "--json")
+    assert json.loads(done.stdout)["findings"]
+    assert "Hello" in done.stderr
+    assert "from a child" in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_an_app_that_forks(semel: Semel, file_url: str, tmp_path: Path) -> None:
+    """A child that an app leaves behind when it is imported reports nothing."""
+    (tmp_path / "shop.py").write_text("import os\nos.fork()\n" + APP.format(url=file_url, scope="request.path"))
+    done = semel("doctor", "--app", "shop:app", "--json")
+    assert json.loads(done.stdout)["findings"]
+
+
 #: An application that ends the program when one of its attributes is read.
 LEAVING = """
 class App:

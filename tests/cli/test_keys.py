@@ -16,9 +16,10 @@ from uuid import UUID
 
 import pytest
 
-from semel.core.commands import Claim, Complete, Mark, Note, Park, TakeOver, Verdict
+from semel.core.commands import Claim, Complete, Mark, Note, Park, Save, TakeOver, Verdict
 from semel.core.message import Answer, Head, Request
 from semel.core.record import Hold, Milestone
+from semel.core.recovery import Done, Progress
 from semel.core.state import Event
 from semel.stores import Store, store
 from semel.testing import Clock
@@ -244,6 +245,22 @@ def test_show_json(semel: Semel, url: str) -> None:
 def test_show_stuck(semel: Semel, url: str) -> None:
     """A key whose worker is gone says since when."""
     assert re.search(r"^stuck since +.* ago\)$", semel("keys", "show", "stuck", "--store", url).stdout, re.MULTILINE)
+
+
+def test_a_key_that_was_freed_half_way(semel: Semel, sqlite_url: str) -> None:
+    """After a sweep, an operation with steps is free, and not stuck: there is nothing to type about it any more."""
+    with store(sqlite_url) as keys:
+        keys.migrate()
+        hold = claim(keys, "half-way")
+        keys.perform(Save(hold, Progress((Done("phase", "ordered", 7),))))
+    Clock(sqlite_url).advance(2 * LONG)
+    assert "half-way" in semel("keys", "list", "--state", "stuck", "--store", sqlite_url).stdout
+    assert "1 freed" in semel("sweep", "--store", sqlite_url).stdout
+    assert "half-way" not in semel("keys", "list", "--state", "stuck", "--store", sqlite_url).stdout
+    assert "  free 1h" in semel("keys", "list", "--store", sqlite_url).stdout
+    shown = semel("keys", "show", "half-way", "--store", sqlite_url).stdout
+    assert re.search(r"^free since +.* ago\)$", shown, re.MULTILINE)
+    assert "semel sweep" not in shown
 
 
 def test_show_accepted(semel: Semel, url: str) -> None:

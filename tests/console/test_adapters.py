@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import re
 import threading
 from pathlib import Path
@@ -146,6 +147,31 @@ def test_stores_that_do_not_answer_under_wsgi() -> None:
     store.may_answer.set()
     while asked(app, "/operations")[0] != "200 OK":
         pass
+    app.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child(url: str) -> None:
+    """A console that has served before its process is forked goes on in the child, with threads of its own."""
+    app = WSGIConsole(url, auth=ada)
+    assert asked(app, "/")[0] == "200 OK"
+    app._threads._seconds = 5.0
+    site = app.site
+    locks = [site._mutex, site._failures._mutex, site.samples._mutex, site._actor._mutex, app._threads._mutex]
+    for each in locks:
+        each.acquire()  # Other threads have them at that moment.
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            status = 0 if asked(app, "/operations")[0] == "200 OK" and asked(app, "/")[0] == "200 OK" else 1
+        finally:
+            os._exit(status)
+    for each in locks:
+        each.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert asked(app, "/operations")[0] == "200 OK"
     app.close()
 
 

@@ -36,6 +36,7 @@ from semel.stores.memory import MemoryStore
 from semel.stores.outbox import OutboxStatements
 from semel.stores.webhooks import EndpointStatements
 from semel.webhooks import Endpoints
+from semel.work import Sweeper
 from tests.console.visitor import ALL, Visitor, header, named, operation, text_of
 from tests.console.world import EXPORT, FINISHED, NASTY, NASTY_BODY, PARKED, SCOPE, STUCK, World, claim, fill
 from tests.stores.colours import wait_until
@@ -238,9 +239,11 @@ class TestAccess:
 
     def test_methods(self, visitor: Visitor) -> None:
         """A page is read, or takes a form; HEAD has no body; anything else is refused."""
-        assert visitor._ask("PUT", "/", b"", {}).status == 405
+        refused = visitor._ask("PUT", "/", b"", {})
+        assert (refused.status, dict(refused.headers)["allow"]) == (405, "GET, HEAD, POST")
         visitor.get("/")
-        assert visitor.post("/operations").status == 405
+        refused = visitor.post("/operations")
+        assert (refused.status, dict(refused.headers)["allow"]) == (405, "GET, HEAD")
         head = visitor._ask("HEAD", "/", b"", {})
         assert (head.status, head.body) == (200, b"")
 
@@ -599,6 +602,15 @@ class TestActions:
         response = visitor.act(f"{operation(PARKED)}/not-applied", reason="  ")
         assert response.status == 422
         assert "Say why" in text_of(response)
+
+    def test_free(self, visitor: Visitor, world: World) -> None:
+        """An operation that was swept half-way is free: it is no trouble, and no page calls it stuck."""
+        assert "its worker is gone" in text_of(visitor.get("/"))
+        assert Sweeper(world.store).run_once().freed == 1
+        said = text_of(visitor.get(operation(STUCK)))
+        assert "It was given back half-way, and is free" in said
+        assert "Free since" in said
+        assert "its worker is gone" not in text_of(visitor.get("/"))
 
     def test_release(self, visitor: Visitor, world: World) -> None:
         """A freed key is gone, and the trail has the user and the reason."""

@@ -38,7 +38,8 @@ PARKED = Record(
 ENDED = replace(PARKED, state=State.COMPLETE, answer=Answer(200), completed_at=NOW, steps=None)
 PENDING = replace(PARKED, state=State.PENDING, is_accepted=True, steps=None)
 LIVE = replace(PARKED, state=State.PROCESSING, lease_expires_at=NOW + MINUTE, lease_left=MINUTE)
-STUCK = replace(LIVE, lease_left=-MINUTE, steps=None)
+STUCK = replace(LIVE, lease_left=-MINUTE, steps=None, token=b"t" * 16)
+FREE = replace(STUCK, token=bytes(16))
 
 
 def test_releasing() -> None:
@@ -64,7 +65,8 @@ def test_resolving() -> None:
 
 
 @pytest.mark.parametrize(
-    "record, word", [(ENDED, "has ended"), (PENDING, "waits"), (STUCK, "No worker"), (LIVE, "in progress")]
+    "record, word",
+    [(ENDED, "has ended"), (PENDING, "waits"), (STUCK, "No worker"), (FREE, "is free"), (LIVE, "in progress")],
 )
 def test_nothing_to_resolve(record: Record, word: str) -> None:
     """It is said why there is nothing to resolve."""
@@ -102,6 +104,7 @@ def test_commands() -> None:
         f"semel keys release {name}",
     ]
     assert operator.commands_for(STUCK)[-1] == "semel sweep"
+    assert "semel sweep" not in operator.commands_for(FREE), "it was swept"
     assert operator.commands_for(PENDING)[-1] == "semel work --app MODULE:NAME"
 
 
@@ -113,6 +116,9 @@ def test_durations() -> None:
 
 def test_untrusted_text() -> None:
     """What could move a cursor, or turn text around, is escaped; what was escaped is read back."""
+    unseen = "\u061c\u200b\u2028\u2029\u2060\ufeff"
+    assert typed(unseen) == "\\u061c\\u200b\\u2028\\u2029\\u2060\\ufeff", "each breaks a line, or is not seen"
+    assert (as_typed(typed(unseen)), len(safe(unseen).splitlines())) == (unseen, 1)
     text = "a\tb\\\x1b\u202e\ud800"
     assert safe(text) == "a b\\\\x1b\\x202e\\xd800"
     assert typed(text) == "a\\tb\\\\\\x1b\\u202e\\ud800"

@@ -1,12 +1,16 @@
-"""Requests to Django, as telemetry has them."""
+"""Requests to Django, as telemetry and the console have them."""
 
+import asyncio
 from typing import Any
 
 import pytest
 from django.http import JsonResponse
+from django.test.utils import setup_test_environment, teardown_test_environment
 from django.urls import path
 
-from semel.django import idempotent
+from semel.core.commands import ReadCounts
+from semel.django import conf, idempotent
+from semel.stores.django import AsyncDjangoStore, DjangoStore
 from tests.django import project
 from tests.django.entry import ASGI, WSGI, Visitor, everybody
 from tests.telemetry.conftest import Seen, seen, used
@@ -35,3 +39,24 @@ def test_requests(sqlite: str, under: str, view: Any, seen: Seen) -> None:
             assert Visitor(under).post("/orders/3").status_code == 200
     assert seen.outcomes == ["ran", "replayed"]
     assert {(each.endpoint, each.door) for each in seen.requests} == {("POST /orders/<int:number>", "django")}
+
+
+@pytest.mark.parametrize("view", [order, aorder], ids=["sync", "async"])
+def test_counts(sqlite: str, view: Any) -> None:
+    """How requests end is added to the store's counts, in either colour; and in a test run it is not."""
+    with project.serving([path("orders/<int:number>", view)], MIDDLEWARE=[OURS], SEMEL={"SCOPE": everybody}):
+        assert Visitor(ASGI).post("/orders/3").status_code == 200
+        store = conf.async_store()
+        assert isinstance(store, AsyncDjangoStore)
+        asyncio.run(store.close())
+        conf.store().close()
+        added = {outcome: number for _, outcome, number in conf.store().perform(ReadCounts(60)).counts}
+    assert added == {"ran": 1, "added": 1}
+    setup_test_environment()
+    try:
+        tried = DjangoStore()
+        tried.ended["ran"] += 1
+        tried.close()
+        assert {outcome: number for _, outcome, number in tried.perform(ReadCounts(60)).counts} == added
+    finally:
+        teardown_test_environment()

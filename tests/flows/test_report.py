@@ -40,7 +40,7 @@ UNREACHABLE = StoreUnavailable("no route", was_sent=True)
 
 BEGIN: list[Line] = [(NameScope, "alice"), (ReadBody, BODY)]
 TOLD: Line = (Tell, None)
-RUN: list[Line] = [TOLD, (RunUnguarded, 201)]
+RUN: list[Line] = [(RunUnguarded, 201), TOLD]
 
 
 def head(key: str | None = KEY, *more: tuple[bytes, bytes]) -> Head:
@@ -66,7 +66,7 @@ def told(result: Played[Reply]) -> list[Any]:
 
 
 def assert_ran(result: Played[Reply], outcome: Outcome, key: str | None = SHORT, *, hold: Hold | None = None) -> None:
-    """The handler ran once, of its own accord, and one outcome was told before."""
+    """The handler ran once, of its own accord, and one outcome was told."""
     assert result.result == Done()
     assert [each for each in told(result) if isinstance(each, Reported)] == [Reported(key, outcome, "POST /orders/*")]
     runs = [each for each in result.commands if isinstance(each, RunUnguarded)]
@@ -103,7 +103,7 @@ def test_nobody_is_bothered() -> None:
 @pytest.mark.parametrize("verdict", [Verdict.DONE, Verdict.FENCED])
 def test_endings(status: int | None, ending: Any, verdict: Verdict) -> None:
     """A key is ended or freed as the same status would have it; an exception counts as a server error."""
-    result = played([*BEGIN, (Claim, HOLD), TOLD, (RunUnguarded, status), (type(ending), verdict)])
+    result = played([*BEGIN, (Claim, HOLD), (RunUnguarded, status), TOLD, (type(ending), verdict)])
     assert result.commands[-1] == ending
     assert result.result == Done()
 
@@ -111,7 +111,7 @@ def test_endings(status: int | None, ending: Any, verdict: Verdict) -> None:
 def test_server_errors_by_policy() -> None:
     """Where the policy frees server errors, so does its report."""
     policy = Policy(enforcement="report", server_errors="release")
-    result = played([*BEGIN, (Claim, HOLD), TOLD, (RunUnguarded, None), (Release, Verdict.DONE)], policy)
+    result = played([*BEGIN, (Claim, HOLD), (RunUnguarded, None), TOLD, (Release, Verdict.DONE)], policy)
     assert result.commands[-1] == Release(HOLD)
 
 
@@ -275,7 +275,19 @@ def test_interrupted_before_the_claim(script: list[Line]) -> None:
 def test_interrupted_while_the_handler_runs() -> None:
     """A handler that is cancelled is not run again behind, and what it did is not known: its lease ends the record."""
     with pytest.raises(Interrupted):
-        played([*BEGIN, (Claim, HOLD), TOLD, (RunUnguarded, Interrupted())])
+        played([*BEGIN, (Claim, HOLD), (RunUnguarded, Interrupted()), TOLD])
+
+
+@pytest.mark.parametrize("endpoint", ["POST /orders/{number}", None])
+def test_endpoint(endpoint: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The route's template is told, which is known once the handler has run; where that fails, it is left out."""
+
+    def asked() -> str:
+        assert endpoint, "a framework's mistake"
+        return endpoint
+
+    monkeypatch.setattr(PORTS, "endpoint", asked)
+    assert told(played(RUN, key=None)) == [Reported(None, "keyless", "POST /orders/*", endpoint)]
 
 
 @pytest.mark.parametrize("answer", [Verdict.DONE, UNREACHABLE], ids=["done", "failed"])

@@ -1,14 +1,12 @@
 """Sweeping, reaping and resolving: what is asked for, in what order, and what is counted."""
 
 import json
-from collections import defaultdict
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from semel.core.commands import (
-    AddCounts,
     Discard,
     FindStuck,
     Note,
@@ -40,7 +38,6 @@ from semel.flows.upkeep import (
     ReapReport,
     SurveyReport,
     SweepReport,
-    add_counts,
     hold_of,
     reap,
     release,
@@ -366,19 +363,3 @@ def test_a_survey_that_fails() -> None:
     report = play(survey(PORTS), [(Survey, CUT_SHORT)]).result
     assert (report.survey, report.error, report.is_idle) == (None, CUT_SHORT, False)
     assert str(report) == "could not survey the store: time-out"
-
-
-def test_counts() -> None:
-    """What was counted is moved to the store in one command, and is not for the log."""
-    ended = defaultdict(int, {"ran": 2, "replayed": 1})
-    played = play(add_counts(PORTS, ended), [(AddCounts, None)])
-    assert played.commands == (AddCounts({"ran": 2, "replayed": 1, "added": 1}),)
-    assert (str(played.result), played.result.is_idle, dict(ended)) == ("counted 3 requests", True, {})
-
-
-def test_counts_that_can_not_be_added() -> None:
-    """They are dropped, since the next minute is another one; and that is said."""
-    ended = defaultdict(int, {"ran": 2})
-    report = play(add_counts(PORTS, ended), [(AddCounts, CUT_SHORT)]).result
-    assert (str(report), report.is_idle) == ("could not add to the counts: time-out", False)
-    assert not ended

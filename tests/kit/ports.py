@@ -112,6 +112,9 @@ class CommandPorts:
     def tell(self, happening: Happening) -> None:
         self.said.append(Tell(happening))
 
+    def endpoint(self) -> str | None:
+        return None
+
     def announce(self, scope: str, key: str, found: Found) -> None:
         self.said.append(Announce(scope, key, found))
 

@@ -14,6 +14,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from semel.core.commands import ReadCounts
 from semel.stores import store
 from tests.kit import servers
 
@@ -88,6 +89,16 @@ def test_workers_are_added_up(tmp_path: Path, more: tuple[str, ...]) -> None:
             with suppress(httpx.TransportError):
                 paid(client)
         assert counted(client) >= sent
+
+
+@pytest.mark.parametrize("more", [(), ("--preload",), ("--threads", "2")], ids=["", "preload", "threads"])
+def test_what_was_counted_is_added_at_the_end(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """A server that is told to stop has added how all of its requests ended to the store's counts."""
+    with gunicorn(tmp_path, *more) as client:
+        for _ in range(10):
+            paid(client)
+    with store(f"sqlite:///{tmp_path}/shop.db") as keys:
+        assert sum(number for _, outcome, number in keys.perform(ReadCounts(60)).counts if outcome == "ran") == 10
 
 
 def _serving(folder: Path) -> set[int]:

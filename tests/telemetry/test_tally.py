@@ -80,13 +80,15 @@ def test_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "semel")
     tally = Tally()
     for outcome in ("new", "keyless", "replay", "mismatch"):
-        tally.tell(Reported("abc", outcome, "POST /orders"))
+        tally.tell(Reported("abc", outcome, "POST /orders/alice", "POST /orders/{id}"))
     tally.tell(PersonalKey("abc"))
     levels = [record.levelname for record in caplog.records]
     assert levels == ["DEBUG", "DEBUG", "INFO", "INFO", "WARNING"]
     replay = caplog.records[2].__dict__
-    fields = {name: replay[f"semel_{name}"] for name in ("event", "key", "outcome", "route")}
-    assert fields == {"event": "Reported", "key": "abc", "outcome": "replay", "route": "POST /orders"}
+    fields = {name: replay[f"semel_{name}"] for name in ("event", "key", "outcome", "endpoint")}
+    assert fields == {"event": "Reported", "key": "abc", "outcome": "replay", "endpoint": "POST /orders/{id}"}
+    assert "alice" not in caplog.text
+    assert list(tally.snapshot().routes) == ["POST /orders/{id}"]
 
 
 def test_failures_are_told_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:

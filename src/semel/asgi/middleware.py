@@ -98,7 +98,7 @@ class IdempotencyMiddleware:
             pattern=self.routes.pattern_at,
         )
         self.workers = (
-            AsyncWorkers(Plan(concurrency=concurrency).services_of_app(self.store, self.finish, self.backlog))
+            AsyncWorkers(Plan(concurrency=concurrency).services(self.store, self.finish, self.backlog))
             if work
             else None
         )
@@ -213,6 +213,7 @@ class _Lifespan:
             except Exception as error:
                 await self._send({"type": "lifespan.startup.failed", "message": str(error)})
                 raise
+            store.ended.begin()  # Not only with the first request: until then there were none, which is known, too.
             if self._middleware.workers is not None:
                 self._middleware.workers.start()
         elif message["type"].startswith("lifespan.shutdown."):

@@ -8,8 +8,12 @@ with 3 if the command line is wrong. ``--fail-on`` says which checks count.
 from __future__ import annotations
 
 import json
+import os
+import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from difflib import get_close_matches
 from itertools import groupby
 from typing import Annotated, Any
@@ -23,7 +27,7 @@ from typer.core import TyperGroup
 
 from semel.cli.address import USUAL_FILE, VARIABLE, checked, named
 from semel.cli.application import imported
-from semel.cli.judging import JudgingCommand, end
+from semel.cli.judging import USAGE, JudgingCommand, end
 from semel.cli.output import JsonOption, put, safe, width
 from semel.doctor import CHECKS, Check, Finding, Report, Severity, Verdict, examine
 from semel.errors import ConfigurationError
@@ -31,6 +35,8 @@ from semel.errors import ConfigurationError
 STATUSES = {Verdict.OK: 0, Verdict.WRONG: 1, Verdict.CANNOT_TELL: 2}
 COLOURS = {Verdict.OK: "green", Verdict.WRONG: "bold red", Verdict.CANNOT_TELL: "yellow"}
 SEVERITIES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow"}
+#: How long an application may take to be imported: longer than any server waits for one.
+IMPORT_SECONDS = 60.0
 #: The command that is meant where none is named.
 USUAL = "run"
 
@@ -79,8 +85,9 @@ def run(
     Exits with 0 if nothing is wrong, 1 if something is, 2 if it could not be told, 3 if the usage is wrong.
     """
     try:
-        application = _imported(app_name) if app_name else None
-        report = examine(_store(url, has_app=application is not None), app=application, only=only or ())
+        with _kept_apart() if app_name else nullcontext():
+            application = _imported(app_name) if app_name else None
+            report = examine(_store(url, has_app=application is not None), app=application, only=only or ())
     except (ConfigurationError, ImportError) as error:
         end(error)
     except SystemExit as ended:
@@ -128,15 +135,54 @@ def explain(name: CheckArgument, *, as_json: JsonOption = False) -> None:
     _put(Text(f"{check.name}: {check.title}", style="bold"), _pairs(rows))
 
 
+@contextmanager
+def _kept_apart() -> Iterator[None]:
+    """Keep an application out of the report, and from waiting for a person: what it prints, and what its children
+    print, goes to stderr; it has nothing to read; and a child that it forks does not go on here.
+    """
+    process = os.getpid()
+    sys.stdout.flush()
+    kept = []
+    with suppress(OSError):  # One of them may be closed.
+        kept = [(stream, os.dup(stream)) for stream in (0, 1)]
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if os.getpid() != process:
+            os._exit(0)
+        sys.stdout.flush()
+        for stream, copy in kept:
+            os.dup2(copy, stream)
+            os.close(copy)
+
+
+def _give_up(module: str) -> None:
+    """End the program: a thread that hangs in an import can't be stopped otherwise."""
+    said = f"semel: {module} is not imported after {IMPORT_SECONDS:g} s. What does it wait for, at its top level?\n"
+    os.write(2, said.encode(errors="replace"))
+    os._exit(USAGE)
+
+
 def _imported(name: str) -> Any:
+    module = name.partition(":")[0]
+    # The import is in this thread, since an application may handle signals; so it is another one that keeps the time.
+    timer = threading.Timer(IMPORT_SECONDS, _give_up, [module])
+    timer.daemon = True
+    timer.start()
     try:
         return imported(name)
     except (ConfigurationError, ImportError):
         raise
     except Exception as error:
         # It is the application's own, and may be anything: a database that is away, a variable that is not set.
-        module = name.partition(":")[0]
         raise ConfigurationError(f"{module} can't be imported: {type(error).__name__}: {error}") from error
+    finally:
+        timer.cancel()
 
 
 def _store(url: str | None, *, has_app: bool) -> str | None:

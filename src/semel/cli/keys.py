@@ -119,10 +119,10 @@ def _listed(keys: Store, state: Shown | None, scope: str | None, limit: int) -> 
         return newest + tuple(record for record in parked if (record.scope, record.key) not in listed)
     if state is not Shown.STUCK:
         return newest_of(keys, limit, scope, State(state.value))
-    found = keys.perform(FindStuck(limit if scope is None else max(limit, MAX_BATCH), with_no_token=True))
+    found = keys.perform(FindStuck(limit if scope is None else max(limit, MAX_BATCH)))
     holds = [each.hold for each in found if scope in {None, each.hold.scope}]
     looked = (keys.perform(Look(hold.scope, hold.key)) for hold in holds[:limit])
-    return tuple(record for record in looked if record is not None and record.is_stuck)
+    return tuple(record for record in looked if record is not None and record.is_stuck and not record.is_free)
 
 
 def newest_of(keys: Store, limit: int, scope: str | None, state: State | None = None) -> tuple[Record, ...]:

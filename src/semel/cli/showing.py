@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from rich.table import Table
@@ -117,6 +117,9 @@ def next_lines(record: Record) -> Iterator[Line]:
         yield "next", Text(f"Find out whether {what}. Then type one of:")
         yield "", Text(f"semel keys resolve {name} --applied RESULT")
         yield "", Text(f"semel keys resolve {name} --not-applied")
+    elif record.is_free:
+        yield "next", Text("It is free: a retry goes on with it, or a worker, if its request was stored. To forget it:")
+        yield "", Text(f"semel keys release {name}")
     elif record.is_stuck:
         yield "next", Text("A retry takes it over. Without a retry, free it, or park it if it may not run again:")
         yield "", Text("semel sweep")
@@ -167,6 +170,7 @@ def facts_of(record: Record) -> dict[str, Any]:
         "expires_at": _iso(record.expires_at),
         "read_at": _iso(record.read_at),
         "is_stuck": record.is_stuck,
+        "is_free": record.is_free,
         "is_expired": record.is_expired,
     }
 
@@ -209,7 +213,7 @@ def trail_facts(trail: tuple[Entry, ...]) -> list[dict[str, Any]]:
 
 
 def _cells(record: Record) -> Iterator[Text]:
-    yield Text(record.state, STUCK_STYLE if record.is_stuck else STYLES[record.state])
+    yield Text(record.state, STUCK_STYLE if record.is_stuck and not record.is_free else STYLES[record.state])
     yield Text(str(record.attempt), "" if record.attempt == 1 else "bold")
     yield Text(_status(record))
     yield Text(brief(record.read_at - record.created_at))
@@ -217,10 +221,10 @@ def _cells(record: Record) -> Iterator[Text]:
 
 
 def _ends(record: Record) -> Text:
-    if record.is_stuck:
-        return Text(f"stuck {brief(record.lease_left or timedelta(0))}", STUCK_STYLE)
     if record.lease_left is not None:
-        return Text(f"lease {brief(record.lease_left)}")
+        is_stuck = record.is_stuck and not record.is_free
+        what = "free" if record.is_free else "stuck" if is_stuck else "lease"
+        return Text(f"{what} {brief(record.lease_left)}", STUCK_STYLE if is_stuck else "")
     if record.is_expired:
         return Text(f"expired {brief(record.retention_left)}", "dim")
     if record.state is State.UNKNOWN:
@@ -233,8 +237,9 @@ def _ends(record: Record) -> Text:
 def _times(record: Record) -> Iterator[Line]:
     yield "created", _time(record, record.created_at)
     if record.lease_expires_at is not None:
-        name = "stuck since" if record.is_stuck else "lease until"
-        yield name, _time(record, record.lease_expires_at, STUCK_STYLE if record.is_stuck else "")
+        is_stuck = record.is_stuck and not record.is_free
+        name = "free since" if record.is_free else "stuck since" if is_stuck else "lease until"
+        yield name, _time(record, record.lease_expires_at, STUCK_STYLE if is_stuck else "")
     if record.completed_at is not None:
         yield "ended", _time(record, record.completed_at)
     if record.state is State.UNKNOWN:

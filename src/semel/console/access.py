@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from semel.core.text import safe
 from semel.errors import ConfigurationError
+from semel.stores.forks import start_afresh_in_children
 
 Role = Literal["read", "act", "bodies"]
 ROLES: frozenset[str] = frozenset(get_args(Role))
@@ -104,8 +105,13 @@ class Failures:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start with none."""
         self._clock = clock
-        self._mutex = threading.Lock()
         self._times: deque[float] = deque()
+        self.start_afresh()
+        start_afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Have a lock that no thread of a parent has."""
+        self._mutex = threading.Lock()
 
     def wait(self) -> int:
         """Return for how many seconds a client with a wrong token is to wait; 0: it may try again now."""

@@ -27,6 +27,7 @@ from semel.errors import ConfigurationError, ResultNotJSON, SemelError
 from semel.flows import upkeep
 from semel.guard.running import run
 from semel.stores.dialect import messages_of
+from semel.stores.forks import start_afresh_in_children
 from semel.stores.inbox import InboxStatements, Listed
 from semel.stores.outbox import OutboxStatements, Statements, Whole
 from semel.stores.webhooks import EndpointStatements
@@ -206,6 +207,11 @@ class Actor:
     def __init__(self, reader: Reader) -> None:
         """Act on the store of *reader*."""
         self._reader = reader
+        self.start_afresh()
+        start_afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Let no thread act: in a forked child, the one that did so does not exist."""
         self._mutex = threading.Lock()
 
     def operation(self, name: str, operation: Operation, form: dict[str, str], user: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from semel.core.value import value
 from semel.doctor import Report, examine
 from semel.doctor.model import Kind
+from semel.stores.forks import start_afresh_in_children
 
 _logger = logging.getLogger("semel.console")
 
@@ -46,9 +47,14 @@ class Examination:
         self._url = url
         self._ask = ask
         self._clock = clock
+        self._found: tuple[Found, ...] | None = None
+        self.start_afresh()
+        start_afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Have begun nothing: in a forked child, the thread that examines does not exist."""
         self._mutex = threading.Lock()
         self._began: float | None = None
-        self._found: tuple[Found, ...] | None = None
 
     def __call__(self) -> tuple[Found, ...] | None:
         """Return what was found the last time, the worst first; None: that was never, or is not over yet."""

@@ -10,19 +10,20 @@ from datetime import datetime, timedelta
 
 from semel.console.charts import Series
 from semel.core.commands import Minutes
-from semel.core.commands.counts import ADDED
-from semel.core.outcome import ENDED, Ended
+from semel.core.commands.counts import ADDED, COMPLETED
+from semel.core.outcome import ENDED
 from semel.core.value import value
 
 MINUTES = 60
 _MINUTE = timedelta(minutes=1)
 
 #: What is drawn together: a name, what it means, and the outcomes in it. The rest is refused.
-GROUPS: tuple[tuple[str, str, tuple[Ended, ...]], ...] = (
+GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Ran", "the handler ran", ("ran", "freed", "not_kept")),
     ("Replayed", "got the first answer again", ("replayed", "waited")),
     ("In progress", "409: the first still runs", ("conflict",)),
     ("Accepted", "202: a worker runs it", ("accepted",)),
+    ("Completed", "run by a worker: no request", (COMPLETED,)),
     ("Mismatch", "422: the key of another request", ("mismatch",)),
     ("Unknown", "409: the outcome is unknown", ("unknown",)),
     (
@@ -83,6 +84,7 @@ def rates(read: Minutes) -> Rates:
     # The minute under way may be added to yet.
     missing = 0 if since is None else sum(each not in seen for each in hour[:-1] if each > since)
     means: dict[str, str] = {str(outcome): said for outcome, said in ENDED.items()}
+    means[COMPLETED] = "a worker ran it to its end, without its client: no request"
     return Rates(
         series,
         tuple((outcome, means.get(outcome, ""), number) for outcome, number in totals.most_common()),

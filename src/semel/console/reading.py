@@ -203,7 +203,7 @@ class Reader:
         stuck = self._search(Filter(is_stuck=True), SHOWN) if counts.lapsed else ()
         troubles = [
             *map(_parked, parked),
-            *map(_stuck, stuck),
+            *(_stuck(each) for each in stuck if not each.is_free),
             *map(_dead, dead or ()),
             *map(_unhandled, inbox or ()),
             *(_off(each) for each in endpoints or () if not each.is_on),

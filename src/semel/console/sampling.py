@@ -14,6 +14,7 @@ from semel.console.charts import Series
 from semel.core.commands import Surveyed
 from semel.core.value import value
 from semel.errors import StoreUnavailable
+from semel.stores.forks import start_afresh_in_children
 
 MINUTES = 60
 #: The counts that are shown are as old as this at most, in seconds, however many people look.
@@ -50,12 +51,17 @@ class Samples:
         """*count* counts in the store, and how many messages wait in the outbox."""
         self._count = count
         self._clock = clock
-        self._mutex = threading.Lock()
-        self._counted = threading.Condition(self._mutex)
-        self._is_counting = False
+        self.start_afresh()
+        start_afresh_in_children(self)
         self._minutes: dict[int, Sample] = {}
         self._last: Surveyed | None = None
         self._last_at = 0.0
+
+    def start_afresh(self) -> None:
+        """Let no thread count: in a forked child, the one that did so does not exist."""
+        self._mutex = threading.Lock()
+        self._counted = threading.Condition(self._mutex)
+        self._is_counting = False
 
     def now(self) -> Surveyed:
         """Return the newest counts. While one thread counts, others get the last ones; or wait, if there are none."""

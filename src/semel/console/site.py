@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from hmac import compare_digest
+from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
 
@@ -26,6 +27,7 @@ from semel.console.threads import MAX_THREADS, PAGE_SECONDS, AllBusy, Threads
 from semel.console.views import Refused, Views
 from semel.errors import ConfigurationError, StoreError, StoreUnavailable
 from semel.stores import AsyncStore, Store, store
+from semel.stores.forks import start_afresh_in_children
 
 logger = logging.getLogger("semel.console")
 
@@ -73,8 +75,13 @@ class Site(Views):
         self._failures = Failures()
         #: Sessions that were ended by a log-out here. Other processes know nothing of them.
         self._ended: dict[str, None] = {}
-        self._mutex = threading.Lock()
         self._clock = clock
+        self.start_afresh()
+        start_afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Have a lock that no thread of a parent has."""
+        self._mutex = threading.Lock()
 
     def respond(self, request: Request) -> Response:
         """Answer *request*, whatever it is."""
@@ -82,6 +89,9 @@ class Site(Views):
             response = self._answer(request)
         except Refused as refused:
             response = self.refusal(request, refused.status, refused.title, str(refused))
+            if refused.status == HTTPStatus.METHOD_NOT_ALLOWED:
+                # A page that takes a form says no to what is neither.
+                response = response.plus(("allow", "GET, HEAD" if request.method == "POST" else "GET, HEAD, POST"))
         except StoreError as error:
             newer = None if isinstance(error, StoreUnavailable) else self.reader.newer()
             said = " ".join(filter(None, (newer, str(error))))

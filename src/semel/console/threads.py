@@ -16,6 +16,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from semel.stores.forks import start_afresh_in_children
+
 T = TypeVar("T")
 
 #: Pages that are made at once.
@@ -53,6 +55,11 @@ class Threads:
         """Start none yet. Each call may take *seconds*."""
         self._most = most
         self._seconds = seconds
+        self.start_afresh()
+        start_afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Have no threads: in a forked child they do not exist."""
         self._mutex = threading.Lock()
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self._started = 0

@@ -6,7 +6,7 @@ as its short digest: keys can hold personal data.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from semel.core.outcome import Door, Ended, Outcome, RetryReason
 from semel.core.value import value
@@ -142,9 +142,15 @@ class GaveUpAbandoned:
 class Reported:
     """Report mode: this request ran unchanged. Its outcome is what enforcing would have done."""
 
+    #: Not for the log: a path may name a person.
+    unlogged: ClassVar[frozenset[str]] = frozenset({"route"})
+
     key: str | None
     outcome: Outcome
+    #: Its method and its path, with ``*`` for what looks like an id.
     route: str
+    #: The template of its route, where that is known.
+    endpoint: str | None = None
 
 
 @value

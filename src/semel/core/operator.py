@@ -49,6 +49,8 @@ def why_not_resolved(record: Record) -> str:
         return "This operation has ended, and its answer stays until it expires. There is nothing to resolve."
     if record.state is State.PENDING:
         return "This operation waits for a worker, and has done nothing. There is nothing to resolve."
+    if record.is_free:
+        return "This operation is free: a retry goes on with it. There is nothing to resolve."
     if record.is_stuck:
         return "No worker holds this operation: a retry goes on with it. If it may not run again, semel sweep parks it."
     return "This operation is in progress. There is nothing to resolve."
@@ -85,7 +87,7 @@ def commands_for(record: Record) -> list[str]:
         commands += [f"semel keys resolve {name} --applied RESULT", f"semel keys resolve {name} --not-applied"]
     if record.state not in TERMINAL:
         commands.append(f"semel keys release {name}")
-    if record.is_stuck:
+    if record.is_stuck and not record.is_free:
         commands.append("semel sweep")
     if record.state is State.PENDING:
         commands.append("semel work --app MODULE:NAME")

@@ -141,6 +141,11 @@ class Record:
         """Whether it is in progress under a lease that has run out."""
         return self.lease_left is not None and self.lease_left <= timedelta(0)
 
+    @property
+    def is_free(self) -> bool:
+        """Whether it was given back half-way: its steps are kept, and the next retry or worker goes on."""
+        return self.is_stuck and self.token == NO_TOKEN
+
 
 @value
 class Stuck:

@@ -10,7 +10,7 @@ from semel.core.commands.search import Filter, Page, Search, Survey, Surveyed
 from semel.core.events import StoreSurveyed
 from semel.core.key import digest_of
 from semel.core.place import read_place, written_place
-from semel.core.record import NO_TOKEN, Record
+from semel.core.record import Record
 from semel.core.state import TERMINAL, State
 
 #: Records of one scope that are found by its index and sorted, rather than by a walk along the age of all records.
@@ -84,7 +84,7 @@ def _kind(record: Record) -> str:
         return {State.PENDING: "accepted", State.UNKNOWN: "parked"}.get(record.state, "ended")
     if not record.is_stuck:
         return "in flight"
-    return "free" if record.token == NO_TOKEN else "stuck"
+    return "free" if record.is_free else "stuck"
 
 
 def _age(walk: list[Record], now: datetime) -> float:

@@ -13,8 +13,11 @@ HEX_BYTES_PER_LINE = 16
 MAX_BYTE = 0xFF
 
 _UNITS = ((timedelta(days=1), "d"), (timedelta(hours=1), "h"), (timedelta(minutes=1), "m"), (timedelta(seconds=1), "s"))
-#: Characters that can move a cursor or change what a terminal shows; and halves of surrogate pairs: none can be sent.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+#: Characters that can move a cursor or change what a terminal shows, break a line, or are not seen at all; and halves
+#: of surrogate pairs: none can be sent.
+_CONTROL = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff\ud800-\udfff]"
+)
 _ESCAPE = re.compile(r"\\\\|\\t|\\x[0-9a-f]{2}|\\u[0-9a-f]{4}")
 _CONTROL_BUT_BREAKS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 try:
@@ -33,8 +32,7 @@ def _forget_what_tests_left(*, using: str, plan: object = None, **_: Any) -> Non
 
     Only in a test run. Some projects send this signal by hand elsewhere, and must not lose their records.
     """
-    testing = sys.modules.get("django.test.utils")
-    if plan is None and hasattr(getattr(testing, "_TestState", None), "saved_data"):
-        from semel.stores.django import schema  # noqa: PLC0415 - in tests only
+    from semel.stores.django import schema, wrapper  # noqa: PLC0415 - once Django is set up
 
+    if plan is None and wrapper.is_test_run():
         schema.clear(connections[using])

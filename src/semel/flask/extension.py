@@ -59,7 +59,7 @@ class Semel:
         installed = Installed(app, policy_of(settings["POLICY"]), settings["SCOPE"], settings["STORE"])
         if settings["WORK"]:
             store = installed.store
-            installed.workers = Workers(Plan().services_of_app(store))
+            installed.workers = Workers(Plan().services(store))
         app.extensions[EXTENSION] = installed
         app.before_request(installed.start)
         app.teardown_request(_let_go)

@@ -92,6 +92,9 @@ class GuardPorts(StatusPorts, Protocol):
         The flow ends with the reply ``Done``.
         """
 
+    def endpoint(self) -> str | None:
+        """Return the template of the route, where it is known; never what the client sent."""
+
     def pause(self, duration: timedelta, /) -> Awaitable[None]:
         """Wait."""
 

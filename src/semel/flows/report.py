@@ -42,8 +42,11 @@ async def report(ports: GuardPorts, head: Head, policy: Policy, token: bytes) ->
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the application's included, it changes no answer
         outcome = _judged(ports, asked, error)
-    ports.tell(Reported(_short(asked), outcome, route_of(head.method, head.path)))
-    status = await ports.run_unguarded(hold, policy.lease if hold else None)
+    try:
+        status = await ports.run_unguarded(hold, policy.lease if hold else None)
+    finally:
+        # Only now, since a framework knows the route once it has run it.
+        ports.tell(Reported(_short(asked), outcome, route_of(head.method, head.path), _endpoint(ports)))
     if hold is not None:
         await _end(ports, asked, hold, status, policy)
     return Done()
@@ -114,6 +117,13 @@ async def _end(ports: GuardPorts, asked: Asked | None, hold: Hold, status: int |
         await ports.ask(Complete(hold, verdict.event, verdict.answer) if isinstance(verdict, Keep) else Release(hold))
     except Exception as error:  # noqa: BLE001 - whatever it is, the answer has left
         _judged(ports, asked, error)
+
+
+def _endpoint(ports: GuardPorts) -> str | None:
+    try:
+        return ports.endpoint()
+    except Exception:  # noqa: BLE001 - what a framework has of its route is the framework's, and the answer has left
+        return None
 
 
 def _short(asked: Asked | None) -> str | None:

@@ -7,14 +7,12 @@ changes nothing and counts nothing.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, assert_never
 
 from semel.core.commands import (
-    AddCounts,
     Command,
     Discard,
     FindStuck,
@@ -31,7 +29,6 @@ from semel.core.commands import (
     Unpark,
     Verdict,
 )
-from semel.core.commands.counts import ADDED
 from semel.core.events import StoreSurveyed, Swept, SweptUnknown
 from semel.core.key import SHORT_LENGTH, digest_of
 from semel.core.message import Answer
@@ -174,35 +171,6 @@ async def survey(ports: Ports, limit: int = MAX_SURVEYED) -> SurveyReport:
     except StoreError as error:
         return SurveyReport(error=error)
     return SurveyReport(seen.gauges)
-
-
-@value
-class CountReport:
-    """What came of one addition to the counts by minute."""
-
-    requests: int = 0
-    error: StoreError | None = None
-
-    def __str__(self) -> str:
-        """Say it in one line."""
-        return (
-            f"counted {self.requests} requests" if self.error is None else f"could not add to the counts: {self.error}"
-        )
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether there is nothing to tell in a log: the console shows it."""
-        return self.error is None
-
-
-async def add_counts(ports: Ports, ended: defaultdict[str, int]) -> CountReport:
-    """Move what was counted to the store. What can't be written is dropped: it would be of another minute."""
-    taken = {outcome: ended.pop(outcome) for outcome in list(ended)}
-    try:
-        await ports.ask(AddCounts({**taken, ADDED: 1}))
-    except StoreError as error:
-        return CountReport(error=error)
-    return CountReport(sum(taken.values()))
 
 
 async def reap(

@@ -33,7 +33,6 @@ import asyncio
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import cached_property
@@ -44,6 +43,7 @@ from semel.core.commands import Command, Renew
 from semel.core.record import Hold
 from semel.errors import ConfigurationError
 from semel.stores.dialect import Dialect
+from semel.stores.endings import AsyncEndings, Endings
 from semel.stores.migration import Layout, PlannedMigration
 from semel.stores.step import Step
 from semel.stores.transaction import AsyncTransaction, Transaction
@@ -81,11 +81,9 @@ class Store(ABC):
     migrates_post: bool = False
 
     @cached_property
-    def ended(self) -> defaultdict[str, int]:
-        """How many requests of this process have ended how (``core/outcome.py``), since that was last added to the
-        store. It is bounded by the list of outcomes.
-        """
-        return defaultdict(int)
+    def ended(self) -> Endings:
+        """How many requests of this process have ended how. ``close`` has to close this first, which adds the rest."""
+        return Endings(self)
 
     @property
     def dialect(self) -> Dialect | None:
@@ -156,15 +154,15 @@ class Store(ABC):
 class AsyncStore(ABC):
     """A store for one event loop at a time. It opens itself on first use."""
 
-    @cached_property
-    def ended(self) -> defaultdict[str, int]:
-        """As in ``Store``."""
-        return defaultdict(int)
-
     #: The actor in the audit trail; None is this process.
     actor: str | None = None
     #: Whether its audit trail has a line for every replay, too.
     notes_replays: bool = False
+
+    @cached_property
+    def ended(self) -> AsyncEndings:
+        """As in ``Store``."""
+        return AsyncEndings(self)
 
     @property
     def dialect(self) -> Dialect | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -36,10 +35,9 @@ class _Front:
         return notes
 
     @property
-    def ended(self) -> defaultdict[str, int]:
+    def ended(self) -> Any:
         """How many requests of this process have ended how: the durable store has the counts."""
-        ended: defaultdict[str, int] = self.durable.ended
-        return ended
+        return self.durable.ended
 
     @property
     def dialect(self) -> Dialect | None:

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from semel.core.value import value
 from semel.errors import ConfigurationError
+from semel.stores.words import PARTS, PREFIXES, RESERVED
 
 T = TypeVar("T")
 
@@ -49,6 +50,9 @@ _BLOCK = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)\b")
 _PART = re.compile(r"^--\[(\w+)\n(.*?)^--\]\n?", re.MULTILINE | re.DOTALL)
 _WORDS = re.compile(r"[a-z0-9_. -]*")
+#: Tables that are called so beside ``semel_keys``.
+_BESIDE = frozenset({DEFAULT_AUDIT, DEFAULT_OUTBOX, DEFAULT_INBOX, DEFAULT_WEBHOOKS, DEFAULT_COUNTS})
+_OTHER = "Give another, such as shop_keys."
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 
 
@@ -66,6 +70,10 @@ class Names:
                 raise ConfigurationError(
                     f"{name!r} is not a {what} name. Use at most 48 lower-case letters, digits and underscores."
                 )
+            if name is not None and (name in RESERVED or name.startswith(PREFIXES)):
+                raise ConfigurationError(f"{name!r} is a word of SQL or of the database, and no {what} name. {_OTHER}")
+        if self.table in PARTS or self.table in _BESIDE:
+            raise ConfigurationError(f"{self.table!r} is a name that Semel itself uses in its statements. {_OTHER}")
 
     @property
     def audit(self) -> str:

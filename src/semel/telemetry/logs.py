@@ -68,6 +68,7 @@ def log(happening: Happening) -> None:
     facts = {
         name: one_line(value) if isinstance(value, str) else value
         for name, value in dataclasses.asdict(happening).items()
+        if name not in getattr(happening, "unlogged", ())
     }
     said = " ".join((type(happening).__doc__ or "").split())
     shown = " ".join(f"{name}={value}" for name, value in facts.items())

@@ -85,7 +85,7 @@ class Tally:
 
     def _count(self, happening: Reported) -> None:
         with self._lock:
-            route = happening.route
+            route = happening.endpoint or happening.route
             if route not in self._counts and len(self._counts) >= MAX_ROUTES:
                 route = OTHER_ROUTES
             self._counts.setdefault(route, Counter())[happening.outcome] += 1

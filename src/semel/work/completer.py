@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from semel.core.commands import Again, FindStuck
+from semel.core.commands.counts import COMPLETED
 from semel.core.record import Stuck
 from semel.core.upkeep import MAX_ATTEMPTS
 from semel.errors import StoreError
@@ -80,7 +81,7 @@ class Completer(StoreService[S_co, FinishReport]):
             return Again.AGAIN
         self._count += 1
         try:
-            return await outcome(self._finish(stuck))
+            status = await outcome(self._finish(stuck))
         except StoreError:
             raise
         except Exception:  # whatever it was, others wait behind it
@@ -88,6 +89,9 @@ class Completer(StoreService[S_co, FinishReport]):
             return None
         finally:
             self._backlog.done(stuck)
+        if isinstance(status, int):
+            self._store.ended[COMPLETED] += 1
+        return status
 
 
 class AsyncCompleter(Completer[AsyncStore]):

@@ -18,7 +18,6 @@ from semel.stores import AsyncStore, Store
 from semel.stores.dialect import keeps_messages
 from semel.work.backlog import CONCURRENCY, SharedBacklog
 from semel.work.completer import Completer, Finish
-from semel.work.counter import EndingsCounter
 from semel.work.inbox_reaper import InboxReaper
 from semel.work.reaper import REAP_INTERVAL, Reaper
 from semel.work.service import Report, StoreService
@@ -73,12 +72,6 @@ class Plan:
             Completer(store, finish, backlog=backlog, max_attempts=self.max_attempts) for _ in range(self.concurrency)
         )
         return [*upkeep, *completers]
-
-    def services_of_app(
-        self, store: S, finish: Finish | None = None, backlog: SharedBacklog[S] | None = None
-    ) -> list[StoreService[S, Report]]:
-        """Return the same for a process that serves requests, which adds to the counts of how they end, too."""
-        return [*self.services(store, finish, backlog), EndingsCounter(store)]
 
 
 def duration(text: str) -> timedelta:

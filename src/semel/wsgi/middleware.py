@@ -82,9 +82,7 @@ class IdempotencyMiddleware:
         # Here and not at the first request, since signal handlers can be set in the main thread only.
         self.guard.gate.close_on_sigterm()
         self.workers = (
-            Workers(Plan(concurrency=concurrency).services_of_app(self.store, self.finish, self.backlog))
-            if work
-            else None
+            Workers(Plan(concurrency=concurrency).services(self.store, self.finish, self.backlog)) if work else None
         )
 
     def finish(self, stuck: Stuck) -> Finished:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from semel.core.commands import (
+    AddCounts,
     Begin,
     Browse,
     Claim,
@@ -26,6 +27,7 @@ from semel.core.commands import (
     Look,
     Note,
     Now,
+    ReadCounts,
     ReadTrail,
     Reap,
     Reaped,
@@ -347,6 +349,19 @@ class TestBatches:
         assert isinstance(verdicts[2], StoreRefused)
         writer.close()
 
+    def test_a_file_without_counts(self, sqlite_url: str, path: Path) -> None:
+        """Without the table of counts, what is asked of it fails alone: requests do not depend on it."""
+        writer = Writer(locate(sqlite_url))
+        writer.open()
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("DROP TABLE semel_counts")
+        added, read, claimed, now = writer.execute([AddCounts({"ran": 1}), ReadCounts(60), a_claim(), Now()])
+        assert [type(added), type(read), type(claimed)] == [StoreNotReady, StoreNotReady, Hold]
+        assert not isinstance(now, Exception)
+        [found] = writer.execute([a_claim()])
+        assert isinstance(found, Found), "it was committed"
+        writer.close()
+
     def test_commands_of_every_kind_share_a_batch(self, sqlite_url: str) -> None:
         """Outcomes come in the order of the commands, whatever the order in which they were carried out."""
         writer = Writer(locate(sqlite_url))
@@ -503,6 +518,10 @@ class TestTrouble:
             ("sqlite://semel.db", "names a host, 'semel.db'"),
             ("sqlite:///semel.db?tables=x", "tables. There are audit and table"),
             ("sqlite:///semel.db?table=x;drop", "not a table name"),
+            ("sqlite:///semel.db?table=order", "'order' is a word of SQL"),
+            ("sqlite:///semel.db?table=sqlite_keys", "'sqlite_keys' is a word of SQL"),
+            ("sqlite:///semel.db?table=semel_audit", "'semel_audit' is a name that Semel itself uses"),
+            ("sqlite:///semel.db?table=judged", "'judged' is a name that Semel itself uses"),
             ("sqlite:///semel.db?audit=yes", "audit=yes. It is on, all, replays or off"),
         ],
     )

@@ -1,7 +1,7 @@
 """Commands about how many requests have ended how, minute by minute. No request waits for one of them.
 
 A process counts in memory (``Store.ended``), and adds what it has counted now and then. What a process has not added
-when it dies is lost.
+when it is killed is lost.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from semel.core.value import value
 
 #: Counted with each addition: a minute that has it was counted, even if no request ended in it.
 ADDED = "added"
+#: Counted where a worker has run an operation to its end, without its client: that is no request.
+COMPLETED = "completed"
 
 
 @value

@@ -23,6 +23,7 @@ from semel.stores.base import AsyncStore
 from semel.stores.dialect import Dialect
 from semel.stores.django.store import DjangoStore
 from semel.stores.django.units import DjangoUnit
+from semel.stores.endings import Endings
 from semel.stores.forks import start_afresh_in_children
 from semel.stores.statement import Joined
 from semel.stores.step import Step
@@ -48,6 +49,11 @@ class AsyncDjangoStore(AsyncStore):
     def start_afresh(self) -> None:
         """Start without a thread for leases."""
         self._leases = ThreadPoolExecutor(max_workers=1, thread_name_prefix="semel-leases")
+
+    @property
+    def ended(self) -> Endings:  # type: ignore[override]  # it belongs to no loop
+        """How many requests of this process have ended how: it is added by a thread, since a loop may be short."""
+        return self._store.ended
 
     def perform(self, command: Command[T]) -> Step[T]:
         """Start one store command. It is carried out even if no task waits for it."""
@@ -83,6 +89,7 @@ class AsyncDjangoStore(AsyncStore):
 
     async def close(self) -> None:
         """Stop the thread that renews leases. The connections are Django's."""
+        self.ended.close()
         self._leases.shutdown(wait=False)
         self.start_afresh()
 

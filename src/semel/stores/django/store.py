@@ -4,6 +4,7 @@ Semel does not touch test databases, routers, backends, passwords and limits: th
 
 from __future__ import annotations
 
+from functools import cached_property
 from importlib import import_module
 from typing import TypeVar
 
@@ -19,7 +20,16 @@ from semel.stores.batching import refused
 from semel.stores.dialect import Dialect
 from semel.stores.django import schema
 from semel.stores.django.units import Database, DjangoConnections
-from semel.stores.django.wrapper import Opened, Standing, Wrapper, name_of, standing_of, wrapper_of
+from semel.stores.django.wrapper import (
+    Opened,
+    Standing,
+    Wrapper,
+    is_test_run,
+    name_of,
+    standing_of,
+    wrapper_of,
+)
+from semel.stores.endings import Endings
 from semel.stores.statement import Names
 from semel.stores.transaction import JoinedStatements, Transaction
 
@@ -35,6 +45,13 @@ _DATABASES = {
 _HARMLESS = frozenset({Now})
 
 
+class _Unadded(Endings):
+    """Adds nothing: a thread beside a test would write to its database, and after the last test to the real one."""
+
+    def begin(self) -> None:
+        """Do not begin."""
+
+
 class DjangoStore(Store):
     """Records in Django's database *alias*."""
 
@@ -48,6 +65,11 @@ class DjangoStore(Store):
         self._databases: dict[str, Database] = {}
         #: Claimed inside the transaction of a test: no other process can see them, or take them over.
         self._sheltered: set[Hold] = set()
+
+    @cached_property
+    def ended(self) -> Endings:
+        """How many requests of this process have ended how. In a test run, the store's counts stay as they are."""
+        return _Unadded(self) if is_test_run() else Endings(self)
 
     def perform(self, command: Command[T]) -> T:
         """Carry out one store command, in its own transaction."""
@@ -97,7 +119,8 @@ class DjangoStore(Store):
         return [each for each in schema.applied(wrapper) if each not in before]
 
     def close(self) -> None:
-        """Do nothing: the connections are Django's."""
+        """Add what was counted. The connections are Django's."""
+        self.ended.close()
 
     def _database(self, wrapper: Wrapper) -> Database:
         vendor: str = wrapper.vendor

@@ -4,6 +4,7 @@ in ``postgres.py`` and ``sqlite.py``.
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import suppress
 from enum import Enum, auto
@@ -71,6 +72,12 @@ def standing_of(wrapper: Wrapper) -> Standing:
         "to others until it ends, and a retry could run meanwhile. Put transaction.atomic() inside the guard; "
         "under ATOMIC_REQUESTS, mark the view with transaction.non_atomic_requests."
     )
+
+
+def is_test_run() -> bool:
+    """Whether Django's test environment is set up, by its own runner or by another."""
+    testing = sys.modules.get("django.test.utils")
+    return hasattr(getattr(testing, "_TestState", None), "saved_data")
 
 
 class _Serving(threading.local):

@@ -141,7 +141,8 @@ class MemoryStore(Keys, Upkeep, Store):
         return []
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """There is nothing else to close."""
+        self.ended.close()
 
 
 class AsyncMemoryStore(AsyncStore):
@@ -174,7 +175,8 @@ class AsyncMemoryStore(AsyncStore):
         """There is nothing to open."""
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """There is nothing else to close."""
+        await self.ended.close()
 
 
 def _audit(url: str) -> Audit:

@@ -141,6 +141,7 @@ class AsyncPostgresStore(PostgresBase, AsyncStore):
 
     async def close(self) -> None:
         """Finish what is under way and disconnect."""
+        await self.ended.close()
         if asyncio.get_running_loop() is self._loop:
             await self._close()
         if self._renewals.is_used:

@@ -20,7 +20,8 @@ _NO_PRIVILEGE = frozenset({"42501"})
 _GRANT_ALL = (
     "To serve, a role needs USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the table of keys, and INSERT on "
     "that of the audit trail; to sweep, SELECT, INSERT and UPDATE on that of the watermark; to reap, SELECT, UPDATE "
-    "and DELETE on the audit trail, too; to migrate, CREATE on the schema. See GRANT."
+    "and DELETE on the audit trail, too; to count how requests end, SELECT, INSERT, UPDATE and DELETE on that of "
+    "counts; to migrate, CREATE on the schema. See GRANT."
 )
 #: Classes of errors that speak of the server rather than of the statement: connection, authorisation, database name,
 #: resources, intervention by an operator (a shutdown, a time-out), system, internal.

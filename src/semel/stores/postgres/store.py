@@ -130,6 +130,7 @@ class PostgresStore(PostgresBase, Store):
 
     def close(self) -> None:
         """Disconnect."""
+        self.ended.close()
         with self._mutex:
             connections, self._connections = self._connections, self._given
         if connections is not None:

@@ -68,6 +68,7 @@ class RedisStore(Store):
 
     def close(self) -> None:
         """Disconnect."""
+        self.ended.close()
         self._listener.close()
         calls = self._keys.due.rest()
         if calls:
@@ -133,6 +134,7 @@ class AsyncRedisStore(AsyncStore):
 
     async def close(self) -> None:
         """Finish what is under way and disconnect."""
+        await self.ended.close()
         await self._listener.close()
         if self._renewals.is_used:
             await asyncio.to_thread(self._renewals.close)

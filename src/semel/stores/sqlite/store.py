@@ -74,6 +74,7 @@ class SQLiteStore(Store):
 
     def close(self) -> None:
         """Close the file. Using the store again opens it again."""
+        self.ended.close()
         self._connections.close()
         for reader in self._readers:
             reader.close()
@@ -134,6 +135,7 @@ class AsyncSQLiteStore(AsyncStore):
 
     async def close(self) -> None:
         """Close the file after all commands are done. Using the store again opens it again."""
+        await self.ended.close()
         await self._connections.close()
         queue, self._queue = self._queue, None
         if queue is not None and queue.loop is asyncio.get_running_loop():

@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 from semel.core.commands import (
+    AddCounts,
     Claim,
     Command,
     Complete,
@@ -26,6 +27,7 @@ from semel.core.commands import (
     Note,
     Now,
     Park,
+    ReadCounts,
     ReadRequest,
     Release,
     Save,
@@ -33,13 +35,22 @@ from semel.core.commands import (
     TakeOver,
 )
 from semel.core.record import Found
-from semel.errors import StoreError, StoreUnavailable
+from semel.errors import StoreError, StoreNotReady, StoreUnavailable
 from semel.stores.base import this_process
 from semel.stores.batching import refused
 from semel.stores.fair_queue import FairQueue, size_of
 from semel.stores.sqlite import file
 from semel.stores.sqlite.commands import READS, WRITES, Commands, Item, Items, Session, Table
-from semel.stores.sqlite.file import Connection, Place, connect, connect_to_read, explained, is_busy, migrate
+from semel.stores.sqlite.file import (
+    Connection,
+    Place,
+    connect,
+    connect_to_read,
+    explained,
+    is_busy,
+    is_outdated,
+    migrate,
+)
 from semel.stores.sqlite.statements import MAX_ROWS, MIN_GATHERED, SQLiteJoins, Statements, chunks, read_found
 from semel.stores.step import Step
 
@@ -59,6 +70,8 @@ _ROW_REFUSED = (
 #: Commands that an event loop carries out itself, except the COMMIT: each reads and writes one record, by its key.
 _SHORT = frozenset({Claim, Complete, Look, Mark, Note, Now, Park, ReadRequest, Release, Save, Settle, TakeOver})
 _IN_BULK = frozenset({Claim, Complete})
+#: Commands about a table that may be missing: no request depends on it.
+_OF_COUNTS = frozenset({AddCounts, ReadCounts})
 #: Bytes of bodies that an event loop copies into the file's pages by itself: a fraction of a millisecond.
 MAX_BYTES_ON_LOOP = 64 * 1024
 
@@ -159,6 +172,11 @@ class Batch:
                     self.outcomes[place] = carry_out(self._commands, command)
                 except _ROW_REFUSED as error:
                     self.outcomes[place] = refused(error)
+                except sqlite3.OperationalError as error:
+                    if kind not in _OF_COUNTS or not is_outdated(error):
+                        raise
+                    # Nothing has begun of it, and what else is in the batch needs no such table.
+                    self.outcomes[place] = StoreNotReady(f"The file has no table for counts by minute ({error}).")
 
 
 def _by_terms(claims: Items) -> Sequence[Items]:
