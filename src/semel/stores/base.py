@@ -25,6 +25,8 @@ opens transactions for the application, in which the commands of ``steps.py`` ar
     client begins it. ``Release`` deletes it while it is pending, and never after.
 13. ``Search`` walks past no more records than it may, and its pages together have every record that fits; ``Survey``
     counts none beyond its cap.
+14. ``Erase`` makes tombstones of one owner's records that have ended, so that no retry of them runs, and changes no
+    other record. It may be repeated, and be broken off between any two of its parts.
 """
 
 from __future__ import annotations
