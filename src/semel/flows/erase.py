@@ -8,8 +8,10 @@ repeated from its beginning.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from semel.core.commands import Erase, EraseTrail, Left
+from semel.core.key import digest_of
 from semel.core.scope import reported
 from semel.core.upkeep import MAX_BATCH, next_batch
 from semel.core.value import value
@@ -32,6 +34,21 @@ class EraseReport:
     left: tuple[Left, ...] = ()
     #: Why the run ended early, if it did.
     error: StoreError | None = None
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        counts = f"{self.erased} operations, {self.audit_lines} audit lines deleted, {len(self.left)} left"
+        return f"erased: {counts}" + (f"; then it ended: {self.error}" if self.error else "")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The same for programs. Operations that are left are named by the digests of their keys."""
+        return {
+            "erased": self.erased,
+            "audit_lines": self.audit_lines,
+            "left": [{"digest": digest_of(each.key), "state": str(each.state)} for each in self.left],
+            "error": str(self.error) if self.error else None,
+        }
 
     @property
     def is_idle(self) -> bool:

@@ -32,6 +32,7 @@ opens transactions for the application, in which the commands of ``steps.py`` ar
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
 import socket
 from abc import ABC, abstractmethod
@@ -60,6 +61,16 @@ _HOST = socket.gethostname()
 def this_process() -> str:
     """Name this process, for the audit trail."""
     return f"{_HOST}:{os.getpid()}"
+
+
+def this_user() -> str:
+    """Name the user of this terminal, for the audit trail."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # A container's user may have a number and no name.
+        user = str(os.getuid())
+    return f"{user}@{_HOST}"
 
 
 _NO_TRANSACTIONS = "{} has no transactions to share: atomic mode and phases need PostgreSQL or SQLite."
