@@ -72,9 +72,9 @@ def test_erased(semel: Semel, url: str, keys: Store) -> None:
     ended = semel("keys", "erase", "acme", "--store", url, "--yes", "--reason", "ticket 7")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.splitlines() == [
-        "3 operations that have ended lose their answers and all that was stored of their requests.",
+        "Operations that have ended: 3. Their answers, and what was stored of their requests, are deleted.",
         "A retry of one is refused, and runs nothing, until its retention ends.",
-        "3 lines of the audit trail are deleted. None of this can be undone.",
+        "Lines of the audit trail: 3. They are deleted. None of this can be undone.",
         "erased: 3 operations, 3 audit lines deleted, 0 left",
     ]
     assert [body(keys, scope=each) for each in ("acme", "acme\tPOST /payments", reported("acme"))] == [None] * 3
@@ -95,7 +95,7 @@ def test_what_is_left(semel: Semel, url: str, keys: Store) -> None:
     ended = semel("keys", "erase", "acme", "--store", url, "--yes")
     assert ended.returncode == 1
     assert "run this again" in ended.stderr
-    assert "3 operations stay as they are:" in ended.stdout
+    assert "Operations that stay as they are: 3." in ended.stdout
     for key, said in (
         ("running", "processing: wait for its end"),
         ("accepted", "pending: a worker runs it"),

@@ -135,7 +135,7 @@ def test_what_an_erasure_leaves() -> None:
     """Operations that are left are named by their digests, a few of them, each with what to do."""
     left = [Left("acme", f"key-{number}", State.PENDING) for number in range(operator.MAX_LISTED + 2)]
     lines = operator.left_lines(left)
-    assert lines[0] == f"{operator.MAX_LISTED + 2} operations stay as they are:"
+    assert lines[0] == f"Operations that stay as they are: {operator.MAX_LISTED + 2}."
     assert lines[1].startswith(f"{digest_of('key-0')[:12]}  pending: a worker runs it.")
     assert lines[-1] == "and 2 more"
     assert len(lines) == operator.MAX_LISTED + 2

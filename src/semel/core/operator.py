@@ -92,9 +92,9 @@ def erasing_means(records: int, lines: int) -> list[str]:
     if not (records or lines):
         return ["There is nothing to erase."]
     return [
-        f"{records} operations that have ended lose their answers and all that was stored of their requests.",
+        f"Operations that have ended: {records}. Their answers, and what was stored of their requests, are deleted.",
         "A retry of one is refused, and runs nothing, until its retention ends.",
-        f"{lines} lines of the audit trail are deleted. None of this can be undone.",
+        f"Lines of the audit trail: {lines}. They are deleted. None of this can be undone.",
     ]
 
 
@@ -103,7 +103,7 @@ def left_lines(left: Sequence[Left]) -> list[str]:
     lines = [f"{digest_of(each.key)[:SHORT_LENGTH]}  {each.state}: {_TO_DO[each.state]}" for each in left[:MAX_LISTED]]
     if len(left) > MAX_LISTED:
         lines.append(f"and {len(left) - MAX_LISTED} more")
-    return [f"{len(left)} operations stay as they are:", *lines] if left else []
+    return [f"Operations that stay as they are: {len(left)}.", *lines] if left else []
 
 
 def outcome_of(record: Record, step: Step) -> str:
