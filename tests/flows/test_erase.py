@@ -8,7 +8,7 @@ from semel.core.place import written_place
 from semel.core.scope import reported
 from semel.core.state import State
 from semel.core.upkeep import MAX_BATCH
-from semel.errors import StoreNotReady, StoreUnavailable
+from semel.errors import StoreError, StoreNotReady, StoreUnavailable
 from semel.flows.erase import MAX_WALKS, EraseReport, erase
 from tests.kit.ports import PORTS
 from tests.kit.script import Line, play
@@ -90,7 +90,7 @@ def test_a_part_that_takes_too_long() -> None:
 
 
 @pytest.mark.parametrize("error", [AWAY, StoreNotReady("no table")])
-def test_cut_short(error: Exception) -> None:
+def test_cut_short(error: StoreError) -> None:
     """A store that objects ends the run, which says why, and what was done before."""
     played = play(erase(PORTS, "alice"), [(Erase, Erased(1, left=(LEFT,), further=PLACE)), (Erase, error)])
     assert played.result == EraseReport(1, 0, (LEFT,), error)
