@@ -476,9 +476,13 @@ class AsyncCache(_Answers):
 
     async def erase(self, places: Sequence[tuple[str, str]]) -> None:
         """Delete answers, after all queued ones are written."""
-        self._bind()
         await self.flush()
-        await self.delete(self._writer, places)
+        # A connection of its own: that of the writing task may be in use.
+        connections = AsyncConnections(self._patient)
+        try:
+            await self.delete(Client(self._patient, connections), places)
+        finally:
+            connections.drop()
 
     async def flush(self, seconds: float = CLOSE_SECONDS) -> None:
         """Wait until all queued answers are written."""

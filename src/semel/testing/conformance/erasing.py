@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from semel.core.commands import (
+    Command,
     Complete,
     Erase,
     EraseTrail,
@@ -165,6 +166,17 @@ class Erasing(Suite):
             assert count == 10
             assert parts <= 11
         assert {record(store, scope, key).answer for key in keys} == {Answer(201, (), None)}
+
+    def test_beside_endings(self, store: Handle, scope: str) -> None:
+        """Operations that end while others erase end all the same, and the next erasure finds them."""
+        holds = [held(store, claim_on(scope, f"key-{number}")) for number in range(30)]
+        endings: list[Command[Any]] = [Complete(hold, Event.COMPLETE, CREATED) for hold in holds]
+        mixed = [each for ending in endings for each in (ending, Erase(scope, ALL))]
+        outcomes = store.perform_all(mixed)
+        assert outcomes[::2] == [Verdict.DONE] * len(holds)
+        count = sum(each.count for each in outcomes[1::2])
+        assert count + store.perform(Erase(scope, ALL)).count == len(holds)
+        assert {record(store, scope, hold.key).answer for hold in holds} == {Answer(201, (), None)}
 
     def test_a_place_of_another_walk(self, store: Handle, scope: str) -> None:
         """A place from the walk of another owner leads to no records of others; one that can't be read is refused."""
