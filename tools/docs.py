@@ -62,7 +62,10 @@ SITUATIONS: dict[type[errors.Refusal], tuple[str, str]] = {
     errors.StoreUnavailable: ("the store can't be reached, has no table, or is read-only", "no"),
     errors.KeyReused: ("the key was used for another request", "no"),
     errors.InProgress: ("the first request with this key still runs", "no"),
-    errors.NotReplayable: ("the first answer was too large, too slow or a stream, so it was not kept", "no"),
+    errors.NotReplayable: (
+        "the first answer was too large, too slow or a stream, so it was not kept; or it was erased",
+        "no",
+    ),
     errors.OutcomeUnknown: ('an earlier worker died while it ran, and `on_crash="refuse"`; or it is parked', "no"),
     errors.KeyExpired: ('the key is past retention, and `late="refuse"`', "no"),
     errors.OperationNotFound: ("a status URL that names no operation of this user", "no"),

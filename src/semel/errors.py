@@ -204,7 +204,7 @@ class InProgress(RequestRefused):
 
 
 class NotReplayable(RequestRefused):
-    """The operation took effect, but its answer could not be kept (too large, or a stream). It was not run again."""
+    """The operation took effect, but its answer was not kept (too large, a stream, or erased). It was not run again."""
 
     slug = "response-not-replayable"
     title = "Completed, answer not kept"

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from semel.cli.resolving import operator
 from semel.core.commands import Claim, Complete, FindStuck, Look, Park, ReadRequest, ReadTrail, Save, Verdict
 from semel.core.derive import derive
 from semel.core.message import Answer, Head, Request
@@ -22,6 +21,7 @@ from semel.core.record import NO_TOKEN, Found, Hold, Record
 from semel.core.recovery import Begun, Done, Progress, read_back
 from semel.core.state import Event, State
 from semel.stores import Store, store
+from semel.stores.base import this_user
 
 Semel = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -303,9 +303,9 @@ def test_operator_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def nameless() -> str:
         raise OSError("No username set in the environment")
 
-    assert operator() == ME
+    assert this_user() == ME
     monkeypatch.setattr(getpass, "getuser", nameless)
-    assert operator() == f"{os.getuid()}@{socket.gethostname()}"
+    assert this_user() == f"{os.getuid()}@{socket.gethostname()}"
 
 
 # list and show

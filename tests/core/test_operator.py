@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from semel.core import operator
+from semel.core.commands import Left
+from semel.core.key import digest_of
 from semel.core.message import Answer
 from semel.core.record import Record
 from semel.core.recovery import Begun, Done, Progress, read_back, written
@@ -133,3 +135,20 @@ def test_bodies() -> None:
     assert as_text(b"\xff") is None
     assert as_text(b"\x1b[2J") is None
     assert hex_dump(b"ab\x00") == "00000000  61 62 00                                         |ab.|"
+
+
+def test_what_an_erasure_leaves() -> None:
+    """Operations that are left are named by their digests, a few of them, each with what to do."""
+    left = [Left("acme", f"key-{number}", State.PENDING) for number in range(operator.MAX_LISTED + 2)]
+    lines = operator.left_lines(left)
+    assert lines[0] == f"Operations that stay as they are: {operator.MAX_LISTED + 2}."
+    assert lines[1].startswith(f"{digest_of('key-0')[:12]}  pending: a worker runs it.")
+    assert lines[-1] == "and 2 more"
+    assert len(lines) == operator.MAX_LISTED + 2
+    assert operator.left_lines(()) == []
+
+
+def test_what_an_erasure_means() -> None:
+    """Counts are said, and what a retry gets."""
+    assert operator.erasing_means(0, 0) == ["There is nothing to erase."]
+    assert "A retry of one is refused, and runs nothing, until its retention ends." in operator.erasing_means(0, 1)

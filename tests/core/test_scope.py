@@ -13,9 +13,11 @@ from semel.core.scope import (
     MAX_SCOPE_LENGTH,
     SEPARATOR,
     SINGLE_TENANT,
+    is_of,
     principal_of,
     reported,
     scoped,
+    scopes_of,
 )
 from semel.errors import ConfigurationError, ScopeMissing
 
@@ -162,3 +164,20 @@ def test_report_mode_keeps_apart(scope: str) -> None:
     assert apart.startswith("\treport\t")
     assert len(apart) <= MAX_SCOPE_LENGTH
     assert apart != reported(scope[:-1])
+
+
+def test_scopes_of_a_principal() -> None:
+    """The scopes of a principal are one range, in the order of their bytes, in which no other principal's are."""
+    first, end = scopes_of("acme")
+    for scope, is_own in (
+        ("acme", True),
+        ("acme\tPOST /", True),
+        ("acme\t", True),
+        ("acme ", False),
+        ("acme2", False),
+        ("acm", False),
+        ("", False),
+        ("\treport\tacme", False),
+    ):
+        assert is_of(scope, "acme") == is_own, scope
+        assert (first.encode() <= scope.encode() < end.encode()) == is_own, scope

@@ -8,7 +8,7 @@ import pytest
 from semel.core.message import Answer
 from semel.core.record import NO_TOKEN, Entry, Record
 from semel.core.state import State
-from semel.core.trail import reaped, story
+from semel.core.trail import LINES, erased, reaped, story
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
@@ -110,3 +110,10 @@ def test_summary_of_the_reaper() -> None:
     """A batch of the reaper is summed up by what it did; one that did nothing has nothing to tell."""
     assert reaped(12, 3) == "12 deleted, 3 stripped"
     assert (reaped(1, 0), reaped(0, 2), reaped(0, 0)) == ("1 deleted", "2 stripped", None)
+
+
+def test_sum_of_an_erasure() -> None:
+    """A part of an erasure is one line, with the reason in front; one that erased nothing has none."""
+    assert erased(0, "why") is None
+    assert erased(3, None) == "3 erased"
+    assert erased(3, "why", LINES) == "why: 3 audit lines deleted"

@@ -99,6 +99,26 @@ class TestCommands:
         with override_settings(SEMEL={"STORE": "memory://"}):
             assert said("semel_sweep").startswith("swept: 0 freed")
 
+    def test_erase(self, store: DjangoStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        """``semel_erase`` asks, erases what has ended, and fails while something is left; the trail names no owner."""
+        monkeypatch.setattr("builtins.input", lambda _: "n")
+        with pytest.raises(CommandError, match="Nothing was erased"):
+            said("semel_erase", "alice")
+        monkeypatch.setattr("builtins.input", lambda _: "y")
+        with pytest.raises(CommandError, match=r"erased: 1 operations, 1 audit lines deleted, 2 left"):
+            said("semel_erase", "alice", "--reason", "ticket 7")
+        record = store.perform(Look("alice", "old"))
+        assert record is not None
+        assert record.answer is not None
+        assert record.answer.is_tombstone
+        line = store.perform(ReadTrail(NO_KEY, NO_KEY, 9))[0]
+        assert (line.event, line.detail) == ("erased", "ticket 7: 1 erased")
+        assert "@" in line.actor
+        facts = json.loads(said("semel_erase", "nobody", "--yes", "--json"))
+        assert facts == {"erased": 0, "audit_lines": 0, "left": [], "error": None}
+        with pytest.raises(CommandError, match="Say --yes"):
+            said("semel_erase", "nobody", "--json")
+
 
 class TestCelery:
     def test_tasks(self, store: DjangoStore) -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from semel.core.commands import Claim, Complete, Park
+from semel.core.commands import Claim, Complete, Erase, Park
 from semel.core.message import Answer, Head, Request
 from semel.core.record import Hold
 from semel.core.state import Event
@@ -19,6 +19,7 @@ from tests.doctor.planting import examined, finding, plants
 DAY, OVER = timedelta(days=1), timedelta(microseconds=1)
 #: Everything is old.
 AT_ONCE = Limits(stuck=timedelta(), accepted=timedelta(), outbox=timedelta(), expired=timedelta())
+TEXT = ((b"content-type", b"text/plain"),)
 
 
 @pytest.fixture(params=["sqlite_url", "postgres_url", "redis_url"])
@@ -66,13 +67,20 @@ def test_operations(keys: Store, url: str) -> None:
     claim(keys, "stuck", lease=OVER)
     claim(keys, "accepted", request=Request(Head("POST", "/jobs", b"", ()), b"", "acme"))
     keys.perform(Complete(claim(keys, "late", retention=OVER), Event.COMPLETE, Answer(200, (), b"")))
-    keys.perform(Complete(claim(keys, "large"), Event.COMPLETE, Answer(200, (), None)))
+    keys.perform(Complete(claim(keys, "large"), Event.COMPLETE, Answer(200, TEXT, None)))
     report = examine(url, only=["store-*"], limits=AT_ONCE)
     for name in ("parked", "stuck", "accepted", "expired", "not-kept"):
         found = finding(report, f"store-{name}")
         assert found.verdict is Verdict.WRONG, found
         assert found.evidence.startswith("1 "), found
     assert finding(examine(url), "store-accepted").verdict is Verdict.OK, "It has waited for a moment only."
+
+
+def test_what_was_erased(keys: Store, url: str) -> None:
+    """An answer that was erased is not one that could not be kept."""
+    keys.perform(Complete(claim(keys, "done"), Event.COMPLETE, Answer(201, TEXT, b"{}")))
+    keys.perform(Erase("acme", 10))
+    assert examined(url, "store-not-kept").verdict is Verdict.OK
 
 
 @plants("store-outbox", "store-dead-letters", "store-inbox", "store-webhooks")

@@ -21,13 +21,14 @@ from semel.cli.address import StoreOption, opened
 from semel.cli.finding import spellings
 from semel.cli.lists import Listing, WatchOption, show_list
 from semel.cli.output import JsonOption, brief, pasteable, put, relative, safe, typed
-from semel.cli.resolving import YesOption, operator
+from semel.cli.resolving import YesOption
 from semel.cli.showing import STUCK_STYLE, Line, sheet_of, trail_facts, trail_lines
 from semel.core.commands import CommitAlone, Open, ReadTrail, Undo
 from semel.core.inbox import ReceiptState
 from semel.core.record import Entry
 from semel.errors import ConfigurationError, SemelError
 from semel.stores import Store
+from semel.stores.base import this_user
 from semel.stores.dialect import durable_of, messages_of
 from semel.stores.inbox import InboxStatements, Listed
 from semel.stores.statement import Joined
@@ -158,7 +159,7 @@ def _change(
                 raise MessageBusy
             if not transaction.run(change(statements, *place)):
                 raise CantBeChanged
-            note = statements.note(found, event, operator())
+            note = statements.note(found, event, this_user())
             if note is not None:
                 transaction.run(note)
             transaction.perform(CommitAlone())

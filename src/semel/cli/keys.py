@@ -1,4 +1,4 @@
-"""``semel keys``: shows what a store holds. What operators may change is in ``resolving.py``.
+"""``semel keys``: shows what a store holds. What operators may change is in ``resolving.py`` and ``erasing.py``.
 
 Keys, answers and the results of steps may hold personal data.
 """
@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from semel.cli import resolving
+from semel.cli import erasing, resolving
 from semel.cli.address import StoreOption, opened
 from semel.cli.finding import KeyArgument, KeyNotFound, ScopeOption, find, missing, spellings
 from semel.cli.lists import Listing, WatchOption, show_list
@@ -53,7 +53,9 @@ MAX_PARKED = 1000
 #: Records that are walked past to find some that are wanted, before all are.
 MAX_SCAN = 5000
 
-app = typer.Typer(help="Look at the keys of a store, and free or resolve one.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at the keys of a store, free or resolve one, and erase a customer's.", no_args_is_help=True
+)
 
 
 @app.command("list")
@@ -108,6 +110,7 @@ def show(
 
 app.command()(resolving.release)
 app.command()(resolving.resolve)
+app.command("erase")(erasing.erase_scope)
 
 
 def _listed(keys: Store, state: Shown | None, scope: str | None, limit: int) -> tuple[Record, ...]:

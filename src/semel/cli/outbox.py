@@ -20,12 +20,13 @@ from rich.text import Text
 from semel.cli.address import StoreOption, opened
 from semel.cli.lists import Listing, WatchOption, show_list
 from semel.cli.output import JsonOption, as_text, brief, hex_dump, put, safe
-from semel.cli.resolving import YesOption, operator
+from semel.cli.resolving import YesOption
 from semel.cli.showing import sheet_of
 from semel.core.commands import Now, ReadTrail
 from semel.core.record import Entry
 from semel.errors import ConfigurationError, SemelError
 from semel.stores import Store
+from semel.stores.base import this_user
 from semel.stores.dialect import messages_of
 from semel.stores.outbox import OutboxStatements, Statements, Stored, Whole, carry_out
 from semel.stores.transaction import at_once
@@ -174,7 +175,7 @@ def _id(text: str) -> str:
 
 def _repeated(keys: Store, change: Any, which: dict[str, Any]) -> int:
     total = 0
-    while count := _carry_out(keys, change(**which, actor=operator())):
+    while count := _carry_out(keys, change(**which, actor=this_user())):
         total += count
         if which["id"] is not None:
             break

@@ -5,10 +5,7 @@ The audit trail has the operator's name. A record that has ended is never change
 
 from __future__ import annotations
 
-import getpass
 import json
-import os
-import socket
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Concatenate, ParamSpec
 
@@ -27,6 +24,7 @@ from semel.flows import upkeep
 from semel.flows.ports import Ports
 from semel.guard.running import run
 from semel.stores import Store
+from semel.stores.base import this_user
 from semel.work.service import ServicePorts
 
 P = ParamSpec("P")
@@ -94,16 +92,6 @@ def resolve(
     print("Resolved.")
 
 
-def operator() -> str:
-    """Return the name of this terminal's user, for the audit trail."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        # A container's user may have a number and no name.
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
-
-
 def _parsed(text: str) -> Any:
     try:
         return as_json("--applied", json.loads(text))
@@ -129,6 +117,6 @@ def _carry_out(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> None:
-    keys.actor = operator()
+    keys.actor = this_user()
     if run(flow, ServicePorts(keys), *args, **kwargs) is Verdict.FENCED:
         raise RecordChanged

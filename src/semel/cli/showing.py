@@ -96,7 +96,7 @@ def record_lines(record: Record, request: Request | None = None, *, with_body: b
     for number, pair in enumerate(record.answer.headers):
         yield "" if number else "headers", Text(safe(b": ".join(pair).decode("latin-1")))
     if record.answer.body is None:
-        yield "body", Text("not kept: it was too large, or a stream; or it is past its retention")
+        yield "body", Text("not kept: it was too large, a stream, past its retention, or erased")
     else:
         hint = "" if with_body or not record.answer.body else " (to see it: --body)"
         yield "body", Text(f"{len(record.answer.body)} bytes{hint}")

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from semel.core.commands.erasing import Left
+from semel.core.key import SHORT_LENGTH, digest_of
 from semel.core.record import Record
 from semel.core.recovery import Done, Step, read_back
 from semel.core.state import TERMINAL, State
 from semel.core.text import brief, pasteable
+
+#: How many operations are listed that an erasure leaves.
+MAX_LISTED = 20
+
+#: What to do about an operation, so that it can be erased afterwards.
+_CHANGING = "another process changes it at this moment. Try again."
+_TO_DO = {
+    State.PENDING: "a worker runs it. Type: semel work --app MODULE:NAME",
+    State.PROCESSING: "wait for its end. Without a worker, a retry takes it over; or free it: semel keys release",
+    State.UNKNOWN: "find out whether it happened. Then type: semel keys resolve",
+    State.COMPLETE: _CHANGING,
+    State.FAILED: _CHANGING,
+}
 
 #: Why a record that has ended is left alone.
 ENDED = "This operation has ended. Its answer stays until it expires; a new operation needs a new key."
@@ -70,6 +87,25 @@ def again_means(record: Record) -> list[str]:
 def may_run_again(record: Record, *, has_request: bool) -> bool:
     """Whether a worker can be told to run it: it is parked, its request was stored, and no effect is in doubt."""
     return record.state is State.UNKNOWN and has_request and read_back(record.steps).unknown is None
+
+
+def erasing_means(records: int, lines: int) -> list[str]:
+    """Say what follows if one owner's data is erased."""
+    if not (records or lines):
+        return ["There is nothing to erase."]
+    return [
+        f"Operations that have ended: {records}. Their answers, and what was stored of their requests, are deleted.",
+        "A retry of one is refused, and runs nothing, until its retention ends.",
+        f"Lines of the audit trail: {lines}. They are deleted. None of this can be undone.",
+    ]
+
+
+def left_lines(left: Sequence[Left]) -> list[str]:
+    """Say of operations that are not erased which they are, by the digest of the key, and what can be done."""
+    lines = [f"{digest_of(each.key)[:SHORT_LENGTH]}  {each.state}: {_TO_DO[each.state]}" for each in left[:MAX_LISTED]]
+    if len(left) > MAX_LISTED:
+        lines.append(f"and {len(left) - MAX_LISTED} more")
+    return [f"Operations that stay as they are: {len(left)}.", *lines] if left else []
 
 
 def outcome_of(record: Record, step: Step) -> str:

@@ -16,6 +16,7 @@ MAX_SCOPE_LENGTH = 1024
 
 #: Separates the parts of a scope, since no principal may contain it.
 SEPARATOR = "\t"
+_AFTER_SEPARATOR = chr(ord(SEPARATOR) + 1)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -87,6 +88,19 @@ def _spelled(name: object) -> str:
     raise ConfigurationError(
         f"scope must return a string, an int, a UUID, or a tuple of them, not {type(name).__name__}."
     )
+
+
+def scopes_of(principal: str) -> tuple[str, str]:
+    """Return the first of the scopes of *principal*, and what comes after the last, in the order of their bytes.
+
+    Nothing else is between them: only a control character comes before the tab, and no principal has one.
+    """
+    return principal, f"{principal}{_AFTER_SEPARATOR}"
+
+
+def is_of(scope: str, principal: str) -> bool:
+    """Whether *scope* is among those of *principal*: itself, or itself and an operation."""
+    return scope == principal or scope.startswith(f"{principal}{SEPARATOR}")
 
 
 def reported(scope: str) -> str:

@@ -42,6 +42,15 @@ def reaped(deleted: int, stripped: int) -> str | None:
     return ", ".join(f"{count} {what}" for count, what in counts if count) or None
 
 
+def erased(count: int, reason: str | None, what: str = "erased") -> str | None:
+    """Sum up one part of an erasure, for one line of the trail that names no owner; None if it touched nothing."""
+    return ": ".join(filter(None, (reason, f"{count} {what}"))) if count else None
+
+
+#: What ``erased`` counts, where it is lines of the trail itself.
+LINES = "audit lines deleted"
+
+
 class Telling(Protocol):
     """The fields of a record that its history needs: a ``Record`` has them, or a row of the table."""
 

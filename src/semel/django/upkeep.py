@@ -1,4 +1,4 @@
-"""Sweeping and reaping once, for ``manage.py`` and for Celery. What the services do is in ``semel/work/``."""
+"""Sweeping, reaping and erasing once, for ``manage.py`` and for Celery. What the services do is in ``semel/work/``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from django.core.management.base import CommandError
 
 from semel.core.upkeep import MAX_BATCH
 from semel.errors import ConfigurationError, SemelError
+from semel.flows.erase import EraseReport
+from semel.flows.erase import erase as erase_flow
 from semel.flows.upkeep import ReapReport, SweepReport
+from semel.guard.running import run as run_flow
 from semel.stores import Store
+from semel.stores.base import this_user
 from semel.work import Reaper, Sweeper
 from semel.work.plan import duration
+from semel.work.service import ServicePorts
 from semel.work.service import as_json as spelled
 
 #: The same as in ``semel reap``.
@@ -29,6 +34,18 @@ def reap(store: Store, audit_retention: str = AUDIT_RETENTION, batch: int = MAX_
     if batch < 1:
         raise ConfigurationError("batch must be 1 or more.")
     return Reaper(store, audit_retention=duration(audit_retention), batch=batch).run_once()
+
+
+def erase(store: Store, scope: str, *, is_preview: bool = False, reason: str | None = None) -> EraseReport:
+    """Erase what the store has of *scope*, in the name of this terminal's user; or only count it."""
+    before, store.actor = store.actor, this_user()
+    try:
+        report = run_flow(erase_flow, ServicePorts(store), scope, is_preview=is_preview, reason=reason)
+    except SemelError as error:
+        raise CommandError(str(error)) from error
+    finally:
+        store.actor = before
+    return report
 
 
 def add_json(parser: Any) -> None:

@@ -25,11 +25,14 @@ opens transactions for the application, in which the commands of ``steps.py`` ar
     client begins it. ``Release`` deletes it while it is pending, and never after.
 13. ``Search`` walks past no more records than it may, and its pages together have every record that fits; ``Survey``
     counts none beyond its cap.
+14. ``Erase`` makes tombstones of one owner's records that have ended, so that no retry of them runs, and changes no
+    other record. It may be repeated, and be broken off between any two of its parts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
 import socket
 from abc import ABC, abstractmethod
@@ -58,6 +61,16 @@ _HOST = socket.gethostname()
 def this_process() -> str:
     """Name this process, for the audit trail."""
     return f"{_HOST}:{os.getpid()}"
+
+
+def this_user() -> str:
+    """Name the user of this terminal, for the audit trail."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # A container's user may have a number and no name.
+        user = str(os.getuid())
+    return f"{user}@{_HOST}"
 
 
 _NO_TRANSACTIONS = "{} has no transactions to share: atomic mode and phases need PostgreSQL or SQLite."

@@ -31,7 +31,7 @@ DEFAULT_COUNTS = "semel_counts"
 #: The table of the partitioned layout on PostgreSQL; it is not there in the plain one.
 DEFAULT_ANSWERS = "semel_answers"
 #: PostgreSQL's functions, which are called by their names alone.
-FUNCTIONS = ("semel_answer", "semel_move_answer", "semel_rotate_answers")
+FUNCTIONS = ("semel_answer", "semel_forget_answer", "semel_move_answer", "semel_rotate_answers")
 MIGRATIONS = "migrations"
 
 _TABLES = (

@@ -41,8 +41,10 @@ from semel.core.record import Found, Hold, Milestone
 from semel.core.recovery import Done, Progress
 from semel.core.state import Event, State
 from semel.errors import StoreError
+from semel.flows.erase import EraseReport, erase
 from semel.flows.receive import InboxReport
 from semel.flows.relay import RelayReport
+from semel.guard.running import run
 from semel.inbox import Inbox, Ran
 from semel.outbox import Outbox
 from semel.publishers import BROKER_SCHEDULE, Delivered, Message, Rejected
@@ -54,6 +56,7 @@ from semel.stores.outbox import OutboxStatements, carry_out
 from semel.stores.transaction import at_once
 from semel.webhooks import Endpoints
 from semel.work import InboxReaper, Reaper, Relay, Sweeper
+from semel.work.service import ServicePorts
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "postgresql.md").read_text()
 DAY, LONG, OVER = timedelta(days=1), timedelta(hours=1), timedelta(microseconds=1)
@@ -161,6 +164,20 @@ def test_messages(urls: dict[str, str]) -> None:
         found = transaction.run(InboxStatements(messages_of(keys)).list(None, None, 10))
         assert [each.message_id for each in found] == ["m-2"]
         transaction.perform(Undo())
+
+
+def test_erasing(urls: dict[str, str]) -> None:
+    """The role of a worker erases; that of an application can't delete lines of the trail, and is told so."""
+    with closing(store(urls["semel_app"])) as keys:
+        for key in ("one", "two"):
+            hold = held(keys, key)
+            keys.perform(Note(hold, "replayed"))
+            keys.perform(Complete(hold, Event.COMPLETE, ANSWER))
+        report = run(erase, ServicePorts(keys), "acme")
+        assert (report.erased, report.audit_lines) == (2, 0)
+        assert isinstance(report.error, StoreError)
+    with closing(store(urls["semel_worker"])) as keys:
+        assert run(erase, ServicePorts(keys), "acme") == EraseReport(0, 2)
 
 
 def test_outbox(urls: dict[str, str]) -> None:

@@ -18,6 +18,7 @@ from semel.core.commands import (
     Command,
     Commit,
     Complete,
+    Erase,
     Finish,
     Look,
     Now,
@@ -456,3 +457,33 @@ async def test_cancelled_while_the_store_is_asked(sqlite_url: str) -> None:
         step.cancel()
         assert step.heir is not None
         assert isinstance(await step.heir, Hold)
+
+
+def test_erased(world: World) -> None:
+    """An erasure drops the answers of this process; a preview does not, and another process keeps its own copies."""
+    here, there = world.process(), world.process()
+    completed(here)
+    found_by(here), found_by(there)
+    here.perform(Erase("scope", 10, is_preview=True))
+    assert found_by(here).answer == CREATED
+    assert here.perform(Erase("scope", 10)).count == 1
+    assert found_by(here).answer == Answer(201, (), None)
+    assert found_by(there).answer == CREATED
+    assert there.perform(Erase("scope", 10)).count == 0
+    assert found_by(there).answer == Answer(201, (), None)
+
+
+def test_an_erasure_that_fails(world: World) -> None:
+    """An erasure that the durable store does not carry out is an error, and can be repeated."""
+    here = world.process()
+    completed(here)
+    world.durable.fails = StoreUnavailable("away")
+    with pytest.raises(StoreUnavailable):
+        here.perform(Erase("scope", 10))
+    assert here.perform(Erase("scope", 10)).count == 1
+
+
+def found_by(store: Handle) -> Found:
+    found = store.perform(claim_on())
+    assert isinstance(found, Found)
+    return found

@@ -5,6 +5,7 @@ One command is one round trip, or one transaction that the store owns.
 
 from semel.core.commands.base import Again, Command, Verdict
 from semel.core.commands.counts import AddCounts, Minutes, ReadCounts
+from semel.core.commands.erasing import Erase, Erased, EraseTrail, Left
 from semel.core.commands.keys import (
     Browse,
     Claim,
@@ -56,9 +57,13 @@ __all__ = [
     "CommitAlone",
     "Complete",
     "Discard",
+    "Erase",
+    "EraseTrail",
+    "Erased",
     "Filter",
     "FindStuck",
     "Finish",
+    "Left",
     "Look",
     "Mark",
     "Minutes",

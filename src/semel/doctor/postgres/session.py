@@ -250,12 +250,14 @@ class Postgres(Session):
         return [(name, reason) for name, reason in rows]
 
     def handled(self) -> Handled:
-        """The newest records, along the index of their age."""
+        """The newest records, along the index of their age. One without headers and request line was erased."""
         rows = self.rows(
             "SELECT count(*), max(took), (array_agg(request_line ORDER BY took DESC NULLS LAST))[1],"
             " count(*) FILTER (WHERE is_unkept)"
             " FROM (SELECT CASE WHEN attempt = 1 AND NOT accepted THEN completed_at - created_at END AS took,"
-            "              request_line, body IS NULL AND answer_day IS NULL AS is_unkept, state"
+            "              request_line, state,"
+            "              body IS NULL AND answer_day IS NULL AND NOT (headers = '[]' AND request_line IS NULL)"
+            "              AS is_unkept"
             "         FROM semel_keys ORDER BY created_at DESC LIMIT %(newest)s) AS newest"
             " WHERE state IN ('complete', 'failed')",
             {"newest": NEWEST},

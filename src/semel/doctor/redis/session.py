@@ -40,6 +40,7 @@ _FIELDS = (
     "status",
     "after_retention",
     "request_line",
+    "headers",
 )
 _TERMINAL = frozenset({"complete", "failed"})
 
@@ -58,6 +59,12 @@ class _Record:
 
     def age(self, name: str) -> timedelta:
         return timedelta(microseconds=self.now - int(self.values[name] or self.now))
+
+    @property
+    def is_unkept(self) -> bool:
+        """Whether it has ended with an answer that could not be kept. One without headers and line was erased."""
+        was_erased = self.values["headers"] == "[]" and self.values["request_line"] is None
+        return not (self.has_body or was_erased)
 
     @property
     def took(self) -> timedelta | None:
@@ -218,7 +225,7 @@ class Redis(Session):
         ended = [each for each in records if each.state in _TERMINAL]
         timed = [(each.took, each.values["request_line"]) for each in ended if each.took is not None]
         took, line = max(timed, key=lambda each: each[0] or timedelta(), default=(None, None))
-        return Handled(len(ended), took, line, sum(not each.has_body for each in ended))
+        return Handled(len(ended), took, line, sum(each.is_unkept for each in ended))
 
     def last_upkeep(self) -> timedelta | None:
         """Not known: the services leave no mark in Redis that stays."""

@@ -191,10 +191,11 @@ class SQLite(Session):
         return [(name, reason) for name, reason in rows]
 
     def handled(self) -> Handled:
-        """What the newest finished records tell."""
+        """What the newest finished records tell. One without headers and request line was erased."""
         rows = self.rows(
             "SELECT CASE WHEN attempt = 1 AND NOT accepted THEN completed_at - created_at END, request_line,"
-            " body IS NULL FROM semel_keys WHERE status IS NOT NULL ORDER BY rowid DESC LIMIT ?",
+            " body IS NULL AND NOT (headers = '[]' AND request_line IS NULL)"
+            " FROM semel_keys WHERE status IS NOT NULL ORDER BY rowid DESC LIMIT ?",
             (NEWEST,),
         )
         timed = [(timedelta(milliseconds=took), line) for took, line, _ in rows if took is not None]

@@ -96,6 +96,21 @@ class Row:
             traceparent=self.traceparent,
         )
 
+    def bare(self) -> Row:
+        """The same as a tombstone without any content; one that has not ended as it is."""
+        if self.answer is None:
+            return self
+        return replace(
+            self,
+            answer=Answer(self.answer.status, (), None),
+            steps=None,
+            recovery_point=None,
+            milestone=None,
+            request=None,
+            request_line="",
+            traceparent=None,
+        )
+
     def without_body(self) -> Row:
         """The same without what lists do not show."""
         if self.answer is None or self.answer.is_tombstone:

@@ -8,6 +8,9 @@ from datetime import datetime, timedelta
 from semel.core.commands import (
     AddCounts,
     Discard,
+    Erase,
+    Erased,
+    EraseTrail,
     FindStuck,
     Minutes,
     Note,
@@ -31,7 +34,9 @@ from semel.core.record import NO_TOKEN, Entry, Hold, Record, Stuck
 from semel.core.recovery import written
 from semel.core.search import page, surveyed
 from semel.core.state import TERMINAL, Event, State, after
+from semel.core.trail import LINES, NO_KEY, erased
 from semel.core.upkeep import in_turn, is_due
+from semel.stores import erasing
 from semel.stores.memory.table import Moment, Row, Table, must
 
 #: How long counts are kept.
@@ -111,6 +116,39 @@ class Upkeep(Table):
             request=None,
         )
         self._write_down(hold, "abandoned", moment)
+
+    def _erase(self, command: Erase, moment: Moment) -> Erased:
+        scope, key, _, end = erasing.span(command)
+        walked = []
+        for place in sorted(each for each in self._rows if (scope, key) < each < (end,))[: command.limit]:
+            row = self._rows[place]
+            bare = row.bare()
+            has_data = bare != row
+            walked.append(erasing.Walked(*place, row.state, has_data, has_data and not command.is_preview))
+            if not command.is_preview:
+                self._rows[place] = bare
+        done = erasing.records(command, walked)
+        self._note_erasure(command, erased(done.count, command.reason), moment)
+        return done
+
+    def _erase_trail(self, command: EraseTrail, moment: Moment) -> Erased:
+        scope, key, number, end = erasing.span(command)
+        # A line has no number of its own, and those of one key are deleted together or not at all.
+        keys = sorted(
+            {(line.scope, line.key) for line in self._trail if (scope, key) < (line.scope, line.key) < (end,)}
+        )
+        keys = keys[: command.limit]
+        gone = {each for each in keys if each not in self._rows or self._rows[each].state in TERMINAL}
+        rest = [line for line in self._trail if (line.scope, line.key) not in gone]
+        count = len(self._trail) - len(rest)
+        if not command.is_preview:
+            self._trail = rest
+        self._note_erasure(command, erased(count, command.reason, LINES), moment)
+        return erasing.lines(command, count, [(*each, number) for each in keys])
+
+    def _note_erasure(self, command: Erase | EraseTrail, summary: str | None, moment: Moment) -> None:
+        if summary is not None and not command.is_preview:
+            self._write_down(Hold(NO_KEY, NO_KEY, 0, NO_TOKEN), "erased", moment, summary)
 
     def _discard(self, command: Discard, moment: Moment) -> Verdict:
         row = self._mine(command.hold, State.PENDING, State.PROCESSING, State.UNKNOWN)

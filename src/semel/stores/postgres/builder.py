@@ -58,6 +58,8 @@ class Queries:
     reap_trail: Query
     reap_inbox: Query
     survey: Query
+    erase: Query
+    erase_trail: Query
     discard: Query
     unpark: Query
     resolve: Query

@@ -1175,6 +1175,77 @@ WITH deleted AS (
 SELECT count(*) FROM deleted
 
 
+-- name: erase
+-- Make tombstones of the records of one owner that have ended: of what was said, nothing stays but a digest and a status;
+-- so a retry is refused, and runs nothing. It walks along the primary key, past each record of this owner once, and says
+-- of each what it is: what has not ended stays as it is.
+-- SKIP LOCKED: no record is waited for. One that another transaction is changing comes back as it was.
+-- The trail has one line that sums up, and names neither owner nor key.
+WITH walked AS MATERIALIZED (
+    SELECT ctid AS place, scope, key, state, answer_day, token,
+           status IS NOT NULL
+           AND (headers IS DISTINCT FROM '[]' OR body IS NOT NULL OR answer_day IS NOT NULL OR steps IS NOT NULL OR recovery_point IS NOT NULL
+                OR request IS NOT NULL OR milestone IS NOT NULL OR request_line IS NOT NULL
+                OR traceparent IS NOT NULL) AS has_data
+      FROM semel_keys
+     WHERE (scope, key) > (:at_scope::text, :at_key::text) AND scope < :end::text
+     ORDER BY scope, key
+     LIMIT :limit
+), locked AS MATERIALIZED (
+    SELECT ctid AS place
+      FROM semel_keys
+     WHERE ctid = ANY (ARRAY(SELECT place FROM walked WHERE has_data AND NOT :is_preview::boolean))
+       AND status IS NOT NULL
+       FOR UPDATE SKIP LOCKED
+), erased AS (
+    UPDATE semel_keys
+       SET headers = '[]', body = NULL, answer_day = NULL, steps = NULL, recovery_point = NULL, request = NULL,
+           request_body = NULL, milestone = NULL, request_line = NULL, traceparent = NULL
+     WHERE ctid = ANY (ARRAY(SELECT place FROM locked))
+ RETURNING scope, key
+), noted AS (
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor, detail)
+    SELECT clock_timestamp(), '', '', 0, 'erased', :actor::text, concat_ws(': ', :reason::text, n || ' erased')
+      FROM (SELECT count(*) AS n FROM erased) AS counted
+     WHERE :audit::boolean AND n > 0
+)
+SELECT scope, key, state, has_data,
+       CASE WHEN (scope, key) IN (SELECT scope, key FROM erased)
+            THEN coalesce(semel_forget_answer(answer_day, token), true) ELSE false END
+  FROM walked
+ ORDER BY scope, key
+
+
+-- name: erase_trail
+-- Delete the lines of one owner, along the primary key, past each once. Those of an operation that has not ended stay with
+-- it: a person may have to read them.
+WITH walked AS MATERIALIZED (
+    SELECT ctid AS place, scope, key, id,
+           NOT EXISTS (SELECT FROM semel_keys AS record
+                        WHERE record.scope = ANY (ARRAY[line.scope]) AND record.key = line.key
+                          AND record.status IS NULL) AS may_go
+      FROM semel_audit AS line
+     WHERE (scope, key, id) > (:at_scope::text, :at_key::text, :at_id::bigint) AND scope < :end::text
+     ORDER BY scope, key, id
+     LIMIT :limit
+), deleted AS (
+    DELETE FROM semel_audit
+     WHERE ctid = ANY (ARRAY(SELECT place FROM walked WHERE may_go AND NOT :is_preview::boolean))
+ RETURNING 1
+), noted AS (
+    INSERT INTO semel_audit (at, scope, key, attempt, event, actor, detail)
+    SELECT clock_timestamp(), '', '', 0, 'erased', :actor::text,
+           concat_ws(': ', :reason::text, n || ' audit lines deleted')
+      FROM (SELECT count(*) AS n FROM deleted) AS counted
+     WHERE :audit::boolean AND n > 0
+)
+SELECT scope, key, id,
+       CASE WHEN :is_preview::boolean THEN (SELECT count(*) FROM walked WHERE may_go)
+            ELSE (SELECT count(*) FROM deleted) END
+  FROM walked
+ ORDER BY scope, key, id
+
+
 -- name: discard
 -- Forget a record that has not ended, because an operator says so.
 WITH discarded AS (

@@ -173,6 +173,16 @@ BEGIN
     RETURN (SELECT body FROM semel_answers WHERE day = asked_day AND token = asked_token);
 END $$;
 
+-- Delete the body of an answer that is in semel_answers: the record's owner is erased.
+CREATE OR REPLACE FUNCTION semel_forget_answer(asked_day date, asked_token bytea) RETURNS boolean
+    LANGUAGE plpgsql STRICT SET search_path FROM CURRENT AS $$
+BEGIN
+    IF to_regclass('semel_answers') IS NOT NULL THEN
+        DELETE FROM semel_answers WHERE day = asked_day AND token = asked_token;
+    END IF;
+    RETURN true;
+END $$;
+
 -- What the trigger of the partitioned layout does with a body of more bytes than its argument says: it goes into
 -- semel_answers. It stays in the row where the role may not write there, and where another answer has that token, as
 -- those have that an operator gave.

@@ -10,6 +10,9 @@ from semel.core.commands import (
     AddCounts,
     Command,
     Discard,
+    Erase,
+    Erased,
+    EraseTrail,
     FindStuck,
     Minutes,
     ReadCounts,
@@ -29,7 +32,9 @@ from semel.core.commands import (
 from semel.core.message import Request
 from semel.core.record import Entry, Hold, Stuck
 from semel.core.recovery import written
+from semel.core.state import State
 from semel.core.upkeep import FIRST_PAUSE, MAX_DOUBLINGS
+from semel.stores import erasing
 from semel.stores.postgres.builder import Builder, of_answer, of_hold
 from semel.stores.postgres.rows import Row, verdict
 from semel.stores.postgres.searching import SEARCHING
@@ -127,6 +132,28 @@ def _read_counts(builder: Builder, command: ReadCounts) -> Statement[Minutes]:
     return builder.statement("read_counts", read, minutes=command.minutes)
 
 
+def _erase(builder: Builder, command: Erase) -> Statement[Erased]:
+    def read(rows: Sequence[Row]) -> Erased:
+        walked = [erasing.Walked(scope, key, State(state), *rest) for scope, key, state, *rest in rows]
+        return erasing.records(command, walked)
+
+    scope, key, _, end = erasing.span(command)
+    return builder.statement("erase", read, at_scope=scope, at_key=key, end=end, **_of_erasure(command))
+
+
+def _erase_trail(builder: Builder, command: EraseTrail) -> Statement[Erased]:
+    def read(rows: Sequence[Row]) -> Erased:
+        return erasing.lines(command, rows[0][3] if rows else 0, [(row[0], row[1], row[2]) for row in rows])
+
+    scope, key, number, end = erasing.span(command)
+    place = {"at_scope": scope, "at_key": key, "at_id": number, "end": end}
+    return builder.statement("erase_trail", read, **place, **_of_erasure(command))
+
+
+def _of_erasure(command: Erase | EraseTrail) -> dict[str, Any]:
+    return {"limit": command.limit, "is_preview": command.is_preview, "reason": command.reason}
+
+
 def _discard(builder: Builder, command: Discard) -> Statement[Verdict]:
     return builder.statement("discard", verdict, **of_hold(command.hold))
 
@@ -166,6 +193,8 @@ UPKEEP: dict[type[Command[Any]], Callable[[Builder, Any], Statement[Any]]] = {
     RotateAnswers: _rotate,
     AddCounts: _add_counts,
     ReadCounts: _read_counts,
+    Erase: _erase,
+    EraseTrail: _erase_trail,
     Discard: _discard,
     Unpark: _unpark,
     Resolution: _resolve,

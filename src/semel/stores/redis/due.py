@@ -157,6 +157,18 @@ class Walk:
         """Whether it has come to the end, and would start again."""
         return not self._nodes
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """The server that is being scanned, and its cursor: where ``resume`` goes on. Not at the end."""
+        return str(self._nodes[0]), self._cursor.decode()
+
+    async def resume(self, client: Client, node: str, cursor: bytes) -> None:
+        """Go on at a place; or start again, if that server has no data any more."""
+        nodes = await client.masters()
+        places = [str(each) for each in nodes]
+        if node in places and cursor.isdigit():
+            self._nodes, self._cursor = nodes[places.index(node) :], cursor
+
     async def stretch(self, client: Client, max_steps: int | None = None) -> set[bytes]:
         """Go on for so many steps, or to the end, and return the keys found."""
         found: set[bytes] = set()

@@ -18,6 +18,9 @@ from semel.core.commands import (
     AddCounts,
     Browse,
     Command,
+    Erase,
+    Erased,
+    EraseTrail,
     FindStuck,
     Minutes,
     Page,
@@ -41,6 +44,7 @@ from semel.errors import StoreError
 from semel.stores.base import this_process
 from semel.stores.batching import refused
 from semel.stores.headers import written as written_headers
+from semel.stores.redis import erasing
 from semel.stores.redis.cluster import Client
 from semel.stores.redis.due import DIGITS, Walk
 from semel.stores.redis.keys import Afterwards, Keys
@@ -159,6 +163,8 @@ class Upkeep:
         self._asks: dict[type[Command[Any]], Callable[[Client, Any], Awaitable[Any]]] = {
             AddCounts: self._add_counts,
             Browse: self._browse,
+            Erase: self._erase,
+            EraseTrail: self._erase_trail,
             FindStuck: self._find_stuck,
             ReadCounts: self._read_counts,
             Survey: self._survey,
@@ -301,6 +307,12 @@ class Upkeep:
             replies = await client.read([script(how).on(name, *words) for name in chunk])
             found += [(name, reply) for name, reply in zip(chunk, replies, strict=True) if reply is not None]
         return found
+
+    async def _erase(self, client: Client, command: Erase) -> Erased:
+        return await erasing.erase(client, self._keys, command)
+
+    async def _erase_trail(self, client: Client, command: EraseTrail) -> Erased:
+        return await erasing.erase_trail(client, self._keys, command)
 
     async def _browse(self, client: Client, command: Browse) -> tuple[Record, ...]:
         if command.scope is not None and command.key is not None:
@@ -450,5 +462,5 @@ def _new_time(judged: Judged | None) -> int | None:
 
 #: Every command that is carried out here.
 UPKEEP: frozenset[type[Command[Any]]] = frozenset(
-    {AddCounts, Browse, FindStuck, ReadCounts, Reap, ReapTrail, Search, Survey}
+    {AddCounts, Browse, Erase, EraseTrail, FindStuck, ReadCounts, Reap, ReapTrail, Search, Survey}
 )

@@ -20,6 +20,9 @@ from semel.core.commands import (
     Browse,
     Command,
     Discard,
+    Erase,
+    Erased,
+    EraseTrail,
     FindStuck,
     Look,
     Mark,
@@ -52,8 +55,9 @@ from semel.core.key import digest_of
 from semel.core.message import Request
 from semel.core.record import Entry, Found, Hold, Record, Stuck
 from semel.core.recovery import change, written
+from semel.core.state import State
 from semel.core.upkeep import FIRST_PAUSE, MAX_DOUBLINGS
-from semel.stores import milestones, requests
+from semel.stores import erasing, milestones, requests
 from semel.stores.sqlite import searching
 from semel.stores.sqlite import statements as by
 from semel.stores.sqlite.statements import MIN_GATHERED, Bulk, Statements, chunks
@@ -331,6 +335,31 @@ class Commands(Keys):
         counts = ((by.read_time(minute), outcome, n) for _, minute, outcome, n in rows if minute is not None)
         return Minutes(by.read_time(rows[0][0]), tuple(counts))
 
+    def erase(self, command: Erase) -> Erased:
+        """Make tombstones of what has ended."""
+        scope, key, _, end = erasing.span(command)
+        rows = self._session.run(self._statements.erasing["walk_owner"], (scope, key, end, command.limit))
+        walked = [
+            erasing.Walked(scope, key, State(state), bool(has_data), bool(has_data) and not command.is_preview)
+            for _, scope, key, state, has_data in rows
+        ]
+        done = erasing.records(command, walked)
+        places = [place for place, *_, has_data in rows if has_data]
+        self._erase("erase", places, command, trail.erased(done.count, command.reason))
+        return done
+
+    def erase_trail(self, command: EraseTrail) -> Erased:
+        """Delete lines of the trail."""
+        rows = self._session.run(self._statements.erasing["walk_lines"], (*erasing.span(command), command.limit))
+        places = [number for _, _, number, may_go in rows if may_go]
+        self._erase("erase_lines", places, command, trail.erased(len(places), command.reason, trail.LINES))
+        return erasing.lines(command, len(places), [(scope, key, number) for scope, key, number, _ in rows])
+
+    def _erase(self, how: str, places: list[int], command: Erase | EraseTrail, summary: str | None) -> None:
+        if summary is not None and not command.is_preview:
+            self._session.count(self._statements.erasing[how], (json.dumps(places),))
+            self._session.note(trail.NO_KEY, trail.NO_KEY, 0, "erased", summary)
+
     def discard(self, command: Discard) -> Verdict:
         """Delete a record that has not ended."""
         return self._write(self._statements.discard, by.hold_row(command.hold), command.hold, "discarded")
@@ -395,6 +424,8 @@ WRITES: Table = {
     Release: Commands.release,
     Renew: Commands.renew,
     Sweep: Commands.sweep,
+    Erase: Commands.erase,
+    EraseTrail: Commands.erase_trail,
     Discard: Commands.discard,
     Unpark: Commands.unpark,
     Resolution: Commands.resolve,

@@ -497,6 +497,41 @@ SET
     request_body = NULL
 WHERE rowid IN (VALUES (:id))
 
+-- name: walk_owner
+-- The records of one owner, along the primary key. typeof() does not read its argument's content, nor what is before it.
+SELECT
+    rowid, scope, key, state,
+    status IS NOT NULL AND (
+        headers <> '[]' OR typeof(body) <> 'null' OR typeof(steps) <> 'null' OR typeof(recovery_point) <> 'null'
+        OR typeof(milestone) <> 'null' OR typeof(request_line) <> 'null' OR typeof(traceparent) <> 'null'
+    )
+FROM semel_keys
+WHERE (scope, key) > (:at_scope, :at_key) AND scope < :end
+ORDER BY scope, key LIMIT :limit
+
+-- name: erase
+-- Leave a tombstone of each, without content: a retry is refused, and runs nothing.
+UPDATE semel_keys
+SET
+    headers = '[]', body = NULL, steps = NULL, recovery_point = NULL, milestone = NULL, request_line = NULL,
+    traceparent = NULL
+WHERE rowid IN (SELECT value FROM json_each(:places))
+
+-- name: walk_lines
+-- The lines of one owner, and whether each may go: those of an operation that has not ended stay with it.
+SELECT
+    scope, key, id,
+    NOT EXISTS (
+        SELECT 1 FROM semel_keys AS record
+        WHERE record.scope = line.scope AND record.key = line.key AND record.status IS NULL
+    )
+FROM semel_audit AS line
+WHERE (scope, key, id) > (:at_scope, :at_key, :at_id) AND scope < :end
+ORDER BY scope, key, id LIMIT :limit
+
+-- name: erase_lines
+DELETE FROM semel_audit WHERE id IN (SELECT value FROM json_each(:places))
+
 -- name: discard
 -- An operator frees the key, whatever it did.
 DELETE FROM semel_keys

@@ -74,12 +74,12 @@ class Statements:
         self.search = queries["search"]
         self.keys_after = _marked(queries["keys_after"])
         self.find_stuck = _marked(queries["find_stuck"])
-        self.survey = queries["survey"].with_parts()
         self.counts = {name: _marked(queries[f"{name}_counts"]) for name in ("add", "delete", "read")}
-        self.survey_all = queries["survey"].with_parts("messages")
+        self.survey, self.survey_all = queries["survey"].with_parts(), queries["survey"].with_parts("messages")
         self.read_request = _marked(queries["read_request"])
         self.sweep = _marked(queries["sweep"])
         self.find_due = _marked(queries["find_due"])
+        self.erasing = {name: _marked(queries[name]) for name in ("walk_owner", "erase", "walk_lines", "erase_lines")}
         self.discard = _marked(queries["discard"])
         self.unpark = _marked(queries["unpark"])
         self.resolve = _marked(queries["resolve"])

@@ -351,6 +351,11 @@ class _Answers:
         else:
             self.writing.failed(refused)
 
+    async def delete(self, client: Client, places: Sequence[tuple[str, str]]) -> None:
+        """Delete answers. This one raises: what was to be erased must not stay there unnoticed."""
+        names = [name_of(self.address.prefix, self._namespace, scope, key) for scope, key in places]
+        await client.read([Call(name, packed(b"DEL", name)) for name in names])
+
 
 class Cache(_Answers):
     """The same for threads. The thread that finds the connection free reads for all that wait."""
@@ -395,6 +400,10 @@ class Cache(_Answers):
             if self._takes(entry) and not self._is_writing:
                 self._is_writing = True
                 self._thread.submit(self._write)
+
+    def erase(self, places: Sequence[tuple[str, str]]) -> None:
+        """Delete answers, after all queued ones are written."""
+        self._thread.submit(lambda: at_once(self.delete(self._writer, places))).result()
 
     def flush(self, seconds: float = CLOSE_SECONDS) -> None:
         """Wait until all queued answers are written."""
@@ -464,6 +473,16 @@ class AsyncCache(_Answers):
         loop.call_soon_threadsafe(work.add_done_callback, lambda _: stopped.set())
         loop.call_soon_threadsafe(work.cancel)
         stopped.wait(CLOSE_SECONDS)
+
+    async def erase(self, places: Sequence[tuple[str, str]]) -> None:
+        """Delete answers, after all queued ones are written."""
+        await self.flush()
+        # A connection of its own: that of the writing task may be in use.
+        connections = AsyncConnections(self._patient)
+        try:
+            await self.delete(Client(self._patient, connections), places)
+        finally:
+            connections.drop()
 
     async def flush(self, seconds: float = CLOSE_SECONDS) -> None:
         """Wait until all queued answers are written."""

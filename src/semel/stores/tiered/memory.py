@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from datetime import timedelta
 from sys import getsizeof
 from typing import Any
@@ -173,6 +174,13 @@ class Answers:
         hold = command.hold
         who = (hold.scope, hold.key, _ENDED[command.event], hold.attempt, hold.token)
         return self.put(Entry(*who, fingerprint, command.answer, None, False, until, trace))  # noqa: FBT003 - as above
+
+    def forget(self, places: Iterable[tuple[str, str]]) -> None:
+        """Drop the answers of these scopes and keys."""
+        with self._mutex:
+            for place in places:
+                if place in self._entries:
+                    self._drop(place)
 
     def _drop(self, place: tuple[str, str]) -> None:
         _, size = self._entries.pop(place)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel import stores
-from semel.core.commands import Begin, Claim, Command, Commit, Complete, Finish, Undo, Verdict
+from semel.core.commands import Begin, Claim, Command, Commit, Complete, Erase, Finish, Undo, Verdict
 from semel.core.record import Found
 from semel.errors import ConfigurationError, NoConnection
 from semel.stores.base import AsyncStore, Store
@@ -98,6 +98,8 @@ class TieredStore(_Tier, StoreFront):  # type: ignore[override]  # what it has o
         """Carry out one store command."""
         if isinstance(command, Claim):
             return self._claim(command)  # type: ignore[no-any-return]  # by the command's own type
+        if isinstance(command, Erase):
+            return self._erase(command)  # type: ignore[no-any-return]  # as above
         known = self.answers.ending(command)
         outcome: T = self.durable.perform(command)
         if known is not None and isinstance(command, Complete):
@@ -128,6 +130,14 @@ class TieredStore(_Tier, StoreFront):  # type: ignore[override]  # what it has o
             self.cache.close()
         self.durable.close()
 
+    def _erase(self, command: Erase) -> Any:
+        done = self.durable.perform(command)
+        if not command.is_preview:
+            self.answers.forget(done.ended)
+            if self.cache is not None:
+                self.cache.erase(done.ended)
+        return done
+
     def _claim(self, claim: Claim) -> Any:
         found = self.look_up(claim)
         if found is not None:
@@ -153,6 +163,11 @@ class AsyncTieredStore(_Tier, AsyncStoreFront):  # type: ignore[override]  # as 
         """Start one store command. It is carried out even if no task waits for it."""
         if type(command) is Claim:
             return self._claim(command)
+        if type(command) is Erase:
+            step_of_erasure: Step[Any] = Step(loop=asyncio.get_running_loop())
+            erasing = asyncio.get_running_loop().create_task(self._erase(command))
+            erasing.add_done_callback(partial(_pass_on, step_of_erasure))
+            return step_of_erasure
         known = self.answers.ending(command)
         step: Step[T] = self.durable.perform(command)
         if known is not None and isinstance(command, Complete):
@@ -183,6 +198,14 @@ class AsyncTieredStore(_Tier, AsyncStoreFront):  # type: ignore[override]  # as 
         if self.cache is not None:
             await self.cache.close()
         await self.durable.close()
+
+    async def _erase(self, command: Erase) -> Any:
+        done = await self.durable.perform(command)
+        if not command.is_preview:
+            self.answers.forget(done.ended)
+            if self.cache is not None:
+                await self.cache.erase(done.ended)
+        return done
 
     def _claim(self, claim: Claim) -> Step[Any]:
         found = self.answers.get(claim.scope, claim.key)

@@ -17,6 +17,7 @@ from semel.testing.conformance.accepted import Accepted
 from semel.testing.conformance.answers import Answers
 from semel.testing.conformance.claims import Claims
 from semel.testing.conformance.endings import Endings
+from semel.testing.conformance.erasing import Erasing
 from semel.testing.conformance.handles import AsyncHandle, Candidate, Handle, Lent, SyncHandle, handle
 from semel.testing.conformance.likeness import Likeness
 from semel.testing.conformance.milestones import Milestones
@@ -41,6 +42,7 @@ class StoreConformance(
     Searching,
     Steps,
     Upkeep,
+    Erasing,
     Accepted,
     Pending,
     Milestones,
