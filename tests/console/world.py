@@ -159,7 +159,9 @@ class World:
         at_once(
             carry_out(
                 self.store,
-                self.outbox.claim(to, token, timedelta(seconds=30), 1000, bytes=10**9, aside=False, after=0, floor=0),
+                self.outbox.claim(
+                    to, token, timedelta(seconds=30), 1000, bytes=10**9, aside=False, after=0, due_from=0.0, floor=0
+                ),
             )
         )
         endings = [Ending(made, "dead", None, error)]
