@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import field
 from typing import Any, Literal
 
 from semel.core.value import value
@@ -38,6 +39,9 @@ class Done:
     kind: Kind
     name: str
     result: Any
+    #: The result in the form in which the record has it, where that is not the one in which it would be stored now: it
+    #: was stored before there was encryption, or with another secret. Every write compares the steps of the record.
+    kept: tuple[Any] | None = field(default=None, compare=False)
 
 
 @value
@@ -90,12 +94,7 @@ def written(progress: Progress) -> str | None:
     """Return *progress* as it is stored."""
     if not progress.steps:
         return None
-    return _write(
-        [
-            {step.kind: step.name, "result": step.result} if isinstance(step, Done) else {step.kind: step.name}
-            for step in progress.steps
-        ]
-    )
+    return _write([_written(step) for step in progress.steps])
 
 
 def read_back(text: str | None) -> Progress:
@@ -160,6 +159,15 @@ def _depth(value: Any) -> int:
     return depth
 
 
+def _written(step: Step) -> dict[str, Any]:
+    if not isinstance(step, Done):
+        return {step.kind: step.name}
+    said = {step.kind: step.name, "result": step.result}
+    return said if step.kept is None else said | {"kept": step.kept}
+
+
 def _read(step: dict[str, Any]) -> Step:
     kind: Kind = "phase" if "phase" in step else "effect"
-    return Done(kind, step[kind], step["result"]) if "result" in step else Begun(step[kind])
+    if "result" not in step:
+        return Begun(step[kind])
+    return Done(kind, step[kind], step["result"], (step["kept"][0],) if "kept" in step else None)

@@ -61,13 +61,33 @@ class Shop:
             raise semel.NoEffect
         return JSONResponse(made | body, 201, {"location": f"/payments/{CANARY}"})
 
+    async def two(self, _: Request) -> Response:
+        """Two steps after the one that it may fail behind."""
+        self.runs += 1
+        operation = semel.current()
+
+        def create(_: Any) -> dict[str, str]:
+            self.phases += 1
+            return {"name": CANARY}
+
+        await operation.phase("created", semel.in_thread(create))
+        if self.fails:
+            raise semel.NoEffect
+        sent = await operation.effect("sent", self.send)
+        return JSONResponse(await operation.phase("noted", semel.in_thread(create)) | sent, 201)
+
+    async def send(self, **_: Any) -> dict[str, str]:
+        return {"sent": CANARY}
+
     async def plain(self, _: Request) -> Response:
         self.runs += 1
         return JSONResponse({"name": CANARY}, 201)
 
     @asynccontextmanager
     async def at(self, store: Any, **policy: Any) -> AsyncIterator[httpx.AsyncClient]:
-        routes = [Route("/pay", self.pay, methods=["POST"]), Route("/plain", self.plain, methods=["POST"])]
+        routes = [
+            Route(f"/{each.__name__}", each, methods=["POST"]) for each in (self.pay, self.two, self.plain)
+        ]
         app = IdempotencyMiddleware(
             Starlette(routes=routes), store=store, scope=SINGLE_TENANT, policy=Policy.ietf(**policy), work=False
         )
@@ -299,3 +319,20 @@ def test_no_store(given: Any) -> None:
     """Encryption is around a store, once."""
     with pytest.raises(ConfigurationError, match="Which store"):
         Encrypted(given, "env:SECRETS")
+
+
+@pytest.mark.parametrize("before", ["", "?encrypt=env:SECRETS"], ids=["none", "another"])
+async def test_an_operation_goes_on_with_a_new_secret(
+    sqlite_url: str, secrets: Callable[[str], None], before: str
+) -> None:
+    """An operation that was begun before there was this secret goes on from its recovery point, and ends."""
+    shop = Shop()
+    shop.fails = True
+    async with shop.at(sqlite_url + before) as client:
+        await client.post("/two", **sent())
+    shop.fails = False
+    secrets(f"{NEW} {OLD}")
+    Clock(sqlite_url).advance(Policy.ietf().lease)
+    async with shop.at(with_secrets(sqlite_url)) as client:
+        assert (await client.post("/two", **sent())).status_code == 201
+    assert (shop.runs, shop.phases) == (2, 2)

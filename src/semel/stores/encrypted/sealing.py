@@ -106,15 +106,17 @@ class Sealer:
         return Answer(answer.status, headers, body)
 
     def sealed_progress(self, place: Place, progress: Progress) -> Progress:
-        """Encrypt the result of each step. Names stay: they are recovery points, and people read them."""
+        """Encrypt the result of each step, but those that are stored in another form: a write compares the steps of
+        the record, so they stay as they are. Names stay, too: they are recovery points, and people read them.
+        """
         return Progress(
             tuple(self._sealed_step(place, step) if isinstance(step, Done) else step for step in progress.steps)
         )
 
     def opened_steps(self, place: Place, text: str | None) -> str | None:
-        """Decrypt the results in stored steps."""
-        if text is None or MARK not in text:
-            return text
+        """Decrypt the results in stored steps, with how each is stored where that is not how it would be now."""
+        if text is None:
+            return None
         steps = recovery.read_back(text).steps
         return recovery.written(
             Progress(tuple(self._opened_step(place, step) if isinstance(step, Done) else step for step in steps))
@@ -140,14 +142,17 @@ class Sealer:
         return self.open(kind, place, _unpacked(headers[0][1]))
 
     def _sealed_step(self, place: Place, step: Done) -> Done:
+        if step.kept is not None:
+            return Done(step.kind, step.name, step.kept[0])
         sealed = self.seal(f"step {step.name}", place, _write(step.result).encode())
         return Done(step.kind, step.name, {MARK: base64.b64encode(sealed).decode()})
 
     def _opened_step(self, place: Place, step: Done) -> Done:
         if not is_marked_result(step.result):
-            return step
-        opened = self.open(f"step {step.name}", place, _unpacked(step.result[MARK]))
-        return Done(step.kind, step.name, json.loads(opened))
+            return replace(step, kept=(step.result,))
+        sealed = _unpacked(step.result[MARK])
+        result = json.loads(self.open(f"step {step.name}", place, sealed))
+        return Done(step.kind, step.name, result, None if sealed[1:_PREFIX] == self._name else (step.result,))
 
 
 _MAKE = "Make one by: head -c 32 /dev/urandom | base64"
