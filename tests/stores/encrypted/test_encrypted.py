@@ -85,9 +85,7 @@ class Shop:
 
     @asynccontextmanager
     async def at(self, store: Any, **policy: Any) -> AsyncIterator[httpx.AsyncClient]:
-        routes = [
-            Route(f"/{each.__name__}", each, methods=["POST"]) for each in (self.pay, self.two, self.plain)
-        ]
+        routes = [Route(f"/{each.__name__}", each, methods=["POST"]) for each in (self.pay, self.two, self.plain)]
         app = IdempotencyMiddleware(
             Starlette(routes=routes), store=store, scope=SINGLE_TENANT, policy=Policy.ietf(**policy), work=False
         )
