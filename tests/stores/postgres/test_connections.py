@@ -94,7 +94,8 @@ def patience(url: str) -> dict[Any, tuple[int, ...]]:
     """
     told: dict[Any, tuple[int, ...]] = {}
     options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
-    for file in list(Path("/proc/self/fd").iterdir()):
+    files = [file for file in Path("/proc/self/fd").iterdir() if os.readlink(file).startswith("socket:")]
+    for file in files:
         with suppress(OSError), socket.socket(fileno=os.dup(int(file.name))) as own:
             if own.getpeername()[1:] == (urlsplit(url).port,):
                 asks = own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
