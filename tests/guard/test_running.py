@@ -581,7 +581,7 @@ async def test_unguarded_handler_is_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     await callers_gone()
-    assert ports.names[-2:] == ["tell", "run_unguarded"]
+    assert ports.names[-2:] == ["run_unguarded", "tell"]
 
 
 async def test_settled_work_outlives_its_waiter() -> None:

@@ -468,14 +468,14 @@ def test_a_tiered_store(sqlite_url: str) -> None:
 def test_a_named_table(postgres_url: str) -> None:
     """The inbox of another table name, in another schema, is another inbox."""
     execute(postgres_url, "CREATE SCHEMA shop")
-    named = f"{postgres_url}{'&' if '?' in postgres_url else '?'}table=keys&schema=shop"
+    named = f"{postgres_url}{'&' if '?' in postgres_url else '?'}table=shop_keys&schema=shop"
     with closing(store(named)) as opened:
         opened.migrate()
     with Inbox(named, consumer="billing") as inbox, Inbox(postgres_url, consumer="billing") as usual:
         assert inbox.receive("m-1", lambda _: 1) == Ran(1)
         assert usual.receive("m-1", lambda _: 2) == Ran(2)
         assert inbox.receive("m-1", lambda _: 1) == Duplicate()
-    assert execute(postgres_url, "SELECT count(*) FROM shop.keys_inbox") == [(1,)]
+    assert execute(postgres_url, "SELECT count(*) FROM shop.shop_keys_inbox") == [(1,)]
 
 
 def test_a_wrong_handler_is_refused(sqlite_url: str) -> None:

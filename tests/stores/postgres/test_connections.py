@@ -94,8 +94,7 @@ def patience(url: str) -> dict[Any, tuple[int, ...]]:
     """
     told: dict[Any, tuple[int, ...]] = {}
     options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
-    files = [file for file in Path("/proc/self/fd").iterdir() if os.readlink(file).startswith("socket:")]
-    for file in files:
+    for file in [each for each in Path("/proc/self/fd").iterdir() if each.is_socket()]:
         with suppress(OSError), socket.socket(fileno=os.dup(int(file.name))) as own:
             if own.getpeername()[1:] == (urlsplit(url).port,):
                 asks = own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

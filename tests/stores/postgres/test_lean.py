@@ -460,7 +460,13 @@ class TestMigration:
             everything = f"SELECT {', '.join(names)} FROM semel_keys ORDER BY key".encode()
             before = connection.execute(everything).fetchall()
             with closing(store(old)) as semel:
-                assert semel.migrate() == ["0004_pre_lean", "0005_pre_messages", "0006_pre_trace", "0007_pre_counts"]
+                assert semel.migrate() == [
+                    "0004_pre_lean",
+                    "0005_pre_messages",
+                    "0006_pre_trace",
+                    "0007_pre_counts",
+                    "0008_pre_answers",
+                ]
                 assert semel.migrate() == []
             assert connection.execute(everything).fetchall() == before
             assert {key: mark for key, mark in marks(connection).items() if mark} == {

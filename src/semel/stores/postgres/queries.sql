@@ -394,7 +394,7 @@ SELECT 1
             AND has_any_column_privilege(CAST('semel_keys' AS regclass), 'INSERT')
             AND has_any_column_privilege(CAST('semel_keys' AS regclass), 'UPDATE')
             AND has_any_column_privilege(CAST('semel_audit' AS regclass), 'INSERT'))
-    OR EXISTS (SELECT answer_day FROM semel_keys WHERE scope = CAST(:scope AS text) AND key = CAST(:key AS text))
+    OR EXISTS (SELECT traceparent, answer_day FROM semel_keys WHERE scope = CAST(:scope AS text) AND key = CAST(:key AS text))
 
 
 -- name: begin
