@@ -36,6 +36,12 @@ class _Front:
         return notes
 
     @property
+    def decrypts(self) -> bool:
+        """Whether it answers what is stored encrypted."""
+        decrypts: bool = self.durable.decrypts
+        return decrypts
+
+    @property
     def ended(self) -> defaultdict[str, int]:
         """How many requests of this process have ended how: the durable store has the counts."""
         ended: defaultdict[str, int] = self.durable.ended

@@ -15,7 +15,7 @@ from typing import Any
 from semel.core.commands import Again, FindStuck
 from semel.core.record import Stuck
 from semel.core.upkeep import MAX_ATTEMPTS
-from semel.errors import StoreError
+from semel.errors import SecretMissing, StoreError
 from semel.flows.finish import FinishReport, finish_abandoned
 from semel.flows.ports import CompleterPorts
 from semel.stores import AsyncStore
@@ -81,6 +81,11 @@ class Completer(StoreService[S_co, FinishReport]):
         self._count += 1
         try:
             return await outcome(self._finish(stuck))
+        except (
+            SecretMissing
+        ) as error:  # of this one: others, which wait behind it, may have been stored with a secret here
+            _logger.error("An operation could not be run: %s", error)  # noqa: TRY400 - it says all that there is to say
+            return None
         except StoreError:
             raise
         except Exception:  # whatever it was, others wait behind it
