@@ -28,6 +28,7 @@ from semel.core.record import Hold
 from semel.core.state import Event
 from semel.errors import ConfigurationError, SecretMissing
 from semel.stores.encrypted import Encrypted
+from semel.stores.encrypted.store import AsyncEncryptedStore
 from semel.stores.tiered import Tiered
 from semel.testing import Clock
 from semel.work import AsyncCompleter, AsyncSweeper
@@ -386,6 +387,7 @@ def test_not_in_the_query(url: str) -> None:
 async def test_what_is_no_headers(sqlite_url: str) -> None:
     """A stored value that opens and makes no sense is an error for the request, which does not wait for ever."""
     async with stores.async_store(with_secrets(sqlite_url)) as store:
+        assert isinstance(store, AsyncEncryptedStore)
         claim = Claim("s", "k", b"t" * 16, b"f", timedelta(seconds=9), timedelta(days=1))
         hold = await store.perform(claim)
         assert isinstance(hold, Hold)
