@@ -70,7 +70,8 @@ def store(given: Any, *, url: str | None = None) -> Store:
     """
     given, url, secrets = _parted(given, url)
     if secrets is not None:
-        encrypted: Store = _encrypting().opened(given if isinstance(given, Store) else store(given, url=url), secrets)
+        behind = given if isinstance(given, Store) else store(given, url=url)
+        encrypted: Store = _encrypting().opened(behind, secrets)
         return encrypted
     if isinstance(given, Tiered):
         tiered: Store = import_module(_TIERED).opened(given, url)

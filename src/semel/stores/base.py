@@ -88,6 +88,8 @@ class Store(ABC):
     actor: str | None = None
     #: Whether its audit trail has a line for every replay, too.
     notes_replays: bool = False
+    #: Whether it answers what is stored encrypted: then nothing in front of it may keep that.
+    decrypts: bool = False
     #: Whether commands use the calling thread's own connection, which is the application's.
     is_callers: bool = False
     #: Whether ``migrate`` and ``plan`` take up the migrations that old code does not survive, too.
@@ -171,6 +173,8 @@ class AsyncStore(ABC):
     actor: str | None = None
     #: Whether its audit trail has a line for every replay, too.
     notes_replays: bool = False
+    #: Whether it answers what is stored encrypted: then nothing in front of it may keep that.
+    decrypts: bool = False
 
     @cached_property
     def ended(self) -> AsyncEndings:

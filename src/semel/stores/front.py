@@ -35,6 +35,12 @@ class _Front:
         return notes
 
     @property
+    def decrypts(self) -> bool:
+        """Whether it answers what is stored encrypted."""
+        decrypts: bool = self.durable.decrypts
+        return decrypts
+
+    @property
     def ended(self) -> Any:
         """How many requests of this process have ended how: the durable store has the counts."""
         return self.durable.ended

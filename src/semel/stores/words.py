@@ -19,8 +19,8 @@ RESERVED = frozenset(
 #: Names of parts (``WITH judged AS …``) of Semel's own statements, which would hide a table of that name.
 PARTS = frozenset(
     """
-    aside asked bound changed chosen clock counted deleted destinations discarded due ended ends erased failed few fitting
-    followed found free freed given_up gone heads judged kept keys lock locked mine moved names newest noted old
+    aside asked bound changed chosen clock counted deleted destinations discarded due ended ends erased failed few
+    fitting followed found free freed given_up gone heads judged kept keys lock locked mine moved names newest noted old
     oldest one parked progressed ready renewed resolved run saved set_aside start stripped swept taken target
     troubled unfinished unsent walked wanted watermark won written
     """.split()  # noqa: SIM905 - it is read by people

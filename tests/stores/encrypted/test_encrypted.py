@@ -1,10 +1,12 @@
 """What a person finds who has the database and no secret, and what a process without the secret does: nothing wrong."""
 
+import asyncio
 import base64
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,16 @@ from starlette.routing import Route
 import semel
 from semel import SINGLE_TENANT, Policy, stores
 from semel.asgi import IdempotencyMiddleware
-from semel.core.commands import Browse, Look
+from semel.core.commands import Browse, Claim, Complete, FindStuck, Look
+from semel.core.message import Answer
+from semel.core.record import Hold
+from semel.core.state import Event
 from semel.errors import ConfigurationError, SecretMissing
 from semel.stores.encrypted import Encrypted
+from semel.stores.encrypted.store import AsyncEncryptedStore
 from semel.stores.tiered import Tiered
 from semel.testing import Clock
-from semel.work import AsyncCompleter
+from semel.work import AsyncCompleter, AsyncSweeper
 
 #: What must be found nowhere.
 CANARY = "canary-4711"
@@ -334,3 +340,59 @@ async def test_an_operation_goes_on_with_a_new_secret(
     async with shop.at(with_secrets(sqlite_url)) as client:
         assert (await client.post("/two", **sent())).status_code == 201
     assert (shop.runs, shop.phases) == (2, 2)
+
+
+async def test_one_that_is_unreadable(sqlite_url: str, secrets: Callable[[str], None]) -> None:
+    """An operation that this process can't read stops neither the sweeper nor the completer: others wait behind it."""
+    shop = Shop()
+    shop.fails = True
+    async with shop.at(with_secrets(sqlite_url), store_request=True) as client:
+        await client.post("/pay", **sent())
+        secrets(NEW)
+    async with shop.at(with_secrets(sqlite_url), store_request=True) as client:
+        await client.post("/pay", headers={"Idempotency-Key": "key-2"}, json={"card": CANARY})
+        shop.fails = False
+        Clock(sqlite_url).advance(timedelta(hours=1))
+        report = await AsyncCompleter(shop.middleware.store, shop.middleware.finish).run_once()
+        assert (report.finished, report.failed, report.error) == (1, 1, None)
+        swept = await AsyncSweeper(shop.middleware.store).run_once()
+        assert swept.error is None
+        with closing(stores.store(with_secrets(sqlite_url))) as store:
+            (stuck,) = store.perform(FindStuck(10, with_request=True, with_no_token=True))
+        assert stuck.steps is not None
+        assert "semel-encrypted" in stuck.steps
+
+
+@pytest.mark.parametrize("made", ["store", "async_store"])
+def test_encryption_is_outside(sqlite_url: str, made: str) -> None:
+    """A cache in front of a store that decrypts would keep readable answers; and nothing is encrypted twice."""
+    make = getattr(stores, made)
+    inside = make(with_secrets(sqlite_url))
+    with pytest.raises(ConfigurationError, match=r"Encrypted\(Tiered"):
+        make(Tiered(inside))
+    for given in (with_secrets(sqlite_url), inside, Tiered(with_secrets(sqlite_url))):
+        with pytest.raises(ConfigurationError, match="twice"):
+            make(Encrypted(given, "env:SECRETS"))
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:///x.db#encrypt=env:SECRETS", "sqlite:///x.db&encrypt=env:SECRETS", "memory://?ENCRYPT=env:SECRETS"]
+)
+def test_not_in_the_query(url: str) -> None:
+    """Encryption that is asked for in the wrong place is not left out in silence."""
+    with pytest.raises(ConfigurationError, match="encrypt= is not where"):
+        stores.store(url)
+
+
+async def test_what_is_no_headers(sqlite_url: str) -> None:
+    """A stored value that opens and makes no sense is an error for the request, which does not wait for ever."""
+    async with stores.async_store(with_secrets(sqlite_url)) as store:
+        assert isinstance(store, AsyncEncryptedStore)
+        claim = Claim("s", "k", b"t" * 16, b"f", timedelta(seconds=9), timedelta(days=1))
+        hold = await store.perform(claim)
+        assert isinstance(hold, Hold)
+        marked = ((b"semel-encrypted", base64.b64encode(store.sealer.seal("headers", ("s", "k"), b"no JSON"))),)
+        await store.durable.perform(Complete(hold, Event.COMPLETE, Answer(200, marked, b"")))
+        with pytest.raises(ValueError, match="Expecting value"):
+            async with asyncio.timeout(20):
+                await store.perform(claim)

@@ -318,6 +318,28 @@ class TestAnswers:
         server.execute(f"UPDATE billing.{name} SET body = 'small'".encode())
         assert server.execute(f"SELECT answer_day, body FROM billing.{name}".encode()).fetchall() == [(None, b"small")]
 
+    def test_a_schema_that_is_renamed(self, url: str, store: Store, server: Server) -> None:
+        """Functions find their tables as the store finds the records, by the search path of the session: the answers
+        are there after a schema was renamed, and for a role other than the one that migrated.
+        """
+        answered(store)
+        server.execute("ALTER SCHEMA public RENAME TO elsewhere")
+        with closing(stores.store(f"{url}?options=-csearch_path%3Delsewhere")) as moved:
+            assert replayed(moved) == LARGE
+            answered(moved, "new")
+            assert Reaper(moved).run_once().partitions_made == 1
+        server.execute("ALTER SCHEMA elsewhere RENAME TO public")
+        assert [day for day, _ in stored(server)] == [today(server) + DAY] * 2
+
+    def test_a_row_that_is_copied(self, store: Store, server: Server) -> None:
+        """A row that is written as it was read, as from a dump of the data, keeps its answer."""
+        answered(store)
+        server.execute(
+            "CREATE TABLE copied AS SELECT * FROM semel_keys; DELETE FROM semel_keys;"
+            "INSERT INTO semel_keys SELECT * FROM copied; DROP TABLE copied"
+        )
+        assert replayed(store) == LARGE
+
     def test_dumped_and_restored(self, url: str, store: Store, empty_postgres_url: str, tmp_path: Path) -> None:
         """What pg_dump writes is restored, with its answers, its functions and its trigger."""
         answered(store)
@@ -463,6 +485,51 @@ class TestReaper:
             assert Reaper(store).run_once().partitions_dropped == 1
         finally:
             server.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+    def test_made_by_a_member(self, url: str, server: Server) -> None:
+        """A partition belongs to the owner of the others, whichever member of that role made it; one that does not
+        can't be dropped by the owner, and that is said.
+        """
+        owner, member = (f"semel_{each}_{uuid4().hex[:12]}" for each in ("owner", "member"))
+        tables = server.execute("SELECT relname FROM pg_class WHERE relname ~ '^semel_' AND relkind IN ('r', 'p')")
+        server.execute(
+            f"CREATE ROLE {owner} LOGIN; CREATE ROLE {member} LOGIN IN ROLE {owner};"
+            f"GRANT CREATE, USAGE ON SCHEMA public TO {owner};"
+            f"{';'.join(f'ALTER TABLE {name} OWNER TO {owner}' for (name,) in tables)}".encode()
+        )
+        parts = urlsplit(url)
+        one, other = (
+            stores.store(parts._replace(netloc=f"{role}@{parts.netloc.partition('@')[2]}").geturl())
+            for role in (member, owner)
+        )
+        try:
+            with closing(one), closing(other):
+                held(one, claim("k", 9 * DAY))
+                assert Reaper(one).run_once().partitions_made == 9
+                assert server.execute(
+                    "SELECT DISTINCT relowner::regrole::text FROM pg_class WHERE relname ~ '^semel_answers_'"
+                ).fetchall() == [(owner,)]
+                server.execute(f"SET ROLE {member}".encode())
+                part(server, today(server) - 3 * DAY)
+                server.execute("RESET ROLE")
+                report = Reaper(other).run_once()
+                assert (report.partitions_dropped, report.error) == (0, None)
+                assert "must be owner of table" in str(report)
+                assert Reaper(one).run_once().partitions_dropped == 1
+        finally:
+            server.execute(f"REASSIGN OWNED BY {owner}, {member} TO CURRENT_USER".encode())
+            server.execute(f"DROP OWNED BY {owner}, {member}; DROP ROLE {owner}, {member}".encode())
+
+    def test_a_table_in_the_way(self, store: Store, server: Server) -> None:
+        """Where a table has the name of a partition, as one that was detached has, the others are made, and it is
+        told.
+        """
+        held(store, claim("k", 9 * DAY))
+        name = f"semel_answers_{named(today(server) + 5 * DAY)}"
+        server.execute(f"CREATE TABLE {name} (number int)".encode())
+        report = Reaper(store).run_once()
+        assert (report.partitions_made, report.error) == (8, None)
+        assert f'relation "{name}" already exists' in str(report)
 
     def test_a_role_that_may_not_move(self, url: str, store: Store, server: Server) -> None:
         """Where a role may not write answers, they stay in their rows."""

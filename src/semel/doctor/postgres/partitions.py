@@ -97,7 +97,7 @@ def answer_trigger(seen: Layout, _limits: Limits) -> Judgement:
     title="Partitions are made ahead, and old ones are dropped",
     why="An answer without a partition of its day goes to the default one, and is deleted row by row. Old partitions "
     "take room.",
-    mend="semel reap URL   # as the owner of the tables; and run semel work as that role, or as a member of it",
+    mend="semel reap --store URL   # as the owner of the tables; and run semel work as that role, or as a member of it",
     look=layout,
 )
 def partitions_ahead(seen: Layout, _limits: Limits) -> Judgement:
@@ -116,7 +116,7 @@ def partitions_ahead(seen: Layout, _limits: Limits) -> Judgement:
     title="The default partition is empty",
     why="Answers are there because no reaper made a partition in time. They are deleted row by row, and each new "
     "partition has to read through them, while requests for them wait.",
-    mend="semel reap URL   # as the owner of the tables; it empties the partition as its answers expire",
+    mend="semel reap --store URL   # as the owner of the tables; it empties the partition as its answers expire",
     look=layout,
 )
 def default_partition(seen: Layout, _limits: Limits) -> Judgement:

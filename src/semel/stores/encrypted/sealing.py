@@ -253,9 +253,15 @@ def _many(sealer: Sealer, _: Place, outcome: tuple[Any, ...]) -> tuple[Any, ...]
 def _one_of_many(sealer: Sealer, each: Any) -> Any:
     if isinstance(each, Record):
         return _listed(sealer, each)
-    if isinstance(each, Stuck):
-        return replace(each, steps=sealer.opened_steps(_of(each.hold), each.steps))
-    return each
+    return _stuck(sealer, each) if isinstance(each, Stuck) else each
+
+
+def _stuck(sealer: Sealer, stuck: Stuck) -> Stuck:
+    """One of many, too: those that can be read wait behind it. It is not run, since its request can't be read."""
+    try:
+        return replace(stuck, steps=sealer.opened_steps(_of(stuck.hold), stuck.steps))
+    except SecretMissing:
+        return stuck
 
 
 def _page(sealer: Sealer, _: Place, page: Page) -> Page:

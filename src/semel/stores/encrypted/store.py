@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from semel.core.commands import Command
-from semel.errors import SemelError
+from semel.errors import ConfigurationError
 from semel.stores.base import AsyncStore, Store
 from semel.stores.encrypted.sealing import Place, Sealer, place_of
 from semel.stores.front import AsyncStoreFront, StoreFront
@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 class EncryptedStore(StoreFront):
     """An encrypting store for threads."""
+
+    decrypts = True
 
     def __init__(self, durable: Store, sealer: Sealer) -> None:
         """Ask *durable*, in which nothing is stored that *sealer* has not encrypted."""
@@ -38,6 +40,8 @@ class EncryptedStore(StoreFront):
 
 class AsyncEncryptedStore(AsyncStoreFront):
     """An encrypting store for an event loop."""
+
+    decrypts = True
 
     def __init__(self, durable: AsyncStore, sealer: Sealer) -> None:
         """Ask *durable*, in which nothing is stored that *sealer* has not encrypted."""
@@ -63,7 +67,7 @@ class AsyncEncryptedStore(AsyncStoreFront):
         if outcome is None:
             try:
                 outcome = self.sealer.opened(place, done.result())
-            except SemelError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it was, the waiter must hear of it, or it waits for ever
                 outcome = error
         step.settle(outcome)
 
@@ -112,9 +116,16 @@ class AsyncEncryptedTransaction(_Lent, AsyncTransaction):
 
 def opened(durable: Store, place: str) -> EncryptedStore:
     """Return the store for threads, with the secrets at *place*."""
+    _check(durable)
     return EncryptedStore(durable, Sealer.of(resolved(place)))
 
 
 def async_opened(durable: AsyncStore, place: str) -> AsyncEncryptedStore:
     """Return the store for an event loop, with the secrets at *place*."""
+    _check(durable)
     return AsyncEncryptedStore(durable, Sealer.of(resolved(place)))
+
+
+def _check(durable: Store | AsyncStore) -> None:
+    if durable.decrypts:
+        raise ConfigurationError("This store is encrypted twice. Say once where its secrets are.")

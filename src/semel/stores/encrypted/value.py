@@ -33,12 +33,15 @@ class Encrypted:
 
 def split(url: str) -> tuple[str, str | None]:
     """Return *url* without its ``encrypt=``, and what that says; None if it has none."""
-    before, mark, query = url.partition("?")
-    if not mark or SETTING not in query:
-        return url, None
+    before, _, query = url.partition("?")
     pairs = query.split("&")
     ours = [pair for pair in pairs if pair.partition("=")[0] == SETTING]
     if not ours:
+        if f"{SETTING}=" in url.lower():
+            # Some drivers leave a fragment out, and a file may have any name: then nothing would be encrypted.
+            raise ConfigurationError(
+                f"{SETTING}= is not where a URL has its settings: write it after ? or &, as it is here."
+            )
         return url, None
     if len(ours) > 1:
         raise ConfigurationError(f"The store's URL has {SETTING}= twice. Name one place, with every secret in it.")

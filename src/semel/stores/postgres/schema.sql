@@ -165,7 +165,7 @@ CREATE TABLE semel_counts (
 -- attempt's. It is called, and its partitions are looked for, only where there is a day: STRICT. It is VOLATILE, for
 -- "settle" reads a record that is younger than its own snapshot.
 CREATE OR REPLACE FUNCTION semel_answer(asked_day date, asked_token bytea) RETURNS bytea
-    LANGUAGE plpgsql STRICT SET search_path FROM CURRENT AS $$
+    LANGUAGE plpgsql STRICT AS $$
 BEGIN
     IF to_regclass('semel_answers') IS NULL THEN
         RETURN NULL;
@@ -175,7 +175,7 @@ END $$;
 
 -- Delete the body of an answer that is in semel_answers: the record's owner is erased.
 CREATE OR REPLACE FUNCTION semel_forget_answer(asked_day date, asked_token bytea) RETURNS boolean
-    LANGUAGE plpgsql STRICT SET search_path FROM CURRENT AS $$
+    LANGUAGE plpgsql STRICT AS $$
 BEGIN
     IF to_regclass('semel_answers') IS NOT NULL THEN
         DELETE FROM semel_answers WHERE day = asked_day AND token = asked_token;
@@ -187,8 +187,11 @@ END $$;
 -- semel_answers. It stays in the row where the role may not write there, and where another answer has that token, as
 -- those have that an operator gave.
 CREATE OR REPLACE FUNCTION semel_move_answer() RETURNS trigger
-    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    LANGUAGE plpgsql AS $$
 BEGIN
+    IF TG_OP = 'INSERT' AND NEW.body IS NULL THEN
+        RETURN NEW;     -- A row that was copied, as from a dump: its answer is where the day says.
+    END IF;
     NEW.answer_day := NULL;
     IF octet_length(NEW.body) > TG_ARGV[0]::integer AND NEW.token <> decode(repeat('00', 16), 'hex')
        AND has_table_privilege(to_regclass('semel_answers'), 'INSERT') THEN
@@ -209,7 +212,7 @@ END $$;
 CREATE OR REPLACE FUNCTION semel_rotate_answers(
         reaped_to timestamptz, batch integer, makes boolean DEFAULT NULL,
         OUT made integer, OUT dropped integer, OUT deleted integer, OUT trouble text)
-    LANGUAGE plpgsql SET search_path FROM CURRENT SET lock_timeout = '200ms' AS $$
+    LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
 DECLARE
     parent   regclass := to_regclass('semel_answers');
     today    date := (clock_timestamp() AT TIME ZONE 'UTC')::date;
@@ -219,6 +222,8 @@ DECLARE
     days     date[];
     place    text;
     owner    text;
+    rest     regclass;
+    is_there boolean;
     is_late  boolean := false;
 BEGIN
     made := 0;
@@ -228,6 +233,7 @@ BEGIN
         RETURN;
     END IF;
     SELECT relnamespace::regnamespace::text, relowner::regrole::text INTO place, owner FROM pg_class WHERE oid = parent;
+    rest := to_regclass(format('%s.%I', place, 'semel_answers_rest'));
     SELECT coalesce(array_agg(to_date(right(relname, 6), 'YYMMDD')), '{}') INTO days
       FROM pg_inherits JOIN pg_class ON oid = inhrelid
      WHERE inhparent = parent AND relname ~ '_[0-9]{6}$';
@@ -243,22 +249,29 @@ BEGIN
                                  ORDER BY expires_at DESC LIMIT 1))), interval '1 day') AS day
                         WHERE day::date <> ALL (days)
         LOOP
-            CONTINUE WHEN EXISTS (SELECT FROM semel_answers_rest WHERE day = missing);
+            EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE day = $1)', rest) INTO is_there USING missing;
+            CONTINUE WHEN is_there;
             is_late := true;
             EXIT WHEN NOT pg_has_role(owner::regrole, 'USAGE');
-            IF pg_relation_size('semel_answers_rest') > 268435456 THEN
+            IF pg_relation_size(rest) > 268435456 THEN
                 trouble := 'semel_answers_rest is too large to be read through, so no partition is made';
                 EXIT;
             END IF;
             BEGIN
                 EXECUTE format('CREATE TABLE %s.%I (LIKE %s INCLUDING ALL) WITH (autovacuum_vacuum_insert_threshold = -1)',
                                place, 'semel_answers_' || to_char(missing, 'YYMMDD'), parent);
+                -- Otherwise only this role, and not the owner of the others, could drop it.
+                EXECUTE format('ALTER TABLE %s.%I OWNER TO %s',
+                               place, 'semel_answers_' || to_char(missing, 'YYMMDD'), owner);
                 EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s.%I FOR VALUES IN (%L)',
                                parent, place, 'semel_answers_' || to_char(missing, 'YYMMDD'), missing);
                 made := 1;
             EXCEPTION
                 WHEN lock_not_available OR deadlock_detected OR check_violation THEN NULL;
                 WHEN insufficient_privilege THEN trouble := SQLERRM;
+                WHEN duplicate_table THEN
+                    trouble := SQLERRM;
+                    CONTINUE;
             END;
             EXIT;
         END LOOP;
@@ -283,13 +296,14 @@ BEGIN
             END IF;
         EXCEPTION
             WHEN lock_not_available OR deadlock_detected THEN NULL;
+            WHEN insufficient_privilege THEN trouble := SQLERRM;
         END;
     END IF;
 
-    IF made + dropped = 0 AND has_table_privilege('semel_answers_rest', 'DELETE') THEN
-        DELETE FROM semel_answers_rest
-         WHERE ctid = ANY (ARRAY(SELECT ctid FROM semel_answers_rest
-                                  WHERE day < over ORDER BY day LIMIT batch FOR UPDATE SKIP LOCKED));
+    IF made + dropped = 0 AND has_table_privilege(rest, 'DELETE') THEN
+        EXECUTE format('DELETE FROM %1$s
+         WHERE ctid = ANY (ARRAY(SELECT ctid FROM %1$s
+                                  WHERE day < $1 ORDER BY day LIMIT $2 FOR UPDATE SKIP LOCKED))', rest) USING over, batch;
         GET DIAGNOSTICS deleted = ROW_COUNT;
     END IF;
 

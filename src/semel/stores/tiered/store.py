@@ -32,6 +32,7 @@ def opened(tiered: Tiered, url: str | None = None) -> TieredStore:
     if isinstance(durable, AsyncStore):
         raise ConfigurationError(f"{type(durable).__name__} belongs to an event loop. Give the store for threads.")
     store = durable if isinstance(durable, Store) else stores.store(durable, url=url)
+    _check(store)
     if tiered.cache is None:
         return TieredStore(store, memory=tiered.memory)
     from semel.stores.tiered.cache import Cache  # noqa: PLC0415 - it needs an extra
@@ -46,12 +47,20 @@ def async_opened(tiered: Tiered, url: str | None = None) -> AsyncTieredStore:
     if isinstance(durable, Store):
         raise ConfigurationError(f"{type(durable).__name__} would block the event loop. Give the async store.")
     store = durable if isinstance(durable, AsyncStore) else stores.async_store(durable, url=url)
+    _check(store)
     if tiered.cache is None:
         return AsyncTieredStore(store, memory=tiered.memory)
     from semel.stores.tiered.cache import AsyncCache  # noqa: PLC0415 - it needs an extra
 
     cache = AsyncCache(tiered.cache, tiered.cache_timeout, _namespace(tiered, store))
     return AsyncTieredStore(store, memory=tiered.memory, cache=cache)
+
+
+def _check(durable: Store | AsyncStore) -> None:
+    if durable.decrypts:
+        raise ConfigurationError(
+            'The cache would have what its store has decrypted. Write Encrypted(Tiered(...), "env:SEMEL_SECRETS").'
+        )
 
 
 def _namespace(tiered: Tiered, durable: Store | AsyncStore) -> str:
