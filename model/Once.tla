@@ -57,9 +57,9 @@ Decision ==
       [] OTHER                 -> IF OnCrash = "rerun" THEN "run" ELSE "refuse"
 
 \* A random token: none that anything knows of.
-Known == {db.token, standby.token, lock.token} \union {l.token : l \in late} \union {me[w].token : w \in Workers}
-         \union {a.answer : a \in told}
-NewToken == CHOOSE t \in 1..(2 * Cardinality(Workers) + 2 * Faults + 4) :
+Known == {db.token, standby.token, lock.token, lock.seen.token} \union {a.answer : a \in told}
+         \union UNION {{l.token, l.seen.token} : l \in late} \union UNION {{me[w].token, me[w].seen.token} : w \in Workers}
+NewToken == CHOOSE t \in 1..(3 * Cardinality(Workers) + 3 * Faults + 5) :
                 t \notin Known /\ \A u \in 1..(t - 1) : u \in Known
 
 Set(w, fields) == me' = [me EXCEPT ![w] = fields @@ @]
@@ -77,7 +77,8 @@ TakenOver(token) ==
     IF db.kept = 0 THEN [Claimed(token) EXCEPT !.op = db.op + 1, !.rows = {}]
     ELSE [db EXCEPT !.attempt = @ + 1, !.token = token, !.lease = Lease]
 
-CanTakeOver(seen) == Seen = seen /\ MayBeReplaced
+\* A record past its retention begins anew, but not under its own token: who has seen it could not tell the two apart.
+CanTakeOver(seen, token) == Seen = seen /\ MayBeReplaced /\ (db.kept > 0 \/ db.token # token)
 
 Hold(w) == Set(w, [pc |-> "run", attempt |-> db'.attempt, op |-> db'.op, lease |-> db'.lease])
 
@@ -86,7 +87,9 @@ Start(w) ==
     /\ \E mode \in Modes : Set(w, [pc |-> "claim", mode |-> mode, token |-> NewToken])
     /\ UNCHANGED <<db, standby, lock, late, effects, told, faults>>
 
-Asks(w, mode) == me[w].pc = "claim" /\ me[w].mode = mode
+\* A request that asks again, since a reply was lost, does so within the retention of what it has asked for.
+IsInTime(w) == me[w].op = 0 \/ (me[w].op = db.op /\ ~IsExpired)
+Asks(w, mode) == me[w].pc = "claim" /\ me[w].mode = mode /\ IsInTime(w)
 
 \* INSERT ... ON CONFLICT DO NOTHING: there is no moment between looking and taking.
 Claim(w) ==
@@ -111,7 +114,7 @@ Find(w) ==
 
 TakeOver(w) ==
     /\ me[w].pc = "take over"
-    /\ IF CanTakeOver(me[w].seen)
+    /\ IF CanTakeOver(me[w].seen, me[w].token)
        THEN db' = TakenOver(me[w].token) /\ Hold(w)
        ELSE db' = db /\ Set(w, [pc |-> "claim", seen |-> Nothing])
     /\ UNCHANGED <<standby, lock, late, effects, told, faults>>
@@ -220,8 +223,8 @@ Replay(w) ==
 
 \* 409: in progress, or outcome unknown.
 Refuse(w) ==
-    /\ me[w].pc = "claim" /\ ~IsOwn(w)
-    /\ Decision \in {"busy", "refuse"} \/ (me[w].mode = "atomic" /\ Decision = "run" /\ lock # Unlocked)
+    /\ me[w].pc = "claim" /\ (IsInTime(w) => ~IsOwn(w))
+    /\ ~IsInTime(w) \/ Decision \in {"busy", "refuse"} \/ (me[w].mode = "atomic" /\ Decision = "run" /\ lock # Unlocked)
     /\ Leave(w)
     /\ UNCHANGED <<db, standby, lock, late, effects, told, faults>>
 
@@ -292,10 +295,10 @@ LoseReply(w) ==
     /\ Fault /\ me[w].mode = "guard"
     /\ \/ /\ me[w].pc \in {"claim", "take over"}
           /\ late' = late \union {[token |-> me[w].token, seen |-> me[w].seen, op |-> db.op]}
-          /\ Set(w, [pc |-> "unsure", seen |-> Nothing])
+          /\ Set(w, [pc |-> "unsure", seen |-> Nothing, op |-> db.op])
        \/ /\ me[w].pc = "run"
           /\ late' = late
-          /\ Set(w, [pc |-> "unsure", seen |-> Nothing, attempt |-> 0, op |-> 0, lease |-> 0])
+          /\ Set(w, [pc |-> "unsure", seen |-> Nothing, attempt |-> 0, lease |-> 0])
        \/ me[w].pc = "reply" /\ late' = late /\ Set(w, [pc |-> "complete"])
     /\ UNCHANGED <<db, standby, lock, effects, told>>
 
@@ -309,7 +312,7 @@ LoseCommitReply(w) ==
 Arrive(l) ==
     /\ db' = IF l.op # db.op THEN db
              ELSE IF l.seen = Nothing /\ db.state = "none" THEN Claimed(l.token)
-             ELSE IF l.seen # Nothing /\ CanTakeOver(l.seen) THEN TakenOver(l.token)
+             ELSE IF l.seen # Nothing /\ CanTakeOver(l.seen, l.token) THEN TakenOver(l.token)
              ELSE db
     /\ late' = late \ {l}
     /\ UNCHANGED <<standby, lock, me, effects, told, faults>>

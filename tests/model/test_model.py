@@ -62,7 +62,7 @@ FAILING_OVER = {
 #: With one fault more: minutes.
 LARGE = {
     "guard": World("Once", GUARD, 300_000, WORLDS["guard"].never),
-    "guard, refuse": World("Once", GUARD | REFUSE, 35_000, WORLDS["guard, refuse"].never),
+    "guard, refuse": World("Once", GUARD | REFUSE, 140_000, WORLDS["guard, refuse"].never),
     "both": World("Once", ONE_OPERATION, 70_000, WORLDS["both"].never),
     "both, refuse": World("Once", REFUSE | ONE_OPERATION, 15_000, OF_FAIL_OVER | {"Reap"}),
     "messages": World("Messages", {}, 80_000),
@@ -105,14 +105,17 @@ BUGS = {
         "AtMostOneLiveClaim",
         {
             'Asks(w, "guard") /\\ db.state # "none" /\\ IsOver': 'Asks(w, "guard") /\\ IsOver',
-            "IF CanTakeOver(me[w].seen)\n       THEN db' = TakenOver(me[w].token)": (
-                "IF me[w].seen = Nothing \\/ CanTakeOver(me[w].seen)\n       THEN "
+            "IF CanTakeOver(me[w].seen, me[w].token)\n       THEN db' = TakenOver(me[w].token)": (
+                "IF me[w].seen = Nothing \\/ CanTakeOver(me[w].seen, me[w].token)\n       THEN "
                 "db' = (IF me[w].seen = Nothing THEN Claimed(me[w].token) ELSE TakenOver(me[w].token))"
             ),
         },
         SMALL,
     ),
     "the own token, however old its lease": Bug("NoClaimNoRun", {"IsOwn(w) /\\ ~IsOver": "IsOwn(w)"}, SMALL),
+    "anew under the own token": Bug(
+        "AtMostOnce", {" /\\ (db.kept > 0 \\/ db.token # token)": ""}, GUARD | REFUSE | {"Faults": "2"}
+    ),
     "the answer before it is stored": Bug(
         "AnswerIsStoredFirst",
         {'Set(w, [pc |-> "complete"])\n       ELSE': 'Set(w, [pc |-> "reply"])\n       ELSE'},

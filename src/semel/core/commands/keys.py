@@ -47,6 +47,9 @@ class Claim(Command[Hold | Found | Again]):
 class TakeOver(Command[Hold | Again]):
     """Take the key over after its lease ran out, or its record expired, if the record is still the one *seen*.
 
+    An expired record becomes a new operation, but not under the token that it has: by its number and token, the new one
+    could not be told from the old one, and a rival that has seen the old one would take over what it may not.
+
     With *is_abandoned* there is no client: an expired record is left alone, since no client has asked for it again, and
     a take-over counts as a try. A pending record is begun in this way only, and that is still its first attempt. A
     *claim* that is accepted only turns an expired record into a pending one again.

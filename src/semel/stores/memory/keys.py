@@ -48,9 +48,11 @@ class Keys(Table):
         if row is None:
             return Again.AGAIN
         is_begun = row.state is State.PENDING and command.is_abandoned
-        if not (is_begun or row.may_be_taken(moment.now)) or (command.is_abandoned and row.is_expired(moment.now)):
+        is_expired = row.is_expired(moment.now)
+        is_refused = is_expired and (command.is_abandoned or claim.token == seen.token)
+        if not (is_begun or row.may_be_taken(moment.now)) or is_refused:
             return Again.AGAIN
-        if row.is_expired(moment.now):
+        if is_expired:
             event = Event.ACCEPT if claim.is_accepted else Event.TAKE_OVER
             new = new_row(claim, must(after(row.state, event)), 1, moment.now)
         else:

@@ -144,7 +144,8 @@ SELECT 1, state, attempt, token, fingerprint, status, headers, coalesce(body, se
 
 -- name: take_over
 -- Take the key from a worker with a lease that ran out, or from a record that expired, if it is still the one that was seen.
--- A record that expired starts anew. One that did not stays the same operation: it keeps its age, its fingerprint,
+-- A record that expired starts anew, but not under its own token: by number and token, the new one could not be told from
+-- the old one, which another may have seen. One that did not stays the same operation: it keeps its age, its fingerprint,
 -- its steps and its request. One that is pending is begun, by a worker alone, and that is its first attempt still.
 -- What is unknown never expires: an operator has to say what it did.
 -- The trail tells what was taken over. What is accepted, or begun by its first worker, is ordinary.
@@ -190,6 +191,7 @@ WITH taken AS (
       FROM (SELECT clock_timestamp() AS now) AS clock
      WHERE scope = :scope AND key = :key AND attempt = :seen_attempt AND token = :seen_token
        AND NOT (:is_abandoned::boolean AND expires_at <= clock.now)
+       AND (expires_at > clock.now OR token <> :token)
        AND CASE WHEN state = 'processing'
                 THEN CASE WHEN lease_expires_at <= clock.now THEN true
                           WHEN owner IS NOT NULL AND :tests_owner::boolean

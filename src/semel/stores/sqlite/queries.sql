@@ -88,6 +88,7 @@ WHERE
         ELSE expires_at <= now OR (state = 'pending' AND mine.is_abandoned)
     END
     AND NOT (mine.is_abandoned AND expires_at <= now)
+    AND (expires_at > now OR semel_keys.token <> mine.token)
 RETURNING attempt, state
 
 -- name: complete_one

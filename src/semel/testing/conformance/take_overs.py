@@ -76,6 +76,14 @@ class TakeOvers(Suite):
         assert after.lease_left is not None
         assert LEASE - MOMENT < after.lease_left <= LEASE
 
+    def test_expired_record_starts_anew_under_another_token(self, store: Handle, scope: str, age: Age) -> None:
+        """A record past its retention becomes no new operation under its own token: the two could not be told apart."""
+        mine = claim_on(scope)
+        hold = held(store, mine)
+        age(RETENTION)
+        assert store.perform(TakeOver(mine, hold)) is Again.AGAIN
+        assert taken_over(store, claim_on(scope), hold).attempt == 1
+
     def test_expired_record_in_progress_starts_anew(self, store: Handle, scope: str, age: Age) -> None:
         """A record that was left in progress until its retention had passed becomes a new operation as well."""
         hold = held(store, claim_on(scope))

@@ -3,6 +3,7 @@
 -- without a client (is_abandoned), also begin a pending one.
 -- An expired record becomes a new operation. Any other stays the same operation: it keeps its age, its fingerprint,
 -- its steps and its request. Either way it is in progress now, and has no TTL.
+-- Not under its own token: by number and token, the new one could not be told from the old one.
 -- An unknown one never expires: an operator has to resolve it.
 -- ARGV: lease, retention, on_crash, after_retention, is_accepted, channel, seen_attempt, seen_token, is_abandoned,
 --       scope, key, token, fingerprint, request_line, traceparent [, made_at, request, request_body]; as for claim.
@@ -19,7 +20,7 @@ local may_be_taken = is_expired and seen[1] ~= 'unknown'
 if seen[1] == 'processing' then
     may_be_taken = tonumber(seen[4]) <= now
 end
-if (is_abandoned and is_expired) or not (is_begun or may_be_taken) then
+if (is_expired and (is_abandoned or seen[3] == ARGV[12])) or not (is_begun or may_be_taken) then
     return false
 end
 if not is_expired then
