@@ -15,7 +15,7 @@ from django.db import connection
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from semel.core.commands import Complete, Mark, Park, Save, TakeOver
+from semel.core.commands import Complete, Mark, Now, Park, Save, TakeOver
 from semel.core.derive import derive
 from semel.core.message import Answer, Head, Request
 from semel.core.record import Hold, Milestone
@@ -59,6 +59,9 @@ def keep(store: DjangoStore, named: Named = ODD, answer: Answer = ANSWER) -> Hol
     hold = store.perform(claim_on(named.key, named.scope))
     assert isinstance(hold, Hold)
     store.perform(Save(hold, STEPS))
+    claimed_by = store.perform(Now())
+    while store.perform(Now()) == claimed_by:
+        """What begins and ends in one moment of the store's clock was not claimed: it is one of atomic mode."""
     store.perform(Complete(hold, Event.COMPLETE, answer))
     return hold
 
