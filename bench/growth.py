@@ -53,8 +53,8 @@ from tests.kit import servers
 #: Goals: how much slower the slowest in a hundred may be than in the smallest table; milliseconds of a reaped batch.
 P99_RATIO, REAP_MS = 1.2, 10.0
 BATCH = 1000
-#: How often each is done: of services and people, less often. The slowest in a hundred is to be one of many.
-MANY, FEW, WARM = 2000, 20, 8
+#: How often each is done: of services and people, less often. Claims stay in progress, and a sweep looks at a thousand.
+MANY, FEW, WARM = 400, 20, 8
 
 _FOLLOWED = "SELECT swept_to > clock_timestamp() - interval '2 minutes' FROM semel_keys_watermark"
 
