@@ -1,5 +1,7 @@
 """Erasing one owner: what is asked for, in what order, until when, and what is counted."""
 
+from typing import Any
+
 import pytest
 
 from semel.core.commands import Erase, Erased, EraseTrail, Left
@@ -10,6 +12,7 @@ from semel.core.state import State
 from semel.core.upkeep import MAX_BATCH
 from semel.errors import StoreError, StoreNotReady, StoreUnavailable
 from semel.flows.erase import MAX_WALKS, EraseReport, erase
+from semel.stores.transaction import at_once
 from tests.kit.ports import PORTS
 from tests.kit.script import Line, play
 
@@ -98,3 +101,16 @@ def test_cut_short(error: StoreError) -> None:
     assert played.result.facts["error"] == str(error)
     trail: list[Line] = [(Erase, Erased()), (EraseTrail, error)]
     assert play(erase(PORTS, "alice"), trail).result == EraseReport(error=error)
+
+
+class Away:
+    """Ports of a store that can't be reached."""
+
+    async def ask(self, _: object) -> object:
+        raise AWAY
+
+
+def test_away_from_the_start() -> None:
+    """A store that is away is asked once, and not for what report mode has, too."""
+    ports: Any = Away()
+    assert at_once(erase(ports, "alice")) == EraseReport(error=AWAY)
