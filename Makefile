@@ -53,6 +53,7 @@ bench: .venv/.ready ## Measure what Semel costs, against the same app without it
 	@$(BIN)/python -m bench proxy
 	@$(BIN)/python -m bench telemetry
 	@$(BIN)/python -m bench console --rows 100000
+	@$(BIN)/python -m bench partitions
 
 torture: .venv/.failover ## Kill it at every line, and count what was done twice or lost. It takes minutes.
 	@$(BIN)/python -m torture
