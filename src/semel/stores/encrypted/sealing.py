@@ -4,7 +4,7 @@ AES-SIV (RFC 5297): what is equal stays equal in one place and nowhere else, so 
 one that was stored before, and no counter of nonces has to be kept. The place is part of it: the kind of value, the
 scope and the key. What was moved to another record can't be opened there.
 
-    version (1 byte) | which secret (4 bytes) | AES-SIV of the value (16 bytes longer than it)
+    version (1 byte) | which secret (4 bytes) | AES-SIV of the value (17 bytes longer than it)
 """
 
 from __future__ import annotations
