@@ -2,12 +2,16 @@
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
-from tests.kit.servers.programs import NODE, find
+import pytest
+
+from tests.kit.servers.programs import EXPRESS, NODE, NoServerBinary, find
 
 PACKAGE = Path(__file__).parents[2] / "clients" / "js"
+INSTALL_SECONDS = 120
 
 
 def test_package(tmp_path: Path) -> None:
@@ -39,3 +43,47 @@ def test_what_is_published() -> None:
     exported = re.findall(r"^export (?:function|class) (\w+)", (PACKAGE / "src" / "index.js").read_text(), re.MULTILINE)
     assert exported
     assert all(re.search(rf"^export (?:function|class) {name}\b", said, re.MULTILINE) for name in exported)
+
+
+@pytest.fixture(scope="module")
+def typescript(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with TypeScript in it, and the package as its users install it."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise NoServerBinary(EXPRESS)
+    folder = tmp_path_factory.mktemp("typescript")
+    wanted = ["typescript@5", "@types/node@20"]
+    install = [npm, "install", "--prefer-offline", "--no-audit", "--no-fund", "--ignore-scripts", *wanted]
+    try:
+        subprocess.run(install, cwd=folder, check=True, capture_output=True, timeout=INSTALL_SECONDS)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        raise NoServerBinary(EXPRESS) from None
+    shutil.copytree(PACKAGE, folder / "node_modules" / "semel-client")
+    shutil.copy(PACKAGE / "test" / "types.ts", folder)
+    return folder
+
+
+@pytest.mark.slow  # TypeScript comes from npm.
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param(["--lib", "es2022", "--types", "node", "--module", "nodenext"], id="node"),
+        pytest.param(
+            ["--lib", "es2022,dom,dom.iterable", "--typeRoots", "nothing", "--module", "esnext"], id="browser"
+        ),
+        pytest.param(["--lib", "es2022,dom", "--types", "node", "--module", "nodenext"], id="both"),
+    ],
+)
+def test_types(typescript: Path, where: list[str]) -> None:
+    """A type checker takes programs that use the package rightly, and no others, for Node and for browsers."""
+    resolution = "nodenext" if "nodenext" in where else "bundler"
+    compiler = typescript / "node_modules" / ".bin" / "tsc"
+    checked = subprocess.run(
+        [compiler, "--noEmit", "--strict", "--target", "es2022", *where, "--moduleResolution", resolution, "types.ts"],
+        cwd=typescript,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout

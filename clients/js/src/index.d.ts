@@ -35,7 +35,7 @@ export interface IdempotentInit extends RequestInit {
 }
 
 export interface IdempotentFetch {
-  (input: RequestInfo | URL, init?: IdempotentInit): Promise<Response>;
+  (input: string | URL | Request, init?: IdempotentInit): Promise<Response>;
   /** Sent again, the intent is a new operation. */
   forget(intent: string): Promise<void>;
 }
