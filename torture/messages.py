@@ -93,7 +93,8 @@ class _Run:
         roles = [*self._apis, *self._relays, self._consumer]
         for role in roles:
             self._start(role)
-        while reached.total() < times:
+        # A short run may draw no API for long: then no client would have lost an answer.
+        while reached.total() < times or not self._has_lost_an_answer():
             time.sleep(self._chance.uniform(0, MAX_SECONDS))  # Where it strikes is what is drawn here.
             victim = self._chance.choice([*roles, None])
             if victim is None:
@@ -142,6 +143,9 @@ class _Run:
         with suppress(ProcessLookupError):
             os.kill(role.pid, signal.SIGKILL)
         return self._world.wait(role.pid, self._open(role)[:1]).is_killed
+
+    def _has_lost_an_answer(self) -> bool:
+        return any(event.what == "error" for event in self._world.history.read())
 
     def _is_under_way(self) -> bool:
         rows = self._world.database.execute("SELECT step, count(*) FROM effects GROUP BY step")

@@ -64,7 +64,7 @@ def test_killed_everywhere_each_order_has_one_parcel(worlds: Worlds) -> None:
     """API, relays, consumer and broker are killed at random: each order has one parcel, and messages are in order."""
     outcome = Messages().run(worlds, Plan(SEED, stride=6, tell=silent))
     assert outcome.violations == ()
-    assert outcome.reached == 10
+    assert outcome.reached >= 10
 
 
 @pytest.mark.slow
