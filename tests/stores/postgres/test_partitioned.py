@@ -617,6 +617,14 @@ class TestLayouts:
             assert set(blocks) == {"nothing: no code uses the new table yet"}
             assert store.plan_layout("plain") == ()
 
+    def test_what_is_planned_on_the_way_back(self, store: Store, server: Server) -> None:
+        """Where no answer is left that has to be served, the table goes at once; and the plan says so."""
+        [planned] = store.plan_layout("plain")
+        assert [each.table for each in planned.statements] == ["semel_keys", "semel_answers"]
+        assert store.lay_out("plain") == ["plain layout applied"]
+        assert server.execute("SELECT to_regclass('semel_answers')").fetchall() == [(None,)]
+        assert store.plan_layout("plain") == ()
+
     def test_grants(self, migrated_postgres_url: str) -> None:
         """What roles may do with the records, they may do with the answers."""
         role = f"semel_role_{uuid4().hex[:12]}"
