@@ -212,6 +212,24 @@ async def test_a_new_secret(sqlite_url: str, secrets: Callable[[str], None]) -> 
     assert shop.runs == 2
 
 
+@pytest.mark.parametrize("mode", ["guard", "atomic"])
+@pytest.mark.parametrize("late, status", [("rerun", 201), ("refuse", 410)])
+async def test_a_secret_is_left_out_after_the_retention(
+    sqlite_url: str, secrets: Callable[[str], None], mode: str, late: str, status: int
+) -> None:
+    """What expired is needed no more, nor is its secret: a retry is a new operation, or refused, reaped or not."""
+    shop = Shop()
+    paths = ["/plain"] if mode == "atomic" else ["/plain", "/two"]
+    async with shop.at(with_secrets(sqlite_url), mode=mode, late=late) as client:
+        for path in paths:
+            await client.post(path, headers={"Idempotency-Key": path})
+    Clock(sqlite_url).advance(Policy.ietf().retention)
+    secrets(NEW)
+    async with shop.at(with_secrets(sqlite_url), mode=mode, late=late) as client:
+        for path in paths:
+            assert (await client.post(path, headers={"Idempotency-Key": path})).status_code == status
+
+
 async def test_turned_on_later(sqlite_url: str) -> None:
     """What was stored before there was a secret is replayed as before."""
     shop = Shop()

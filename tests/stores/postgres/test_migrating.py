@@ -206,6 +206,12 @@ class TestRunning:
         assert migrate(postgres_url) == [INDEX[0]]
         assert _valid(server) == [True]
 
+    def test_no_schema(self, empty_postgres_url: str) -> None:
+        """Where the role's search path leads to no schema, that is what is said; and nothing is made."""
+        with pytest.raises(ConfigurationError, match=r"no schema to make tables in.*\?schema=NAME"):
+            migrate(f"{empty_postgres_url}?options=-csearch_path%3Dnowhere")
+        assert migrate(empty_postgres_url) == KNOWN
+
     def test_in_the_way(
         self,
         postgres_url: str,

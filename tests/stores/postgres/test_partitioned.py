@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +59,8 @@ LIMIT = 1024
 LARGE = Answer(200, ((b"content-type", b"application/octet-stream"),), os.urandom(10_000))
 #: The partitions that are made ahead, beside today's.
 AHEAD = 3
+
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "scale.md").read_text()
 
 PROGRAMS = replace(POSTGRES, names=("postgres", "pg_dump", "pg_restore"))
 
@@ -549,6 +552,33 @@ class TestReaper:
         finally:
             server.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
+    def test_a_role_that_is_added_later(self, url: str, store: Store, server: Server) -> None:
+        """A role that has of the large answers what the page says for requests serves, and its reaper says what it may
+        not do instead of failing; with what the page says for workers it empties the default partition, and erases.
+        """
+        serving, working = re.findall(r"`(GRANT [^`]+ ON semel_answers[^`]*)`", PAGE)
+        role = f"semel_role_{uuid4().hex[:12]}"
+        server.execute(
+            f"CREATE ROLE {role} LOGIN; GRANT SELECT, INSERT, UPDATE, DELETE ON semel_keys, semel_audit,"
+            f" semel_keys_watermark TO {role}; {serving} TO {role}".encode()
+        )
+        parts = urlsplit(url)
+        mine = stores.store(parts._replace(netloc=f"{role}@{parts.netloc.partition('@')[2]}").geturl())
+        try:
+            with closing(mine):
+                from_the_past(server, mine, "old", today(server) - 5 * DAY, has_partition=False)
+                answered(mine, retention=9 * DAY)
+                assert replayed(mine) == LARGE
+                report = Reaper(mine).run_once()
+                assert (report.deleted, report.answers, report.error) == (1, 0, None)
+                assert f"the role {role} may not make or drop partitions" in str(report)
+                server.execute("".join(f"{each} TO {role};" for each in working.split("; ")).encode())
+                assert Reaper(mine).run_once().answers == 1
+                assert mine.perform(Erase("alice", 10)).count == 1
+            assert places(server) == []
+        finally:
+            server.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
 
 class TestLayouts:
     def test_there_and_back(self, url: str, store: Store, server: Server) -> None:
@@ -586,6 +616,14 @@ class TestLayouts:
             assert blocks.pop() == "claims, answers and replays, for an instant"
             assert set(blocks) == {"nothing: no code uses the new table yet"}
             assert store.plan_layout("plain") == ()
+
+    def test_what_is_planned_on_the_way_back(self, store: Store, server: Server) -> None:
+        """Where no answer is left that has to be served, the table goes at once; and the plan says so."""
+        [planned] = store.plan_layout("plain")
+        assert [each.table for each in planned.statements] == ["semel_keys", "semel_answers"]
+        assert store.lay_out("plain") == ["plain layout applied"]
+        assert server.execute("SELECT to_regclass('semel_answers')").fetchall() == [(None,)]
+        assert store.plan_layout("plain") == ()
 
     def test_grants(self, migrated_postgres_url: str) -> None:
         """What roles may do with the records, they may do with the answers."""

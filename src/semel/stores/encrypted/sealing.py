@@ -226,7 +226,12 @@ _SEALED: dict[type[Command[Any]], Callable[[Sealer, Any], Any]] = {
 def _found(sealer: Sealer, place: Place, found: Found) -> Found:
     if found.answer is None and found.steps is None:
         return found
-    answer, steps = sealer.opened_answer(place, found.answer), sealer.opened_steps(place, found.steps)
+    try:
+        answer, steps = sealer.opened_answer(place, found.answer), sealer.opened_steps(place, found.steps)
+    except SecretMissing:
+        if found.is_expired:  # It counts for nothing: a retry begins anew, or is refused for being late.
+            return found
+        raise
     return replace(found, answer=answer, steps=steps)
 
 

@@ -35,7 +35,10 @@ class LayoutMigrator(Migrator):
 
     def plan_layout(self, layout: Layout) -> tuple[PlannedMigration, ...]:
         """Return what ``lay_out`` would do. Nothing is changed."""
-        steps = tuple(self._steps(layout, self._found()))
+        found = self._found()
+        steps = tuple(self._steps(layout, found))
+        if layout == "plain" and found.has_trigger:  # The table goes in the same run, unless an answer comes before.
+            steps += tuple(self._steps(layout, found._replace(has_trigger=False)))
         name = f"{layout} layout"
         return (PlannedMigration(name, 0, tuple(step.planned for step in steps)),) if steps else ()
 

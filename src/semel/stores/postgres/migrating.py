@@ -209,6 +209,11 @@ class Migrator:
     def _make_book(self) -> None:
         """Make the table of migrations, if there is none."""
         schema = self._names.schema
+        if not schema and self._session.run("SELECT current_schema() IS NULL") == [(True,)]:
+            raise ConfigurationError(
+                f"{self._where}: there is no schema to make tables in. Of those in this role's search_path, none is "
+                "there that it may use. Make one, grant USAGE on it, or add ?schema=NAME to the URL."
+            )
         if schema and self._session.run(f"SELECT to_regnamespace('{schema}') IS NULL") == [(True,)]:
             self._session.run(f"CREATE SCHEMA IF NOT EXISTS {schema}")
         if self._session.run(f"SELECT to_regclass('{self._table}') IS NULL") == [(True,)]:

@@ -249,8 +249,10 @@ BEGIN
                                  ORDER BY expires_at DESC LIMIT 1))), interval '1 day') AS day
                         WHERE day::date <> ALL (days)
         LOOP
-            EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE day = $1)', rest) INTO is_there USING missing;
-            CONTINUE WHEN is_there;
+            IF has_table_privilege(rest, 'SELECT') THEN
+                EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE day = $1)', rest) INTO is_there USING missing;
+                CONTINUE WHEN is_there;
+            END IF;
             is_late := true;
             EXIT WHEN NOT pg_has_role(owner::regrole, 'USAGE');
             IF pg_relation_size(rest) > 268435456 THEN
@@ -300,7 +302,9 @@ BEGIN
         END;
     END IF;
 
-    IF made + dropped = 0 AND has_table_privilege(rest, 'DELETE') THEN
+    -- To lock a row takes UPDATE.
+    IF made + dropped = 0 AND has_table_privilege(rest, 'SELECT') AND has_table_privilege(rest, 'UPDATE')
+       AND has_table_privilege(rest, 'DELETE') THEN
         EXECUTE format('DELETE FROM %1$s
          WHERE ctid = ANY (ARRAY(SELECT ctid FROM %1$s
                                   WHERE day < $1 ORDER BY day LIMIT $2 FOR UPDATE SKIP LOCKED))', rest) USING over, batch;
