@@ -272,12 +272,14 @@ class TestContent:
             Outbox(url).add(connection, "t", given.pop("payload"), **given)
 
     @pytest.mark.parametrize(
-        "wrong", [{"to": "a\nb"}, {"key": ""}, {"type": ""}, {"source": "\n"}], ids=["to", "key", "type", "source"]
+        "wrong",
+        [{"to": "a\nb"}, {"to": ""}, {"key": ""}, {"type": ""}, {"source": "\n"}],
+        ids=["to", "nowhere", "key", "type", "source"],
     )
     def test_wrong_names(self, url: str, wrong: dict[str, Any]) -> None:
-        """Names are printable and not empty."""
+        """Names are printable and not empty: an empty destination is not the usual one."""
         given: dict[str, Any] = {"type": "t"} | wrong
-        with closing(connect(url)) as connection, pytest.raises(ConfigurationError, match="printable"):
+        with closing(connect(url)) as connection, pytest.raises(MessageInvalid, match="printable"):
             Outbox(url).add(connection, given.pop("type"), {}, **given)
 
     def test_cloudevents(self, url: str) -> None:
