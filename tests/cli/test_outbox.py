@@ -109,6 +109,25 @@ def test_requeue_many(url: str, semel: Semel, which: list[str]) -> None:
     assert semel("outbox", "requeue", "--to", "mail", "--store", url).stdout == "0 requeued.\n"
 
 
+DIES_AGAIN = {
+    "sqlite": """CREATE TRIGGER dies_again AFTER UPDATE ON semel_outbox WHEN new.state = 'waiting' BEGIN
+                     UPDATE semel_outbox SET state = 'dead', ended_at = (SELECT now FROM semel_keys_clock)
+                      WHERE seq = new.seq; END""",
+    "postgresql": """CREATE FUNCTION dies_again() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                         new.state := 'dead'; new.ended_at := clock_timestamp(); RETURN new; END $$;
+                     CREATE TRIGGER dies_again BEFORE UPDATE ON semel_outbox FOR EACH ROW
+                       WHEN (new.state = 'waiting') EXECUTE FUNCTION dies_again()""",
+}
+
+
+def test_requeue_what_dies_again(url: str, semel: Semel) -> None:
+    """Each dead letter is requeued once, though a relay makes it one again at once. A trigger stands in for that relay."""
+    with closing(connect(url)) as connection:
+        connection.execute(DIES_AGAIN[url.partition(":")[0]])
+        connection.commit()
+    assert semel("outbox", "requeue", "--all", "--store", url).stdout == "1 requeued.\n"
+
+
 def test_drop(url: str, semel: Semel) -> None:
     """A dead letter is deleted for good, after a question; the trail keeps a line, and the rest of its key goes on."""
     (dead,) = listed(semel, url, "--state", "dead")

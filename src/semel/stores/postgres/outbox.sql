@@ -452,6 +452,7 @@ WITH found AS (
        AND (CAST(:to AS text) IS NULL OR aggregatetype = CAST(:to AS text))
        AND (CAST(:since AS double precision) IS NULL
             OR ended_at >= clock_timestamp() - CAST(:since AS double precision) * interval '1 second')
+       AND (CAST(:before AS double precision) IS NULL OR ended_at < to_timestamp(CAST(:before AS double precision)))
        AND (CAST(:seen_at AS double precision) IS NULL
             OR (date_part('epoch', ended_at) = CAST(:seen_at AS double precision)
                 AND attempts = CAST(:seen_attempts AS integer)))
@@ -482,6 +483,7 @@ WITH found AS (
        AND (CAST(:to AS text) IS NULL OR aggregatetype = CAST(:to AS text))
        AND (CAST(:since AS double precision) IS NULL
             OR ended_at >= clock_timestamp() - CAST(:since AS double precision) * interval '1 second')
+       AND (CAST(:before AS double precision) IS NULL OR ended_at < to_timestamp(CAST(:before AS double precision)))
        AND (CAST(:seen_at AS double precision) IS NULL
             OR (date_part('epoch', ended_at) = CAST(:seen_at AS double precision)
                 AND attempts = CAST(:seen_attempts AS integer)))

@@ -334,6 +334,7 @@ SELECT clock.now, 'outbox:' || aggregatetype, id, attempts, :event, :actor, erro
    AND (state = 'dead' OR state = 'sent')
    AND (:id IS NULL OR id = :id) AND (:to IS NULL OR aggregatetype = :to)
    AND (:since IS NULL OR ended_at >= clock.now - :since) AND :audit
+   AND (:before IS NULL OR ended_at < :before)
    AND (:seen_at IS NULL OR (ended_at / 1000.0 = :seen_at AND attempts = :seen_attempts))
  ORDER BY ended_at
  LIMIT :limit
@@ -347,6 +348,7 @@ UPDATE semel_outbox
                 WHERE (state = 'dead' OR (state = 'sent' AND :id IS NOT NULL)) AND (state = 'dead' OR state = 'sent')
                   AND (:id IS NULL OR id = :id) AND (:to IS NULL OR aggregatetype = :to)
                   AND (:since IS NULL OR ended_at >= (SELECT now FROM semel_keys_clock) - :since)
+                  AND (:before IS NULL OR ended_at < :before)
                   AND (:seen_at IS NULL OR (ended_at / 1000.0 = :seen_at AND attempts = :seen_attempts))
                 ORDER BY ended_at
                 LIMIT :limit)
@@ -359,6 +361,7 @@ DELETE FROM semel_outbox
                 WHERE state = 'dead' AND (state = 'dead' OR state = 'sent')
                   AND (:id IS NULL OR id = :id) AND (:to IS NULL OR aggregatetype = :to)
                   AND (:since IS NULL OR ended_at >= (SELECT now FROM semel_keys_clock) - :since)
+                  AND (:before IS NULL OR ended_at < :before)
                   AND (:seen_at IS NULL OR (ended_at / 1000.0 = :seen_at AND attempts = :seen_attempts))
                 ORDER BY ended_at
                 LIMIT :limit)
