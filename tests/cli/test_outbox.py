@@ -41,7 +41,10 @@ def connect(url: str) -> Any:
 @pytest.fixture(params=["sqlite_url", "postgres_url"])
 def url(request: pytest.FixtureRequest) -> str:
     """A store with a dead letter, one behind it, and one to another destination."""
-    found: str = request.getfixturevalue(request.param)
+    return prepared(request.getfixturevalue(request.param))
+
+
+def prepared(found: str) -> str:
     with closing(store(found)) as keys:
         keys.migrate()
         with closing(connect(found)) as connection:
@@ -53,6 +56,12 @@ def url(request: pytest.FixtureRequest) -> str:
             report = relay.run_once()
         assert (report.sent, report.dead) == (1, 1)
     return found
+
+
+@pytest.fixture
+def sqlite_dead(sqlite_url: str) -> str:
+    """The same in a file."""
+    return prepared(sqlite_url)
 
 
 def listed(semel: Semel, url: str, *more: str) -> list[dict[str, Any]]:
@@ -150,8 +159,9 @@ def test_drop(url: str, semel: Semel) -> None:
         (["relay", "--to", "events=pigeon://x"], "no publisher is known for pigeon://"),
         (["relay", "--to", "a=discard://", "--to", "a=discard://"], "given twice"),
         (["relay", "--to", "events=discard://", "--lease", "soon"], "is not a duration"),
+        (["relay", "--to", "events=discard://", "--once", "--keep", ""], "is not a duration"),
     ],
-    ids=["id", "which", "both", "missing", "where", "name", "scheme", "twice", "lease"],
+    ids=["id", "which", "both", "missing", "where", "name", "scheme", "twice", "lease", "keep"],
 )
 def test_wrong(sqlite_url: str, semel: Semel, typed: list[str], said: str) -> None:
     """What is typed wrongly is explained in one line."""
@@ -161,6 +171,18 @@ def test_wrong(sqlite_url: str, semel: Semel, typed: list[str], said: str) -> No
     assert done.returncode != 0
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [["requeue"], ["drop", "--yes"]], ids=["requeue", "drop"])
+@pytest.mark.parametrize(
+    "which", [[""], ["--to", ""], ["--to", "events", "--since", ""], ["--all", "--to", ""]], ids=["id", "to", "since", "all"]
+)
+def test_an_empty_text_is_no_wildcard(sqlite_dead: str, semel: Semel, command: list[str], which: list[str]) -> None:
+    """A variable that is not set in a script names no dead letters: they stay."""
+    done = semel("outbox", *command, *which, "--store", sqlite_dead)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert [each["state"] for each in listed(semel, sqlite_dead, "--state", "dead")] == ["dead"]
 
 
 def test_no_outbox(semel: Semel) -> None:

@@ -23,6 +23,7 @@ from semel.cli.output import JsonOption, as_text, brief, hex_dump, put, safe
 from semel.cli.resolving import YesOption
 from semel.cli.showing import sheet_of
 from semel.core.commands import Now, ReadTrail
+from semel.core.outbox import check_name
 from semel.core.record import Entry
 from semel.errors import ConfigurationError, SemelError
 from semel.stores import Store
@@ -157,11 +158,17 @@ def _carry_out(keys: Store, statements: Statements[T]) -> T:
 
 
 def _which(message_id: str | None, to: str | None, since: str | None, *, everything: bool) -> dict[str, Any]:
-    if message_id is not None and (to or since or everything):
+    # An empty text is no wildcard: it is what a script types where its variable is not set.
+    is_filtered = to is not None or since is not None or everything
+    if message_id is not None and is_filtered:
         raise ConfigurationError("Give an ID, or --to, --since or --all.")
-    if message_id is None and not (to or since or everything):
+    if message_id is None and not is_filtered:
         raise ConfigurationError("Which dead letters? Give an ID, --to NAME, --since TIME, or --all.")
-    return {"id": _id(message_id) if message_id else None, "to": to, "since": duration(since) if since else None}
+    return {
+        "id": None if message_id is None else _id(message_id),
+        "to": None if to is None else check_name("--to", to),
+        "since": None if since is None else duration(since),
+    }
 
 
 def _id(text: str) -> str:

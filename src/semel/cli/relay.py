@@ -89,7 +89,7 @@ def relay(
     """
     if not to and not webhooks:
         raise ConfigurationError("Where to? Give --to NAME=URL, as in --to events=amqp://localhost/, or --webhooks.")
-    destinations = Destinations(to or (), duration(lease), duration(keep) if keep else None, batch)
+    destinations = Destinations(to or (), duration(lease), None if keep is None else duration(keep), batch)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     to_webhooks = {"allow_private": allow_private} if webhooks else None
     with served(metrics):

@@ -143,7 +143,7 @@ def work(
         max_attempts=max_attempts,
     )
     every = duration(complete_every) if complete_every else None
-    destinations = Destinations(to or (), duration(lease), duration(keep) if keep else None)
+    destinations = Destinations(to or (), duration(lease), None if keep is None else duration(keep))
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     said = f"Sweeping every {sweep_every}, reaping every {reap_every}"
     if to:
