@@ -83,6 +83,9 @@ WITH clock AS (
              WHERE aggregatetype = :to AND state = 'behind'
                AND (state = 'waiting' OR state = 'behind' OR state = 'dead') AND aggregateid IS NOT NULL
                AND aggregateid IN (SELECT aggregateid FROM due WHERE attempts = 0 AND aggregateid IS NOT NULL)
+               AND NOT EXISTS (SELECT 1 FROM semel_outbox AS older
+                                WHERE older.aggregatetype = :to AND older.aggregateid = semel_outbox.aggregateid
+                                  AND older.state = 'ready' AND older.seq < semel_outbox.seq)
                AND (lease_until IS NULL OR lease_until <= (SELECT now FROM clock))
              ORDER BY seq
              LIMIT :run)
