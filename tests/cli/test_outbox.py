@@ -1,5 +1,6 @@
 """`semel outbox` and `semel relay`."""
 
+import asyncio
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,10 +18,12 @@ import psycopg
 import pytest
 
 from semel.core.outbox import Delivered, Message, Rejected, Verdict
+from semel.core.webhook import new_secret
 from semel.outbox import Outbox
 from semel.publishers.discard import Discard
 from semel.stores import store
 from semel.work.relay import Relay
+from tests.webhooks.endpoint import http, serving
 
 Semel = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -130,7 +134,7 @@ DIES_AGAIN = {
 
 
 def test_requeue_what_dies_again(url: str, semel: Semel) -> None:
-    """Each dead letter is requeued once, though a relay makes it one again at once. A trigger stands in for that relay."""
+    """Each dead letter is requeued once, though a relay makes it one again at once; a trigger stands in for it."""
     with closing(connect(url)) as connection:
         connection.execute(DIES_AGAIN[url.partition(":")[0]])
         connection.commit()
@@ -175,7 +179,9 @@ def test_wrong(sqlite_url: str, semel: Semel, typed: list[str], said: str) -> No
 
 @pytest.mark.parametrize("command", [["requeue"], ["drop", "--yes"]], ids=["requeue", "drop"])
 @pytest.mark.parametrize(
-    "which", [[""], ["--to", ""], ["--to", "events", "--since", ""], ["--all", "--to", ""]], ids=["id", "to", "since", "all"]
+    "which",
+    [[""], ["--to", ""], ["--to", "events", "--since", ""], ["--all", "--to", ""]],
+    ids=["id", "to", "since", "all"],
 )
 def test_an_empty_text_is_no_wildcard(sqlite_dead: str, semel: Semel, command: list[str], which: list[str]) -> None:
     """A variable that is not set in a script names no dead letters: they stay."""
@@ -183,6 +189,17 @@ def test_an_empty_text_is_no_wildcard(sqlite_dead: str, semel: Semel, command: l
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert [each["state"] for each in listed(semel, sqlite_dead, "--state", "dead")] == ["dead"]
+
+
+async def test_the_url_of_a_webhook_is_not_logged(url: str, semel: Semel) -> None:
+    """The log names the destination, and never has the URL of an endpoint, which may have a secret in it."""
+    async with serving(lambda _: http(500)) as server:
+        to = f"mail={server.url()}?token=hush#secret=env:HOOK_SECRET&private=allow"
+        command = ("relay", "--to", to, "--store", url, "--once")
+        done = await asyncio.to_thread(partial(semel, *command, HOOK_SECRET=new_secret(bytes(32))))
+        assert [each.line.split()[1] for each in server.requests] == ["/hooks?token=hush"]
+    assert done.stdout.startswith("relayed to mail: 0 sent, 1 to be tried again")
+    assert "hush" not in done.stdout + done.stderr
 
 
 def test_no_outbox(semel: Semel) -> None:
