@@ -86,7 +86,12 @@ async def test_an_engine_of_a_loop_may_be_behind_a_cache(postgres_url: str, monk
     monkeypatch.setenv("SECRETS", base64.b64encode(bytes(range(32))).decode())
     engine = create_async_engine(postgres_url.replace("postgresql://", "postgresql+asyncpg://"))
     cached = Tiered(engine, namespace="shop")
-    for each in (cached, Encrypted(engine, "env:SECRETS"), Encrypted(cached, "env:SECRETS"), Tiered(async_store(engine))):
+    for each in (
+        cached,
+        Encrypted(engine, "env:SECRETS"),
+        Encrypted(cached, "env:SECRETS"),
+        Tiered(async_store(engine)),
+    ):
         assert Outbox(each).dialect.name == "postgresql"
     await engine.dispose()
 

@@ -7,7 +7,7 @@ Payloads may hold personal data.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
@@ -180,7 +180,7 @@ def _id(text: str) -> str:
         ) from None
 
 
-def _repeated(keys: Store, change: Any, which: dict[str, Any]) -> int:
+def _repeated(keys: Store, change: Callable[..., Statements[int]], which: dict[str, Any]) -> int:
     if which["id"] is not None:
         return _carry_out(keys, change(**which, actor=this_user()))
     # What is requeued may be dead again before this ends, where a relay runs and nothing was corrected.
