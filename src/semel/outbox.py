@@ -89,7 +89,7 @@ class Outbox:
             type,
             payload,
             key=key,
-            to=to or self._to,
+            to=self._to if to is None else to,
             headers=headers,
             content_type=content_type,
             source=source,
@@ -139,7 +139,8 @@ class Publishing:
             raise ConfigurationError(
                 f"publish {type_!r}: this store shares no transaction, so it has no outbox. Use PostgreSQL or SQLite."
             )
-        to = check_name("to", how.pop("to", None) or DEFAULT_DESTINATION)
+        given = how.pop("to", None)
+        to = _checked_name("to", DEFAULT_DESTINATION if given is None else given)
         number = self._counts.get((type_, to), 0)
         identity = message_id(scope, operation_key, step=self._step, type_=str(type_), to=to, number=number)
         message = made(identity, type_, payload, to=to, **how)
@@ -201,7 +202,7 @@ def made(
     max_payload: int = MAX_PAYLOAD,
 ) -> Message:
     """Check what was given, and make a message of it."""
-    type_ = check_name("The type of a message", type_)
+    type_ = _checked_name("The type of a message", type_)
     data, kind = _encoded(type_, payload, content_type)
     if len(data) > max_payload:
         raise MessageInvalid(
@@ -209,10 +210,10 @@ def made(
             "and send where it is, or raise max_payload of Outbox if the broker takes it."
         )
     if key is not None:
-        check_name("The key of a message", key)
+        _checked_name("The key of a message", key)
     pairs = _checked_headers(type_, headers)
     if source is not None:
-        check_name("source", source)
+        _checked_name("source", source)
         events = (("ce-specversion", "1.0"), ("ce-id", identity), ("ce-source", source), ("ce-type", type_))
         pairs = (*pairs, *events)
     trace: Any = traceparent or _current_trace()
@@ -221,13 +222,21 @@ def made(
     return Message(
         id=identity,
         type=type_,
-        to=check_name("to", to),
+        to=_checked_name("to", to),
         payload=data,
         content_type=kind,
         key=key,
         headers=pairs,
         traceparent=trace,
     )
+
+
+def _checked_name(what: str, name: object) -> str:
+    """Return *name*, if it can be that; a message's names may be made of what a request says."""
+    try:
+        return check_name(what, name)
+    except ConfigurationError as error:
+        raise MessageInvalid(str(error)) from None
 
 
 def _encoded(type_: str, payload: Any, content_type: str | None) -> tuple[bytes, str]:

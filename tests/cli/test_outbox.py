@@ -1,5 +1,6 @@
 """`semel outbox` and `semel relay`."""
 
+import asyncio
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,10 +18,12 @@ import psycopg
 import pytest
 
 from semel.core.outbox import Delivered, Message, Rejected, Verdict
+from semel.core.webhook import new_secret
 from semel.outbox import Outbox
 from semel.publishers.discard import Discard
 from semel.stores import store
 from semel.work.relay import Relay
+from tests.webhooks.endpoint import http, serving
 
 Semel = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -41,7 +45,10 @@ def connect(url: str) -> Any:
 @pytest.fixture(params=["sqlite_url", "postgres_url"])
 def url(request: pytest.FixtureRequest) -> str:
     """A store with a dead letter, one behind it, and one to another destination."""
-    found: str = request.getfixturevalue(request.param)
+    return prepared(request.getfixturevalue(request.param))
+
+
+def prepared(found: str) -> str:
     with closing(store(found)) as keys:
         keys.migrate()
         with closing(connect(found)) as connection:
@@ -53,6 +60,12 @@ def url(request: pytest.FixtureRequest) -> str:
             report = relay.run_once()
         assert (report.sent, report.dead) == (1, 1)
     return found
+
+
+@pytest.fixture
+def sqlite_dead(sqlite_url: str) -> str:
+    """The same in a file."""
+    return prepared(sqlite_url)
 
 
 def listed(semel: Semel, url: str, *more: str) -> list[dict[str, Any]]:
@@ -109,6 +122,25 @@ def test_requeue_many(url: str, semel: Semel, which: list[str]) -> None:
     assert semel("outbox", "requeue", "--to", "mail", "--store", url).stdout == "0 requeued.\n"
 
 
+DIES_AGAIN = {
+    "sqlite": """CREATE TRIGGER dies_again AFTER UPDATE ON semel_outbox WHEN new.state = 'waiting' BEGIN
+                     UPDATE semel_outbox SET state = 'dead', ended_at = (SELECT now FROM semel_keys_clock)
+                      WHERE seq = new.seq; END""",
+    "postgresql": """CREATE FUNCTION dies_again() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                         new.state := 'dead'; new.ended_at := clock_timestamp(); RETURN new; END $$;
+                     CREATE TRIGGER dies_again BEFORE UPDATE ON semel_outbox FOR EACH ROW
+                       WHEN (new.state = 'waiting') EXECUTE FUNCTION dies_again()""",
+}
+
+
+def test_requeue_what_dies_again(url: str, semel: Semel) -> None:
+    """Each dead letter is requeued once, though a relay makes it one again at once; a trigger stands in for it."""
+    with closing(connect(url)) as connection:
+        connection.execute(DIES_AGAIN[url.partition(":")[0]])
+        connection.commit()
+    assert semel("outbox", "requeue", "--all", "--store", url).stdout == "1 requeued.\n"
+
+
 def test_drop(url: str, semel: Semel) -> None:
     """A dead letter is deleted for good, after a question; the trail keeps a line, and the rest of its key goes on."""
     (dead,) = listed(semel, url, "--state", "dead")
@@ -131,8 +163,9 @@ def test_drop(url: str, semel: Semel) -> None:
         (["relay", "--to", "events=pigeon://x"], "no publisher is known for pigeon://"),
         (["relay", "--to", "a=discard://", "--to", "a=discard://"], "given twice"),
         (["relay", "--to", "events=discard://", "--lease", "soon"], "is not a duration"),
+        (["relay", "--to", "events=discard://", "--once", "--keep", ""], "is not a duration"),
     ],
-    ids=["id", "which", "both", "missing", "where", "name", "scheme", "twice", "lease"],
+    ids=["id", "which", "both", "missing", "where", "name", "scheme", "twice", "lease", "keep"],
 )
 def test_wrong(sqlite_url: str, semel: Semel, typed: list[str], said: str) -> None:
     """What is typed wrongly is explained in one line."""
@@ -142,6 +175,31 @@ def test_wrong(sqlite_url: str, semel: Semel, typed: list[str], said: str) -> No
     assert done.returncode != 0
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [["requeue"], ["drop", "--yes"]], ids=["requeue", "drop"])
+@pytest.mark.parametrize(
+    "which",
+    [[""], ["--to", ""], ["--to", "events", "--since", ""], ["--all", "--to", ""]],
+    ids=["id", "to", "since", "all"],
+)
+def test_an_empty_text_is_no_wildcard(sqlite_dead: str, semel: Semel, command: list[str], which: list[str]) -> None:
+    """A variable that is not set in a script names no dead letters: they stay."""
+    done = semel("outbox", *command, *which, "--store", sqlite_dead)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert [each["state"] for each in listed(semel, sqlite_dead, "--state", "dead")] == ["dead"]
+
+
+async def test_the_url_of_a_webhook_is_not_logged(url: str, semel: Semel) -> None:
+    """The log names the destination, and never has the URL of an endpoint, which may have a secret in it."""
+    async with serving(lambda _: http(500)) as server:
+        to = f"mail={server.url()}?token=hush#secret=env:HOOK_SECRET&private=allow"
+        command = ("relay", "--to", to, "--store", url, "--once")
+        done = await asyncio.to_thread(partial(semel, *command, HOOK_SECRET=new_secret(bytes(32))))
+        assert [each.line.split()[1] for each in server.requests] == ["/hooks?token=hush"]
+    assert done.stdout.startswith("relayed to mail: 0 sent, 1 to be tried again")
+    assert "hush" not in done.stdout + done.stderr
 
 
 def test_no_outbox(semel: Semel) -> None:

@@ -116,3 +116,10 @@ def test_what_a_handler_is_called_with_is_compared() -> None:
     assert made != digest_of_arguments(({"a": 1, "b": [2, b"four"]},), {"more": None})
     assert digest_of_arguments((object(),), {}) is None
     assert digest_of_arguments((), {}) is None
+
+
+@pytest.mark.parametrize("payload", [b"one", "one", '{"a":1}', {"b": [2], "a": 1}, 17])
+def test_one_argument_is_a_payload(payload: object) -> None:
+    """What a handler is called with alone has the digest that it has as a payload."""
+    assert digest_of_arguments((payload,), {}) == digest_of(payload)
+    assert digest_of_arguments((payload, 1), {}) != digest_of(payload)

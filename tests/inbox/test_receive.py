@@ -133,6 +133,16 @@ def test_arguments_are_compared(sqlite_url: str) -> None:
         assert inbox.receive("m-1", lambda _, order: order, {"order": 18}, payload=None) == Duplicate()
 
 
+@pytest.mark.parametrize("payload", [b'{"order": 17}', '{"order": 17}', {"order": 17}])
+def test_one_argument_is_the_payload(sqlite_url: str, payload: object) -> None:
+    """A message is the same whether its payload is what the handler is called with, or is given, or both."""
+    with Inbox(sqlite_url, consumer="billing") as inbox:
+        inbox.receive("m-1", lambda _, content: content, payload)
+        assert inbox.receive("m-1", lambda _: None, payload=payload) == Duplicate()
+        received = inbox.handler(id=lambda _: "m-1", payload=lambda content: content)(lambda _, content: content)
+        assert received(payload) == Duplicate()
+
+
 @pytest.mark.parametrize("kind", USUAL)
 def test_consumers_are_independent(kind: str, url: str) -> None:
     """Two consumers of one message both handle it, also at the same time, and one's failure is not the other's."""

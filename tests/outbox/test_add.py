@@ -1,5 +1,6 @@
 """``Outbox.add``: one row in the caller's transaction, on every driver."""
 
+import base64
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +18,10 @@ from sqlalchemy.orm import Session
 
 from semel.errors import ConfigurationError, MessageInvalid, MessageReused, StoreNotReady
 from semel.outbox import Outbox
+from semel.stores import async_store
+from semel.stores.encrypted import Encrypted
 from semel.stores.memory import MemoryStore
+from semel.stores.tiered import Tiered
 from tests.django import project
 from tests.natural.entries import POSTGRES, SQLITE, Entry
 from tests.outbox.conftest import connect, rows
@@ -75,6 +79,21 @@ def test_on_djangos_connection(where: str, request: pytest.FixtureRequest) -> No
         with transaction.atomic():
             outbox.add(django_connection, "order.paid", {"order": "100 %"})
     assert [bytes(each) for each in rows(url, "SELECT payload FROM semel_outbox")] == [b'{"order":"100 %"}']
+
+
+async def test_an_engine_of_a_loop_may_be_behind_a_cache(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an async middleware takes is taken here, too: behind a cache, behind encryption, or behind both."""
+    monkeypatch.setenv("SECRETS", base64.b64encode(bytes(range(32))).decode())
+    engine = create_async_engine(postgres_url.replace("postgresql://", "postgresql+asyncpg://"))
+    cached = Tiered(engine, namespace="shop")
+    for each in (
+        cached,
+        Encrypted(engine, "env:SECRETS"),
+        Encrypted(cached, "env:SECRETS"),
+        Tiered(async_store(engine)),
+    ):
+        assert Outbox(each).dialect.name == "postgresql"
+    await engine.dispose()
 
 
 class TestWithoutATransaction:
@@ -258,12 +277,14 @@ class TestContent:
             Outbox(url).add(connection, "t", given.pop("payload"), **given)
 
     @pytest.mark.parametrize(
-        "wrong", [{"to": "a\nb"}, {"key": ""}, {"type": ""}, {"source": "\n"}], ids=["to", "key", "type", "source"]
+        "wrong",
+        [{"to": "a\nb"}, {"to": ""}, {"key": ""}, {"type": ""}, {"source": "\n"}],
+        ids=["to", "nowhere", "key", "type", "source"],
     )
     def test_wrong_names(self, url: str, wrong: dict[str, Any]) -> None:
-        """Names are printable and not empty."""
+        """Names are printable and not empty: an empty destination is not the usual one."""
         given: dict[str, Any] = {"type": "t"} | wrong
-        with closing(connect(url)) as connection, pytest.raises(ConfigurationError, match="printable"):
+        with closing(connect(url)) as connection, pytest.raises(MessageInvalid, match="printable"):
             Outbox(url).add(connection, given.pop("type"), {}, **given)
 
     def test_cloudevents(self, url: str) -> None:

@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
-from semel.core.outbox import Delivered, Failed, Message, Rejected, Schedule, Unreachable, Verdict
+from semel.core.outbox import Delivered, Ending, Failed, Message, Rejected, Schedule, Unreachable, Verdict
 from semel.errors import ConfigurationError, StoreNotReady, StoreUnavailable
 from semel.outbox import Outbox
 from semel.publishers import Publisher, publisher
 from semel.stores import AsyncStore, Store
 from semel.stores import store as open_store
+from semel.stores.dialect import messages_of
+from semel.stores.outbox import OutboxStatements, carry_out
+from semel.stores.transaction import at_once
 from semel.work.relay import AsyncRelay, Relay
 from tests.outbox.conftest import Broker, connect, relay_of, rows
 
@@ -402,6 +405,20 @@ class TestOrder:
         rows(url, "UPDATE semel_outbox SET state = 'behind'")
         _drain(relay_of(store, "events", broker))
         assert broker.payloads == ["1", "2"]
+
+    def test_what_was_set_aside_behind_another_relays(self, url: str, store: Store, broker: Broker) -> None:
+        """Of a key that goes on, none is sent before those that another relay had when it was set aside, and handed
+        back.
+        """
+        add(url, 1, 2, 3, key="k")
+        first, second = relay_of(store, "events", broker), relay_of(store, "events", broker)
+        taken = at_once(first.claim(2, aside=False)).messages
+        assert at_once(second.claim(3, aside=True)).messages == ()
+        at_once(first.settle([Ending(taken[0].id, "dead", error="poison"), Ending(taken[1].id, "released")]))
+        assert [state for _, state, _ in left(url)] == ["dead", "ready", "behind"]
+        at_once(carry_out(store, OutboxStatements(messages_of(store)).requeue(to="events")))
+        _drain(second)
+        assert broker.payloads == ["1", "2", "3"]
 
     def test_dropping_a_dead_letter_frees_its_key(self, url: str, store: Store, broker: Broker) -> None:
         """When an operator deletes it, the rest of its key goes on."""

@@ -7,7 +7,7 @@ Payloads may hold personal data.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
@@ -23,6 +23,7 @@ from semel.cli.output import JsonOption, as_text, brief, hex_dump, put, safe
 from semel.cli.resolving import YesOption
 from semel.cli.showing import sheet_of
 from semel.core.commands import Now, ReadTrail
+from semel.core.outbox import check_name
 from semel.core.record import Entry
 from semel.errors import ConfigurationError, SemelError
 from semel.stores import Store
@@ -157,11 +158,17 @@ def _carry_out(keys: Store, statements: Statements[T]) -> T:
 
 
 def _which(message_id: str | None, to: str | None, since: str | None, *, everything: bool) -> dict[str, Any]:
-    if message_id is not None and (to or since or everything):
+    # An empty text is no wildcard: it is what a script types where its variable is not set.
+    is_filtered = to is not None or since is not None or everything
+    if message_id is not None and is_filtered:
         raise ConfigurationError("Give an ID, or --to, --since or --all.")
-    if message_id is None and not (to or since or everything):
+    if message_id is None and not is_filtered:
         raise ConfigurationError("Which dead letters? Give an ID, --to NAME, --since TIME, or --all.")
-    return {"id": _id(message_id) if message_id else None, "to": to, "since": duration(since) if since else None}
+    return {
+        "id": None if message_id is None else _id(message_id),
+        "to": None if to is None else check_name("--to", to),
+        "since": None if since is None else duration(since),
+    }
 
 
 def _id(text: str) -> str:
@@ -173,12 +180,13 @@ def _id(text: str) -> str:
         ) from None
 
 
-def _repeated(keys: Store, change: Any, which: dict[str, Any]) -> int:
-    total = 0
-    while count := _carry_out(keys, change(**which, actor=this_user())):
+def _repeated(keys: Store, change: Callable[..., Statements[int]], which: dict[str, Any]) -> int:
+    if which["id"] is not None:
+        return _carry_out(keys, change(**which, actor=this_user()))
+    # What is requeued may be dead again before this ends, where a relay runs and nothing was corrected.
+    began, total = keys.perform(Now()).timestamp(), 0
+    while count := _carry_out(keys, change(**which, before=began, actor=this_user())):
         total += count
-        if which["id"] is not None:
-            break
     return total
 
 

@@ -1,7 +1,8 @@
-"""How tables are printed, at the width of a terminal or in a pipe. How values are written is in ``core/text.py``."""
+"""How tables and logs are printed, in a terminal or in a pipe. How values are written is in ``core/text.py``."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ __all__ = [
     "brief",
     "counting",
     "hex_dump",
+    "log_to_stderr",
     "pasteable",
     "put",
     "relative",
@@ -37,6 +39,13 @@ PIPE_WIDTH = 10_000
 def width() -> int:
     """Return the width of the terminal in columns."""
     return Console().width if sys.stdout.isatty() else PIPE_WIDTH
+
+
+def log_to_stderr() -> None:
+    """Print what services log."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    # It has the whole URL of each webhook, which may be a secret of the endpoint's.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 
 def put(table: Table) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,7 +13,7 @@ import typer
 
 from semel.cli.address import StoreOption, found
 from semel.cli.metrics import MetricsOption, served
-from semel.cli.output import JsonOption
+from semel.cli.output import JsonOption, log_to_stderr
 from semel.core.outbox import check_name
 from semel.errors import ConfigurationError
 from semel.flows.relay import MAX_BATCH, RelayReport
@@ -89,8 +87,8 @@ def relay(
     """
     if not to and not webhooks:
         raise ConfigurationError("Where to? Give --to NAME=URL, as in --to events=amqp://localhost/, or --webhooks.")
-    destinations = Destinations(to or (), duration(lease), duration(keep) if keep else None, batch)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    destinations = Destinations(to or (), duration(lease), None if keep is None else duration(keep), batch)
+    log_to_stderr()
     to_webhooks = {"allow_private": allow_private} if webhooks else None
     with served(metrics):
         reports = asyncio.run(_relay(found(store), destinations, once=once, webhooks=to_webhooks))

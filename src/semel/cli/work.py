@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
-import sys
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Annotated, Any, TypeVar
@@ -17,7 +15,7 @@ import semel.wsgi
 from semel.cli.address import StoreOption, opened
 from semel.cli.application import load, started
 from semel.cli.metrics import MetricsOption, served
-from semel.cli.output import JsonOption, counting
+from semel.cli.output import JsonOption, counting, log_to_stderr
 from semel.cli.relay import Destinations, KeepOption, LeaseOption, ToOption
 from semel.core.commands import Command, Reaped
 from semel.core.upkeep import MAX_ATTEMPTS, MAX_BATCH
@@ -143,8 +141,8 @@ def work(
         max_attempts=max_attempts,
     )
     every = duration(complete_every) if complete_every else None
-    destinations = Destinations(to or (), duration(lease), duration(keep) if keep else None)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    destinations = Destinations(to or (), duration(lease), None if keep is None else duration(keep))
+    log_to_stderr()
     said = f"Sweeping every {sweep_every}, reaping every {reap_every}"
     if to:
         said += f", relaying to {', '.join(each.partition('=')[0] for each in to)}"

@@ -175,11 +175,17 @@ def digest_of(payload: object) -> bytes | None:
 
 
 def digest_of_arguments(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bytes | None:
-    """Return the digest of what a handler is called with, where all of it is data; None: some of it is not."""
+    """Return the digest of what a handler is called with, where all of it is data; None: some of it is not.
+
+    One argument alone is a payload, and has the digest of that: a consumer may begin to give its payload, or end to.
+    """
     if not args and not kwargs:
         return None
+    called: object = args[0] if len(args) == 1 and not kwargs else [args, kwargs]
+    if isinstance(called, bytes | bytearray | memoryview | str):
+        return digest_of(called)
     try:
-        data = json.dumps([args, kwargs], sort_keys=True, separators=(",", ":"), default=_spelled)
+        data = json.dumps(called, sort_keys=True, separators=(",", ":"), default=_spelled)
     except (TypeError, ValueError, RecursionError):
         return None
     return hashlib.sha256(data.encode()).digest()

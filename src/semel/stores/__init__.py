@@ -110,9 +110,16 @@ def either_store(given: Any) -> Store | AsyncStore:
     """Return the store that was given, or the one on what was given, sync or async. A URL is for threads."""
     if isinstance(given, Store | AsyncStore):
         return given
-    if not isinstance(given, str) and _kind(_ASYNC_GIVEN, given):
-        return async_store(given)
-    return store(given)
+    return async_store(given) if _is_for_a_loop(given) else store(given)
+
+
+def _is_for_a_loop(given: Any) -> bool:
+    """Whether an event loop is needed for what was given, also behind a cache and behind encryption."""
+    if isinstance(given, Encrypted):
+        return _is_for_a_loop(given.store)
+    if isinstance(given, Tiered):
+        return _is_for_a_loop(given.durable)
+    return isinstance(given, AsyncStore) or _kind(_ASYNC_GIVEN, given) is not None
 
 
 def _parted(given: Any, url: str | None) -> tuple[Any, str | None, str | None]:

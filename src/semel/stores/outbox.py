@@ -243,13 +243,14 @@ class OutboxStatements:
         return Whole(_stored(stored), content_type, _pairs(headers), traceparent, bytes(payload))
 
     def requeue(self, **which: Any) -> Statements[int]:
-        """Give dead letters another series of tries, by ``id``, ``to`` or ``since``; return how many. With ``seen``,
-        only if it is still as it was seen.
+        """Give dead letters another series of tries, by ``id``, ``to`` or ``since``; return how many, MAX_CHANGED at
+        most. With ``seen``, only if it is still as it was seen; ``before`` a time, only what had died then: one that is
+        requeued may be dead again at once.
         """
         return self._change("requeue", "requeued", **which)
 
     def drop(self, **which: Any) -> Statements[int]:
-        """Delete dead letters, by ``id``, ``to`` or ``since``; return how many. ``seen`` is as with ``requeue``."""
+        """Delete dead letters, by ``id``, ``to`` or ``since``; return how many. The rest is as with ``requeue``."""
         return self._change("drop", "dropped", **which)
 
     def reap(self, to: str, older_than: timedelta, limit: int, after: float = 0.0) -> Statements[tuple[int, float]]:
@@ -270,6 +271,7 @@ class OutboxStatements:
         id: str | None = None,  # noqa: A002 - as it is called everywhere
         to: str | None = None,
         since: timedelta | None = None,
+        before: float | None = None,
         actor: str | None = None,
         seen: Stored | None = None,
     ) -> Statements[int]:
@@ -278,9 +280,10 @@ class OutboxStatements:
         author = self._author(actor)
         if self._is_postgres:
             seconds = None if since is None else since.total_seconds()
-            rows = yield self._joined(name, **which, since=seconds, **author)
+            rows = yield self._joined(name, **which, since=seconds, before=before, **author)
             return int(rows[0][0])
         which["since"] = None if since is None else _milliseconds(since)
+        which["before"] = None if before is None else round(before * 1000)
         yield self._joined("note_change", **which, event=event, **author)
         return len((yield self._joined(name, **which)))
 

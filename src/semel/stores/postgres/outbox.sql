@@ -44,7 +44,8 @@ RETURNING 1
 
 -- name: claim
 -- Take messages of one destination: those that are due again first, then those that are ready, oldest first. Behind one
--- that was freed and has not failed, the "run" of its key is taken, too.
+-- that was freed and has not failed, the "run" of its key is taken, too: up to the first that is ready still, since
+-- another relay may have had that when those after it were set aside.
 -- "walked" are the next ready ones that no relay has; "mine" those that are free, up to a number of bytes, and locked.
 -- The first row of the answer tells where the walk began and ended, and which transactions run; then how many entries of
 -- indexes were read, dead ones included, and the time before which nothing waits, with a second for what is committed
@@ -62,7 +63,7 @@ WITH clock AS MATERIALIZED (
       FROM pg_catalog.pg_index
      WHERE indrelid = CAST('semel_outbox' AS regclass)
 ), due AS MATERIALIZED (
-    SELECT id, seq, aggregateid, attempts, octet_length(payload) AS size
+    SELECT id, seq, aggregateid, attempts, octet_length(payload) AS size, 1 AS once
       FROM semel_outbox
      WHERE aggregatetype = CAST(:to AS text) AND state = 'waiting' AND due_at <= (SELECT now FROM clock)
        AND due_at >= to_timestamp(CAST(:due_from AS double precision))
@@ -81,6 +82,17 @@ WITH clock AS MATERIALIZED (
                   FROM semel_outbox AS aside
                  WHERE aside.aggregatetype = CAST(:to AS text) AND aside.aggregateid = due.aggregateid
                    AND aside.state IN ('waiting', 'behind', 'dead') AND aside.state = 'behind' AND aside.seq > due.seq
+                   AND aside.seq < coalesce((
+                        SELECT older.seq
+                          FROM semel_outbox AS older
+                         CROSS JOIN generate_series(1, due.once)
+                         WHERE older.aggregatetype = CAST(:to AS text) AND older.state = 'ready'
+                           AND older.aggregateid IS NOT NULL
+                           AND (older.aggregateid, older.seq)
+                               > (due.aggregateid, greatest(due.seq, CAST(:floor AS bigint)))
+                           AND (older.aggregateid, older.seq) < (due.aggregateid, 9223372036854775807)
+                         ORDER BY older.aggregateid, older.seq
+                         LIMIT 1), 9223372036854775807)
                  ORDER BY seq
                  LIMIT CAST(:run AS bigint)
              ) AS next
@@ -452,6 +464,7 @@ WITH found AS (
        AND (CAST(:to AS text) IS NULL OR aggregatetype = CAST(:to AS text))
        AND (CAST(:since AS double precision) IS NULL
             OR ended_at >= clock_timestamp() - CAST(:since AS double precision) * interval '1 second')
+       AND (CAST(:before AS double precision) IS NULL OR ended_at < to_timestamp(CAST(:before AS double precision)))
        AND (CAST(:seen_at AS double precision) IS NULL
             OR (date_part('epoch', ended_at) = CAST(:seen_at AS double precision)
                 AND attempts = CAST(:seen_attempts AS integer)))
@@ -482,6 +495,7 @@ WITH found AS (
        AND (CAST(:to AS text) IS NULL OR aggregatetype = CAST(:to AS text))
        AND (CAST(:since AS double precision) IS NULL
             OR ended_at >= clock_timestamp() - CAST(:since AS double precision) * interval '1 second')
+       AND (CAST(:before AS double precision) IS NULL OR ended_at < to_timestamp(CAST(:before AS double precision)))
        AND (CAST(:seen_at AS double precision) IS NULL
             OR (date_part('epoch', ended_at) = CAST(:seen_at AS double precision)
                 AND attempts = CAST(:seen_attempts AS integer)))

@@ -83,6 +83,9 @@ WITH clock AS (
              WHERE aggregatetype = :to AND state = 'behind'
                AND (state = 'waiting' OR state = 'behind' OR state = 'dead') AND aggregateid IS NOT NULL
                AND aggregateid IN (SELECT aggregateid FROM due WHERE attempts = 0 AND aggregateid IS NOT NULL)
+               AND NOT EXISTS (SELECT 1 FROM semel_outbox AS older
+                                WHERE older.aggregatetype = :to AND older.aggregateid = semel_outbox.aggregateid
+                                  AND older.state = 'ready' AND older.seq < semel_outbox.seq)
                AND (lease_until IS NULL OR lease_until <= (SELECT now FROM clock))
              ORDER BY seq
              LIMIT :run)
@@ -334,6 +337,7 @@ SELECT clock.now, 'outbox:' || aggregatetype, id, attempts, :event, :actor, erro
    AND (state = 'dead' OR state = 'sent')
    AND (:id IS NULL OR id = :id) AND (:to IS NULL OR aggregatetype = :to)
    AND (:since IS NULL OR ended_at >= clock.now - :since) AND :audit
+   AND (:before IS NULL OR ended_at < :before)
    AND (:seen_at IS NULL OR (ended_at / 1000.0 = :seen_at AND attempts = :seen_attempts))
  ORDER BY ended_at
  LIMIT :limit
@@ -347,6 +351,7 @@ UPDATE semel_outbox
                 WHERE (state = 'dead' OR (state = 'sent' AND :id IS NOT NULL)) AND (state = 'dead' OR state = 'sent')
                   AND (:id IS NULL OR id = :id) AND (:to IS NULL OR aggregatetype = :to)
                   AND (:since IS NULL OR ended_at >= (SELECT now FROM semel_keys_clock) - :since)
+                  AND (:before IS NULL OR ended_at < :before)
                   AND (:seen_at IS NULL OR (ended_at / 1000.0 = :seen_at AND attempts = :seen_attempts))
                 ORDER BY ended_at
                 LIMIT :limit)
@@ -359,6 +364,7 @@ DELETE FROM semel_outbox
                 WHERE state = 'dead' AND (state = 'dead' OR state = 'sent')
                   AND (:id IS NULL OR id = :id) AND (:to IS NULL OR aggregatetype = :to)
                   AND (:since IS NULL OR ended_at >= (SELECT now FROM semel_keys_clock) - :since)
+                  AND (:before IS NULL OR ended_at < :before)
                   AND (:seen_at IS NULL OR (ended_at / 1000.0 = :seen_at AND attempts = :seen_attempts))
                 ORDER BY ended_at
                 LIMIT :limit)
