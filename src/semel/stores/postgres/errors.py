@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shlex import quote
 
 from semel.errors import StoreError, StoreNotPermitted, StoreNotReady, StoreReadOnly, StoreUnavailable
 from semel.stores.postgres.address import Address
@@ -32,7 +33,8 @@ def translated(error: Exception, sqlstate: str | None, address: Address) -> Stor
     """Return what a driver's *error* means, or None when it is about one statement's own data."""
     if sqlstate in _NO_TABLE:
         return StoreNotReady(
-            f"{address} has no table {address.names.table!r} of Semel's, or an old one. Run: semel migrate {address}"
+            f"{address} has no table {address.names.table!r} of Semel's, or an old one. "
+            f"Run: semel migrate {quote(str(address))}"
         )
     if sqlstate in _READ_ONLY:
         return read_only(str(address))

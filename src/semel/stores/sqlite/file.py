@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from shlex import quote
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakSet
 
@@ -262,7 +263,9 @@ def explained(error: sqlite3.Error, path: Path, *, was_sent: bool = False) -> St
         return StoreReadOnly(f"{path} can't be written: it or its folder is read-only for this user ({error}).")
     if is_outdated(error):
         # Opening the file brings it up to date, so it was replaced by an older one since.
-        return StoreNotReady(f"{path} has no tables of Semel, or old ones. Run: semel migrate sqlite:///{path}")
+        return StoreNotReady(
+            f"{path} has no tables of Semel, or old ones. Run: semel migrate {quote(f'sqlite:///{path}')}"
+        )
     return StoreUnavailable(f"{path} {_TROUBLES.get(code, 'can’t be used')} ({error}).", was_sent=was_sent)
 
 
