@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,8 +23,10 @@ from playwright.sync_api import Request as Sent
 
 from semel.console import Console, Token
 from semel.console.rendering import operation_name
-from semel.core.commands import Look
-from semel.core.state import State
+from semel.core.commands import Complete, Look, Save
+from semel.core.message import Answer
+from semel.core.recovery import Done, Progress
+from semel.core.state import Event, State
 from tests.console.world import EXPORT, FINISHED, NASTY, PARKED, SCOPE, STUCK, World, fill
 from tests.kit.servers import NoServerBinary
 from tests.kit.servers.programs import CHROMIUM
@@ -192,6 +195,23 @@ def test_live(browser: Browser, origin: str, world: World) -> None:
         world.parked("another", request_line="POST /late")
         expect(page.get_by_role("link", name="POST /late")).to_be_visible(timeout=60_000)
         assert page.evaluate("document.activeElement.getAttribute('href')") == focused
+
+
+def test_parts_that_come_later(browser: Browser, origin: str, world: World) -> None:
+    """A page that is open gets the parts that it did not have: steps, an answer; commands that no longer apply go."""
+    hold = world.held("later", lease=timedelta(minutes=10))
+    with window(browser, origin) as tab:
+        tab.log_in()
+        page = tab.open(place("later"))
+        expect(page.locator("#commands")).to_contain_text("semel keys release")
+        assert page.locator("#steps, #answer").count() == 0
+        world.store.perform(Save(hold, Progress((Done("phase", "made", {"id": 7}),))))
+        world.store.perform(Complete(hold, Event.COMPLETE, Answer(201, (), b"it is made")))
+        expect(page.locator("#answer")).to_contain_text("it is made", timeout=60_000)
+        expect(page.locator("#steps")).to_contain_text("made")
+        expect(page.locator("#commands")).not_to_contain_text("semel keys release")
+        order = page.evaluate("[...document.querySelectorAll('section.live')].map((each) => each.id)")
+        assert order == ["summary", "steps", "history", "answer", "commands"]
 
 
 @pytest.mark.slow
