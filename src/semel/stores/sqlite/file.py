@@ -12,7 +12,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -192,24 +192,26 @@ class Connection:
 
 def has_table(place: Place) -> bool:
     """Whether the file has Semel's table. It makes none, since the file may be another program's database."""
-    connection = sqlite3.connect(f"{place.path.as_uri()}?mode=ro", uri=True)
-    try:
+    with _reading(place) as connection:
         found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (f"{place.names.table}_migrations",))
         return bool(found.fetchall())
-    except sqlite3.Error as error:
-        raise explained(error, place.path) from error
-    finally:
-        connection.close()
 
 
 def has_neighbours(place: Place) -> bool:
     """Whether the file has other tables than Semel's."""
-    connection = sqlite3.connect(f"{place.path.as_uri()}?mode=ro", uri=True)
-    try:
+    with _reading(place) as connection:
         rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-    finally:
-        connection.close()
     return any(name not in place.names.tables and not name.startswith("sqlite_") for (name,) in rows)
+
+
+@contextmanager
+def _reading(place: Place) -> Iterator[sqlite3.Connection]:
+    """Look into the file as it is, without making one."""
+    try:
+        with closing(sqlite3.connect(f"{place.path.as_uri()}?mode=ro", uri=True)) as connection:
+            yield connection
+    except sqlite3.Error as error:
+        raise explained(error, place.path) from error
 
 
 def plan(place: Place, *, with_post: bool) -> tuple[PlannedMigration, ...]:
