@@ -183,6 +183,14 @@ def test_an_app_that_ends_the_program(semel: Semel, tmp_path: Path, where: str) 
     assert "SystemExit" in ended.stderr
 
 
+def test_an_app_that_imports_what_is_not_there(semel: Semel, tmp_path: Path) -> None:
+    """A module that the application needs, and that is not there, is told with the application's name."""
+    (tmp_path / "shop.py").write_text("import nothing_of_this_name")
+    ended = semel("doctor", "--app", "shop:app")
+    assert ended.returncode == 3
+    assert ended.stderr == "semel: shop can't be imported: No module named 'nothing_of_this_name'\n"
+
+
 @pytest.mark.parametrize(
     "line, says",
     [
