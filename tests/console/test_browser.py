@@ -267,6 +267,25 @@ def test_every_action(browser: Browser, origin: str, world: World) -> None:
         expect(page.get_by_text("It has changed since you looked, and nothing was done.")).to_be_visible()
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_long_names(browser: Browser, origin: str, world: World, width: int) -> None:
+    """A key, a scope, a message and a consumer that are as long as they may be make no page wider than its window."""
+    key, scope, name = "k" * 255, "s" * 255, "n" * 200
+    world.parked(key, scope=scope, request_line=f"POST /{'p' * 200}")
+    world.dead_letter(name, name, "e" * 900)
+    world.unhandled(name, name, "e" * 900)
+    paths = ["/", "/operations", "/outbox", "/inbox", place(key, scope), f"{place(key, scope)}/applied"]
+    paths.append(f"/receipt/{operation_name(name, name)}/drop")
+    with window(browser, origin, width=width) as tab:
+        page = tab.log_in()
+        wide = []
+        for path in paths:
+            tab.open(path)
+            if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+                wide.append(path)
+        assert wide == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
