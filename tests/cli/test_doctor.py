@@ -183,6 +183,14 @@ def test_an_app_that_ends_the_program(semel: Semel, tmp_path: Path, where: str) 
     assert "SystemExit" in ended.stderr
 
 
+def test_an_app_that_imports_what_is_not_there(semel: Semel, tmp_path: Path) -> None:
+    """A module that the application needs, and that is not there, is told with the application's name."""
+    (tmp_path / "shop.py").write_text("import nothing_of_this_name")
+    ended = semel("doctor", "--app", "shop:app")
+    assert ended.returncode == 3
+    assert ended.stderr == "semel: shop can't be imported: No module named 'nothing_of_this_name'\n"
+
+
 @pytest.mark.parametrize(
     "line, says",
     [
@@ -262,7 +270,7 @@ def test_the_store_in_the_environment(semel: Semel, file_url: str) -> None:
 
 
 def test_in_a_terminal(environment: dict[str, str], file_url: str) -> None:
-    """In a terminal of 80 columns no line is longer, and what is wrong has a colour."""
+    """In a terminal of 80 columns no line is longer but a command, which is copied; what is wrong has a colour."""
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "semel", "doctor", file_url.replace("semel.db", "other.db")]
     variables = environment | {"COLUMNS": "80", "TERM": "xterm"}
@@ -276,4 +284,6 @@ def test_in_a_terminal(environment: dict[str, str], file_url: str) -> None:
     assert process.returncode == 1
     assert b"\x1b[1;31merror" in shown
     plain = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
-    assert max(map(len, plain.splitlines())) <= 80
+    (typed,) = [each for each in plain.splitlines() if each.startswith("  type  ")]
+    assert typed.endswith("correct the path in the store's address")
+    assert max(len(each) for each in plain.splitlines() if each != typed) <= 80

@@ -2,6 +2,7 @@
 
 import getpass
 import json
+import shlex
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -86,6 +87,9 @@ def test_show(url: str, semel: Semel) -> None:
     said = semel("inbox", "show", "parked", "--store", url)
     for each in ("parked", "billing", "failed tries", "Boom: no stock", "digest"):
         assert each in said.stdout
+    (requeue,) = [each for each in said.stdout.splitlines() if "semel inbox requeue" in each]
+    assert shlex.split(requeue) == ["semel", "inbox", "requeue", "parked", "--consumer", "billing"]
+    assert semel("inbox", "show", "parked", "--consumer", r"\x62illing", "--store", url).stdout == said.stdout
     several = semel("inbox", "show", "shared", "--store", url)
     assert several.returncode != 0
     assert "--consumer: billing, shipping" in several.stderr

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from uuid import UUID
 import pytest
 
 from semel.core.commands import Claim, Complete, Mark, Note, Park, Save, TakeOver, Verdict
+from semel.core.key import digest_of
 from semel.core.message import Answer, Head, Request
 from semel.core.record import Hold, Milestone
 from semel.core.recovery import Done, Progress
@@ -144,6 +146,18 @@ def test_list_in_a_terminal(environment: dict[str, str], sqlite_url: str) -> Non
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
     assert plain[1].startswith(str(UUID(int=1)))
     assert max(map(len, plain)) <= 80
+
+
+def test_show_in_a_terminal(environment: dict[str, str], semel: Semel, sqlite_url: str) -> None:
+    """A command that is shown can be copied from a narrow terminal and run, whatever key a client has sent."""
+    key, scope = f"--yes $HOME it's {UUID(int=1)}", "-acme & sons\t\\t"
+    with closing(store(sqlite_url)) as keys:
+        keys.perform(Park(claim(keys, key, scope)))
+    narrow = environment | {"COLUMNS": "80", "TERM": "xterm"}
+    lines = in_a_terminal(["keys", "show", digest_of(key)[:12], "--store", sqlite_url], narrow)
+    (copied,) = [each for each in lines if each.endswith("--not-applied")]
+    program, *arguments = shlex.split(copied)
+    assert (program, semel(*arguments, "--yes", SEMEL_STORE=sqlite_url).returncode) == ("semel", 0)
 
 
 def in_a_terminal(arguments: list[str], environment: dict[str, str]) -> list[str]:

@@ -112,3 +112,11 @@ def test_a_command_imports_no_other(tmp_path: Path) -> None:
     assert not [
         each for each in imported if each.startswith(("semel.verify", "semel.doctor", "semel.console", "jinja2"))
     ]
+
+
+def test_a_folder_for_a_file(semel: Semel, tmp_path: Path) -> None:
+    """A path that SQLite can't open, such as a folder's, is said in one line and not as a fault of the program."""
+    refused = semel("keys", "list", "--store", f"sqlite:///{tmp_path}")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith(f"semel: {tmp_path} can")
+    assert "OperationalError" not in refused.stderr

@@ -1,6 +1,7 @@
 """`semel migrate`."""
 
 import json
+import shlex
 import sqlite3
 import subprocess
 from collections.abc import Callable
@@ -21,6 +22,17 @@ Semel = Callable[..., subprocess.CompletedProcess[str]]
 def url(request: pytest.FixtureRequest) -> str:
     found: str = request.getfixturevalue(request.param)
     return found
+
+
+def test_the_command_of_a_message(semel: Semel, empty_postgres_url: str) -> None:
+    """A store without tables says what to type, and a shell takes that as it stands: a URL may have ? and & in it."""
+    mark = "&" if "?" in empty_postgres_url else "?"
+    refused = semel("keys", "list", "--store", f"{empty_postgres_url}{mark}schema=public&table=my_keys")
+    assert refused.returncode == 1
+    program, command, url = shlex.split(refused.stderr.partition("Run: ")[2])
+    assert (program, command, semel("migrate", url).returncode) == ("semel", "migrate", 0)
+    with closing(connect(empty_postgres_url)) as connection:
+        assert connection.execute("SELECT count(*) FROM my_keys").fetchone() == (0,)
 
 
 def test_repeated(semel: Semel, url: str) -> None:

@@ -231,3 +231,16 @@ def test_until_it_is_stopped(url: str, tmp_path: Path, command: list[str]) -> No
         process.send_signal(signal.SIGTERM)
         assert "SIGTERM" in process.stdout.read()
         assert process.wait(30) == 0
+
+
+def test_without_permission(semel: Semel, postgres_url: str) -> None:
+    """A role that may not see the table is told which one it is, and where the grants of each role are written."""
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute("CREATE ROLE semel_stranger")
+        try:
+            refused = semel("outbox", "list", "--store", postgres_url, PGOPTIONS="-c role=semel_stranger")
+        finally:
+            admin.execute("DROP ROLE semel_stranger")
+    assert refused.returncode == 1
+    assert "permission denied for table semel_outbox. What a role needs" in refused.stderr
+    assert refused.stderr.endswith("docs/how-to/postgresql.md, Roles.\n")

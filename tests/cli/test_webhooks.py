@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 from base64 import b64decode
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from datetime import timedelta
 import pytest
 import standardwebhooks
 
+from semel.core.text import pasteable
 from semel.core.webhook import PrivateKey, read_secret
 from semel.stores import store
 from semel.stores.transaction import at_once
@@ -43,6 +45,17 @@ def test_endpoints(semel: Semel, url: str) -> None:
     assert semel("webhooks", "enable", "acme", SEMEL_STORE=url).stdout == "acme is on.\n"
     assert semel("webhooks", "remove", "acme", SEMEL_STORE=url).stdout == "acme is removed.\n"
     assert semel("webhooks", "list", "--json", SEMEL_STORE=url).stdout == "[]\n"
+
+
+def test_names_as_shown(semel: Semel, sqlite_url: str) -> None:
+    """A name is given as the list and the console show it: one with a dash in front is no option."""
+    endpoints = Endpoints(sqlite_url)
+    for name in ("-acme", r"a\x41"):
+        endpoints.add(name, HOOK, secrets=["env:A"])
+        assert semel("webhooks", "disable", *shlex.split(pasteable(name)), SEMEL_STORE=sqlite_url).returncode == 0
+    assert not any(each.is_on for each in endpoints.list())
+    endpoints.close()
+    assert r"a\\x41" in semel("webhooks", "list", SEMEL_STORE=sqlite_url).stdout
 
 
 def test_failing(semel: Semel, sqlite_url: str) -> None:

@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,8 +23,10 @@ from playwright.sync_api import Request as Sent
 
 from semel.console import Console, Token
 from semel.console.rendering import operation_name
-from semel.core.commands import Look
-from semel.core.state import State
+from semel.core.commands import Complete, Look, Save
+from semel.core.message import Answer
+from semel.core.recovery import Done, Progress
+from semel.core.state import Event, State
 from tests.console.world import EXPORT, FINISHED, NASTY, PARKED, SCOPE, STUCK, World, fill
 from tests.kit.servers import NoServerBinary
 from tests.kit.servers.programs import CHROMIUM
@@ -194,6 +197,23 @@ def test_live(browser: Browser, origin: str, world: World) -> None:
         assert page.evaluate("document.activeElement.getAttribute('href')") == focused
 
 
+def test_parts_that_come_later(browser: Browser, origin: str, world: World) -> None:
+    """A page that is open gets the parts that it did not have: steps, an answer; commands that no longer apply go."""
+    hold = world.held("later", lease=timedelta(minutes=10))
+    with window(browser, origin) as tab:
+        tab.log_in()
+        page = tab.open(place("later"))
+        expect(page.locator("#commands")).to_contain_text("semel keys release")
+        assert page.locator("#steps, #answer").count() == 0
+        world.store.perform(Save(hold, Progress((Done("phase", "made", {"id": 7}),))))
+        world.store.perform(Complete(hold, Event.COMPLETE, Answer(201, (), b"it is made")))
+        expect(page.locator("#answer")).to_contain_text("it is made", timeout=60_000)
+        expect(page.locator("#steps")).to_contain_text("made")
+        expect(page.locator("#commands")).not_to_contain_text("semel keys release")
+        order = page.evaluate("[...document.querySelectorAll('section.live')].map((each) => each.id)")
+        assert order == ["summary", "steps", "history", "answer", "commands"]
+
+
 @pytest.mark.slow
 def test_without_scripts(browser: Browser, origin: str) -> None:
     """Without JavaScript the token is typed, pages are read, and forms work."""
@@ -245,6 +265,25 @@ def test_every_action(browser: Browser, origin: str, world: World) -> None:
         page.get_by_label("Reason, for the audit trail").fill("too late")
         page.get_by_role("button", name="Free the key").click()
         expect(page.get_by_text("It has changed since you looked, and nothing was done.")).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_long_names(browser: Browser, origin: str, world: World, width: int) -> None:
+    """A key, a scope, a message and a consumer that are as long as they may be make no page wider than its window."""
+    key, scope, name = "k" * 255, "s" * 255, "n" * 200
+    world.parked(key, scope=scope, request_line=f"POST /{'p' * 200}")
+    world.dead_letter(name, name, "e" * 900)
+    world.unhandled(name, name, "e" * 900)
+    paths = ["/", "/operations", "/outbox", "/inbox", place(key, scope), f"{place(key, scope)}/applied"]
+    paths.append(f"/receipt/{operation_name(name, name)}/drop")
+    with window(browser, origin, width=width) as tab:
+        page = tab.log_in()
+        wide = []
+        for path in paths:
+            tab.open(path)
+            if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+                wide.append(path)
+        assert wide == []
 
 
 @pytest.mark.slow

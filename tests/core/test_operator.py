@@ -48,6 +48,7 @@ def test_releasing() -> None:
     """It is said what will be done again, what a live worker may still do, and what a client was promised."""
     assert "whatever it has done so far" in operator.release_means(PARKED)[0]
     assert "order_created" in operator.release_means(PARKED)[1]
+    assert operator.release_means(PARKED)[2].startswith("charge_created was begun, and may have happened.")
     assert "may be alive (lease 1m)" in operator.release_means(LIVE)[1]
     assert operator.release_means(STUCK) == operator.release_means(replace(PARKED, steps=None))
     assert ["was not begun" in each for each in operator.release_means(PENDING)] == [True, False]
@@ -127,6 +128,7 @@ def test_untrusted_text() -> None:
     assert as_typed(typed(text)) == text
     assert as_typed("C:\\dir") == "C:\\dir"
     assert pasteable("it's") == "'it'\"'\"'s'"
+    assert (pasteable("-x"), as_typed(r"\x2dx")) == (r"'\x2dx'", "-x"), "it would be an option"
 
 
 def test_bodies() -> None:

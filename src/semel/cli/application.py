@@ -40,7 +40,7 @@ def imported(spec: str) -> Any:
         app: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name not in {module, module.partition(".")[0]}:
-            raise
+            raise ConfigurationError(f"{module} can't be imported: {error}") from error
         raise ConfigurationError(f"There is no module {module!r} that can be imported from this folder.") from error
     for part in name.split("."):
         if not hasattr(app, part):

@@ -19,7 +19,6 @@ from itertools import groupby
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -28,7 +27,7 @@ from typer.core import TyperGroup
 from semel.cli.address import USUAL_FILE, VARIABLE, checked, named
 from semel.cli.application import imported
 from semel.cli.judging import USAGE, JudgingCommand, end
-from semel.cli.output import JsonOption, put, safe, width
+from semel.cli.output import JsonOption, put, safe, unfolded
 from semel.doctor import CHECKS, Check, Finding, Report, Severity, Verdict, examine
 from semel.errors import ConfigurationError
 
@@ -132,7 +131,7 @@ def explain(name: CheckArgument, *, as_json: JsonOption = False) -> None:
         ("read", f"docs/{check.page}"),
         *([("needs", after)] if after else []),
     ]
-    _put(Text(f"{check.name}: {check.title}", style="bold"), _pairs(rows))
+    put(Text(f"{check.name}: {check.title}", style="bold"), *_pairs(rows))
 
 
 @contextmanager
@@ -211,7 +210,7 @@ def _print(report: Report) -> None:
     for reason, count in Counter(each.evidence for each in report.findings if each.is_skipped).items():
         words = "1 check was" if count == 1 else f"{count} checks were"
         parts.append(Text(f"{words} {reason[0].lower()}{reason[1:]}", style="dim"))
-    _put(*parts, _summary(report))
+    put(*parts, _summary(report))
 
 
 def _in_full(finding: Finding) -> tuple[Any, ...]:
@@ -224,7 +223,7 @@ def _in_full(finding: Finding) -> tuple[Any, ...]:
         ("type", finding.mend),
         ("read", f"docs/{check.page}"),
     ]
-    return head, _pairs(rows)
+    return head, *_pairs(rows)
 
 
 def _brief(findings: list[Finding]) -> Iterator[Any]:
@@ -245,13 +244,18 @@ def _brief(findings: list[Finding]) -> Iterator[Any]:
         yield Padding(table, (0, 0, 0, 2))
 
 
-def _pairs(rows: list[tuple[str, str]]) -> Padding:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(overflow="fold")
+def _pairs(rows: list[tuple[str, str]]) -> Iterator[Any]:
+    """A line for each: what is to be typed is not folded."""
+    names = max(len(name) for name, _ in rows)
     for name, value in rows:
-        table.add_row(name, Text(safe(value), style="cyan" if name == "type" else ""))
-    return Padding(table, (0, 0, 0, 2))
+        if name == "type":
+            yield unfolded("  ", (name.ljust(names), "dim"), "  ", (safe(value), "cyan"))
+            continue
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True, style="dim", min_width=names)
+        table.add_column(overflow="fold")
+        table.add_row(name, Text(safe(value)))
+        yield Padding(table, (0, 0, 0, 2))
 
 
 def _summary(report: Report) -> Text:
@@ -297,14 +301,3 @@ def _facts(check: Check) -> dict[str, Any]:
         "mend": check.mend,
         "page": f"docs/{check.page}",
     }
-
-
-def _put(*parts: Any) -> None:
-    """Print *parts*: in a terminal at its width; in a pipe without colours, and without blanks at the ends of lines."""
-    console = Console(width=width(), highlight=False)
-    if console.is_terminal:
-        console.print(*parts, sep="\n")
-        return
-    with console.capture() as capture:
-        console.print(*parts, sep="\n")
-    print("\n".join(line.rstrip() for line in capture.get().splitlines()))

@@ -22,7 +22,7 @@ from semel.cli.finding import spellings
 from semel.cli.lists import Listing, WatchOption, show_list
 from semel.cli.output import JsonOption, brief, pasteable, put, relative, safe, typed
 from semel.cli.resolving import YesOption
-from semel.cli.showing import STUCK_STYLE, Line, sheet_of, trail_facts, trail_lines
+from semel.cli.showing import STUCK_STYLE, Line, next_steps_of, sheet_of, trail_facts, trail_lines
 from semel.core.commands import CommitAlone, Open, ReadTrail, Undo
 from semel.core.inbox import ReceiptState
 from semel.core.record import Entry
@@ -108,7 +108,8 @@ def show(
     if as_json:
         print(json.dumps(_facts(found) | {"trail": trail_facts(trail)}, indent=2))
     else:
-        put(sheet_of(_lines(found, trail)))
+        said, commands = _next(found)
+        put(sheet_of([*_lines(found, trail), *said]), *commands)
 
 
 @app.command()
@@ -179,7 +180,7 @@ def _transaction(keys: Store) -> Iterator[tuple[Transaction, InboxStatements]]:
 
 
 def _find(transaction: Transaction, statements: InboxStatements, message: str, consumer: str | None) -> Listed:
-    consumers = (consumer,) if consumer is not None else transaction.run(statements.consumers())
+    consumers = spellings(consumer) if consumer is not None else transaction.run(statements.consumers())
     for spelled in spellings(message):
         found = [each for name in consumers for each in transaction.run(statements.find(name, spelled))]
         if len(found) > 1:
@@ -222,6 +223,15 @@ def _lines(listed: Listed, trail: tuple[Entry, ...] = ()) -> Iterator[Line]:
     if receipt.error is not None:
         yield "error", Text(safe(receipt.error))
     yield from trail_lines(trail)
+
+
+def _next(listed: Listed) -> tuple[list[Line], list[Text]]:
+    """Say what can be done about a message."""
+    if listed.receipt.state is not ReceiptState.PARKED:
+        return [], []
+    name = f"{pasteable(listed.message_id)} --consumer {pasteable(listed.consumer)}"
+    said = "Correct what the error says. Then type one of:"
+    return next_steps_of(said, f"semel inbox requeue {name}", f"semel inbox drop {name}")
 
 
 def _facts(listed: Listed) -> dict[str, Any]:

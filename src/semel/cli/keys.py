@@ -20,7 +20,7 @@ from semel.cli.output import JsonOption, put, typed
 from semel.cli.showing import (
     all_facts_of,
     facts_of,
-    next_lines,
+    next_steps,
     print_body,
     record_lines,
     sheet_of,
@@ -103,7 +103,8 @@ def show(
         print(json.dumps(all_facts_of(record, trail, request, with_body=body), indent=2))
     else:
         lines = record_lines(record, request, with_body=body)
-        put(sheet_of([*lines, *trail_lines(story(record, trail)), *next_lines(record)]))
+        said, commands = next_steps(record)
+        put(sheet_of([*lines, *trail_lines(story(record, trail)), *said]), *commands)
         if body:
             print_body(record)
 

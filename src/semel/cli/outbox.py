@@ -21,7 +21,7 @@ from semel.cli.address import StoreOption, opened
 from semel.cli.lists import Listing, WatchOption, show_list
 from semel.cli.output import JsonOption, as_text, brief, hex_dump, put, safe
 from semel.cli.resolving import YesOption
-from semel.cli.showing import sheet_of
+from semel.cli.showing import Line, next_steps_of, sheet_of
 from semel.core.commands import Now, ReadTrail
 from semel.core.outbox import check_name
 from semel.core.record import Entry
@@ -114,7 +114,8 @@ def show(
     if as_json:
         print(json.dumps(_all_facts(whole, trail, with_body=body), indent=2))
         return
-    put(sheet_of(_lines(whole, trail, now)))
+    said, commands = _next(whole.stored)
+    put(sheet_of([*_lines(whole, trail, now), *said]), *commands)
     if body:
         text = as_text(whole.payload)
         print(text if text is not None else hex_dump(whole.payload))
@@ -246,12 +247,16 @@ def _lines(whole: Whole, trail: tuple[Entry, ...], now: float) -> Iterator[tuple
     for number, entry in enumerate(trail):
         text = f"{entry.at:%Y-%m-%d %H:%M:%S} {entry.event} by {entry.actor}"
         yield "" if number else "trail", Text(safe(f"{text}: {entry.detail}" if entry.detail else text))
+
+
+def _next(stored: Stored) -> tuple[list[Line], list[Text]]:
+    """Say what can be done about a message."""
     if stored.state == State.DEAD:
-        yield "next", Text("Correct what the error says. Then type one of:")
-        yield "", Text(f"semel outbox requeue {stored.id}")
-        yield "", Text(f"semel outbox drop {stored.id}")
-    elif stored.state == State.BEHIND:
-        yield "next", Text("Another message with the same key has to be sent before. To see it: semel outbox list")
+        said = "Correct what the error says. Then type one of:"
+        return next_steps_of(said, f"semel outbox requeue {stored.id}", f"semel outbox drop {stored.id}")
+    if stored.state == State.BEHIND:
+        return next_steps_of("Another message with the same key has to be sent before. To see it:", "semel outbox list")
+    return [], []
 
 
 def _facts(stored: Stored) -> dict[str, Any]:

@@ -6,11 +6,11 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from semel.core.text import as_text, as_typed, brief, hex_dump, pasteable, relative, safe, typed
 
@@ -27,6 +27,7 @@ __all__ = [
     "relative",
     "safe",
     "typed",
+    "unfolded",
     "width",
 ]
 
@@ -48,14 +49,20 @@ def log_to_stderr() -> None:
     logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 
-def put(table: Table) -> None:
-    """Print *table*: in a terminal at its width, in a pipe as wide as the content needs."""
+def unfolded(*parts: str | tuple[str, str]) -> Text:
+    """Return a line to be copied, such as a command: a terminal that breaks it at its edge copies it as one line."""
+    return Text.assemble(*parts, no_wrap=True, overflow="ignore")
+
+
+def put(*parts: Any) -> None:
+    """Print tables and texts: in a terminal at its width, in a pipe as wide as the content needs."""
     console = Console(width=width(), highlight=False)
     if console.is_terminal:
-        console.print(table)
+        for part in parts:
+            console.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))
         return
     with console.capture() as capture:
-        console.print(table)
+        console.print(*parts, sep="\n")
     # Cells are padded with blanks, which a program does not need.
     print("\n".join(line.rstrip() for line in capture.get().splitlines()))
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from semel.cli.output import as_text, brief, hex_dump, pasteable, relative, safe, typed, width
+from semel.cli.output import as_text, brief, hex_dump, pasteable, relative, safe, typed, unfolded, width
 from semel.core.derive import derive
 from semel.core.message import Request
 from semel.core.operator import outcome_of
@@ -108,24 +108,30 @@ def _trace(record: Record) -> Iterator[Line]:
         yield "trace", Text(trace.trace_id)
 
 
-def next_lines(record: Record) -> Iterator[Line]:
-    """Return what an operator can do about *record*, as commands."""
+def next_steps(record: Record) -> tuple[list[Line], list[Text]]:
+    """Return what an operator can do about *record*: a line that says so, and the commands."""
     name = f"{pasteable(record.key)} --scope {pasteable(record.scope)}"
     if record.state is State.UNKNOWN:
         step = read_back(record.steps).unknown
         what = f"{step.name} happened; ask the provider by the key above" if step else "it happened"
-        yield "next", Text(f"Find out whether {what}. Then type one of:")
-        yield "", Text(f"semel keys resolve {name} --applied RESULT")
-        yield "", Text(f"semel keys resolve {name} --not-applied")
-    elif record.is_free:
-        yield "next", Text("It is free: a retry goes on with it, or a worker, if its request was stored. To forget it:")
-        yield "", Text(f"semel keys release {name}")
-    elif record.is_stuck:
-        yield "next", Text("A retry takes it over. Without a retry, free it, or park it if it may not run again:")
-        yield "", Text("semel sweep")
-    elif record.state is State.PENDING:
-        yield "next", Text("A worker runs it:")
-        yield "", Text("semel work --app MODULE:NAME")
+        said = f"Find out whether {what}. Then type one of:"
+        return next_steps_of(
+            said, f"semel keys resolve {name} --applied RESULT", f"semel keys resolve {name} --not-applied"
+        )
+    if record.is_free:
+        said = "It is free: a retry goes on with it, or a worker, if its request was stored. To forget it:"
+        return next_steps_of(said, f"semel keys release {name}")
+    if record.is_stuck:
+        said = "A retry takes it over. Without a retry, free it, or park it if it may not run again:"
+        return next_steps_of(said, "semel sweep")
+    if record.state is State.PENDING:
+        return next_steps_of("A worker runs it:", "semel work --app MODULE:NAME")
+    return [], []
+
+
+def next_steps_of(said: str, *commands: str) -> tuple[list[Line], list[Text]]:
+    """Return the last line of a sheet, and *commands* to be printed below it."""
+    return [("next", Text(said))], [unfolded(f"  {each}") for each in commands]
 
 
 def trail_lines(trail: tuple[Entry, ...]) -> Iterator[Line]:

@@ -18,8 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from semel.cli.address import StoreOption, opened
+from semel.cli.finding import spellings
 from semel.cli.lists import Listing, WatchOption, show_list
-from semel.cli.output import JsonOption, brief, safe
+from semel.cli.output import JsonOption, brief, safe, typed
 from semel.core.delivery import Endpoint
 from semel.core.webhook import KEY_BYTES, new_keys, new_secret
 from semel.webhooks import Endpoints
@@ -27,7 +28,9 @@ from semel.webhooks import Endpoints
 #: Of the bytes that the specification allows, as many as the hash has.
 SECRET_BYTES = 32
 
-NameArgument = Annotated[str, typer.Argument(help="The endpoint's name: the destination of its messages.")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="The endpoint's name: the destination of its messages.")
+]
 
 
 class Kind(StrEnum):
@@ -60,7 +63,7 @@ def list_endpoints(
 @app.command()
 def add(
     name: NameArgument,
-    url: Annotated[str, typer.Argument(help="Where to send to: https://host/path.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where to send to: https://host/path.")],
     *,
     secret: Annotated[
         list[str],
@@ -81,6 +84,7 @@ def add(
 def enable(name: NameArgument, store: StoreOption = None) -> None:
     """Send to an endpoint again: what waits for it, and what comes."""
     with _endpoints(store) as endpoints:
+        name = _name(endpoints, name)
         endpoints.enable(name)
     print(f"{safe(name)} is on.")
 
@@ -93,6 +97,7 @@ def disable(
 ) -> None:
     """Send nothing more to an endpoint. Its messages wait in the outbox."""
     with _endpoints(store) as endpoints:
+        name = _name(endpoints, name)
         endpoints.disable(name, reason)
     print(f"{safe(name)} is off. Its messages wait.")
 
@@ -101,6 +106,7 @@ def disable(
 def remove(name: NameArgument, store: StoreOption = None) -> None:
     """Forget an endpoint. Its messages stay in the outbox, and wait for one of the same name."""
     with _endpoints(store) as endpoints:
+        name = _name(endpoints, name)
         endpoints.remove(name)
     print(f"{safe(name)} is removed.")
 
@@ -127,6 +133,12 @@ def _endpoints(url: str | None) -> Iterator[Endpoints]:
         yield Endpoints(keys)
 
 
+def _name(endpoints: Endpoints, shown: str) -> str:
+    """Return the name of an endpoint as it is, from the way in which commands show it."""
+    names = {each.name for each in endpoints.list()}
+    return next((each for each in spellings(shown) if each in names), shown)
+
+
 def _table(endpoints: list[Endpoint]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("name", overflow="fold")
@@ -136,7 +148,7 @@ def _table(endpoints: list[Endpoint]) -> Table:
         table.add_column(name, overflow="fold")
     for each in endpoints:
         table.add_row(
-            Text(safe(each.name)),
+            Text(typed(each.name)),
             Text("on", "green") if each.is_on else Text("off", "bold red"),
             Text("-" if each.failing_since is None else brief(timedelta(seconds=each.now - each.failing_since))),
             Text(safe(each.url)),

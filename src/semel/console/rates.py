@@ -21,7 +21,7 @@ _MINUTE = timedelta(minutes=1)
 GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Ran", "the handler ran", ("ran", "freed", "not_kept")),
     ("Replayed", "got the first answer again", ("replayed", "waited")),
-    ("In progress", "409: the first still runs", ("conflict",)),
+    ("Conflict", "409: the first still runs", ("conflict",)),
     ("Accepted", "202: a worker runs it", ("accepted",)),
     ("Completed", "run by a worker: no request", (COMPLETED,)),
     ("Mismatch", "422: the key of another request", ("mismatch",)),

@@ -40,9 +40,11 @@ def release_means(record: Record) -> list[str]:
         means.append(
             f"Its worker may be alive (lease {brief(record.lease_left)}): it can store nothing any more, but may act."
         )
-    done = read_back(record.steps).without_unknown().names
-    if done:
+    progress = read_back(record.steps)
+    if done := progress.without_unknown().names:
         means.append(f"These steps are done, and will be done again: {', '.join(done)}.")
+    if progress.unknown is not None:
+        means.append(f"{progress.unknown.name} was begun, and may have happened. It will be done again.")
     return means
 
 

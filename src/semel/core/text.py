@@ -53,7 +53,9 @@ def as_typed(text: str) -> str:
 
 def pasteable(text: str) -> str:
     """Quote *text* so that a copy of it works in any shell, as an argument of these commands."""
-    return shlex.quote(typed(text))
+    shown = typed(text)
+    # What begins with a dash would be taken for an option.
+    return shlex.quote(f"\\x{ord('-'):02x}{shown[1:]}" if shown.startswith("-") else shown)
 
 
 def _escaped(match: re.Match[str]) -> str:

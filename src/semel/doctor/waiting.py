@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from semel.core.text import pasteable
 from semel.doctor.model import Group, Judgement, Kind, Limits, Severity, cannot_tell, ok, wrong
 from semel.doctor.session import Handled, Session, Some
 
@@ -152,7 +153,7 @@ def webhooks(seen: list[tuple[str, str]], _limits: Limits) -> Judgement:
     if not seen:
         return ok("None is off.")
     said = "; ".join(f"{name} is off" + (f" ({reason})" if reason else "") for name, reason in seen)
-    return wrong(f"{said}.", f"semel webhooks enable {seen[0][0]}")
+    return wrong(f"{said}.", f"semel webhooks enable {pasteable(seen[0][0])}")
 
 
 @GROUP.check(

@@ -90,6 +90,7 @@ function isBusy() {
 }
 
 function swap(page) {
+  add(page);
   for (const part of document.querySelectorAll(".live[id]")) {
     const fresh = page.getElementById(part.id);
     if (!fresh) {
@@ -104,6 +105,19 @@ function swap(page) {
       if (scrolled[number]) [each.scrollLeft, each.scrollTop] = scrolled[number];
     });
     if (focused) find(part, focused)?.focus({ preventScroll: true });
+  }
+}
+
+// A part that was not there before comes after the one that it follows on the fresh page.
+function add(page) {
+  let before = null;
+  for (const fresh of page.querySelectorAll(".live[id]")) {
+    const part = document.getElementById(fresh.id) ?? document.importNode(fresh, true);
+    if (!part.isConnected) {
+      if (!before) continue;
+      before.after(part);
+    }
+    before = part;
   }
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shlex import quote
 
 from semel.errors import StoreError, StoreNotPermitted, StoreNotReady, StoreReadOnly, StoreUnavailable
 from semel.stores.postgres.address import Address
@@ -17,12 +18,7 @@ _NONE_TO_GIVE = "query_wait_timeout"
 _NO_TABLE = frozenset({"42P01", "42703", "3F000"})
 _READ_ONLY = frozenset({"25006"})
 _NO_PRIVILEGE = frozenset({"42501"})
-_GRANT_ALL = (
-    "To serve, a role needs USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the table of keys, and INSERT on "
-    "that of the audit trail; to sweep, SELECT, INSERT and UPDATE on that of the watermark; to reap, SELECT, UPDATE "
-    "and DELETE on the audit trail, too; to count how requests end, SELECT, INSERT, UPDATE and DELETE on that of "
-    "counts; to migrate, CREATE on the schema. See GRANT."
-)
+_GRANTS = "What a role needs to serve, to look, to work and to migrate: docs/how-to/postgresql.md, Roles."
 #: Classes of errors that speak of the server rather than of the statement: connection, authorisation, database name,
 #: resources, intervention by an operator (a shutdown, a time-out), system, internal.
 _SERVER_CLASSES = ("08", "28", "3D", "53", "57", "58", "XX")
@@ -32,12 +28,13 @@ def translated(error: Exception, sqlstate: str | None, address: Address) -> Stor
     """Return what a driver's *error* means, or None when it is about one statement's own data."""
     if sqlstate in _NO_TABLE:
         return StoreNotReady(
-            f"{address} has no table {address.names.table!r} of Semel's, or an old one. Run: semel migrate {address}"
+            f"{address} has no table {address.names.table!r} of Semel's, or an old one. "
+            f"Run: semel migrate {quote(str(address))}"
         )
     if sqlstate in _READ_ONLY:
         return read_only(str(address))
     if sqlstate in _NO_PRIVILEGE:
-        return StoreNotPermitted(f"{address}: {_direct(error)}. {_GRANT_ALL}")
+        return StoreNotPermitted(f"{address}: {_direct(error)}. {_GRANTS}")
     if sqlstate is None or sqlstate.startswith(_SERVER_CLASSES):
         return StoreUnavailable(f"{address} can't be used: {_direct(error)}", was_sent=True)
     return None

@@ -12,10 +12,11 @@ import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from shlex import quote
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakSet
 
@@ -191,24 +192,26 @@ class Connection:
 
 def has_table(place: Place) -> bool:
     """Whether the file has Semel's table. It makes none, since the file may be another program's database."""
-    connection = sqlite3.connect(f"{place.path.as_uri()}?mode=ro", uri=True)
-    try:
+    with _reading(place) as connection:
         found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (f"{place.names.table}_migrations",))
         return bool(found.fetchall())
-    except sqlite3.Error as error:
-        raise explained(error, place.path) from error
-    finally:
-        connection.close()
 
 
 def has_neighbours(place: Place) -> bool:
     """Whether the file has other tables than Semel's."""
-    connection = sqlite3.connect(f"{place.path.as_uri()}?mode=ro", uri=True)
-    try:
+    with _reading(place) as connection:
         rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-    finally:
-        connection.close()
     return any(name not in place.names.tables and not name.startswith("sqlite_") for (name,) in rows)
+
+
+@contextmanager
+def _reading(place: Place) -> Iterator[sqlite3.Connection]:
+    """Look into the file as it is, without making one."""
+    try:
+        with closing(sqlite3.connect(f"{place.path.as_uri()}?mode=ro", uri=True)) as connection:
+            yield connection
+    except sqlite3.Error as error:
+        raise explained(error, place.path) from error
 
 
 def plan(place: Place, *, with_post: bool) -> tuple[PlannedMigration, ...]:
@@ -262,7 +265,9 @@ def explained(error: sqlite3.Error, path: Path, *, was_sent: bool = False) -> St
         return StoreReadOnly(f"{path} can't be written: it or its folder is read-only for this user ({error}).")
     if is_outdated(error):
         # Opening the file brings it up to date, so it was replaced by an older one since.
-        return StoreNotReady(f"{path} has no tables of Semel, or old ones. Run: semel migrate sqlite:///{path}")
+        return StoreNotReady(
+            f"{path} has no tables of Semel, or old ones. Run: semel migrate {quote(f'sqlite:///{path}')}"
+        )
     return StoreUnavailable(f"{path} {_TROUBLES.get(code, 'can’t be used')} ({error}).", was_sent=was_sent)
 
 
