@@ -1,5 +1,6 @@
 """A phase and an effect: what each asks for, in what order, the first time, on a retry, and when something fails."""
 
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -30,8 +31,8 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.flows.handle import COMPLETE_PAUSES
-from semel.flows.steps import OnUnknown, Story, effect, phase
-from tests.kit.ports import PORTS, AskOutside, CallInside, CallOutside, Pause, Tell
+from semel.flows.steps import RENEWALS, OnUnknown, Story, effect, phase
+from tests.kit.ports import PORTS, AskOutside, CallInside, CallOutside, Pause, Renewal, Tell
 from tests.kit.script import Line, Played, play
 
 HOLD = Hold("alice", "key-1", 2, b"t" * 16)
@@ -523,6 +524,56 @@ def test_lost_lease_stops_every_step(begin: Any) -> None:
     story.is_lost = True
     with pytest.raises(LeaseLost):
         play(begin(story), [])
+
+
+# The lease may have run out
+
+
+@pytest.fixture
+def in_doubt() -> Iterator[Callable[[int], None]]:
+    """Have it be unknown so many times whether the lease has run out."""
+
+    def doubt(times: int) -> None:
+        PORTS.doubts = times
+
+    yield doubt
+    PORTS.doubts = 0
+
+
+RENEWED: list[Line] = [(Renewal, None), SAVED]
+
+
+@pytest.mark.parametrize("doubts", [1, RENEWALS])
+def test_effect_that_is_recorded_late(in_doubt: Callable[[int], None], doubts: int) -> None:
+    """Where an effect's lease may have run out before it is called, it is renewed first, and a write tells whether no
+    other worker had taken over by then.
+    """
+    in_doubt(doubts)
+    played = charge(rode(), [SAVED, *RENEWED * doubts, (CallOutside, "ch_1"), SAVED])
+    assert played.commands[1:3] == (Renewal(HOLD), Save(HOLD, HALF, HALF))
+
+
+@pytest.mark.parametrize("on_unknown, asked", [("retry", []), ("verify", [(AskOutside, Doubt.NOT_APPLIED)])])
+def test_resumed_effect_whose_lease_may_have_run_out(
+    in_doubt: Callable[[int], None], on_unknown: OnUnknown, asked: list[Line]
+) -> None:
+    """One that an earlier attempt has begun is not called again before the same is done."""
+    in_doubt(1)
+    charge(resumed(HALF), [*asked, *RENEWED, (CallOutside, "ch_1"), SAVED], on_unknown)
+
+
+def test_effect_whose_lease_was_lost_before_it(in_doubt: Callable[[int], None]) -> None:
+    """If another worker has the operation by then, it is not called."""
+    in_doubt(1)
+    with pytest.raises(LeaseLost):
+        charge(rode(), [SAVED, (Renewal, None), (Save, Verdict.FENCED)])
+
+
+def test_effect_whose_lease_can_not_be_renewed(in_doubt: Callable[[int], None]) -> None:
+    """If the store takes too long each time, it is not called either: a retry asks what became of it."""
+    in_doubt(RENEWALS + 1)
+    with pytest.raises(StoreUnavailable):
+        charge(rode(), [SAVED, *RENEWED * RENEWALS])
 
 
 # What the code may not do

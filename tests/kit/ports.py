@@ -73,6 +73,11 @@ class AskOutside(Command[Any]):
     key: str
 
 
+@dataclass(frozen=True)
+class Renewal(Command[Any]):
+    hold: Hold
+
+
 class Asked:
     """What a port returns: awaited, it leaves the flow with its command."""
 
@@ -93,6 +98,8 @@ class CommandPorts:
     is_interruptible = True
 
     def __init__(self) -> None:
+        #: How often it is not sure yet that a lease has not run out.
+        self.doubts = 0
         #: What was asked for without an answer to wait for, since it was last looked at.
         self.said: list[Any] = []
 
@@ -144,6 +151,15 @@ class CommandPorts:
 
     def verify(self, key: str) -> Any:
         return Asked(AskOutside(key))
+
+    def is_sure(self, hold: Hold) -> bool:
+        if self.doubts:
+            self.doubts -= 1
+            return False
+        return True
+
+    def renew(self, hold: Hold) -> Any:
+        return Asked(Renewal(hold))
 
     def finish_one(self, stuck: Stuck) -> Any:
         return Asked(FinishOne(stuck))

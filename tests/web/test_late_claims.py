@@ -30,11 +30,13 @@ class Slow(MemoryStore):
     def __init__(self, meanwhile: Callable[["Slow", Claim, Hold], None]) -> None:
         super().__init__()
         self._meanwhile = meanwhile
-        self.is_down = False
+        self.is_down = self.passes_over = False
 
     def act(self, command: Any, actor: str | None) -> Any:
         if self.is_down and isinstance(command, Renew):
             raise StoreUnavailable("It is down.")
+        if self.passes_over and isinstance(command, Renew):
+            return frozenset()
         outcome = super().act(command, actor)
         if isinstance(command, Claim) and isinstance(outcome, Hold):
             time.sleep(2 * LEASE / timedelta(seconds=1))
@@ -50,6 +52,12 @@ def taken_over(store: Slow, claim: Claim, hold: Hold) -> None:
     """Another worker runs the operation."""
     rival = replace(claim, token=b"r" * 16, lease=timedelta(hours=1))
     assert isinstance(store.perform(TakeOver(rival, hold)), Hold)
+
+
+def being_taken_over(store: Slow, claim: Claim, hold: Hold) -> None:
+    """Another worker is about to commit that it has taken the operation over: a renewal passes over the record."""
+    taken_over(store, claim, hold)
+    store.passes_over = True
 
 
 def down(store: Slow, _claim: Claim, _hold: Hold) -> None:
@@ -95,8 +103,11 @@ async def by_async_function(store: Slow, shop: Shop) -> int:
     return 201
 
 
+CASES = [(taken_over, 409, 0), (being_taken_over, 409, 0), (down, 409, 0), (nothing, 201, 1)]
+
+
 @pytest.mark.parametrize("serve", [by_asgi, by_wsgi, by_function, by_async_function])
-@pytest.mark.parametrize("meanwhile, status, runs", [(taken_over, 409, 0), (down, 409, 0), (nothing, 201, 1)])
+@pytest.mark.parametrize("meanwhile, status, runs", CASES)
 async def test_a_late_claim_runs_only_if_it_still_holds(serve: Any, meanwhile: Any, status: int, runs: int) -> None:
     """A claim that is answered late runs its handler only where the store says that the key is still its own."""
     shop = Shop()

@@ -19,7 +19,7 @@ from semel.guard.request import Routes
 from semel.guard.shutdown import Gate
 from semel.guard.steps import AsyncStepPorts, AsyncSteps, StepFlow, ThreadSteps
 from semel.guard.waiting import AsyncWaiters, Waiters
-from semel.stores.leases import AsyncLeases
+from semel.stores.leases import AsyncLeases, Leases
 from semel.stores.unrecorded import Unrecorded
 from semel.telemetry.tally import Tally
 
@@ -94,8 +94,9 @@ class DjangoSteps(AsyncSteps):
     In the ORM's thread nothing may wait for a loop that waits for that thread: a deadlock.
     """
 
-    def __init__(self, *, is_recorded: bool = True) -> None:
-        """Check at each step whether it runs in a thread or on a loop."""
+    def __init__(self, leases: Leases | None = None, *, is_recorded: bool = True) -> None:
+        """Check at each step whether it runs in a thread or on a loop. *leases* keep the operation."""
+        self._leases = leases
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_recorded = is_recorded
 
@@ -105,7 +106,8 @@ class DjangoSteps(AsyncSteps):
             asyncio.get_running_loop()
         except RuntimeError:
             store = conf.store()
-            return ThreadSteps(store if self._is_recorded else Unrecorded(store)).take(call, flow, *args)
+            recorded_in = store if self._is_recorded else Unrecorded(store)
+            return ThreadSteps(recorded_in, self._leases).take(call, flow, *args)
         async_store = conf.async_store()
-        ports = AsyncStepPorts(async_store if self._is_recorded else Unrecorded(async_store), call)
+        ports = AsyncStepPorts(async_store if self._is_recorded else Unrecorded(async_store), call, self._leases)
         return self._take(ports, flow, *args)

@@ -38,6 +38,7 @@ from semel.guard.ports import lose
 from semel.guard.running import Handover, Split
 from semel.guard.views import ViewPorts
 from semel.operation import Operation, Steps, around, enter, leave
+from semel.stores.leases import Leases
 from semel.stores.unrecorded import Unrecorded
 
 #: The attribute of a request that holds its ports, between the claim and the end.
@@ -184,8 +185,8 @@ class MiddlewarePorts(ViewPorts[Response]):
             self.keep_lease(hold, lease)
         return await Handover()
 
-    def _steps(self, store: Any) -> Callable[[], Steps]:
-        return partial(guards.DjangoSteps, is_recorded=not isinstance(store, Unrecorded))
+    def _steps(self, store: Any, leases: Leases | None = None) -> Callable[[], Steps]:
+        return partial(guards.DjangoSteps, leases, is_recorded=not isinstance(store, Unrecorded))
 
     def conclude(self, response: Response) -> Response:
         """Store the view's answer; return what has to be sent."""

@@ -46,6 +46,7 @@ from semel.guard.request import switched
 from semel.guard.views import AsyncView, AsyncViewPorts, Taken, View, ViewPorts
 from semel.guard.waiting import MAX_THREADS
 from semel.operation import Steps
+from semel.stores.leases import Leases
 from semel.stores.unrecorded import Unrecorded
 
 ANSWERED = tuple(kind for kinds, _ in STATUSES for kind in kinds)
@@ -167,8 +168,8 @@ class AsyncDjangoPorts(AsyncViewPorts[Response]):
 
     _view: AsyncDjangoView
 
-    def _steps(self, store: Any) -> Callable[[], Steps]:
-        return partial(guards.DjangoSteps, is_recorded=not isinstance(store, Unrecorded))
+    def _steps(self, store: Any, leases: Leases | None = None) -> Callable[[], Steps]:
+        return partial(guards.DjangoSteps, leases, is_recorded=not isinstance(store, Unrecorded))
 
     async def wait(self, wish: Wait) -> Found | Again | TooManyWaiters:
         """Wait for another request to end, with no connection open meanwhile."""

@@ -127,6 +127,12 @@ class StepPorts(Ports, Protocol):
     def verify(self, key: str, /) -> Awaitable[Applied | Doubt]:
         """Ask the provider whether an effect that was begun has happened."""
 
+    def is_sure(self, hold: Hold, /) -> bool:
+        """Whether the store has said lately that *hold* is ours, so that no other worker can have it yet."""
+
+    def renew(self, hold: Hold, /) -> Awaitable[None]:
+        """Renew its lease now. Whether it was lost, the next write tells."""
+
     def pause(self, duration: timedelta, /) -> Awaitable[None]:
         """Wait."""
 

@@ -33,6 +33,9 @@ from semel.errors import (
 from semel.flows.handle import COMPLETE_PAUSES
 from semel.flows.ports import Ports, StepPorts
 
+#: How often a lease is renewed before an effect, where the store takes so long each time that it may have run out.
+RENEWALS = 3
+
 #: What to do about an effect that was begun and has an unknown outcome.
 OnUnknown = Literal["retry", "verify", "park"]
 
@@ -188,11 +191,13 @@ async def _call(ports: StepPorts, story: Story, name: str, on_unknown: OnUnknown
     key = derive(story.hold.scope, story.hold.key, name)
     if stored is None:
         await _save(ports, story, story.progress.plus(Begun(name)))
+        await _make_sure(ports, story)
     story.in_doubt = name
     if stored is not None:
         known = await _ask(ports, story, name, on_unknown, key)
         if known is not None:
             return Done("effect", name, as_json(name, known.result))
+        await _make_sure(ports, story)
     story.check()
     try:
         return Done("effect", name, as_json(name, (await ports.call_outside(key))))
@@ -202,6 +207,19 @@ async def _call(ports: StepPorts, story: Story, name: str, on_unknown: OnUnknown
             await _save(ports, story, story.progress.without_unknown())
             story.in_doubt = None
         raise
+
+
+async def _make_sure(ports: StepPorts, story: Story) -> None:
+    """Call nothing that another worker may be calling: where the store has answered late, or this process was paused,
+    the lease may have run out meanwhile. Once it is renewed none can take over; a write tells whether one has.
+    """
+    for _ in range(RENEWALS):
+        if ports.is_sure(story.hold):
+            return
+        await ports.renew(story.hold)
+        await _save(ports, story, story.progress)
+    if not ports.is_sure(story.hold):
+        raise StoreUnavailable("The lease could not be renewed before the effect, so it was not called.")
 
 
 async def _ask(ports: StepPorts, story: Story, name: str, on_unknown: OnUnknown, key: str) -> Applied | None:

@@ -16,7 +16,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from semel.core.commands import Again, Begin, Claim, Command, Finish, Renew, TakeOver, Undo, Verdict
+from semel.core.commands import Again, Begin, Claim, Command, Finish, Renew, Save, TakeOver, Undo, Verdict
 from semel.core.events import Happening
 from semel.core.handler import Ending, Lost, NotStarted, RunHandler, TooManyWaiters, Wait
 from semel.core.outcome import Door
@@ -174,7 +174,7 @@ class _Ports(ABC):
             self.end_waiting()
         self._hold = run.hold
         transaction = self._transaction
-        steps = self._steps(self.guard.store) if transaction is None else None
+        steps = self._steps(self.guard.store, self.guard.leases) if transaction is None else None
         return Operation(run.hold, run.progress, steps=steps, transaction=transaction, request=run.request)
 
     def unrecorded(self, hold: Hold) -> Operation:
@@ -182,8 +182,8 @@ class _Ports(ABC):
         return Operation(hold, steps=self._steps(Unrecorded(self.guard.store)), is_recorded=False)
 
     @abstractmethod
-    def _steps(self, store: Any) -> Callable[[], Steps]:
-        """Return what makes the steps of an operation with its records in *store*."""
+    def _steps(self, store: Any, leases: Leases | None = None) -> Callable[[], Steps]:
+        """Return what makes the steps of an operation with its records in *store*, and its lease in *leases*."""
 
 
 class ThreadPorts(_Ports):
@@ -281,12 +281,15 @@ class ThreadPorts(_Ports):
         if run.lease is None or not is_late(self._asked_at, run.lease):
             return True
         try:
-            return run.hold not in self.guard.store.perform(Renew(((run.hold, run.lease),)))
+            if run.hold in self.guard.store.perform(Renew(((run.hold, run.lease),))):
+                return False
+            # A renewal passes over a record that is being taken over at this moment. A write waits for the end of that.
+            return self.guard.store.perform(Save(run.hold, run.progress, run.progress)) is Verdict.DONE
         except StoreError:
             return False
 
-    def _steps(self, store: Any) -> Callable[[], Steps]:
-        return partial(ThreadSteps, store)
+    def _steps(self, store: Any, leases: Leases | None = None) -> Callable[[], Steps]:
+        return partial(ThreadSteps, store, leases)
 
 
 class AsyncPorts(_Ports):
@@ -349,10 +352,13 @@ class AsyncPorts(_Ports):
             return None
         renewal = Renew(((run.hold, run.lease),))
         try:
-            lost = await interruptible(asyncio.to_thread(self.guard.store.renew, renewal))
+            if run.hold in await interruptible(asyncio.to_thread(self.guard.store.renew, renewal)):
+                return Lost()
+            # A renewal passes over a record that is being taken over at this moment. A write waits for the end of that.
+            saved = await interruptible(self.guard.store.perform(Save(run.hold, run.progress, run.progress)))
         except StoreError:
             return Lost()
-        return Lost() if run.hold in lost else None
+        return None if saved is Verdict.DONE else Lost()
 
     def route_policy(self) -> Policy | None:
         """Return nothing: what is run here has its policy from the beginning."""
@@ -367,9 +373,9 @@ class AsyncPorts(_Ports):
         """Wait."""
         return pause(duration)
 
-    def _steps(self, store: Any) -> Callable[[], Steps]:
+    def _steps(self, store: Any, leases: Leases | None = None) -> Callable[[], Steps]:
         # Its first step may be taken in a thread, by a handler that is not ``async``.
-        return partial(AsyncSteps, store, asyncio.get_running_loop())
+        return partial(AsyncSteps, store, asyncio.get_running_loop(), leases)
 
 
 class AsyncCallPorts(AsyncPorts):

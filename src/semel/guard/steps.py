@@ -19,10 +19,12 @@ from semel.calls import Call, InThread
 from semel.core.commands import Command, Commit, Open, Undo, Verdict
 from semel.core.events import Happening
 from semel.core.handler import Applied, Doubt
+from semel.core.record import Hold
 from semel.errors import ConfigurationError, Interrupted
 from semel.guard.running import Running, Theirs, interrupted_by_death, interruptible, pause, run, seen_by_flow
 from semel.outbox import Publishing, publishing
 from semel.stores import AsyncStore, Store
+from semel.stores.leases import Leases
 from semel.stores.transaction import AsyncTransaction, Transaction
 from semel.stores.unrecorded import Unrecorded, UnrecordedTransaction
 from semel.telemetry.stream import tell
@@ -55,13 +57,14 @@ def _check_no_phase() -> None:
 class ThreadSteps:
     """Steps of a handler that runs in a thread."""
 
-    def __init__(self, store: Store | Unrecorded) -> None:
-        """Keep in *store* what is recorded."""
+    def __init__(self, store: Store | Unrecorded, leases: Leases | None = None) -> None:
+        """Keep in *store* what is recorded, and in *leases* the operation; without them, nothing is guarded."""
         self._store = store
+        self._leases = leases
 
     def take(self, call: Call, flow: StepFlow, /, *args: Any) -> Any:
         """Take one step, here and now."""
-        return run(flow, ThreadStepPorts(self._store, call), *args)
+        return run(flow, ThreadStepPorts(self._store, call, self._leases), *args)
 
     def note(self, flow: StepFlow, /, *args: Any) -> Any:
         """Run *flow*, which calls no function."""
@@ -77,9 +80,10 @@ class ThreadStepPorts:
 
     _transaction: Transaction | UnrecordedTransaction | None = None
 
-    def __init__(self, store: Store | Unrecorded, call: Call) -> None:
+    def __init__(self, store: Store | Unrecorded, call: Call, leases: Leases | None = None) -> None:
         """Make *call*, and keep in *store* what is recorded."""
         self._store = store
+        self._leases = leases
         self.call = call
 
     async def ask(self, command: Command[T]) -> T:
@@ -124,6 +128,15 @@ class ThreadStepPorts:
         with interrupted_by_death():
             return _verified(_here(self.call.question(key)))
 
+    def is_sure(self, hold: Hold) -> bool:
+        """Whether no other worker can have the operation."""
+        return self._leases is None or self._leases.is_sure(hold)
+
+    async def renew(self, hold: Hold) -> None:
+        """Renew its lease."""
+        if self._leases is not None:
+            self._leases.confirm(hold)
+
     async def pause(self, duration: timedelta) -> None:
         """Wait."""
         time.sleep(duration.total_seconds())  # noqa: ASYNC251 - there is no loop in this thread
@@ -132,15 +145,18 @@ class ThreadStepPorts:
 class AsyncSteps:
     """Steps of a handler that runs on an event loop; or in a thread of an app that does."""
 
-    def __init__(self, store: AsyncStore | Unrecorded, loop: asyncio.AbstractEventLoop) -> None:
-        """Keep in *store* what is recorded, on *loop*."""
+    def __init__(
+        self, store: AsyncStore | Unrecorded, loop: asyncio.AbstractEventLoop, leases: Leases | None = None
+    ) -> None:
+        """Keep in *store* what is recorded, on *loop*, and in *leases* the operation."""
         self._store = store
         self._loop = loop
+        self._leases = leases
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def take(self, call: Call, flow: StepFlow, /, *args: Any) -> Any:
         """Return what is to be awaited; in a thread, wait for it here."""
-        taking = self._take(AsyncStepPorts(self._store, call), flow, *args)
+        taking = self._take(AsyncStepPorts(self._store, call, self._leases), flow, *args)
         try:
             if asyncio.get_running_loop() is self._loop:
                 return taking
@@ -178,9 +194,10 @@ class AsyncStepPorts:
     is_interruptible = True
     _transaction: AsyncTransaction | UnrecordedTransaction | None = None
 
-    def __init__(self, store: AsyncStore | Unrecorded, call: Call) -> None:
+    def __init__(self, store: AsyncStore | Unrecorded, call: Call, leases: Leases | None = None) -> None:
         """Make *call*, and keep in *store* what is recorded."""
         self._store = store
+        self._leases = leases
         self.call = call
 
     def ask(self, command: Command[T]) -> Awaitable[T]:
@@ -253,6 +270,15 @@ class AsyncStepPorts:
     async def verify(self, key: str) -> Applied | Doubt:
         """Ask what became of the effect."""
         return _verified(await self._called(self.call.question(key)))
+
+    def is_sure(self, hold: Hold) -> bool:
+        """Whether no other worker can have the operation."""
+        return self._leases is None or self._leases.is_sure(hold)
+
+    async def renew(self, hold: Hold) -> None:
+        """Renew its lease, in a thread, as leases are."""
+        if self._leases is not None:
+            await interruptible(asyncio.to_thread(self._leases.confirm, hold))
 
     def pause(self, duration: timedelta) -> Awaitable[None]:
         """Wait."""

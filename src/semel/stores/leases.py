@@ -17,12 +17,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
 from semel.core.commands import Renew
 from semel.core.record import Hold
-from semel.core.value import value
 from semel.stores.forks import start_afresh_in_children
 
 #: Two renewals may fail before a live worker loses its lease.
@@ -94,13 +94,16 @@ class Pulse:
             self._on_revival()
 
 
-@value
+@dataclass(slots=True)
 class _Lease:
     hold: Hold
     length: timedelta
     on_lost: OnLost
     #: Of the event loop that its handler runs on; None: it runs in a thread.
     pulse: Pulse | None = None
+    #: When the store was last asked and said that it is held, by the process's own clock. A claim that was answered
+    #: late is asked about before it is added (``is_late``), so it counts from then.
+    confirmed_at: float = -math.inf
 
     @property
     def has_ended(self) -> bool:
@@ -139,6 +142,21 @@ class Leases:
         with self._mutex:
             self._leases.pop(hold.token, None)
 
+    def is_sure(self, hold: Hold) -> bool:
+        """Whether no other can have the operation of *hold* at this moment: the store has said within half of its lease
+        that it is ours.
+        """
+        lease = self._leases.get(hold.token)
+        return lease is not None and time.monotonic() - lease.confirmed_at <= lease.length.total_seconds() / 2
+
+    def confirm(self, hold: Hold) -> None:
+        """Renew *hold* now, and wait for it. A store may pass over a record that is being taken over at this moment, so
+        its next fenced write tells whether it is still ours.
+        """
+        lease = self._leases.get(hold.token)
+        if lease is not None:
+            self._renew_once([lease], is_asked=True)
+
     def lose_all(self) -> None:
         """Tell all that they have lost their hold: threads in the calling one, and loops on themselves."""
         with self._mutex:
@@ -167,6 +185,7 @@ class Leases:
 
     def _add(self, lease: _Lease) -> None:
         interval = _interval(lease.length)
+        lease.confirmed_at = time.monotonic()
         with self._mutex:
             self._leases[lease.hold.token] = lease
             if self._thread is None:
@@ -210,8 +229,10 @@ class Leases:
                 leases = list(self._leases.values())
             self._renew_once(leases)
 
-    def _renew_once(self, leases: list[_Lease]) -> None:
-        holds = tuple((lease.hold, lease.length) for lease in leases if lease.is_due)
+    def _renew_once(self, leases: list[_Lease], *, is_asked: bool = False) -> None:
+        asked_at = time.monotonic()
+        due = [lease for lease in leases if lease.is_due]
+        holds = tuple((lease.hold, lease.length) for lease in due)
         for pulse in {lease.pulse for lease in leases if lease.pulse is not None}:
             pulse.ask()
         if not holds:
@@ -227,6 +248,10 @@ class Leases:
                 found = self._leases.pop(hold.token, None)
             if found is not None:
                 found.on_lost()
+        for lease in due:
+            # One that may have run out may be taken over at this moment, and that is not seen by a renewal.
+            if is_asked or asked_at - lease.confirmed_at <= lease.length.total_seconds():
+                lease.confirmed_at = asked_at
 
 
 class AsyncLeases(Leases):

@@ -100,6 +100,65 @@ def test_one_command_for_all() -> None:
         assert len(renewers()) == 1
 
 
+class Clock:
+    """The process's own clock, put forward by a test."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("renew", [nothing_lost, fails_once()])
+def test_sure_for_half_a_lease(monkeypatch: pytest.MonkeyPatch, renew: Answer) -> None:
+    """For half of a lease after the store has said so, it is sure that no other can have the operation; and then again
+    once it was renewed. A renewal that fails makes nothing sure.
+    """
+    clock = Clock()
+    monkeypatch.setattr(leases, "time", clock)
+    rounds = Rounds(renew)
+    rounds.leases.add(A, LONG)
+    clock.now += LONG.total_seconds() / 2
+    assert rounds.leases.is_sure(A)
+    clock.now += 1
+    assert not rounds.leases.is_sure(A)
+    rounds.leases.confirm(A)
+    if renew is not nothing_lost:
+        assert not rounds.leases.is_sure(A)
+        rounds.leases.confirm(A)
+    assert rounds.leases.is_sure(A)
+    rounds.leases.close()
+    assert not rounds.leases.is_sure(A)
+
+
+def test_not_sure_of_what_is_lost() -> None:
+    """Nothing is sure of an operation that was not kept alive, or that another worker has."""
+    lost = threading.Event()
+    with kept(lambda _renew: frozenset({A})) as rounds:
+        rounds.leases.confirm(A)
+        assert not rounds.leases.is_sure(A)
+        rounds.leases.add(A, LONG, lost.set)
+        rounds.leases.confirm(A)
+        assert lost.is_set()
+        assert not rounds.leases.is_sure(A)
+
+
+def test_a_renewal_by_the_way_makes_nothing_sure_once_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that may have run out may be being taken over while it is renewed, and the renewal does not see that."""
+    clock = Clock()
+    monkeypatch.setattr(leases, "time", clock)
+    with kept() as rounds:
+        rounds.leases.add(A, LONG)
+        clock.now += LONG.total_seconds() + 1
+        rounds.leases.add(B, SHORT)  # The round that is due soon renews both.
+        rounds.until(A, B)
+        rounds.until(A, B)
+        assert not rounds.leases.is_sure(A)
+        rounds.leases.confirm(A)
+        assert rounds.leases.is_sure(A)
+
+
 def test_shorter_leases_put_nothing_off() -> None:
     """A lease is renewed in its time, though each that comes after it is a little shorter."""
     lease, step = timedelta(seconds=1), timedelta(milliseconds=1)

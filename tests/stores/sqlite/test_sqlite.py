@@ -477,6 +477,30 @@ class TestClock:
 
 
 class TestTrouble:
+    def test_a_locked_file_is_opened_to_read(self, store: SQLiteStore, sqlite_url: str, path: Path) -> None:
+        """A process that opens a file whose write lock is taken, by a handler of atomic mode that takes its time, gives
+        replays at once.
+        """
+        done(store)
+        with closing(sqlite3.connect(path, isolation_level=None)) as handler, closing(SQLiteStore(sqlite_url)) as late:
+            handler.execute("BEGIN IMMEDIATE")
+            found = late.perform(a_claim())
+        assert isinstance(found, Found)
+        assert found.answer == ANSWER
+
+    async def test_a_locked_file_is_opened_to_read_on_a_loop(
+        self, store: SQLiteStore, sqlite_url: str, path: Path
+    ) -> None:
+        """The same on an event loop."""
+        done(store)
+        late = AsyncSQLiteStore(sqlite_url)
+        with closing(sqlite3.connect(path, isolation_level=None)) as handler:
+            handler.execute("BEGIN IMMEDIATE")
+            found = await late.perform(a_claim())
+        await late.close()
+        assert isinstance(found, Found)
+        assert found.answer == ANSWER
+
     def test_a_locked_file_fails_the_writes_only(
         self, sqlite_url: str, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

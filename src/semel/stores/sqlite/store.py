@@ -87,7 +87,7 @@ class SQLiteStore(Store):
 
     def _find(self, claim: Claim) -> Found | None:
         if self._writer.opened is None:
-            self._writer.open()
+            self._writer.prepare()
         free = (reader for reader in self._readers if not reader.lock.locked())
         reader = next(free, self._readers[threading.get_ident() % MAX_READERS])
         return reader.find(claim.scope, claim.key)

@@ -48,6 +48,7 @@ from semel.stores.sqlite.file import (
     connect_to_read,
     explained,
     is_busy,
+    is_migrated,
     is_outdated,
     migrate,
 )
@@ -306,6 +307,11 @@ class Writer(Connection):
         with self.lock:
             return self._open(with_post=with_post)[1] if self.opened is None else []
 
+    def prepare(self) -> None:
+        """Open the file for a command. Where its tables are there, this waits for no write lock."""
+        with self.lock:
+            self._usable()
+
     def joins(self, actor: str | None) -> SQLiteJoins:
         """Return the statements that join the application's transactions, in the name of *actor*."""
         return SQLiteJoins(self.statements, self._author(actor), is_full=self.place.is_full)
@@ -353,7 +359,7 @@ class Writer(Connection):
 
     def _usable(self) -> sqlite3.Connection:
         if self.opened is None:
-            return self._open()[0]
+            return self._open(is_asked=False)[0]
         if self.opened_by != os.getpid():
             # Forked by code outside of Python, which does not run the fork hooks.
             raise StoreUnavailable(
@@ -362,11 +368,14 @@ class Writer(Connection):
             )
         return self.opened
 
-    def _open(self, *, with_post: bool = False) -> tuple[sqlite3.Connection, list[str]]:
+    def _open(self, *, with_post: bool = False, is_asked: bool = True) -> tuple[sqlite3.Connection, list[str]]:
+        applied: list[str] = []
         try:
             connection = connect(self.place.path)
             try:
-                applied = migrate(connection, self.place, self.statements, with_post=with_post)
+                # A command that only reads must not wait for the write lock, which a handler may hold for long.
+                if is_asked or not is_migrated(connection, self.place, self.statements):
+                    applied = migrate(connection, self.place, self.statements, with_post=with_post)
             except BaseException:
                 connection.close()
                 raise
@@ -481,7 +490,9 @@ class AsyncWriter:
     def _execute(self, asked: list[_Asked], commands: list[Command[Any]]) -> None:
         outcomes: list[Any]
         try:
-            outcomes = self._writer.execute(commands, self._actor(), has_looked=True)
+            # Before the file is open, claims are not looked up on the loop.
+            has_looked = self._writer.opened is not None
+            outcomes = self._writer.execute(commands, self._actor(), has_looked=has_looked)
         except StoreError as error:
             outcomes = [copy(error) for _ in asked]
         except Exception as error:  # noqa: BLE001 - as above
