@@ -532,6 +532,7 @@ def test_full_disk(server: Served, call: Call, path: Path, caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING, "semel"):
         assert len(caller.post(server.url, INTENT, json={}).body) == 50_000
     assert "could not keep the answer" in caplog.text
+    assert "Nothing was sent" not in caplog.text
     assert [entry.state for entry in journal.entries()] == ["pending"]
 
 

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import hmac
 import json
+import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,7 +131,7 @@ async def test_verified_token(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(SECRET + b"\n")
     now = int(time.time())
     async with proxied(tmp_path, scope="jwt:sub", jwt_key=str(tmp_path / "secret")) as world:
-        first, renewed = hs256({"sub": "bob", "exp": now + 60}), hs256({"sub": "bob", "exp": now + 90})
+        first, renewed = hs256({"sub": "bob", "exp": now + 60}), hs256({"sub": "bob", "exp": 10**400})
         got = [await world.send(KEY, bearer(each)) for each in (first, renewed, hs256({"sub": "eve"}))]
         assert [each.is_replay for each in got] == [False, True, False]
         refused = [
@@ -138,6 +139,7 @@ async def test_verified_token(tmp_path: Path) -> None:
             hs256({"sub": "bob", "exp": now - 100}),
             hs256({"sub": "bob", "nbf": now + 100}),
             hs256({"sub": "bob", "exp": "never"}),
+            *(hs256({"sub": "bob", name: each}) for name in ("exp", "nbf") for each in (math.nan, math.inf, -math.inf)),
             hs256({"sub": "bob"}, alg="none"),
             signed({"sub": "bob"}, lambda _: b"", alg="none"),
         ]

@@ -1,6 +1,8 @@
 """The parts of a verification that send nothing: other requests, paths into JSON, what is told, what OpenAPI gives."""
 
 import json
+import os
+import re
 import sqlite3
 import subprocess
 from contextlib import closing
@@ -150,6 +152,20 @@ def test_credentials_are_not_told() -> None:
     assert '-H "Authorization: $AUTHORIZATION"' in texts[2]
     shown = teller(shows_credentials=True)
     assert "Bearer sesame-open" in shown.curl(steps)
+
+
+def test_two_principals_are_two_variables() -> None:
+    """A curl line has a variable for each credential of one header: with one for two principals, it would send both
+    requests as one of them.
+    """
+    other = SECRET.having(("Authorization", "Bearer of-another"), ("Cookie", "session=of-another"))
+    told = teller()
+    told.learn(other)
+    line = told.curl([Step((SECRET,), (ECHO,)), Step((other,), (ECHO,)), Step((SECRET,), (ECHO,))])
+    script = f"curl() {{ printf '<%s>' \"$@\"; }}; {line}"
+    given = {"AUTHORIZATION": "A", "COOKIE": "a", "OTHER_AUTHORIZATION": "B", "OTHER_COOKIE": "b"}
+    done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, check=True, text=True, env=os.environ | given)
+    assert re.findall("<(?:Authorization|Cookie): (.)>", done.stdout) == ["A", "a", "B", "b", "A", "a"]
 
 
 def test_curl_lines_can_be_run() -> None:

@@ -1,6 +1,8 @@
 """Every planted mistake is found by the check that is named for it, and a correct API has none."""
 
 import asyncio
+import re
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -100,6 +102,21 @@ async def test_the_letter_of_the_standard(url: str, bug: str) -> None:
     """What the standards only recommend, or leave open, fails where their letter is asked for, and passes elsewhere."""
     assert verdicts(await verified(f"{url}/{bug}", STRICTLY[bug], is_strict=True)) == {STRICTLY[bug]: "fail"}
     assert verdicts(await verified(f"{url}/{bug}", STRICTLY[bug])) == {STRICTLY[bug]: "pass"}
+
+
+def ran(line: str) -> list[str]:
+    """Return the programs that a line for a shell runs, in order; none is run."""
+    script = f"curl() {{ echo curl; }}; sleep() {{ echo sleep; }}; {line}"
+    return subprocess.run(["/bin/sh", "-c", script], capture_output=True, check=True, text=True).stdout.split()
+
+
+async def test_a_late_retry_can_be_repeated(url: str) -> None:
+    """The line for a shell of a retry that came late begins with the operation that it repeats, and waits as long."""
+    report = await verified(f"{url}/forgets-in-a-second", "replay-status", "replay-later")
+    (late,) = (each for each in report.findings if each.check.name == "replay-later")
+    assert late.verdict is Verdict.FAIL
+    assert ran(late.curl)[:4] == ["curl", "curl", "sleep", "curl"]
+    assert re.search(r"^2\. \[.* s later\]$", late.sent, re.MULTILINE)
 
 
 @pytest.mark.parametrize("bug, check", IN_STRIPES_FORM)

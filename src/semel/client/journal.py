@@ -175,7 +175,8 @@ class Journal:
     def is_held(self, intent: str, token: bytes) -> bool:
         """Whether the intent is still that sender's: no other can have sent it since it began."""
         given = {"intent": intent, "token": token}
-        return self._use(lambda connection: connection.execute(SQL["held"], given).fetchone()) is not None
+        found = self._use(lambda connection: connection.execute(SQL["held"], given).fetchone(), is_synced=False)
+        return found is not None
 
     def _extend(self, held: Sequence[Held]) -> None:
         """Keep what is being sent, from a thread."""
@@ -296,7 +297,8 @@ class Journal:
             finally:
                 self._clean(opened, is_synced=is_synced)
         except sqlite3.Error as error:
-            raise self._explained(error) from error
+            # What need not wait for the disk is written while the request is on its way, or after it.
+            raise self._explained(error, end=" Nothing was sent." if is_synced else "") from error
 
     def _ready(self) -> sqlite3.Connection:
         """Return the connection, opened and clean."""
@@ -349,10 +351,10 @@ class Journal:
             _sync_folder(self.path.parent)
         return opened
 
-    def _explained(self, error: sqlite3.Error) -> JournalError:
+    def _explained(self, error: sqlite3.Error, *, end: str) -> JournalError:
         if getattr(error, "sqlite_errorcode", 0) & _PRIMARY == sqlite3.SQLITE_FULL:
-            return JournalFull(f"{self.path} can't grow: the disk is full. Nothing was sent.")
-        return JournalError(f"The journal can't be used: {explained(error, self.path)} Nothing was sent.")
+            return JournalFull(f"{self.path} can't grow: the disk is full.{end}")
+        return JournalError(f"The journal can't be used: {explained(error, self.path)}{end}")
 
 
 class _Stored:

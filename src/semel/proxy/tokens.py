@@ -11,6 +11,7 @@ import binascii
 import hashlib
 import hmac
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -123,7 +124,8 @@ def _id(named: Mapping[str, Any]) -> str:
 
 def _time(claims: dict[str, Any], name: str, now: float) -> float:
     said = claims.get(name, now)
-    if isinstance(said, bool) or not isinstance(said, int | float):
+    # JSON of Python's reads NaN, which is neither before nor after any time.
+    if isinstance(said, bool) or not isinstance(said, int | float) or not -math.inf < said < math.inf:
         raise TokenRefused(f"its {name} is no time.")
     return said
 

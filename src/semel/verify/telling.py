@@ -4,6 +4,7 @@ Nothing is sent or judged here.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ MAX_READ = 1024 * 1024
 MAX_TOLD = 4
 MIN_SECRET = 4
 #: Prints a UUID, on macOS and on Linux.
-FRESH = "uuidgen || cat /proc/sys/kernel/random/uuid"
+FRESH = "uuidgen 2>/dev/null || cat /proc/sys/kernel/random/uuid"
 HIDDEN = "***"
 #: Sent unless others are given. curl has its own.
 OWN_HEADERS = (("Accept", "*/*"), ("User-Agent", "semel-verify"))
@@ -45,6 +46,8 @@ class Step:
     is_race: bool = False
     #: What else there is to say: that the client hung up, or that the server was restarted.
     note: str = ""
+    #: Seconds that were waited, in a step without requests.
+    pause: float = 0.0
 
 
 class Teller:
@@ -55,6 +58,8 @@ class Teller:
         self._key_header = key_header.lower()
         self._shows = shows_credentials
         self._values: set[str] = set()
+        #: What stands for a credential in a line for a shell, by its header and its value.
+        self._variables: dict[tuple[str, str], str] = {}
 
     def is_secret(self, name: str) -> bool:
         """Whether the header *name* holds a credential."""
@@ -65,9 +70,15 @@ class Teller:
         """Remember the credentials of *request*, so that they are left out wherever they turn up."""
         for name, value in request.headers:
             if self.is_secret(name):
+                self._variables.setdefault((name.lower(), value), self._variable(name))
                 cookies = [each.partition("=")[2].strip() for each in value.split(";")] if "=" in value else []
                 self._values.update(each for each in (value, *value.split(), *cookies) if len(each) >= MIN_SECRET)
         self._values -= {"Bearer", "Basic", "Digest", "Token"}
+
+    def _variable(self, name: str) -> str:
+        """Return the name of a variable for one more value of the header *name*: a second principal has its own."""
+        known = sum(of == name.lower() for of, _ in self._variables)
+        return ("OTHER_" * known) + _NO_NAME.sub("_", name).upper()
 
     def sent(self, steps: Sequence[Step]) -> str:
         """Say what was sent, one line for each step."""
@@ -79,7 +90,7 @@ class Teller:
 
     def curl(self, steps: Sequence[Step]) -> str:
         """Return one line for a shell that sends the same."""
-        line = "; ".join(self._line(step) for step in _joined(steps) if step.requests)
+        line = "; ".join(self._line(step) for step in _joined(steps) if step.requests or step.pause)
         return self._with_fresh_keys(line, [request for step in steps for request in step.requests])
 
     def clean(self, text: str) -> str:
@@ -138,6 +149,8 @@ class Teller:
         return self.clean(", ".join(filter(None, said)))
 
     def _line(self, step: Step) -> str:
+        if step.pause:
+            return f"sleep {math.ceil(step.pause)}"
         end = " &" if step.is_race else ";"
         lines = []
         for request, same in groupby(step.requests):
@@ -171,7 +184,7 @@ class Teller:
     def _header(self, name: str, value: str) -> str:
         if self.is_secret(name) and not self._shows:
             # A variable, so that the line works once it is set.
-            return f'"{name}: ${_NO_NAME.sub("_", name).upper()}"'
+            return f'"{name}: ${self._variables.get((name.lower(), value)) or self._variable(name)}"'
         if not value:
             return shlex.quote(f"{name};")  # curl's own spelling of a header without a value
         try:
@@ -182,8 +195,8 @@ class Teller:
 
 def _joined(steps: Sequence[Step]) -> Iterator[Step]:
     """Yield the steps, with requests that are sent one after the other in one step."""
-    for is_race, some in groupby(steps, key=lambda each: each.is_race):
-        if is_race:
+    for is_apart, some in groupby(steps, key=lambda each: each.is_race or each.pause > 0):
+        if is_apart:
             yield from some
         else:
             yield Step(tuple(request for each in some for request in each.requests), ())

@@ -20,6 +20,7 @@ from semel.verify.checks.base import (
 from semel.verify.lab import Early, Lab, Runs, Watch
 from semel.verify.message import Answer, Request
 from semel.verify.model import Check, Undecided
+from semel.verify.telling import Step
 from semel.verify.variants import LARGE_BYTES, padded, reordered, with_unicode
 
 #: Headers that belong to the result of the operation. A client needs them from a replay as much as from the first.
@@ -291,12 +292,17 @@ async def _twice(lab: Lab, check: Check, request: Request, what: str) -> None:
 
 
 async def _later(lab: Lab) -> None:
+    is_from_before = lab.early is not None
     if lab.early is None:
         request = lab.keyed(lab.new_key())
         lab.early = Early(request, await lab.first(request), await lab.answered(request), time.monotonic())
-    early, watch = lab.early, await lab.watch()
+    early, watch, since = lab.early, await lab.watch(), lab.early.at
+    if is_from_before:
+        lab.record(Step((early.request,) * 2, (early.first, early.retry)))
     for pause in DATE_SECONDS:
         await asyncio.sleep(max(early.at + pause - time.monotonic(), 0))
+        passed, since = time.monotonic() - since, time.monotonic()
+        lab.record(Step((), (), note=f"{passed:.1f} s later", pause=passed))
         again = await lab.answered(early.request)
         if again.header("date") != early.first.header("date"):
             break
