@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -35,6 +36,7 @@ SELECT count(*) FROM pg_stat_activity
  WHERE datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idle in transaction'
 """
 CLAIMS = 20
+TOKEN = b"0123456789abcdef"
 SIZE = 10
 #: Ten messages are found, looked up, checked for others of their key, updated and deleted: about ten entries for each.
 MAX_READ = 25 * SIZE
@@ -145,11 +147,16 @@ async def test_behind_a_poison_key(postgres_url: str, store: AsyncStore) -> None
     await relay.close()
 
 
+@pytest.mark.parametrize("is_known", [False, True], ids=["", "analysed"])
 @pytest.mark.parametrize("heads", [0, 10])
-async def test_beside_what_is_set_aside(postgres_url: str, store: AsyncStore, heads: int) -> None:
-    """Beside 60,000 that are ready, to free ten keys, and to settle ten that lead others, reads these keys alone."""
+async def test_beside_what_is_set_aside(postgres_url: str, store: AsyncStore, heads: int, *, is_known: bool) -> None:
+    """Beside 60,000 that are ready, to free ten keys, and to settle ten that lead others, reads these keys alone: also
+    where the planner knows that no message has a token yet.
+    """
     fill(postgres_url, 60_000, 60_000)
     run(postgres_url, ASIDE.format(heads=heads, due=0, keys=10, count=2000))
+    if is_known:
+        run(postgres_url, "ANALYZE semel_outbox")
     relay = AsyncRelay(store, "events", Discard("events", ""))
     before = await counted_when_all_have_left(postgres_url, store)
     await relay.free()
@@ -157,6 +164,25 @@ async def test_beside_what_is_set_aside(postgres_url: str, store: AsyncStore, he
     assert await relay.settle([Ending(message.id, "delivered") for message in claimed.messages]) > 10 * heads
     assert await counted_when_all_have_left(postgres_url, store) - before < MAX_READ / SIZE * len(claimed.messages)
     await relay.close()
+
+
+@pytest.mark.parametrize("keep", [False, True], ids=["", "kept"])
+@pytest.mark.parametrize("ending", ["delivered", "failed", "dead", "released"])
+async def test_a_batch_of_many(postgres_url: str, store: AsyncStore, ending: str, *, keep: bool) -> None:
+    """To renew and to settle a batch of 500, of 60,000, reads these alone however they end: also where the planner knows
+    that no message has a token yet.
+    """
+    fill(postgres_url, 60_000, 60_000)
+    run(postgres_url, "ANALYZE semel_outbox")
+    statements, minute = OutboxStatements(messages_of(store)), timedelta(minutes=1)
+    how = {"after": 0, "due_from": 0.0, "floor": 0, "bytes": 10_000_000, "aside": False}
+    claimed = await carry_out(store, statements.claim("events", TOKEN, minute, 500, **how))
+    ids = [message.id for message in claimed.messages]
+    before = await counted_when_all_have_left(postgres_url, store)
+    assert await carry_out(store, statements.renew(ids, TOKEN, minute)) == 500
+    endings = [Ending(each, ending, minute) for each in ids]
+    assert await carry_out(store, statements.settle("events", TOKEN, endings, keep=keep)) == 500
+    assert await counted_when_all_have_left(postgres_url, store) - before < MAX_READ / SIZE * 500
 
 
 async def test_which_have_something_to_send(postgres_url: str, store: AsyncStore) -> None:

@@ -209,6 +209,8 @@ SELECT count(*) FROM renewed
 -- the first that is behind becomes due.
 -- What was handed back stays as it was, and is free for any relay. The answer is how many messages were still held, and
 -- which of them are dead. An older one of its key is looked up as "claim" does.
+-- coalesce() hides from a planner how rare a token is: where it knows of none, it would rather look for that in the whole
+-- table than for each message by its id.
 WITH asked AS MATERIALIZED (
     SELECT *
       FROM unnest(CAST(CAST(:ids AS text[]) AS uuid[]), CAST(:ends AS text[]), CAST(:pauses AS double precision[]),
@@ -216,7 +218,7 @@ WITH asked AS MATERIALIZED (
 ), gone AS (
     DELETE FROM semel_outbox
      USING asked
-     WHERE semel_outbox.id = ANY (ARRAY[asked.id]) AND token = CAST(:token AS bytea)
+     WHERE semel_outbox.id = ANY (ARRAY[asked.id]) AND coalesce(token = CAST(:token AS bytea), false)
        AND ending = 'delivered' AND NOT CAST(:keep AS boolean)
  RETURNING aggregateid
 ), kept AS (
@@ -229,7 +231,7 @@ WITH asked AS MATERIALIZED (
            error = CASE WHEN ending = 'delivered' THEN NULL ELSE coalesce(asked.error, semel_outbox.error) END,
            token = NULL, lease_until = NULL
       FROM asked
-     WHERE semel_outbox.id = ANY (ARRAY[asked.id]) AND token = CAST(:token AS bytea)
+     WHERE semel_outbox.id = ANY (ARRAY[asked.id]) AND coalesce(token = CAST(:token AS bytea), false)
        AND (ending <> 'delivered' OR CAST(:keep AS boolean))
  RETURNING semel_outbox.id, aggregateid, aggregatetype, attempts, state
 ), noted AS (
