@@ -169,8 +169,8 @@ async def test_beside_what_is_set_aside(postgres_url: str, store: AsyncStore, he
 @pytest.mark.parametrize("keep", [False, True], ids=["", "kept"])
 @pytest.mark.parametrize("ending", ["delivered", "failed", "dead", "released"])
 async def test_a_batch_of_many(postgres_url: str, store: AsyncStore, ending: str, *, keep: bool) -> None:
-    """To renew and to settle a batch of 500, of 60,000, reads these alone however they end: also where the planner knows
-    that no message has a token yet.
+    """To renew and to settle 500 of 60,000 reads these alone, however they end: also where the planner knows that no
+    message has a token yet.
     """
     fill(postgres_url, 60_000, 60_000)
     run(postgres_url, "ANALYZE semel_outbox")
