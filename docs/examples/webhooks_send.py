@@ -8,8 +8,8 @@ from semel.publishers import Message
 from semel.publishers.webhook import Webhook
 
 
-async def main(url: str) -> None:
-    sender = Webhook("acme", url, secrets=["env:ACME_HOOK_SECRET"])
+async def main(url: str, *, allow_private: bool = False) -> None:
+    sender = Webhook("acme", url, secrets=["env:ACME_HOOK_SECRET"], allow_private=allow_private)
     await sender.open()
     try:
         payload = b'{"type": "order.paid", "data": {"order": 17}}'

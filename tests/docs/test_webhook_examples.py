@@ -82,7 +82,7 @@ async def test_send(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     async with serving() as server:
         await example.main(server.url())
         refused = capsys.readouterr().out
-        await example.main(f"{server.url()}#private=allow")
+        await example.main(server.url(), allow_private=True)
     assert "loopback" in refused
     assert capsys.readouterr().out == "Delivered()\n"
     (got,) = server.requests

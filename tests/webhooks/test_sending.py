@@ -259,6 +259,13 @@ async def test_a_header_that_cant_be_sent() -> None:
     assert server.requests == []
 
 
+@pytest.mark.parametrize("fragment", ["private=allow", "secret=env:PATH", "top"])
+def test_a_program_that_gives_the_url_of_a_customer(fragment: str) -> None:
+    """A URL that a program gives has no settings: no customer allows private addresses, or names a secret."""
+    with pytest.raises(ConfigurationError, match="customer"):
+        Webhook("acme", f"https://127.0.0.1/#{fragment}", secrets=[SECRET])
+
+
 async def test_large_payloads_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """A payload over 20 kB is sent, and logged once for the endpoint."""
     with caplog.at_level(logging.WARNING, logger="semel"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
@@ -25,8 +26,8 @@ _PUBLISHERS = {
     "kafka": ("semel.publishers.kafka", "Kafka"),
     "celery+amqp": ("semel.publishers.celery", "Celery"),
     "celery+redis": ("semel.publishers.celery", "Celery"),
-    "http": ("semel.publishers.webhook", "Webhook"),
-    "https": ("semel.publishers.webhook", "Webhook"),
+    "http": ("semel.publishers.webhook", "Webhook.at"),
+    "https": ("semel.publishers.webhook", "Webhook.at"),
     "discard": ("semel.publishers.discard", "Discard"),
 }
 
@@ -58,7 +59,9 @@ class Publisher(Protocol):
 
 
 def publisher(name: str, url: str) -> Publisher:
-    """Return the publisher for destination *name* at *url*. Nothing is connected yet."""
+    """Return the publisher for destination *name* at *url*, which is an operator's: it may have secrets and settings in
+    it. Nothing is connected yet.
+    """
     try:
         scheme = urlsplit(url).scheme
     except ValueError:
@@ -67,6 +70,6 @@ def publisher(name: str, url: str) -> Publisher:
         what = f"{scheme}://" if scheme else "an address without a scheme"
         raise ConfigurationError(f"Destination {name!r}: no publisher is known for {what}. There are {_KNOWN}.")
     module, kind = _PUBLISHERS[scheme]
-    made: Any = getattr(import_module(module), kind)(name, url)
-    opened: Publisher = made
-    return opened
+    make: Any = attrgetter(kind)(import_module(module))
+    made: Publisher = make(name, url)
+    return made

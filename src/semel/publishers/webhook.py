@@ -1,8 +1,10 @@
 """Webhooks, by Standard Webhooks 1.0: one endpoint, ``https://…``. Endpoints in a table are in ``semel.webhooks``.
 
-On a command line the settings are in the URL's fragment, which is never sent:
+On an operator's command line the settings are in the URL's fragment, which is never sent:
 
     https://shop.example/hooks#secret=env:HOOK_SECRET&secret=file:/run/secrets/old_hook&private=allow
+
+A URL that a program gives may be a customer's, who is to decide nothing of that: there a fragment is refused.
 
 The endpoint's name is resolved once for each try, or for those that begin at the same time. Every address is checked
 (``core/addresses.py``), and the connection is made to one that was: a name server that changes its answer in between
@@ -81,13 +83,17 @@ class Webhook:
         system's certificates.
         """
         self._name = name
-        target = read_url(name, url)
+        if "#" in url:
+            raise ConfigurationError(
+                f"Webhooks to {name!r}: the URL has a #. Give secrets and allow_private as arguments: the URL may be a "
+                "customer's."
+            )
         try:
-            self._url = httpx2.URL(target.url)
+            self._url = httpx2.URL(read_url(name, url).url)
         except httpx2.InvalidURL:
             raise ConfigurationError(f"Webhooks to {name!r}: the URL can't be read.") from None
-        self._secrets = (*map(check_reference, target.secrets), *secrets)
-        self._allow_private = allow_private or target.allows_private
+        self._secrets = tuple(secrets)
+        self._allow_private = allow_private
         self._timeout = timeout.total_seconds()
         self._tls = tls
         self._resolve = resolve or _resolve
@@ -95,6 +101,13 @@ class Webhook:
         self._turns: asyncio.Semaphore | None = None
         self._resolving: asyncio.Future[Iterable[str]] | None = None
         self._has_told = False
+
+    @classmethod
+    def at(cls, name: str, url: str) -> Webhook:
+        """Return the one that an operator's URL says, with the settings in its fragment."""
+        target = read_url(name, url)
+        secrets = tuple(map(check_reference, target.secrets))
+        return cls(name, target.url, secrets=secrets, allow_private=target.allows_private)
 
     async def open(self) -> None:
         """Check the secrets. Nothing is connected before there is something to send."""
