@@ -3,6 +3,7 @@ after a process was killed is in ``test_killed.py``.
 """
 
 import asyncio
+import gc
 import linecache
 import sqlite3
 import sys
@@ -70,6 +71,7 @@ class Interrupt:
 
     def run(self, function: Callable[[], object]) -> None:
         before = sys.gettrace()
+        gc.disable()  # What it would call belongs to other tests, and nothing can be raised there.
         sys.settrace(self)
         try:
             function()
@@ -77,6 +79,7 @@ class Interrupt:
             pass
         finally:
             sys.settrace(before)
+            gc.enable()
 
 
 def pending_in_doubt(path: Path, *, is_sent: bool) -> None:
