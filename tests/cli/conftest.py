@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from semel.stores import Store, store
 from tests.cli.commands import Job
 from tests.warm import Warm
 
@@ -53,3 +55,10 @@ def semel(
 def postgres_url(migrated_postgres_url: str) -> str:
     """The URL of a database with Semel's tables in it."""
     return migrated_postgres_url
+
+
+@pytest.fixture
+def keys(url: str) -> Iterator[Store]:
+    """The store at the `url` of a file's own fixture, which has made its tables."""
+    with closing(store(url)) as opened:
+        yield opened

@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from hashlib import sha256
@@ -37,12 +37,6 @@ def url(request: pytest.FixtureRequest) -> str:
     with closing(store(found)) as keys:
         keys.migrate()
     return found
-
-
-@pytest.fixture
-def keys(url: str) -> Iterator[Store]:
-    with closing(store(url)) as opened:
-        yield opened
 
 
 def claim(keys: Store, key: str, scope: str = "acme", lease: timedelta = LONG, request: Request | None = None) -> Hold:

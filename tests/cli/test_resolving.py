@@ -7,7 +7,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -39,12 +39,6 @@ def url(request: pytest.FixtureRequest) -> str:
     with closing(store(found)) as keys:
         keys.migrate()
     return found
-
-
-@pytest.fixture
-def keys(url: str) -> Iterator[Store]:
-    with closing(store(url)) as opened:
-        yield opened
 
 
 def claim(keys: Store, key: str = "key", scope: str = "acme", lease: timedelta = LONG) -> Hold:

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -39,12 +39,6 @@ def url(request: pytest.FixtureRequest) -> str:
         assert isinstance(hold, Hold)
         keys.perform(Complete(hold, Event.COMPLETE, Answer(201)))
     return found
-
-
-@pytest.fixture
-def keys(url: str) -> Iterator[Store]:
-    with closing(store(url)) as opened:
-        yield opened
 
 
 def states(keys: Store) -> dict[str, State]:
