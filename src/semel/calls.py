@@ -12,6 +12,7 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
+from semel.core.result_type import unwritable
 from semel.core.value import value
 from semel.errors import ConfigurationError
 
@@ -122,12 +123,19 @@ _MAX_POSSIBLE = 4096
 
 
 def check(
-    what: str, step: str, function: object, arguments: Sequence[Any], named: Mapping[str, Any], *, wanted: str
+    what: str,
+    step: str,
+    function: object,
+    arguments: Sequence[Any],
+    named: Mapping[str, Any],
+    *,
+    wanted: str,
+    is_stored: bool = False,
 ) -> None:
     """Refuse a function that can't be called with these: an error here, and not in the middle of a step. *what* it is
-    in the *step* of that name is said with ``%``.
+    in the *step* of that name is said with ``%``. If its result *is_stored*, refuse one that says it can't be, too.
     """
-    shape = _shape(function, arguments, named)
+    shape = _shape(function, arguments, named, is_stored)
     if shape in _possible:
         return
     if not callable(function):
@@ -143,17 +151,24 @@ def check(
         name = getattr(function, "__qualname__", None) or type(function).__name__
         message = f"{what % (step,)}: {name}{signature} can't be called {wanted}: {error}."
         raise ConfigurationError(message) from None
+    if is_stored and (kind := unwritable(function)):
+        raise ConfigurationError(
+            f"{what % (step,)}: its function is annotated to return {kind}, and what JSON can't hold would be lost "
+            "after the call. Return text, numbers, lists, dictionaries or None: str(total), for example."
+        )
     if shape is not None:
         if len(_possible) >= _MAX_POSSIBLE:
             _possible.clear()
         _possible.add(shape)
 
 
-def _shape(function: object, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Hashable, ...] | None:
+def _shape(
+    function: object, arguments: Sequence[Any], named: Mapping[str, Any], *flags: bool
+) -> tuple[Hashable, ...] | None:
     """Return what decides whether a plain function or method can be called like this; None: it is something else."""
     is_bound = isinstance(function, MethodType)
     plain: Any = function.__func__ if isinstance(function, MethodType) else function
     if not isinstance(plain, FunctionType) or "__signature__" in plain.__dict__:
         return None
     defaults = len(plain.__defaults__ or ()), frozenset(plain.__kwdefaults__ or ())
-    return plain.__code__, *defaults, is_bound + len(arguments), frozenset(named)
+    return plain.__code__, *defaults, is_bound + len(arguments), frozenset(named), *flags

@@ -240,7 +240,7 @@ class Operation:
         steps = self._steps or self._here("effect", name)
         named = {**kwargs, "idempotency_key": ""}
         try:
-            check("effect %r", name, function, args, named, wanted="with these and idempotency_key=")
+            check("effect %r", name, function, args, named, wanted="with these and idempotency_key=", is_stored=True)
             if verify is not None:
                 check("effect %r, verify", name, verify, args, named, wanted="as the effect is")
         except ConfigurationError:

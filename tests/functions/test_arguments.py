@@ -1,12 +1,14 @@
 """How arguments are written down, to compare a retry with."""
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from enum import Enum, StrEnum
+from enum import Enum, IntFlag, StrEnum
 from itertools import combinations
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PureWindowsPath
+from types import MappingProxyType
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -34,6 +36,48 @@ class Parcel:
     lines: list[Any]
 
 
+class Other:
+    """Another module's, as its names say."""
+
+    Colour = Enum("Colour", ["RED"], module="elsewhere", qualname="Colour")
+    Parcel = type("Parcel", (Parcel,), {"__module__": "elsewhere", "__qualname__": "Parcel"})
+
+
+class Right(IntFlag):
+    READ = 1
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+class Size(NamedTuple):
+    x: int
+    y: int
+
+
+class Money(Decimal):
+    """More than its base, which the base's own form does not tell."""
+
+    currency = "EUR"
+
+
+class Lines(list[Any]):
+    """A list with more to it."""
+
+
+class Words(str):
+    """Text with more to it."""
+
+    __slots__ = ("more",)
+
+
+@dataclass
+class Batch(list[Any]):
+    id: int
+
+
 DAY = date(2026, 11, 16)
 UUID_1 = UUID(int=1)
 
@@ -43,6 +87,9 @@ DIFFERENT: list[Any] = [
     *(Decimal("1.0"), Decimal("1.00"), UUID_1, str(UUID_1), Colour.RED, Word.RED, Path("/a"), "/a", frozenset({1})),
     *(DAY, DAY.isoformat(), datetime(2026, 11, 16, tzinfo=UTC), time(1), timedelta(days=1), timedelta(1, 1)),
     *(Order(1, []), Order(1, [DAY]), Parcel(1, []), {"id": 1, "lines": []}, {"$date": "2026-11-16"}, {"$dict": []}),
+    *(Other.Colour.RED, Other.Parcel(1, []), Point(1, 2), Size(1, 2), [1, 2], Right(6), Right(2), Right.READ),
+    *(datetime(2026, 10, 25, 2, 30), datetime(2026, 10, 25, 2, 30, fold=1), time(2, 30), time(2, 30, fold=1)),  # noqa: DTZ001 - the hour of no zone
+    *(PureWindowsPath("/a"), PureWindowsPath("a")),
     *({(1, 2): 3}, {"$Order": {"id": 1, "lines": []}}),
 ]
 
@@ -61,6 +108,7 @@ def test_what_differs_is_written_differently() -> None:
         ({1, 2, 3}, frozenset({3, 2, 1})),
         ({1: "a", "b": 2}, {"b": 2, 1: "a"}),
         (Order(1, [DAY]), Order(1, [DAY])),
+        ({"a": 1}, MappingProxyType({"a": 1})),
     ],
 )
 def test_what_is_equal_is_written_alike(one: object, other: object) -> None:
@@ -72,8 +120,14 @@ ENDLESS: list[Any] = []
 ENDLESS.append(ENDLESS)
 
 
-@pytest.mark.parametrize("value", [object(), [object()], {"a": object()}, float("nan"), ENDLESS, Order, len])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(object(), [object()], {"a": object()}, float("nan"), ENDLESS, Order, len),
+        *(Money("10"), Lines(), Words("a"), Batch(1), OrderedDict(a=1), [Words("a")]),
+    ],
+)
 def test_what_can_not_be_written(value: object) -> None:
-    """What has no form of its own is refused, not guessed at."""
+    """What has no form of its own is refused, not guessed at: a subclass may hold more than its base."""
     with pytest.raises(CantBeWritten):
         form_of(value)

@@ -22,10 +22,10 @@ async def test_a_second_call_gets_the_first_result(async_keys: AsyncStore) -> No
     """An async function runs once for each key, and every later call gets its result."""
     sent: list[int] = []
 
-    @idempotent(key="number", store=async_keys)
-    async def send(number: int, how: str = "mail") -> tuple[int, str]:
+    @idempotent(key="number", store=async_keys, name="send")
+    async def send(number: int, how: str = "mail") -> list[Any]:
         sent.append(number)
-        return len(sent), semel.current().key
+        return [len(sent), semel.current().key]
 
     first: Any = [1, "7"]
     assert [await send(7), await send(7), await send(8)] == [first, first, [2, "8"]]
@@ -39,7 +39,7 @@ async def test_exceptions(async_keys: AsyncStore) -> None:
     """An exception frees the key unless it is to be kept; a result that is no JSON is not run again."""
     faults: list[Any] = [OSError("away"), ValueError("odd")]
 
-    @idempotent(key="number", store=async_keys, keep=ValueError)
+    @idempotent(key="number", store=async_keys, keep=ValueError, name="send")
     async def send(number: int) -> Any:
         if faults:
             raise faults.pop(0)
@@ -61,7 +61,7 @@ async def test_twenty_tasks_one_run(async_keys: AsyncStore) -> None:
     """Of twenty calls at once with one key one runs, and the others are told to come back."""
     go, runs = asyncio.Event(), []
 
-    @idempotent(key="number", store=async_keys)
+    @idempotent(key="number", store=async_keys, name="send")
     async def send(number: int) -> str:
         runs.append(number)
         await go.wait()
@@ -82,11 +82,11 @@ async def test_twenty_tasks_one_run(async_keys: AsyncStore) -> None:
 async def test_nested_operations(async_keys: AsyncStore) -> None:
     """Each function has its own operation, and the outer one is back when the inner has ended."""
 
-    @idempotent(key="number", store=async_keys)
+    @idempotent(key="number", store=async_keys, name="inner")
     async def inner(number: int) -> str:
         return semel.current().key
 
-    @idempotent(key="number", store=async_keys)
+    @idempotent(key="number", store=async_keys, name="outer")
     async def outer(number: int) -> list[str]:
         both = await asyncio.gather(inner(number + 1), inner(number + 2))
         return [semel.current().key, *both]
@@ -98,7 +98,7 @@ async def test_a_cancelled_caller_leaves_the_function_to_its_end(async_keys: Asy
     """Who waits for a function may be cancelled; the function goes on, and its result is there for the next call."""
     begun, go, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    @idempotent(key="number", store=async_keys)
+    @idempotent(key="number", store=async_keys, name="send")
     async def send(number: int) -> str:
         begun.set()
         await go.wait()
@@ -160,7 +160,11 @@ async def test_once(async_keys: AsyncStore) -> None:
         runs.append(number)
         return number
 
-    assert await once("a", work, 5, store=async_keys) == await once("a", work, 5, store=async_keys) == 5
+    assert (
+        await once("a", work, 5, store=async_keys, name="work")
+        == await once("a", work, 5, store=async_keys, name="work")
+        == 5
+    )
     assert runs == [5]
 
 
@@ -177,12 +181,12 @@ def test_one_loop_after_another(durable_url: str) -> None:
     """A function may be called with asyncio.run again and again; each loop ends with nothing left open."""
     runs: list[int] = []
 
-    @idempotent(key="number", store=durable_url)
+    @idempotent(key="number", store=durable_url, name="send")
     async def send(number: int) -> int:
         runs.append(number)
         return len(runs)
 
-    @idempotent(key="number", store=durable_url)
+    @idempotent(key="number", store=durable_url, name="archive")
     async def archive(number: int) -> int:
         return number
 
@@ -197,7 +201,7 @@ def test_several_loops_at_once(durable_url: str) -> None:
     """Threads may each have an event loop of their own."""
     together = threading.Barrier(4)
 
-    @idempotent(key="number", store=durable_url)
+    @idempotent(key="number", store=durable_url, name="send")
     async def send(number: int) -> int:
         together.wait(HANG_SECONDS)
         return number
@@ -212,7 +216,7 @@ def test_memory_outlives_a_loop() -> None:
     """Keys in memory are this process's, not a loop's, until they are closed."""
     runs: list[int] = []
 
-    @idempotent(key="number", store="memory://")
+    @idempotent(key="number", store="memory://", name="send")
     async def send(number: int) -> int:
         runs.append(number)
         return number
@@ -227,7 +231,7 @@ def test_memory_outlives_a_loop() -> None:
 def test_a_loop_that_was_closed_roughly_is_forgotten(sqlite_url: str) -> None:
     """A loop that ended without closing what ran on it is forgotten by the next."""
 
-    @idempotent(key="number", store=sqlite_url)
+    @idempotent(key="number", store=sqlite_url, name="send")
     async def send(number: int) -> int:
         return number
 
@@ -243,13 +247,13 @@ def test_a_loop_that_was_closed_roughly_is_forgotten(sqlite_url: str) -> None:
 async def test_a_store_of_the_wrong_colour() -> None:
     """A plain function needs a plain store, an async one an async store, and both say so."""
 
-    @idempotent(key="number", store=AsyncMemoryStore())
+    @idempotent(key="number", store=AsyncMemoryStore(), name="plain")
     def plain(number: int) -> None: ...
 
-    @idempotent(key="number", store=MemoryStore())
+    @idempotent(key="number", store=MemoryStore(), name="awaited")
     async def awaited(number: int) -> None: ...
 
-    @idempotent(key="number", store=[])
+    @idempotent(key="number", store=[], name="neither")
     def neither(number: int) -> None: ...
 
     with pytest.raises(ConfigurationError, match="or a Store, not AsyncMemoryStore"):
@@ -260,12 +264,12 @@ async def test_a_store_of_the_wrong_colour() -> None:
         neither(1)
 
 
+class Sender:
+    async def __call__(self, number: int) -> str:
+        return semel.current().scope
+
+
 async def test_an_object_that_is_called(sqlite_url: str) -> None:
     """An object with an async __call__ is guarded like a function, under its type's name."""
-
-    class Sender:
-        async def __call__(self, number: int) -> str:
-            return semel.current().scope
-
     send = idempotent(key="number", store=sqlite_url)(Sender())
     assert (await send(1)).endswith("Sender")

@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal
 from functools import partial
 from typing import Any, cast
 from uuid import UUID
@@ -57,7 +58,7 @@ def test_a_second_call_gets_the_first_result(keys: Store) -> None:
     """A function runs once for each key, and every later call gets its result."""
     sent: list[int] = []
 
-    @idempotent(key=invoice, scope=lambda order: order.tenant, store=keys)
+    @idempotent(key=invoice, scope=lambda order: order.tenant, store=keys, name="send_invoice")
     def send_invoice(order: Order) -> dict[str, int]:
         sent.append(order.id)
         return {"number": len(sent)}
@@ -108,11 +109,41 @@ def test_two_functions_with_one_key_never_meet(memory: MemoryStore) -> None:
 def test_the_first_caller_gets_what_later_ones_get(memory: MemoryStore) -> None:
     """A tuple comes back as a list and a number's name as text, the first time too."""
 
-    @idempotent(key="number", store=memory)
+    @idempotent(key="number", store=memory, name="measure")
     def measure(number: int) -> Any:
         return {1: ("é", None)}
 
     assert measure(1) == measure(1) == {"1": ["é", None]}
+
+
+def test_a_result_that_would_be_lost_is_told_before_the_run(memory: MemoryStore) -> None:
+    """A function whose annotation says that JSON can't bring its result back is refused before it runs."""
+
+    def count(number: int) -> dict[int, str]:
+        raise AssertionError("It must not run.")
+
+    for guard in (idempotent(key="number", store=memory), lambda function: once("1", function, 1, store=memory)):
+        with pytest.raises(ConfigurationError, match=r"annotated to return dict\[int, str\].* codec="):
+            guard(count)
+    idempotent(key="number", store=memory, codec=Text())(count)
+
+
+def test_an_effect_whose_result_would_be_lost_is_not_called(memory: MemoryStore) -> None:
+    """An effect that is annotated to return what JSON has no form for is refused before the provider is called."""
+    charged: list[str] = []
+
+    def charge(*, idempotency_key: str) -> Decimal:
+        charged.append(idempotency_key)
+        return Decimal("1.10")
+
+    @idempotent(key="number", store=memory, name="pay")
+    def pay(number: int) -> Any:
+        return semel.current().effect("charged", charge)
+
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="'charged': its function is annotated to return Decimal"):
+            pay(1)
+    assert charged == []
 
 
 def test_a_codec_writes_what_json_can_not(keys: Store) -> None:
@@ -134,7 +165,7 @@ def test_a_result_that_can_not_be_kept_is_not_run_again(keys: Store) -> None:
     """A result that is no JSON is an error at once, and a retry is told that the function has run."""
     runs: list[int] = []
 
-    @idempotent(key="number", store=keys)
+    @idempotent(key="number", store=keys, name="measure")
     def measure(number: int) -> Any:
         runs.append(number)
         return {number}
@@ -149,7 +180,7 @@ def test_a_result_that_can_not_be_kept_is_not_run_again(keys: Store) -> None:
 def test_a_result_over_the_limit_is_returned_once(memory: MemoryStore) -> None:
     """A result over the limit goes to the first caller, and is not kept."""
 
-    @idempotent(key="number", store=memory, policy=Policy(max_response_body=10))
+    @idempotent(key="number", store=memory, policy=Policy(max_response_body=10), name="measure")
     def measure(number: int) -> str:
         return "x" * number
 
@@ -166,7 +197,7 @@ def test_a_codec_must_return_bytes(memory: MemoryStore) -> None:
         def encode(self, result: Any, /) -> Any:
             return "text"
 
-    @idempotent(key="number", store=memory, codec=Wrong())
+    @idempotent(key="number", store=memory, codec=Wrong(), name="measure")
     def measure(number: int) -> None: ...
 
     with pytest.raises(ConfigurationError, match="encode must return bytes, not str"):
@@ -177,7 +208,7 @@ def test_an_exception_frees_the_key(keys: Store) -> None:
     """A function that raises is run again by the next call; NoEffect says the same aloud."""
     faults: list[Exception] = [OSError("away"), NoEffect("not yet"), ValueError("odd")]
 
-    @idempotent(key="number", store=keys, keep=())
+    @idempotent(key="number", store=keys, keep=(), name="send")
     def send(number: int) -> str:
         if faults:
             raise faults.pop(0)
@@ -200,7 +231,7 @@ def test_a_kept_exception_is_the_outcome(keys: Store) -> None:
     """An exception that is to be kept is raised once; a retry is told what it was, and runs nothing."""
     runs: list[int] = []
 
-    @idempotent(key="number", store=keys, keep=(DeclinedError, LookupError))
+    @idempotent(key="number", store=keys, keep=(DeclinedError, LookupError), name="charge")
     def charge(number: int) -> None:
         runs.append(number)
         raise DeclinedError("No funds \ud800")
@@ -225,7 +256,7 @@ def test_a_kept_exception_without_words_is_kept(keys: Store) -> None:
     """An exception that can't say what it is is the outcome like any other, and is known by its kind."""
     runs: list[int] = []
 
-    @idempotent(key="number", store=keys, keep=SpeechlessError)
+    @idempotent(key="number", store=keys, keep=SpeechlessError, name="charge")
     def charge(number: int) -> None:
         runs.append(number)
         raise SpeechlessError
@@ -242,7 +273,7 @@ def test_what_says_that_nothing_happened_is_never_kept(memory: MemoryStore) -> N
     """NoEffect, and an operation that says so, free the key whatever is to be kept."""
     runs: list[str] = []
 
-    @idempotent(key="how", store=memory, keep=Exception)
+    @idempotent(key="how", store=memory, keep=Exception, name="charge")
     def charge(how: str) -> None:
         runs.append(how)
         if how == "raise":
@@ -322,7 +353,7 @@ def test_methods() -> None:
 def test_keys_that_are_refused(key: Any, error: type[Exception], words: str, memory: MemoryStore) -> None:
     """A key that is none, empty, too long or unprintable is refused before anything runs, in clear words."""
 
-    @idempotent(key=lambda: key, store=memory)
+    @idempotent(key=lambda: key, store=memory, name="send")
     def send() -> None:
         raise AssertionError
 
@@ -333,7 +364,7 @@ def test_keys_that_are_refused(key: Any, error: type[Exception], words: str, mem
 def test_numbers_and_uuids_are_keys(memory: MemoryStore) -> None:
     """A whole number or a UUID is its own text; a parameter's default may be the key."""
 
-    @idempotent(key="number", store=memory)
+    @idempotent(key="number", store=memory, name="send")
     def send(number: Any = 5) -> str:
         return semel.current().key
 
@@ -345,7 +376,7 @@ def test_numbers_and_uuids_are_keys(memory: MemoryStore) -> None:
 def test_numbers_are_tenants(memory: MemoryStore, tenant: object, scope: str) -> None:
     """A tenant is named by what names an owner everywhere else: 0 is a number like any other."""
 
-    @idempotent(key="number", store=memory, scope=lambda number: tenant)
+    @idempotent(key="number", store=memory, scope=lambda number: tenant, name="send")
     def send(number: int) -> str:
         return semel.current().scope.partition("\t")[0]
 
@@ -356,7 +387,7 @@ def test_numbers_are_tenants(memory: MemoryStore, tenant: object, scope: str) ->
 def test_scopes_that_are_refused(scope: Any, error: type[Exception], memory: MemoryStore) -> None:
     """A key is somebody's."""
 
-    @idempotent(key=lambda: "k", scope=scope, store=memory)
+    @idempotent(key=lambda: "k", scope=scope, store=memory, name="send")
     def send() -> None:
         raise AssertionError
 
@@ -367,7 +398,7 @@ def test_scopes_that_are_refused(scope: Any, error: type[Exception], memory: Mem
 def test_arguments_count(memory: MemoryStore) -> None:
     """Every argument counts, however it is passed; what is left at its default does not."""
 
-    @idempotent(key="number", store=memory)
+    @idempotent(key="number", store=memory, name="send")
     def send(number: int, *more: str, how: str = "mail", **rest: object) -> int:
         return number
 
@@ -383,14 +414,14 @@ def test_what_counts_can_be_chosen(memory: MemoryStore) -> None:
     """With compare, what it returns must be the same; with None, nothing but the key."""
     connection = object()
 
-    @idempotent(key="number", store=memory)
+    @idempotent(key="number", store=memory, name="strict")
     def strict(number: int, connection: object) -> None: ...
 
-    @idempotent(key="number", store=memory, compare=lambda number, connection, amount: amount)
+    @idempotent(key="number", store=memory, compare=lambda number, connection, amount: amount, name="chosen")
     def chosen(number: int, connection: object, amount: int) -> str:
         return "chosen"
 
-    @idempotent(key="number", store=memory, compare=None)
+    @idempotent(key="number", store=memory, compare=None, name="lax")
     def lax(number: int, connection: object) -> str:
         return "lax"
 
@@ -406,7 +437,7 @@ def test_twenty_threads_one_run(keys: Store) -> None:
     """Of twenty calls at once with one key one runs, and the others are told to come back."""
     go, runs = threading.Event(), []
 
-    @idempotent(key="number", store=keys)
+    @idempotent(key="number", store=keys, name="send")
     def send(number: int) -> str:
         runs.append(number)
         assert go.wait(HANG_SECONDS)
@@ -439,10 +470,14 @@ def test_once(keys: Store) -> None:
         runs.append(file)
         return len(runs)
 
-    assert once("2026-11", do_import, "a.csv", store=keys) == once("2026-11", do_import, "a.csv", store=keys) == 1
+    assert (
+        once("2026-11", do_import, "a.csv", store=keys, name="import")
+        == once("2026-11", do_import, "a.csv", store=keys, name="import")
+        == 1
+    )
     with pytest.raises(KeyReused):
-        once("2026-11", partial(do_import, "a.csv", dry=True), store=keys)
-    assert once("2026-12", partial(do_import, dry=True), "b.csv", store=keys) == 2
+        once("2026-11", partial(do_import, "a.csv", dry=True), store=keys, name="import")
+    assert once("2026-12", partial(do_import, dry=True), "b.csv", store=keys, name="import") == 2
     assert once("2026-12", lambda: 3, store=keys, name="other") == 3
     assert runs == ["a.csv", "b.csv"]
     record = keys.perform(Browse(1))[0]
@@ -521,7 +556,7 @@ def test_functions_that_can_not_be_guarded(function: Any, memory: MemoryStore) -
 def test_a_decorated_function_is_still_itself(memory: MemoryStore) -> None:
     """Name, documentation and the bare function are where they were."""
 
-    @idempotent(key="number", store=memory)
+    @idempotent(key="number", store=memory, name="send")
     def send(number: int) -> int:
         """Send it."""
         return number

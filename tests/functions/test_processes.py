@@ -120,7 +120,7 @@ def test_a_worker_of_celery(tmp_path: Path, sqlite_url: str, monkeypatch: pytest
 def test_the_environment_names_the_store(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without store=, SEMEL_STORE says where keys are kept, when the function is called; without either, it is said."""
 
-    @idempotent(key="number")
+    @idempotent(key="number", name="send")
     def send(number: int) -> Any:
         return number
 

@@ -46,7 +46,7 @@ def test_a_retry_goes_on_from_the_recovery_point(keys: Store) -> None:
         calls.append("charge")
         return idempotency_key
 
-    @idempotent(key="number", store=keys)
+    @idempotent(key="number", store=keys, name="book")
     def book(number: int) -> list[Any]:
         operation = semel.current()
         reserved = operation.phase("reserved", reserve, 2)
@@ -70,7 +70,7 @@ def test_a_bad_result_after_steps_is_free_to_be_put_right(memory: MemoryStore) -
     def charge(*, idempotency_key: str) -> None:
         calls.append(idempotency_key)
 
-    @idempotent(key="number", store=memory)
+    @idempotent(key="number", store=memory, name="pay")
     def pay(number: int) -> Any:
         semel.current().effect("charged", charge)
         return result[0]
@@ -86,7 +86,7 @@ def test_code_that_forgets_a_stored_step_is_refused(memory: MemoryStore) -> None
     """A function may not end without the steps that are stored: its result would be another's."""
     faults = [OSError("away")]
 
-    @idempotent(key="number", store=memory)
+    @idempotent(key="number", store=memory, name="pay")
     def pay(number: int) -> str:
         if faults:
             semel.current().phase("reserved", lambda _: 1)
@@ -106,7 +106,7 @@ def test_an_effect_that_nobody_can_know_is_parked(memory: MemoryStore) -> None:
     def charge(*, idempotency_key: str) -> None:
         raise faults[0]
 
-    @idempotent(key="number", store=memory)
+    @idempotent(key="number", store=memory, name="pay")
     def pay(number: int) -> None:
         semel.current().effect("charged", charge, on_unknown="park")
 
@@ -122,7 +122,7 @@ def test_who_lost_its_lease_stores_nothing() -> None:
     clock = Clock()
     memory = MemoryStore(clock=clock)
 
-    @idempotent(key="number", store=memory, lease=timedelta(seconds=30))
+    @idempotent(key="number", store=memory, lease=timedelta(seconds=30), name="send")
     def send(number: int) -> str:
         attempt = semel.current().attempt
         if attempt == 1:
@@ -140,7 +140,7 @@ async def test_who_lost_its_lease_stores_nothing_on_a_loop() -> None:
     clock = Clock()
     store = AsyncMemoryStore(memory=MemoryStore(clock=clock))
 
-    @idempotent(key="number", store=store, lease=timedelta(seconds=30), keep=ValueError)
+    @idempotent(key="number", store=store, lease=timedelta(seconds=30), keep=ValueError, name="send")
     async def send(number: int) -> str:
         attempt = semel.current().attempt
         if attempt == 1:
@@ -160,7 +160,7 @@ async def test_who_lost_its_lease_is_stopped() -> None:
     store = AsyncMemoryStore(memory=MemoryStore(clock=clock))
     begun, stopped = asyncio.Event(), asyncio.Event()
 
-    @idempotent(key="number", store=store, lease=timedelta(milliseconds=300))
+    @idempotent(key="number", store=store, lease=timedelta(milliseconds=300), name="send")
     async def send(number: int) -> str:
         if semel.current().attempt == 1:
             begun.set()
@@ -188,7 +188,9 @@ def test_after_a_crash_the_setting_decides(on_crash: Any, runs: int) -> None:
     class Died(BaseException):
         """Nothing after it is executed, as in a process that is killed."""
 
-    @idempotent(key="number", store=MemoryStore(clock=clock), lease=timedelta(seconds=30), on_crash=on_crash)
+    @idempotent(
+        key="number", store=MemoryStore(clock=clock), lease=timedelta(seconds=30), on_crash=on_crash, name="send"
+    )
     def send(number: int) -> str:
         count.append(number)
         if len(count) == 1:
@@ -234,7 +236,7 @@ def test_atomic(durable_url: str) -> None:
     create_table(durable_url)
     ends: list[Any] = [OSError("away"), {1}, ValueError("odd"), "sent"]
 
-    @idempotent(key="number", store=durable_url, policy=ATOMIC, keep=ValueError)
+    @idempotent(key="number", store=durable_url, policy=ATOMIC, keep=ValueError, name="send")
     def send(number: int) -> Any:
         semel.current().connection.execute(f"INSERT INTO sent VALUES ({number})")
         end = ends.pop(0)
@@ -259,7 +261,7 @@ async def test_atomic_on_a_loop(durable_url: str) -> None:
     """The same, in an async function."""
     create_table(durable_url)
 
-    @idempotent(key="number", store=durable_url, policy=ATOMIC)
+    @idempotent(key="number", store=durable_url, policy=ATOMIC, name="send")
     async def send(number: int) -> str:
         connection = semel.current().connection
         written = connection.execute(f"INSERT INTO sent VALUES ({number})")

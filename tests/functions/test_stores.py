@@ -48,7 +48,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 def test_an_engine_of_the_applications_own(engine: Engine) -> None:
     """A function may keep its keys where the application's engine connects to, and write through it."""
 
-    @idempotent(key="number", store=engine, policy=ATOMIC)
+    @idempotent(key="number", store=engine, policy=ATOMIC, name="send")
     def send(number: int) -> str:
         semel.current().connection.execute(text("INSERT INTO sent VALUES (:number)"), {"number": number})
         return "sent"
@@ -64,7 +64,7 @@ async def test_an_async_engine(engine: Engine) -> None:
     """The same, in an async function."""
     own = create_async_engine(str(engine.url).replace("sqlite:", "sqlite+aiosqlite:"))
 
-    @idempotent(key="number", store=own, policy=ATOMIC)
+    @idempotent(key="number", store=own, policy=ATOMIC, name="send")
     async def send(number: int) -> str:
         await semel.current().connection.execute(text("INSERT INTO sent VALUES (:number)"), {"number": number})
         return "sent"
@@ -78,11 +78,11 @@ async def test_an_async_engine(engine: Engine) -> None:
 async def test_a_store_that_is_away(unreachable_url: str) -> None:
     """Where nobody can guard a function it is not run, and the caller is told when to come back."""
 
-    @idempotent(key="number", store=unreachable_url)
+    @idempotent(key="number", store=unreachable_url, name="send")
     def send(number: int) -> None:
         raise AssertionError
 
-    @idempotent(key="number", store=unreachable_url)
+    @idempotent(key="number", store=unreachable_url, name="send_async")
     async def send_async(number: int) -> None:
         raise AssertionError
 
@@ -103,7 +103,7 @@ def test_a_result_that_could_not_be_stored(postgres_url: str) -> None:
             with psycopg.connect(postgres_url) as server:
                 server.execute(f"ALTER TABLE {old} RENAME TO {new}".encode())
 
-        @idempotent(key="number", store=store)
+        @idempotent(key="number", store=store, name="send")
         def send(number: int) -> None:
             runs.append(number)
             rename("semel_keys", "semel_lost")
@@ -120,7 +120,7 @@ def test_a_policy_may_leave_arguments_out(memory: MemoryStore) -> None:
     """What a fingerprint omits is named like an argument; other things in it hold for functions too."""
     recipe = Fingerprinter(omit=("sent_at", "order.note"), secret=b"0123456789abcdef")
 
-    @idempotent(key="number", store=memory, policy=Policy(fingerprint=recipe))
+    @idempotent(key="number", store=memory, policy=Policy(fingerprint=recipe), name="send")
     def send(number: int, sent_at: str, order: dict[str, str]) -> str:
         return sent_at
 

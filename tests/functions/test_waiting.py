@@ -36,7 +36,7 @@ def test_a_call_waits_for_the_first(keys: Store) -> None:
     """A second call with the same key waits for the first to return, and returns the same; other arguments do not."""
     work = Work()
 
-    @idempotent(key="number", store=keys, policy=WAITS)
+    @idempotent(key="number", store=keys, policy=WAITS, name="send")
     def send(number: str, order: str) -> dict[str, Any]:
         return work(order)
 
@@ -58,7 +58,7 @@ def test_a_failure_lets_the_next_run(keys: Store) -> None:
     """When the first call fails, which frees its key, one that waits is called."""
     work = Work()
 
-    @idempotent(key="number", store=keys, policy=WAITS)
+    @idempotent(key="number", store=keys, policy=WAITS, name="send")
     def send(number: str) -> int:
         work(number)
         if len(work.calls) == 1:
@@ -99,7 +99,7 @@ async def test_async_calls_wait_too(async_keys: AsyncStore) -> None:
     """An async function's calls wait on the loop; one that is cancelled frees its place, and the others wait on."""
     calls, entered, let_go = 0, asyncio.Event(), asyncio.Event()
 
-    @idempotent(key="number", store=async_keys, policy=WAITS)
+    @idempotent(key="number", store=async_keys, policy=WAITS, name="send")
     async def send(number: str) -> int:
         nonlocal calls
         calls += 1

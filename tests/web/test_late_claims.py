@@ -78,7 +78,7 @@ async def by_wsgi(store: Slow, shop: Shop) -> int:
 
 
 async def by_function(store: Slow, shop: Shop) -> int:
-    @idempotent(key="order", scope="shop", store=store, policy=POLICY)
+    @idempotent(key="order", scope="shop", store=store, policy=POLICY, name="pay")
     def pay(order: str) -> str:
         shop("POST", "/pay", b"")
         return order
@@ -91,7 +91,7 @@ async def by_function(store: Slow, shop: Shop) -> int:
 
 
 async def by_async_function(store: Slow, shop: Shop) -> int:
-    @idempotent(key="order", scope="shop", store=AsyncMemoryStore(memory=store), policy=POLICY)
+    @idempotent(key="order", scope="shop", store=AsyncMemoryStore(memory=store), policy=POLICY, name="pay")
     async def pay(order: str) -> str:
         shop("POST", "/pay", b"")
         return order

@@ -151,7 +151,7 @@ def test_function_with_a_key_of_its_own_is_guarded_inside_a_request(sqlite_url: 
     """A guarded function inside of a guarded request has its own key: two requests that call it run it once."""
     charged: list[str] = []
 
-    @idempotent(key="order", store=sqlite_url)
+    @idempotent(key="order", store=sqlite_url, name="charge")
     def charge(order: str) -> int:
         charged.append(order)
         return len(charged)
@@ -172,7 +172,7 @@ def test_function_that_another_request_runs_is_later(sqlite_url: str) -> None:
     """A handler whose guarded function is busy in another request answers 409 with Retry-After, and its key is free."""
     begun, may_end = threading.Event(), threading.Event()
 
-    @idempotent(key="order", store=sqlite_url)
+    @idempotent(key="order", store=sqlite_url, name="charge")
     def charge(order: str) -> str:
         begun.set()
         assert may_end.wait(HANG_SECONDS)
@@ -282,7 +282,7 @@ async def test_cancelled_in_an_effect_that_is_guarded_itself() -> None:
     store = semel.stores.async_store("memory://")
     runs: list[str] = []
 
-    @idempotent(key="order", store=store)
+    @idempotent(key="order", store=store, name="charge")
     async def charge(order: str) -> str:
         runs.append(order)
         begun.set()
@@ -292,7 +292,7 @@ async def test_cancelled_in_an_effect_that_is_guarded_itself() -> None:
     async def effect(idempotency_key: str) -> str:
         return await charge("order-1")
 
-    @idempotent(key="order", store=store)
+    @idempotent(key="order", store=store, name="pay")
     async def pay(order: str) -> None:
         taking = asyncio.ensure_future(semel.current().effect("charge", effect))
         await begun.wait()

@@ -204,12 +204,12 @@ def test_functions(told: Settings) -> None:
     memory = MemoryStore()
     calls: list[str] = []
 
-    @idempotent(key="order", store=memory)
+    @idempotent(key="order", store=memory, name="bill")
     def bill(order: str) -> str:
         calls.append(semel.current().derive("bill"))
         return order
 
-    @idempotent(key="order", store=AsyncMemoryStore(memory=memory))
+    @idempotent(key="order", store=AsyncMemoryStore(memory=memory), name="ship")
     async def ship(order: str) -> str:
         calls.append(semel.current().derive("ship"))
         return order
@@ -269,11 +269,11 @@ def test_phases_of_a_database(request: pytest.FixtureRequest, database: str, tol
     execute(url, "CREATE TABLE orders (amount integer)")
     told("off")
 
-    @idempotent(key="amount", store=url)
+    @idempotent(key="amount", store=url, name="bill")
     def bill(amount: int) -> None:
         semel.current().phase("billed", order, amount)
 
-    @idempotent(key="amount", store=url)
+    @idempotent(key="amount", store=url, name="abill")
     async def abill(amount: int) -> None:
         await semel.current().phase("billed", aorder, amount)
 

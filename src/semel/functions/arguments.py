@@ -12,29 +12,35 @@ from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from pathlib import PurePath
+from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
+
+from semel.functions.names import module_of
 
 #: Marks a value that JSON has no form for. A dictionary with this name in it is written in another way.
 MARK = "$"
 
 _encode = json.JSONEncoder(allow_nan=False, sort_keys=True, separators=(",", ":")).encode
 
-#: The first type that fits is used: a datetime is a date, too, and an Enum may be a string.
-_MARKED: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
-    (Enum, "enum", lambda each: f"{type(each).__qualname__}.{each.name}"),
-    (bytes, "bytes", bytes.hex),
-    (Decimal, "decimal", str),
-    (datetime, "datetime", datetime.isoformat),
-    (date, "date", date.isoformat),
-    (time, "time", time.isoformat),
-    (timedelta, "timedelta", lambda each: [each.days, each.seconds, each.microseconds]),
-    (UUID, "uuid", str),
-    (PurePath, "path", str),
-    (frozenset, "set", lambda each: sorted(_encode(form_of(one)) for one in each)),
-    (set, "set", lambda each: sorted(_encode(form_of(one)) for one in each)),
-)
+#: Of exactly these types: a subclass may hold more than its base, or mean something else by it.
+_MARKED: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    bytes: ("bytes", bytes.hex),
+    Decimal: ("decimal", str),
+    datetime: ("datetime", lambda each: each.isoformat() + _fold(each)),
+    date: ("date", date.isoformat),
+    time: ("time", lambda each: each.isoformat() + _fold(each)),
+    timedelta: ("timedelta", lambda each: [each.days, each.seconds, each.microseconds]),
+    UUID: ("uuid", str),
+    PosixPath: ("path", str),
+    PurePosixPath: ("path", str),
+    WindowsPath: ("windows-path", str),
+    PureWindowsPath: ("windows-path", str),
+    frozenset: ("set", lambda each: sorted(_encode(form_of(one)) for one in each)),
+    set: ("set", lambda each: sorted(_encode(form_of(one)) for one in each)),
+}
+_AS_THEY_ARE = frozenset({type(None), bool, int, float, str})
 
 
 class CantBeWritten(TypeError):
@@ -60,20 +66,38 @@ def form_of(value: object) -> Any:
     return form
 
 
-def _form_of(value: Any) -> Any:
-    for kind, mark, form in _MARKED:
-        if isinstance(value, kind):
-            return {MARK + mark: form(value)}
-    if value is None or isinstance(value, (bool, int, float, str)):
+def _form_of(value: Any) -> Any:  # noqa: PLR0911 - a list of kinds
+    kind = type(value)
+    if kind in _AS_THEY_ARE:
         return value
-    if isinstance(value, (list, tuple)):
+    if marked := _MARKED.get(kind):
+        mark, form = marked
+        return {MARK + mark: form(value)}
+    if kind is list or kind is tuple:
         return [_form_of(each) for each in value]
-    if isinstance(value, Mapping):
+    if kind is dict or kind is MappingProxyType:
         return _members(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, Enum):
+        # Some flags have no name.
+        return {MARK + "enum": f"{_name(kind)}.{value._value_ if value.name is None else value.name}"}
+    if isinstance(value, UUID):
+        return {MARK + "uuid": str(value)}  # A driver's own: it holds 128 bits, and no more.
+    if hasattr(kind, "_fields") and isinstance(value, tuple):  # type: ignore[redundant-expr]  # named ones are none of the above
+        return {MARK + _name(kind): [_form_of(each) for each in value]}
+    if dataclasses.is_dataclass(kind) and not isinstance(value, (*_MARKED, str, int, float, list, tuple, dict)):
         fields = {each.name: _form_of(getattr(value, each.name)) for each in dataclasses.fields(value)}
-        return {MARK + type(value).__qualname__: fields}
+        return {MARK + _name(kind): fields}
     raise CantBeWritten(value)
+
+
+def _name(kind: type) -> str:
+    """Return the name of a class: two modules may have one of the same name."""
+    return f"{module_of(kind)}.{kind.__qualname__}"
+
+
+def _fold(each: datetime | time) -> str:
+    """Tell the second of two hours of one name from the first."""
+    return " again" if each.fold else ""
 
 
 def _members(value: Mapping[Any, Any]) -> Any:

@@ -10,12 +10,13 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from semel.core.policy import FINAL_STATUSES, Policy
 from semel.core.record import OnCrash
+from semel.core.result_type import unwritable
 from semel.core.scope import SINGLE_TENANT
 from semel.errors import ConfigurationError
 from semel.functions.calls import AsyncFunctionCall, FunctionCall
 from semel.functions.guards import async_guard_at, guard_at
 from semel.functions.job import Compare, Job, Owner
-from semel.functions.names import Function, is_async, name_of, signature_of
+from semel.functions.names import Function, is_async, name_of, owner_of, signature_of
 from semel.functions.results import Codec, Results
 from semel.guard.request import switch
 
@@ -131,14 +132,20 @@ def _job(
     keep: type[Exception] | Iterable[type[Exception]],
     codec: Codec | None,
 ) -> Job:
+    owner = owner_of(function) if name is None else None
     name = name_of(function, name)
     kinds: tuple[Any, ...] = (keep,) if isinstance(keep, type) else tuple(keep)
     if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
         raise ConfigurationError(f"keep must be exceptions, such as keep=(ValueError,), not {keep!r}.")
     if codec is not None and not (hasattr(codec, "encode") and hasattr(codec, "decode")):
         raise ConfigurationError("codec must have encode(result) -> bytes and decode(bytes) -> result.")
+    if codec is None and (kind := unwritable(function, exactly=True)):
+        raise ConfigurationError(
+            f"{name} is annotated to return {kind}, which does not come back from JSON as it was. Return text, "
+            "numbers, lists, dictionaries with strings as names, or None; or give codec=, which can write and read it."
+        )
     results = Results(name, codec, kinds, is_atomic=policy.mode == "atomic")
-    return Job(function, signature_of(function), name, key, scope, compare, policy, results)
+    return Job(function, signature_of(function), name, key, scope, compare, policy, results, owner)
 
 
 def _policy(

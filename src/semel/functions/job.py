@@ -23,7 +23,7 @@ from semel.flows.ports import GuardPorts
 from semel.flows.reply import PassOn, Reply
 from semel.functions.arguments import CantBeWritten, form_of, written
 from semel.functions.calls import FunctionFlow
-from semel.functions.names import Function
+from semel.functions.names import OWNERS, Function, name_for
 from semel.functions.results import Results
 from semel.guard.request import switch
 
@@ -36,8 +36,6 @@ Owner = str | Function
 METHOD = "CALL"
 
 _JSON = ((b"content-type", b"application/json"),)
-#: The object of a method does not count: most objects have no form to compare.
-_OWNERS = frozenset({"self", "cls"})
 #: Only these are compared with a default: the ``==`` of other types may be the application's own.
 _SIMPLE = (bool, int, float, str, bytes)
 
@@ -54,6 +52,8 @@ class Job:
     compare: Compare
     policy: Policy
     results: Results
+    #: The parameter that is its object or class, of a method that is known by its own name.
+    owner: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse settings that can't work."""
@@ -78,10 +78,11 @@ class Job:
         bound = self.signature.bind(*args, **kwargs)
         key = self._key(bound, args, kwargs)
         principal = self._principal(args, kwargs)
-        scope = scoped(principal, Head(METHOD, self.name, b"", ()), self.policy)
+        name = name_for(self.name, bound.arguments[self.owner]) if self.owner else self.name
+        scope = scoped(principal, Head(METHOD, name, b"", ()), self.policy)
         if switch() == "off" and self.policy.mode != "atomic":
             return partial(_pass_on, hold=Hold(scope, key.value, 1, os.urandom(16)))
-        subject = Subject(METHOD, self.name, b"", _JSON, self._likeness(bound, args, kwargs))
+        subject = Subject(METHOD, name, b"", _JSON, self._likeness(bound, args, kwargs))
         asked = Asked(key, scope, principal, subject, self.policy)
         return partial(_guard, asked=asked, notes_replays=notes_replays)
 
@@ -128,7 +129,7 @@ class Job:
 
     def _counts(self, name: str, value: object, bound: inspect.BoundArguments) -> bool:
         parameters = bound.signature.parameters
-        if name in _OWNERS and name == next(iter(parameters)):
+        if name in OWNERS and name == next(iter(parameters)):
             return False
         # An argument at its default does not count, so that a parameter can be added while retries are under way.
         default = parameters[name].default
@@ -142,10 +143,11 @@ class Job:
         try:
             return form_of(value)
         except CantBeWritten as error:
+            parameters = ", ".join(self.signature.parameters)
             raise ConfigurationError(
                 f"{self.name}: {what} holds a {error}, which can't be compared with a retry's. Give "
                 "compare=, a function of the same arguments that returns what must be the same "
-                "(compare=lambda order: [order.id, order.total]); or compare=None, to compare the key alone."
+                f"(compare=lambda {parameters}: […]); or compare=None, to compare the key alone."
             ) from None
 
 

@@ -13,6 +13,12 @@ from semel.errors import ConfigurationError
 
 Function = Callable[..., Any]
 
+#: The first parameter of a method. The object itself is not compared: most objects have no form to compare.
+OWNERS = frozenset({"self", "cls"})
+
+#: Where the functions that are known by their own names are defined.
+_defined: dict[str, tuple[str, int]] = {}
+
 #: Names of a module that runs as a program, and of its copy in a process that multiprocessing has spawned.
 _PROGRAMS = frozenset({"__main__", "__mp_main__"})
 
@@ -26,27 +32,83 @@ def signature_of(function: Function) -> inspect.Signature:
 
 
 def name_of(function: Function, given: Any = None) -> str:
-    """Return the name of *function*: its keys are kept under it."""
+    """Return the name of *function*: its keys are kept under it. A name that could be of several functions is refused:
+    the second would not be run, and would get the result of the first.
+    """
     if given is not None:
         if not isinstance(given, str) or not given or not given.isprintable():
             raise ConfigurationError(f"name must be a printable string, not {given!r}.")
         return given
-    inner = function.func if isinstance(function, partial) else function
-    named: Any = inner if hasattr(inner, "__qualname__") else type(inner)
+    if isinstance(function, partial):
+        raise ConfigurationError("Two partials of one function have one name. Give each name=, to keep its keys under.")
+    named: Any = function if hasattr(function, "__qualname__") else type(function)
+    _refuse_local(named)
+    name = f"{module_of(named)}.{named.__qualname__}"
+    if inspect.isfunction(function):
+        _refuse_second(name, function)
+    return name_for(name, function.__self__) if inspect.ismethod(function) else name
+
+
+def name_for(name: str, owner: object) -> str:
+    """Return the name under which the method *name* keeps the keys of *owner*, its object or class. A subclass may do
+    something else in what the method calls, so it has keys of its own.
+    """
+    kind: type[Any] = owner if isinstance(owner, type) else type(owner)
+    own, defining = f"{module_of(kind)}.{kind.__qualname__}", name.rpartition(".")[0]
+    if own == defining:
+        return name
+    _refuse_local(kind)
+    return f"{name}[{own}]"
+
+
+def owner_of(function: Function) -> str | None:
+    """Return the parameter of *function* that is its object or class, if it is a method."""
+    path = function.__qualname__.rpartition("<locals>.")[2] if inspect.isfunction(function) else ""
+    first = next(iter(signature_of(function).parameters), None)
+    return first if "." in path and first in OWNERS else None
+
+
+def _refuse_local(named: Any) -> None:
+    """Refuse what is made anew, and may do something else, whenever the code around it runs."""
     if "<lambda>" in named.__qualname__:
         raise ConfigurationError("A lambda has no name to keep its keys under. Give name=, or use `def`.")
-    return f"{module_of(named)}.{named.__qualname__}"
+    _, local, path = named.__qualname__.rpartition("<locals>.")
+    is_plain = inspect.isfunction(named) and not (named.__closure__ or named.__defaults__ or named.__kwdefaults__)
+    if local and ("." in path or not is_plain):
+        raise ConfigurationError(
+            f"{named.__qualname__} is made anew by each call of the function around it, and all of them have one name: "
+            f'with one key, only one of them would run. Give name=, such as name="{path}", and a name of its own to '
+            "each that does something else; or define it outside."
+        )
+
+
+def _refuse_second(name: str, function: Any) -> None:
+    """Refuse a second function of one name in a module: handlers that are all called ``_``, for example."""
+    place = function.__code__.co_filename, function.__code__.co_firstlineno
+    file, line = _defined.setdefault(name, place)
+    # A module that is loaded again, in a notebook or by a development server, may have been changed meanwhile.
+    spec = getattr(sys.modules.get(function.__module__), "__spec__", None)
+    is_reloaded = spec is not None and not getattr(spec, "_initializing", False)
+    if line != place[1] and file == place[0] and not is_reloaded:
+        raise ConfigurationError(
+            f"Two functions are called {name} (lines {line} and {place[1]}), and would share their keys: with one key, "
+            "only one of them would run. Give one of them name=."
+        )
+    _defined[name] = place
 
 
 def is_async(function: Function) -> bool:
     """Whether a call of *function* must be awaited; refuse what is not a function."""
     if not callable(function):
         raise ConfigurationError(
-            f"{type(function).__name__} is not a function. Put @idempotent under @classmethod and @staticmethod."
+            f"{type(function).__name__} is not a function. Give the function, and not what it returns; put @idempotent "
+            "under @classmethod and @staticmethod."
         )
     call = function if hasattr(function, "__qualname__") or isinstance(function, partial) else function.__call__  # type: ignore[operator]  # an object's own
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
-        raise ConfigurationError(f"{name_of(function)} is a generator: what it yields can't be stored as a result.")
+        raise ConfigurationError(
+            f"{getattr(function, '__qualname__', function)} is a generator: what it yields can't be stored as a result."
+        )
     return inspect.iscoroutinefunction(call)
 
 

@@ -151,7 +151,7 @@ def test_async_functions(redis_tier: Tiered) -> None:
     """Async functions too; the end of the loop closes what they have opened."""
     runs: list[int] = []
 
-    @functions.idempotent(key="number", store=redis_tier)
+    @functions.idempotent(key="number", store=redis_tier, name="send")
     async def send(number: int) -> str:
         runs.append(number)
         return "sent"
@@ -171,7 +171,7 @@ def test_an_engine_below(tmp_path: Path, redis_url: str) -> None:
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE sent (number int)"))
 
-    @functions.idempotent(key="number", store=Tiered(engine, redis_url), policy=ATOMIC)
+    @functions.idempotent(key="number", store=Tiered(engine, redis_url), policy=ATOMIC, name="send")
     def send(number: int) -> str:
         semel.current().connection.execute(text("INSERT INTO sent VALUES (:number)"), {"number": number})
         return "sent"
@@ -190,7 +190,7 @@ async def test_an_async_engine_below(tmp_path: Path, redis_url: str) -> None:
         await connection.execute(text("CREATE TABLE sent (number int)"))
     store = stores.async_store(Tiered(engine, redis_url))
 
-    @functions.idempotent(key="number", store=store, policy=ATOMIC)
+    @functions.idempotent(key="number", store=store, policy=ATOMIC, name="send")
     async def send(number: int) -> str:
         await semel.current().connection.execute(text("INSERT INTO sent VALUES (:number)"), {"number": number})
         return "sent"
