@@ -135,6 +135,22 @@ def test_list(semel: Semel) -> None:
     assert len(done.stdout.splitlines()) == 1 + len(CHECKS)
 
 
+def test_escape_sequences_of_a_document(url: str, semel: Semel, tmp_path: Path) -> None:
+    """What a document says in an error does not reach the terminal as it is."""
+    (tmp_path / "api.json").write_text(json.dumps({"paths": {"/\x1b[2J": {"post": {}}, "/b": {"post": {}}}}))
+    done = semel("verify", f"{url}/correct", "--openapi", "api.json")
+    assert done.returncode == 3
+    assert "Which operation?" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_what_may_be_replaced_is_announced(url: str, file: str, semel: Semel) -> None:
+    """Before PUT and PATCH are sent it is said that they are."""
+    options = ("--request", file, "--only", "patch-guarded")
+    assert "replace" in semel("verify", f"{url}/correct", *options, "--may-replace").stderr
+    assert "replace" not in semel("verify", f"{url}/correct", *options).stderr
+
+
 def test_openapi(url: str, semel: Semel, tmp_path: Path) -> None:
     """A document of OpenAPI gives the request: its path, an example, and the name of the header."""
     schema = {"type": "object", "required": ["amount"], "properties": {"amount": {"type": "integer", "minimum": 1}}}

@@ -38,7 +38,7 @@ async def verified(
     asked = request_of(
         target, file=None, content=None, headers=(), found=request or Request("POST", "/payments", json, BODY)
     )
-    times: dict[str, Any] = {"settle": 0.001, "patience": 1.0, "recovery": 5.0, "other": OTHER}
+    times: dict[str, Any] = {"settle": 0.001, "patience": 1.0, "recovery": 5.0, "other": OTHER, "may_replace": True}
     settings = replace(Settings(PROFILES[profile]), **times | given)
     effects: Counter | None = counter(count, target.base, (ACCOUNT,), target.client_for) if count else None
     lab = Lab(target.client, asked, settings, effects, Teller(target.origin, key_header="Idempotency-Key"))

@@ -1,5 +1,7 @@
 """The parts of a verification that send nothing: other requests, paths into JSON, what is told, what OpenAPI gives."""
 
+import base64
+import html
 import json
 import os
 import re
@@ -8,6 +10,7 @@ import subprocess
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 
@@ -20,7 +23,7 @@ from semel.verify.model import IETF, STRIPE, Check, Finding, NotRun, Report, Ver
 from semel.verify.openapi import found_in
 from semel.verify.report import as_json, as_junit, as_markdown
 from semel.verify.target import Target, key_header
-from semel.verify.telling import Step, Teller
+from semel.verify.telling import MAX_SHOWN, Step, Teller
 
 JSON = (("Content-Type", "application/json"),)
 FORM = (("Content-Type", "application/x-www-form-urlencoded"),)
@@ -154,6 +157,36 @@ def test_credentials_are_not_told() -> None:
     assert "Bearer sesame-open" in shown.curl(steps)
 
 
+PASSWORD = 'open/sesame "7" & é'
+PAIR = f"ann:{PASSWORD}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PASSWORD,
+        json.dumps(PASSWORD),
+        json.dumps(PASSWORD).replace("/", "\\/"),
+        f"to=/pay?p={quote(PASSWORD)}",
+        quote(PASSWORD, safe="").lower(),
+        quote_plus(PASSWORD),
+        html.escape(PASSWORD),
+        "x" * (MAX_SHOWN - 8) + PASSWORD,
+        "x" * (MAX_SHOWN - 8) + base64.b64encode(PAIR.encode()).decode(),
+    ],
+)
+def test_credentials_are_not_told_in_another_spelling(text: str) -> None:
+    """A password is in no report, however an answer spells it, and where it is cut: in JSON, in a URL, in a page."""
+    basic = f"Basic {base64.b64encode(PAIR.encode()).decode()}"
+    request = Request("POST", "/payments", (("Authorization", basic),), text.encode())
+    told = Teller("http://here", key_header="Idempotency-Key")
+    told.learn(request)
+    steps = [Step((request,), (Answer(401, (("Location", text),) if text.isascii() else (), text.encode()),))]
+    for said in (told.sent(steps), told.received(steps), told.curl(steps), told.clean(text)):
+        for part in ("sesame", base64.b64encode(PAIR.encode()).decode()[:6]):
+            assert part not in said
+
+
 def test_two_principals_are_two_variables() -> None:
     """A curl line has a variable for each credential of one header: with one for two principals, it would send both
     requests as one of them.
@@ -276,6 +309,31 @@ def test_openapi_that_does_not_tell(given: Any, operation: str | None, message: 
     with pytest.raises(ConfigurationError) as error:
         found_in(given, operation)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "path, described, message",
+    [
+        ("/pay\r\nX: y", {}, "path '/pay\\r\\nX: y' can't be sent"),
+        ("/pay\x1b[31m", {}, "can't be sent"),
+        ("http://there/pay", {}, "can't be sent"),
+        ("/a", {"requestBody": {"content": {"a/json\r\nX: y": {"example": 1}}}}, "media type"),
+        ("/a", {"parameters": [{"in": "header", "name": "Idempotency-Key: 1\r\nX"}]}, "--key-header"),
+    ],
+)
+def test_openapi_that_would_send_something_else(path: str, described: Any, message: str) -> None:
+    """A document can't smuggle a header or a second request into what is sent, nor an escape sequence to a terminal."""
+    with pytest.raises(ConfigurationError) as error:
+        found_in({"paths": {path: {"post": described}}}, None)
+    assert message in str(error.value)
+    assert not set("\x1b\r\n") & set(str(error.value))
+
+
+def test_values_in_an_openapi_path() -> None:
+    """A value in a path is one segment of it, whatever is in it."""
+    described = {"parameters": [{"in": "path", "name": "id", "example": "a/b c?\r\n"}]}
+    found = found_in({"paths": {"/pay/{id}": {"post": described}}}, None)
+    assert found.request.target == "/pay/a%2Fb%20c%3F%0D%0A"
 
 
 def test_presets_of_headers() -> None:

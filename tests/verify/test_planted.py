@@ -136,6 +136,13 @@ async def test_correct(url: str, planted: Planted) -> None:
     assert len(planted.shops["correct"].payments) <= bounds[-1][0]
 
 
+async def test_nothing_is_replaced_unasked(url: str) -> None:
+    """PUT and PATCH may replace what is there, so they are sent only where that is allowed."""
+    report = await verified(f"{url}/correct", "other-*", "patch-*", may_replace=False)
+    assert {each.check.name for each in report.not_run} == {"other-method", "patch-guarded"}
+    assert not [each for each in report.findings if "PUT" in each.sent or "PATCH" in each.sent]
+
+
 async def test_keys_ignored(url: str, planted: Planted) -> None:
     """An API that ignores keys fails most checks, and what it creates is within the bound that was said for that."""
     report = await verified(f"{url}/keys-ignored", skip=["replay-date"])

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
+from semel.cli.output import safe
+
 #: 2 means that something can't be told, so a wrong command line is 3.
 USAGE = 3
 
@@ -29,5 +31,5 @@ class JudgingCommand(TyperCommand):
 
 def end(error: Exception) -> NoReturn:
     """Say in one line what was wrong with the command line, and end with its status."""
-    print("semel:", " ".join(str(error).split()), file=sys.stderr)
+    print("semel:", safe(" ".join(str(error).split())), file=sys.stderr)
     raise typer.Exit(USAGE) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
+from semel.core.text import safe
 from semel.errors import ConfigurationError, SemelError
 
 FAILURE = 1
@@ -40,5 +41,5 @@ def is_of(missing: ModuleNotFoundError, *packages: str) -> bool:
 
 
 def _end(what: object, status: int) -> NoReturn:
-    print("semel:", " ".join(str(what).split()), file=sys.stderr)
+    print("semel:", safe(" ".join(str(what).split())), file=sys.stderr)
     sys.exit(status)

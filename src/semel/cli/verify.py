@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import unquote, urlsplit
 
 import typer
 from rich.console import Console
@@ -141,6 +142,10 @@ def verify(  # noqa: PLR0917 - typer makes an option of each
     show_credentials: Annotated[
         bool, typer.Option("--show-credentials", help="Print credentials in the report, as they were sent.")
     ] = False,
+    may_replace: Annotated[
+        bool,
+        typer.Option("--may-replace", help="Send PUT and PATCH to the path, too, which may replace what is there."),
+    ] = False,
     details: Annotated[bool, typer.Option("--details", help="Show what was sent and received for each check.")] = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask before requests are sent to a host that is not local.")
@@ -166,6 +171,7 @@ def verify(  # noqa: PLR0917 - typer makes an option of each
             key_header=given.key_header,
             other=tuple(map(target.header, other_header or [])),
             is_strict=strict,
+            may_replace=may_replace,
             restart_cmd=restart_cmd,
             other_request=given.prepared(other_request),
             failing=given.prepared(failing_request),
@@ -179,6 +185,7 @@ def verify(  # noqa: PLR0917 - typer makes an option of each
             key_header=given.key_header.name,
             shows_credentials=show_credentials,
         )
+        teller.hide(*(unquote(part) for part in (urlsplit(count or "").password,) if part))
         effects = counter(count, given.target.base, lab_request.headers, given.target.client_for) if count else None
         lab = Lab(given.target.client, lab_request.lacking(given.key_header.name), settings, effects, teller)
         checks = runner.chosen(only or (), skip or ())
@@ -249,7 +256,8 @@ def _announce(lab: Lab, plan: runner.Plan, *, is_local: bool, is_agreed: bool) -
     noun = _noun(lab.request.target)
     print(
         f"Sends requests to {safe(lab.url)}. Creates at most {plan.creates} {noun},"
-        f" or {plan.sends} if keys are not honoured.",
+        f" or {plan.sends} if keys are not honoured."
+        + (" Sends PUT and PATCH, too, which may replace what is there." if lab.settings.may_replace else ""),
         file=sys.stderr,
     )
     if plan.experiments and not is_local and not is_agreed:

@@ -73,16 +73,16 @@ def _form_of(value: Any) -> Any:  # noqa: PLR0911 - a list of kinds
     if marked := _MARKED.get(kind):
         mark, form = marked
         return {MARK + mark: form(value)}
-    if kind is list or kind is tuple:
+    if kind in {list, tuple}:
         return [_form_of(each) for each in value]
-    if kind is dict or kind is MappingProxyType:
+    if kind in {dict, MappingProxyType}:
         return _members(value)
     if isinstance(value, Enum):
         # Some flags have no name.
         return {MARK + "enum": f"{_name(kind)}.{value._value_ if value.name is None else value.name}"}
     if isinstance(value, UUID):
         return {MARK + "uuid": str(value)}  # A driver's own: it holds 128 bits, and no more.
-    if hasattr(kind, "_fields") and isinstance(value, tuple):  # type: ignore[redundant-expr]  # named ones are none of the above
+    if hasattr(kind, "_fields") and isinstance(value, tuple):
         return {MARK + _name(kind): [_form_of(each) for each in value]}
     if dataclasses.is_dataclass(kind) and not isinstance(value, (*_MARKED, str, int, float, list, tuple, dict)):
         fields = {each.name: _form_of(getattr(value, each.name)) for each in dataclasses.fields(value)}

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 from uuid import uuid4
 
+from semel.core.text import safe
 from semel.verify.connection import Client
 from semel.verify.counting import Counter, CountFailed
 from semel.verify.message import Answer, NoAnswer, Outcome, Request
@@ -56,6 +57,8 @@ class Settings:
     other: tuple[tuple[str, str], ...] = ()
     #: Whether the letter of RFC 9651 is asked for.
     is_strict: bool = False
+    #: Whether PUT and PATCH may be sent where a POST was given: they may replace what is there.
+    may_replace: bool = False
     restart_cmd: str | None = None
     #: A request for another operation of the same kind, and one that the handler answers with an error.
     other_request: Request | None = None
@@ -410,7 +413,7 @@ class Lab:
             Finding(
                 check,
                 verdict,
-                self._teller.clean(reason),
+                safe(self._teller.clean(reason)),
                 self._teller.sent(steps),
                 self._teller.received(steps),
                 self._teller.curl(steps),

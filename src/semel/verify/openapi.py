@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from semel.errors import ConfigurationError
 from semel.verify.connection import Client
 from semel.verify.message import NoAnswer, Request
+from semel.verify.request_file import BAD_IN_TARGET, BAD_IN_VALUE, TOKEN
 
 METHODS = ("post", "patch", "put", "delete")
 #: A schema may contain itself.
@@ -79,7 +81,19 @@ def found_in(document: Any, operation: str | None) -> Found:
     media, content = _body(document, described)
     headers = (("Content-Type", media),) if media else ()
     body = b"" if content is None else (content.encode() if isinstance(content, str) else json.dumps(content).encode())
-    return Found(Request(method, target, headers, body), _key_name(document, described))
+    key_name = _key_name(document, described)
+    _look_at(target, media, key_name)
+    return Found(Request(method, target, headers, body), key_name)
+
+
+def _look_at(target: str, media: str | None, key_name: str | None) -> None:
+    """Refuse what can't be sent: a line break in a path would be a second request, with the same credentials."""
+    if not target.startswith("/") or BAD_IN_TARGET.search(target) or "#" in target:
+        raise ConfigurationError(f"--openapi: the path {target!r} can't be sent. Give the request with --request.")
+    if media is not None and BAD_IN_VALUE.search(media):
+        raise ConfigurationError(f"--openapi: the media type {media!r} can't be sent.")
+    if key_name is not None and not TOKEN.fullmatch(key_name):
+        raise ConfigurationError(f"--openapi: {key_name!r} can't be the name of a header. Give --key-header.")
 
 
 def _operations(document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -114,7 +128,7 @@ def _path_value(document: Any, described: dict[str, Any], name: str) -> str:
     for each in _parameters(document, described):
         if each.get("in") == "path" and each.get("name") == name:
             example = each.get("example", _first(each.get("examples")))
-            return str(example if example is not None else _sample(document, each.get("schema", {})))
+            return quote(str(example if example is not None else _sample(document, each.get("schema", {}))), safe="")
     return "1"
 
 

@@ -24,11 +24,11 @@ from semel.verify.message import Request
 #: Methods that can take a key. Others are never guarded.
 METHODS = ("POST", "PATCH", "PUT", "DELETE")
 
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VERSION = re.compile(r"HTTP/[0-9](?:\.[0-9])?")
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
-_BAD_IN_TARGET = re.compile(r"[^!-~]")
-_BAD_IN_VALUE = re.compile(r"[^\t -~\x80-\xff]")
+BAD_IN_TARGET = re.compile(r"[^!-~]")
+BAD_IN_VALUE = re.compile(r"[^\t -~\x80-\xff]")
 #: Headers that say how this message is framed. They are computed.
 _COMPUTED = frozenset({"content-length", "transfer-encoding", "connection", "expect"})
 _TEXT = re.compile(r"text/.*|application/(?:.*\+)?(?:json|xml)|application/x-www-form-urlencoded|")
@@ -73,7 +73,7 @@ class _Parser:
 
     def _request_line(self, line: str) -> tuple[str, str]:
         method, _, rest = line.partition(" ")
-        if not _TOKEN.fullmatch(method):
+        if not TOKEN.fullmatch(method):
             raise self._wrong(0, f"{method[:20]!r} is no method. The line reads: POST /payments")
         if method.upper() not in METHODS:
             raise self._wrong(0, f"{method} takes no key. One of {', '.join(METHODS)} does.")
@@ -87,7 +87,7 @@ class _Parser:
             raise self._wrong(at + len(target) + 1, "There is text after the path. Write a blank in a path as %20.")
         if not target.startswith("/"):
             raise self._wrong(at, "The path begins with / and is relative to the URL on the command line.")
-        if bad := _BAD_IN_TARGET.search(target):
+        if bad := BAD_IN_TARGET.search(target):
             raise self._wrong(at + bad.start(), f"{bad[0]!r} can't stand in a path. Write it percent-encoded.")
         if "#" in target:
             raise self._wrong(at + target.index("#"), "A fragment is never sent. Write # in a path as %23.")
@@ -105,7 +105,7 @@ class _Parser:
             raise self._wrong(0, "There is no name before the colon.")
         at = len(header) + 1
         value = _VARIABLE.sub(lambda match: self._variable(match, at), value)
-        if bad := _BAD_IN_VALUE.search(value):
+        if bad := BAD_IN_VALUE.search(value):
             raise self._wrong(at + bad.start(), f"{bad[0]!r} can't stand in the value of a header.")
         return header, value.strip(" \t")
 

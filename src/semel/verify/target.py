@@ -18,14 +18,12 @@ from semel.errors import ConfigurationError
 from semel.verify.connection import Client, Place, tls
 from semel.verify.message import Request
 from semel.verify.model import KeyHeader
-from semel.verify.request_file import RequestFileWrong, parse
+from semel.verify.request_file import BAD_IN_VALUE, TOKEN, RequestFileWrong, parse
 from semel.verify.telling import OWN_HEADERS
 
 MAX_FILE = 16 * 1024 * 1024
 
-_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _WHICH = "Which request? Give one of --request FILE, --json BODY and --openapi FILE."
-_VALUE = re.compile(r"[\t -~\x80-\xff]*")
 
 
 class Target:
@@ -111,9 +109,9 @@ def read(file: Path, environment: Mapping[str, str] = os.environ) -> Request:
 def header(text: str) -> tuple[str, str]:
     """Read ``Name: value``."""
     name, colon, value = text.partition(":")
-    if not colon or not _NAME.fullmatch(name):
+    if not colon or not TOKEN.fullmatch(name):
         raise ConfigurationError(f"{text[:20]!r} is no header. Write it as 'Name: value'.")
-    if not _VALUE.fullmatch(value):
+    if BAD_IN_VALUE.search(value):
         raise ConfigurationError(f"The value of the header {name} has a character that can't be sent.")
     return name, value.strip()
 
@@ -123,7 +121,7 @@ def key_header(text: str) -> KeyHeader:
     for name, vendor in VENDORS.items():
         if name == text:
             return KeyHeader(vendor.header, vendor.max_key_length)
-    if not _NAME.fullmatch(text):
+    if not TOKEN.fullmatch(text):
         vendors = ", ".join(VENDORS)
         raise ConfigurationError(f"{text!r} is neither the name of a header nor a vendor: {vendors}.")
     return KeyHeader(text)

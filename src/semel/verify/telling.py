@@ -4,12 +4,17 @@ Nothing is sent or judged here.
 
 from __future__ import annotations
 
+import base64
+import html
+import json
 import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
+from urllib.parse import quote, quote_plus
 
 from semel.core.credentials import looks_secret
 from semel.verify.message import WIRE, Answer, Outcome, Request
@@ -34,6 +39,8 @@ TELLING = ("idempotent-replayed", "retry-after", "location", "etag", "set-cookie
 _UNPRINTABLE = re.compile(r"[^ -~\u00a0-\u2000\u2010-\u2027\u2030-\ud7ff\U00010000-\U0001ffff]")
 _SECRET_QUERY = re.compile(r"([?&][^=&]*(?:key|token|secret|passw|sig|auth)[^=&]*=)[^&#]*", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_PERCENT = re.compile(r"%[0-9A-F]{2}")
+_SCHEMES = frozenset({"Bearer", "Basic", "Digest", "Token"})
 _NO_NAME = re.compile(r"[^A-Za-z0-9]+")
 
 
@@ -72,8 +79,13 @@ class Teller:
             if self.is_secret(name):
                 self._variables.setdefault((name.lower(), value), self._variable(name))
                 cookies = [each.partition("=")[2].strip() for each in value.split(";")] if "=" in value else []
-                self._values.update(each for each in (value, *value.split(), *cookies) if len(each) >= MIN_SECRET)
-        self._values -= {"Bearer", "Basic", "Digest", "Token"}
+                self.hide(value, *value.split(), *cookies, *_pair(value))
+
+    def hide(self, *secrets: str) -> None:
+        """Leave these out wherever they turn up, in any of the spellings in which an answer may repeat them."""
+        for each in secrets:
+            if len(each) >= MIN_SECRET and each not in _SCHEMES:
+                self._values.update(_spellings(each))
 
     def _variable(self, name: str) -> str:
         """Return the name of a variable for one more value of the header *name*: a second principal has its own."""
@@ -120,10 +132,10 @@ class Teller:
         return self.clean(" ".join(filter(None, [text, step.note and f"[{step.note}]"])))
 
     def _described(self, request: Request) -> str:
-        keys = [f"{name}: {_shown(value)}" for name, value in request.headers if name.lower() == self._key_header]
+        keys = [f"{name}: {self._shown(value)}" for name, value in request.headers if name.lower() == self._key_header]
         said = [f"{request.method} {request.target}", *(keys or ["no key"])]
         if request.body:
-            said.append(_body(request.body))
+            said.append(self._body(request.body))
         if request.is_chunked:
             said.append("chunked")
         if request.expects:
@@ -137,15 +149,33 @@ class Teller:
         more = [f"and {len(shown) - MAX_TOLD} others"] if len(shown) > MAX_TOLD else []
         return "; ".join(shown[:MAX_TOLD] + more) or "-"
 
+    def _shown(self, text: str) -> str:
+        # First: what is left of a credential that was cut would not be recognised.
+        safe = _UNPRINTABLE.sub(lambda match: f"\\x{ord(match[0]):02x}", self.clean(text))
+        return safe if len(safe) <= MAX_SHOWN else f"{safe[:40]}… ({len(safe)} characters)"
+
+    def _cookie(self, value: str) -> str:
+        return f"{self._shown(value.partition('=')[0])}={HIDDEN}"
+
+    def _body(self, body: bytes) -> str:
+        try:
+            text = body.decode()
+        except UnicodeDecodeError:
+            return f"{len(body)} bytes that are not text"
+        text = re.sub(r" {4,}", " … ", self.clean(text.strip()[:MAX_READ]))  # As in ``_shown``.
+        text = _UNPRINTABLE.sub(lambda match: " " if match[0] in "\r\n\t" else f"\\x{ord(match[0]):02x}", text)
+        shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+        return shown if len(body) <= MAX_SHOWN else f"{shown} ({len(body)} bytes)"
+
     def _told(self, outcome: Outcome) -> str:
         if not isinstance(outcome, Answer):
             return f"no answer: {self.clean(outcome.reason)}"
         said = [str(outcome.status), outcome.media_type]
         for name in TELLING:
             for value in outcome.all(name):
-                said.append(f"{name}: {_cookie(value) if name == 'set-cookie' else _shown(value)}")  # noqa: PERF401 - two loops in one line are harder to read
+                said.append(f"{name}: {self._cookie(value) if name == 'set-cookie' else self._shown(value)}")  # noqa: PERF401 - two loops in one line are harder to read
         if outcome.body:
-            said.append(_body(outcome.body))
+            said.append(self._body(outcome.body))
         return self.clean(", ".join(filter(None, said)))
 
     def _line(self, step: Step) -> str:
@@ -202,21 +232,26 @@ def _joined(steps: Sequence[Step]) -> Iterator[Step]:
             yield Step(tuple(request for each in some for request in each.requests), ())
 
 
-def _shown(text: str) -> str:
-    safe = _UNPRINTABLE.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
-    return safe if len(safe) <= MAX_SHOWN else f"{safe[:40]}… ({len(safe)} characters)"
-
-
-def _cookie(value: str) -> str:
-    return f"{_shown(value.partition('=')[0])}={HIDDEN}"
-
-
-def _body(body: bytes) -> str:
+def _pair(value: str) -> tuple[str, ...]:
+    """Return what ``Basic`` credentials hold: the user with the password, and the password."""
+    scheme, _, rest = value.partition(" ")
+    if scheme.lower() != "basic":
+        return ()
     try:
-        text = body.decode()
-    except UnicodeDecodeError:
-        return f"{len(body)} bytes that are not text"
-    text = re.sub(r" {4,}", " … ", text.strip()[:MAX_READ])
-    text = _UNPRINTABLE.sub(lambda match: " " if match[0] in "\r\n\t" else f"\\x{ord(match[0]):02x}", text)
-    shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
-    return shown if len(body) <= MAX_SHOWN else f"{shown} ({len(body)} bytes)"
+        text = base64.b64decode(rest).decode()
+    except ValueError:
+        return ()
+    return text, text.partition(":")[2]
+
+
+def _spellings(secret: str) -> set[str]:
+    """Return *secret* as it may stand in a body, a URL or a page."""
+    texts = {secret}
+    with suppress(UnicodeError):
+        texts.add(secret.encode(WIRE).decode())  # A header's characters stand for bytes.
+    for text in tuple(texts):
+        in_json = {json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
+        in_urls = {quote(text), quote(text, safe=""), quote_plus(text)}
+        texts |= in_json | {each.replace("/", "\\/") for each in in_json} | {html.escape(text)}
+        texts |= in_urls | {_PERCENT.sub(lambda match: match[0].lower(), each) for each in in_urls}
+    return texts

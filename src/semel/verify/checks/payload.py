@@ -187,9 +187,12 @@ async def _elsewhere(lab: Lab) -> None:
     path, mark, query = lab.request.target.partition("?")
     elsewhere = replace(lab.request, target=path.rstrip("/") + NO_SUCH_PATH + mark + query)
     _judge_elsewhere(lab, PATH, first, await lab.answered(lab.keyed(key, elsewhere)), "on another path")
-    method = "PUT" if lab.request.method != "PUT" else "POST"
-    other = await lab.answered(lab.keyed(key, replace(lab.request, method=method)))
-    _judge_elsewhere(lab, METHOD, first, other, f"with {method}")
+    if reason := _no_put(lab):
+        lab.skipped(METHOD, reason)
+    else:
+        method = "PUT" if lab.request.method == "POST" else "POST"
+        other = await lab.answered(lab.keyed(key, replace(lab.request, method=method)))
+        _judge_elsewhere(lab, METHOD, first, other, f"with {method}")
     for check, safe in ((GET, "GET"), (HEAD, "HEAD")):
         plain = Request(safe, lab.request.target, lab.request.headers).lacking("content-type")
         without, within = await lab.answered(plain), await lab.answered(lab.keyed(key, plain))
@@ -238,10 +241,15 @@ def _not_padded(lab: Lab) -> str | None:
     return None if padded(lab.request) else "The body is not a JSON object."
 
 
+def _no_put(lab: Lab) -> str | None:
+    is_safe = lab.settings.may_replace or lab.request.method != "POST"
+    return None if is_safe else "PUT and PATCH may replace what is there. Say --may-replace if they may be sent."
+
+
 def _no_patch(lab: Lab) -> str | None:
     if lab.request.method == "PATCH":
         return "The request is a PATCH: every check is about it."
-    return None if lab.profile.guards_patch else "Stripe's API takes keys with POST only."
+    return _no_put(lab) if lab.profile.guards_patch else "Stripe's API takes keys with POST only."
 
 
 EXPERIMENTS = (
