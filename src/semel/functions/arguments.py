@@ -67,7 +67,7 @@ def form_of(value: object) -> Any:
 
 
 def _form_of(value: Any) -> Any:  # noqa: PLR0911 - a list of kinds
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _AS_THEY_ARE:
         return value
     if marked := _MARKED.get(kind):
