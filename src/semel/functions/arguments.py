@@ -67,7 +67,7 @@ def form_of(value: object) -> Any:
 
 
 def _form_of(value: Any) -> Any:  # noqa: PLR0911 - a list of kinds
-    kind: Any = type(value)
+    kind: type[Any] = type(value)
     if kind in _AS_THEY_ARE:
         return value
     if marked := _MARKED.get(kind):
@@ -79,7 +79,7 @@ def _form_of(value: Any) -> Any:  # noqa: PLR0911 - a list of kinds
         return _members(value)
     if isinstance(value, Enum):
         # Some flags have no name.
-        return {MARK + "enum": f"{_name(kind)}.{value._value_ if value.name is None else value.name}"}
+        return {MARK + "enum": f"{_name(kind)}.{value.name or value._value_}"}
     if isinstance(value, UUID):
         return {MARK + "uuid": str(value)}  # A driver's own: it holds 128 bits, and no more.
     if hasattr(kind, "_fields") and isinstance(value, tuple):
