@@ -60,7 +60,7 @@ def test_options_as_they_are_typed(tmp_path: Path) -> None:
         "--pass-key": False,
         "--work": False,
         **dict.fromkeys(("--timeout", "--drain", "--grace"), "5s"),
-        **dict.fromkeys(("--listen", "--jwt-key", "--metrics"), "x"),
+        **dict.fromkeys(("--listen", "--jwt-key", "--jwt-audience", "--jwt-issuer", "--metrics"), "x"),
         "--check": "/up",
     } | {f"--{name}": said for name, said in TYPED.items()}
     assert spelled == {"--config", *given}
@@ -113,6 +113,8 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"connections": 0}, {}, "connections"),
     ({"trusted": 7}, {}, "list"),
     ({"healthz": "up"}, {}, "slash"),
+    ({"jwt_audience": "shop"}, {}, "--jwt-key"),
+    ({"jwt_audience": "", "jwt_key": "x"}, {}, "jwt_audience"),
     ({}, {"mode": "atomic"}, "transaction"),
     ({}, {"preset": "paypal"}, "preset"),
     ({}, {"lease": [1]}, "lease"),

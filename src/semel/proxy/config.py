@@ -47,6 +47,9 @@ class Settings:
     trusted: tuple[str, ...] = TRUSTED
     #: The file of the key, or of the keys, that sign bearer tokens; or the URL at which they are published.
     jwt_key: str | None = None
+    #: The audiences (``aud``), one of which a token must be for, and the issuers (``iss``) that it may be from.
+    jwt_audience: tuple[str, ...] = ()
+    jwt_issuer: tuple[str, ...] = ()
     #: Patterns of the paths that are guarded; none: all.
     paths: tuple[str, ...] = ()
     #: How long the upstream may be silent.
@@ -90,8 +93,15 @@ class Settings:
                 "memory:// is the memory of one process: with several workers, give another --store."
             )
         self._check_values()
+        if (self.jwt_audience or self.jwt_issuer) and self.jwt_key is None:
+            raise ConfigurationError(
+                "--jwt-audience and --jwt-issuer need a --jwt-key: claims count if it verifies them."
+            )
 
     def _check_values(self) -> None:
+        for name in ("jwt_audience", "jwt_issuer"):
+            if not all(getattr(self, name)):
+                raise ConfigurationError(f"{name} can't be empty: it is what the claim of a token has to be.")
         for name in ("workers", "connections"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} can't be {getattr(self, name)}: it is 1 or more.")
@@ -106,7 +116,7 @@ class Settings:
 
 #: Which kind of value each option has in a file.
 _TIMES = {each.name for each in fields(Settings) if each.type == "timedelta"}
-_LISTS = {"trusted", "paths"}
+_LISTS = {"trusted", "paths", "jwt_audience", "jwt_issuer"}
 _NUMBERS = {"workers", "connections"}
 _SWITCHES = {"pass_key", "work"}
 #: Options that the command line takes one at a time, and by the name of one.
