@@ -15,6 +15,7 @@ from typing import Any
 
 from semel.core.policy import Policy, PolicyFields
 from semel.errors import ConfigurationError
+from semel.proxy.place import COUNTED
 from semel.proxy.scope import TRUSTED
 from semel.work.plan import duration
 
@@ -27,8 +28,8 @@ _DURATIONS = {"lease", "retention", "wait", "max_response_time"}
 _MAX_SECONDS = 100 * 365 * 86400
 _PRESETS = {"ietf": Policy.ietf, "stripe": Policy.stripe}
 
-#: After an upstream is lost, a proxy knows nothing of what it did.
-_DEFAULTS = {"on_crash": "refuse"}
+#: After an upstream is lost, a proxy knows nothing of what it did; and how an upstream reads a request, it can't know.
+_DEFAULTS = {"on_crash": "refuse", "fingerprint": COUNTED}
 
 _GUARD_ONLY = 'Policy.mode can\'t be "atomic" in a proxy: it has no part in the transaction of the server behind it.'
 

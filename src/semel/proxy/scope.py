@@ -37,8 +37,6 @@ NO_AUDIENCE = (
     "--jwt-key without --jwt-audience: tokens that name an audience (aud) are refused with 401, and all others are "
     "accepted, whichever application their provider made them for. Give --jwt-audience NAME."
 )
-#: RFC 6750: the token that was sent is not accepted, and another may be.
-_INVALID_TOKEN = 'Bearer error="invalid_token"'
 
 #: What HTTP takes for white space around a value. Python takes more, bytes of letters in UTF-8 among it: two users
 #: would become one.
@@ -181,7 +179,8 @@ class ByToken:
 
 
 def _not_accepted(refused: TokenRefused) -> Unauthenticated:
-    return Unauthenticated(f"The bearer token is not accepted: {refused}", challenge=_INVALID_TOKEN)
+    # RFC 6750: another token may be accepted, so a client renews its own.
+    return Unauthenticated(f"The bearer token is not accepted: {refused}", challenge='Bearer error="invalid_token"')
 
 
 def scope_of(

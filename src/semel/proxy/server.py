@@ -23,10 +23,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from semel.asgi import IdempotencyMiddleware
 from semel.core.outcome import Door
 from semel.errors import ConfigurationError
+from semel.guard.request import Routes
 from semel.proxy.app import EMPTY_QUERY, Forwarder, Proxy
 from semel.proxy.config import Settings
 from semel.proxy.headers import HeaderRules
 from semel.proxy.health import Health
+from semel.proxy.place import SpelledRoutes
 from semel.proxy.published_keys import PublishedKeys
 from semel.proxy.scope import NO_AUDIENCE, UNVERIFIED, ByHeader, Peers, scope_of
 from semel.proxy.tokens import Verifier
@@ -47,9 +49,10 @@ _UNIX = "unix:"
 
 
 class ProxyMiddleware(IdempotencyMiddleware):
-    """The guard of the proxy, as metrics have it."""
+    """The guard of the proxy: as metrics have it, and of every spelling of a path."""
 
     door: ClassVar[Door] = "proxy"
+    routing: ClassVar[type[Routes]] = SpelledRoutes
 
 
 def build(settings: Settings) -> Proxy:
