@@ -45,6 +45,10 @@ def proxy(
     jwt_issuer: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="What the iss of tokens has to be; else any. Repeatable.")
     ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="Pages of it may read replays and refusals (CORS). Repeatable."),
+    ] = None,
     path: Annotated[
         list[str] | None, typer.Option("--path", metavar="PATTERN", help="Guard these paths only. Repeatable.")
     ] = None,
@@ -88,6 +92,7 @@ def proxy(
         "jwt_key": jwt_key,
         "jwt_audience": jwt_audience,
         "jwt_issuer": jwt_issuer,
+        "cors_origins": cors_origin,
         "paths": path,
         "timeout": timeout,
         "drain": drain,

@@ -24,6 +24,7 @@ from semel.asgi import IdempotencyMiddleware
 from semel.core.outcome import Door
 from semel.errors import ConfigurationError
 from semel.guard.request import Routes
+from semel.proxy.answers import Cors
 from semel.proxy.app import EMPTY_QUERY, Forwarder, Proxy
 from semel.proxy.config import Settings
 from semel.proxy.headers import HeaderRules
@@ -70,7 +71,7 @@ def build(settings: Settings) -> Proxy:
         connections=settings.connections,
         ca=settings.upstream_ca,
     )
-    forwarder = Forwarder(upstream, rules, policy, settings.timeout)
+    forwarder = Forwarder(upstream, rules, policy, settings.timeout, settings.no_effect)
     guard = ProxyMiddleware(
         forwarder,
         store=settings.store,
@@ -86,7 +87,8 @@ def build(settings: Settings) -> Proxy:
         alive=settings.healthz,
         ready=settings.readyz,
     )
-    return Proxy(guard, forwarder, rules, Peers(settings.trusted), health)
+    cors = Cors(settings.cors_origins, policy) if settings.cors_origins else None
+    return Proxy(guard, forwarder, rules, Peers(settings.trusted), health, cors=cors)
 
 
 def _verifier(name: str | None) -> Verifier | PublishedKeys | None:
