@@ -381,6 +381,21 @@ async def test_no_effect(tmp_path: Path, head: str, line: str, settings: dict[st
     assert (again.is_replay, len(world.origin.seen)) == ((False, 2) if is_freed else (True, 1))
 
 
+@pytest.mark.parametrize(
+    "head, lines",
+    [("503 Later", ("Semel-No-Effect: true",)), ("201 Created", ("Idempotent-Replayed: true",))],
+)
+async def test_stream_that_is_not_kept(tmp_path: Path, head: str, lines: tuple[str, ...]) -> None:
+    """A stream, too, leaves no record where nothing was done, or where the upstream keeps the key by itself."""
+    async with proxied(
+        tmp_path, Origin(says(replying(head, b"data: x", "Content-Type: text/event-stream", *lines)))
+    ) as world:
+        for _ in range(2):
+            assert (await world.pay()).body == b"data: x"
+        assert await world.record() is None
+    assert len(world.origin.seen) == 2
+
+
 async def test_kept_503_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The log says once that a 503 is kept, and what to set where it means that nothing was done."""
     _tell_of_kept_503.cache_clear()
