@@ -123,6 +123,10 @@ PROXY: dict[type[errors.Refusal], tuple[str, str]] = {
         "what names the user was sent twice, or by a peer that is not trusted",
         "nothing was sent",
     ),
+    errors.Unauthenticated: (
+        "with a key and `--scope jwt:…`: no bearer token, or one that is not accepted; with `WWW-Authenticate`",
+        "nothing was sent",
+    ),
     errors.UpstreamUnreachable: (
         "no connection to the upstream could be made",
         "nothing was sent, and the key is free",

@@ -6,6 +6,7 @@
     │   │   ├── KeyMissing         400
     │   │   ├── KeyInvalid         400
     │   │   ├── ScopeMissing       400
+    │   │   ├── Unauthenticated    401   by the proxy: no bearer token, or one that is not accepted
     │   │   ├── BodyIncomplete     400
     │   │   ├── RequestAmbiguous   400   by the proxy, as are the next one and the upstream's
     │   │   ├── IdentityRefused    400
@@ -144,6 +145,19 @@ class ScopeMissing(RequestRefused):
 
     slug = "idempotency-scope-missing"
     title = "No owner for the idempotency key"
+
+
+class Unauthenticated(RequestRefused):
+    """An idempotency key belongs to a user, and this request has no bearer token. Send it again with one."""
+
+    slug = "unauthenticated"
+    title = "Bearer token missing or not accepted"
+    status = 401
+
+    def __init__(self, message: str | None = None, *, challenge: str = "Bearer") -> None:
+        """Refuse with *message*; *challenge* is the value of ``WWW-Authenticate`` (RFC 6750)."""
+        super().__init__(message)
+        self.challenge = challenge
 
 
 class BodyIncomplete(RequestRefused):

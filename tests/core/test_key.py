@@ -87,6 +87,13 @@ def test_a_bare_key_is_the_same_key_as_a_quoted_one(value: str) -> None:
     assert parse([value.encode()]) == parse([f'"{value}"'.encode()]) == parse([f" {value} "]) == Key(value)
 
 
+@both_modes
+def test_white_space_around_a_value_is_no_part_of_it(strict: bool) -> None:
+    """Spaces and tabs around a header's value are not in the value (RFC 9110, 5.5); no other character is white."""
+    assert parse([b'\t "abc"\t '], strict=strict) == Key("abc")
+    assert "printable ASCII" in refusal(b'\x0b"abc"', strict=strict)
+
+
 @pytest.mark.parametrize("value", [UUID, "abc", "2024", "'abc'", "?1", ":YQ==:", "(a b)", "1.5", "@1", '%"a"', "a b"])
 def test_strict_mode_reads_nothing_but_strings(value: str) -> None:
     """In strict mode a token, a number and every other type is refused, and the refusal shows the form to send."""
@@ -158,7 +165,6 @@ def test_what_a_header_can_not_carry_is_not_written(value: str) -> None:
         ('"é"'.encode("latin-1"), "printable ASCII"),
         ("日", "printable ASCII"),
         (b"a\tb", "printable ASCII"),
-        (b'\t"abc"', "printable ASCII"),
         (b'"a\tb"', "printable ASCII"),
         (b"abc\x00", "printable ASCII"),
         (b"abc\n", "printable ASCII"),
@@ -251,7 +257,7 @@ def by_http_sf(line: bytes) -> str | None:
 def test_strict_mode_reads_what_http_sf_reads(line: bytes) -> None:
     """Strict mode and an independent parser of RFC 9651 agree on every line, but for the keys that policy refuses."""
     assume(len(line) <= MAX_LINE)
-    expected = by_http_sf(line)
+    expected = by_http_sf(line.strip(b" \t"))
     if expected is None or not expected.strip() or len(expected) > MAX_KEY:
         refusal(line, strict=True, max_length=MAX_KEY)
     else:

@@ -22,6 +22,7 @@ from semel.errors import (
     ShuttingDown,
     StoreRefused,
     StoreUnavailable,
+    Unauthenticated,
 )
 
 
@@ -47,9 +48,9 @@ def test_every_refusal_has_an_outcome() -> None:
     kinds = [each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, RequestRefused)]
     # A replay's, an operator's, one that a handler raises, and those of an address where nothing is run.
     of_addresses: set[type[Refusal]] = {OperationNotFound, OperationExpired}
-    # The proxy's own: one is refused before any guard, the other is a user that is not accepted, as good as none.
-    of_proxy: set[type[Refusal]] = {RequestAmbiguous, IdentityRefused}
-    assert outcome_of(IdentityRefused()) == outcome_of(ScopeMissing())
+    # The proxy's own: one is refused before any guard, the others are a user that is not accepted, as good as none.
+    of_proxy: set[type[Refusal]] = {RequestAmbiguous, IdentityRefused, Unauthenticated}
+    assert outcome_of(IdentityRefused()) == outcome_of(Unauthenticated()) == outcome_of(ScopeMissing())
     others: set[type[Refusal]] = {RequestRefused, Abandoned, NotReplayable, RowDiffers, *of_addresses, *of_proxy}
     before_running = {*kinds, ShuttingDown} - others
     outcomes = [outcome_of(kind()) for kind in before_running]

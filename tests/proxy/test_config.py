@@ -57,16 +57,17 @@ def test_options_as_they_are_typed(tmp_path: Path) -> None:
         "--workers": 2,
         "--path": ["/pay", "/orders/*"],
         "--trusted": ["10.0.0.0/8"],
+        "--cors-origin": ["https://shop.example"],
         "--pass-key": False,
         "--work": False,
         **dict.fromkeys(("--timeout", "--drain", "--grace"), "5s"),
-        **dict.fromkeys(("--listen", "--jwt-key", "--metrics"), "x"),
+        **dict.fromkeys(("--listen", "--jwt-key", "--jwt-audience", "--jwt-issuer", "--metrics"), "x"),
         "--check": "/up",
     } | {f"--{name}": said for name, said in TYPED.items()}
     assert spelled == {"--config", *given}
     file.write_text("[proxy]\n" + "\n".join(f"{name[2:]} = {json.dumps(said)}" for name, said in given.items()))
     settings = read(str(file), {}, store="")
-    assert settings.paths == ("/pay", "/orders/*")
+    assert (settings.paths, settings.cors_origins) == (("/pay", "/orders/*"), ("https://shop.example",))
     assert (settings.store, settings.workers, settings.pass_key, settings.check) == (STORE, 2, False, "/up")
     assert read(str(file), {"paths": ["/typed"]}, store="").paths == ("/typed",)
 
@@ -113,6 +114,17 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"connections": 0}, {}, "connections"),
     ({"trusted": 7}, {}, "list"),
     ({"healthz": "up"}, {}, "slash"),
+    *(
+        ({"cors_origins": each}, {}, "as browsers send them")
+        for each in (
+            *("shop.example", "https://shop.example/", "https://Shop.example", "null", "", ["*", "https://a"]),
+            *("https://shop.example:443", "http://a:80", "https://a, https://b"),
+        )
+    ),
+    *(({"no_effect": each}, {}, "no_effect") for each in ([502], [504], [404], ["503"], [True], 503)),
+    ({"no_effect": [503]}, {"preset": "stripe"}, 'server_errors = "auto"'),
+    ({"jwt_audience": "shop"}, {}, "--jwt-key"),
+    ({"jwt_audience": "", "jwt_key": "x"}, {}, "jwt_audience"),
     ({}, {"mode": "atomic"}, "transaction"),
     ({}, {"preset": "paypal"}, "preset"),
     ({}, {"lease": [1]}, "lease"),

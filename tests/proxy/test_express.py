@@ -108,3 +108,14 @@ async def test_express(example: Path, tmp_path: Path) -> None:
             charged = (await proxy.get("/payments")).json()
     assert express.charges == [1, 2, 3, 4]
     assert [(each["user"], each["attempt"]) for each in charged] == [("bob", 1)] * 4
+
+
+async def test_spellings(example: Path, tmp_path: Path) -> None:
+    """Express takes /Payments/ for /payments, so a key is charged once there, too."""
+    express = Express(example, tmp_path)
+    async with running(tmp_path, express.url, "--path", "/payments") as proxy, express.started():
+        for target in ("/payments/", "/Payments", "/PAYMENTS/"):
+            lines = (f"Idempotency-Key: {target}", "X-User: bob", "Content-Type: application/json")
+            got = [await proxy.send(*lines, target=target, body=payment(1)) for _ in range(2)]
+            assert [(each.status, each.is_replay) for each in got] == [(201, False), (201, True)]
+    assert express.charges == [1, 1, 1]

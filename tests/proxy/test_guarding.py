@@ -3,10 +3,12 @@
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from semel.core.state import State
+from semel.proxy.app import _tell_of_kept_503
 from tests.proxy.kit import BOB, HANG, KEY, Answer, Origin, Seen, created, gathered, proxied, replying
 
 Reader = asyncio.StreamReader
@@ -350,6 +352,58 @@ async def test_stands_down(tmp_path: Path) -> None:
             assert (await world.pay()).is_replay
         assert await world.record() is None
     assert len(world.origin.seen) == 2
+
+
+UNAVAILABLE = "503 Service Unavailable"
+
+
+@pytest.mark.parametrize(
+    "head, line, settings, is_freed",
+    [
+        (UNAVAILABLE, "Semel-No-Effect: true", {}, True),
+        (UNAVAILABLE, "semel-no-effect: TRUE", {"rules": {"server_errors": "keep"}}, False),
+        (UNAVAILABLE, "Semel-No-Effect: false", {}, False),
+        ("502 Bad Gateway", "Semel-No-Effect: true", {}, True),
+        ("422 Unprocessable Content", "Semel-No-Effect: true", {}, False),
+        (UNAVAILABLE, "X-Other: 1", {"no_effect": [503]}, True),
+        (UNAVAILABLE, "Retry-After: 3", {}, False),
+        ("500 Oh", "X-Other: 1", {"no_effect": [503]}, False),
+    ],
+)
+async def test_no_effect(tmp_path: Path, head: str, line: str, settings: dict[str, Any], is_freed: bool) -> None:
+    """An upstream says by a header, or by a status that is set, that it has done nothing: a retry reaches it again."""
+    answer = says(replying(head, b"x", line, "Retry-After: 3"))
+    async with proxied(tmp_path, Origin(answer), **settings) as world:
+        first = await world.pay()
+        assert (first.status, first.values("semel-no-effect")) == (int(head[:3]), [])
+        world.origin.answer = created
+        again = await world.pay()
+    assert (again.is_replay, len(world.origin.seen)) == ((False, 2) if is_freed else (True, 1))
+
+
+@pytest.mark.parametrize(
+    "head, lines",
+    [("503 Later", ("Semel-No-Effect: true",)), ("201 Created", ("Idempotent-Replayed: true",))],
+)
+async def test_stream_that_is_not_kept(tmp_path: Path, head: str, lines: tuple[str, ...]) -> None:
+    """A stream, too, leaves no record where nothing was done, or where the upstream keeps the key by itself."""
+    async with proxied(
+        tmp_path, Origin(says(replying(head, b"data: x", "Content-Type: text/event-stream", *lines)))
+    ) as world:
+        for _ in range(2):
+            assert (await world.pay()).body == b"data: x"
+        assert await world.record() is None
+    assert len(world.origin.seen) == 2
+
+
+async def test_kept_503_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says once that a 503 is kept, and what to set where it means that nothing was done."""
+    _tell_of_kept_503.cache_clear()
+    async with proxied(tmp_path, Origin(says(replying(UNAVAILABLE, b"x", "Retry-After: 3")))) as world:
+        for key in ("one", "two"):
+            await world.pay(key)
+    assert [each.getMessage() for each in caplog.records if "no_effect = [503]" in each.getMessage()][1:] == []
+    assert "no_effect = [503]" in caplog.text
 
 
 async def test_answer_is_replayed_whole(tmp_path: Path) -> None:

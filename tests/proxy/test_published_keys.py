@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from semel.errors import ConfigurationError, ScopeMissing
+from semel.errors import ConfigurationError, Unauthenticated
 from semel.proxy.published_keys import MAX_SIZE, MAX_STALE, THREAD, KeysTooOld, PublishedKeys
 from semel.proxy.scope import scope_of
 from semel.proxy.tokens import KeyNotKnown
@@ -102,7 +102,7 @@ async def test_a_token_of_the_provider(tmp_path: Path) -> None:
             got = [await world.send(KEY, bearer(each)) for each in (bob, bob, eve)]
             assert [each.is_replay for each in got] == [False, True, False]
             for _ in range(3):
-                assert (await world.send(KEY, bearer(stranger.token("two")))).code == "idempotency-scope-missing"
+                assert (await world.send(KEY, bearer(stranger.token("two")))).code == "unauthenticated"
         assert provider.fetched == 1  # Whoever makes up ids sends no one to the provider.
 
 
@@ -201,7 +201,7 @@ async def test_an_endless_answer_later(caplog: pytest.LogCaptureFixture) -> None
         provider.drips = "head"
         one = provider.token("one")
         provider.rotate("two")
-        with pytest.raises(ScopeMissing, match="not known"):
+        with pytest.raises(Unauthenticated, match="not known"):
             await scope_of("jwt:sub", keys)(asked(provider.token("two")))
         assert keys.verified(one) == {"sub": "bob"}
         assert "no whole answer within" in caplog.text
@@ -231,7 +231,7 @@ async def test_a_key_replaced_under_its_id() -> None:
         old = provider.token("one")
         provider.rotate("one")
         assert await scope_of("jwt:sub", keys)(asked(provider.token("one"))) == "bob"
-        with pytest.raises(ScopeMissing, match="signature"):
+        with pytest.raises(Unauthenticated, match="signature"):
             await scope_of("jwt:sub", keys)(asked(old))
 
 
@@ -248,7 +248,7 @@ async def test_keys_that_are_too_old(caplog: pytest.LogCaptureFixture) -> None:
         now += 60
         with pytest.raises(KeysTooOld):
             keys.verified(token)
-        with pytest.raises(ScopeMissing, match="too old"):
+        with pytest.raises(Unauthenticated, match="too old"):
             await scope_of("jwt:sub", keys)(asked(token))
         assert "no token is accepted" in caplog.text
         provider.body = None

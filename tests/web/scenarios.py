@@ -178,6 +178,8 @@ HEADER_ROWS = (
     Row("a malformed parameter", (b'"k";V=1',), Malformed("parameter")),
     Row("a bare key with a parameter", (b"k;v=1",), QUOTE_IT),
     Row("spaces around it", (b'  "k"  ',), Accepted("k")),
+    Row("tabs around it", (b'\t "k" \t',), Accepted("k")),
+    Row("only tabs", (b"\t\t",), EMPTY),
     Row(
         "alias and standard differ",
         (b'"a"',),
@@ -799,7 +801,9 @@ def _(api: Api) -> None:
 
 @story("d3 a body over the limit is 413, and nothing runs", max_request_body=1000)
 def _(api: Api) -> None:
-    assert_problem(api.send(body=b"x" * 1001), 413, "request-body-too-large")
+    refused = api.send(body=b"x" * 1001)
+    assert_problem(refused, 413, "request-body-too-large")
+    assert b"1000 bytes, the max_request_body" in refused.body
     assert api.runs == 0
     assert api.records() == []
     assert api.send(body=b"x" * 1000).status == 201

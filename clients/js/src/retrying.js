@@ -37,6 +37,7 @@ const CODES = {
   "identity-refused": "refused",
   "request-ambiguous": "refused",
   "request-body-too-large": "refused",
+  "unauthenticated": "refused",
 };
 const STATUSES = { 307: "refused", 308: "refused", 408: "doubt", 425: "later", 429: "later", 501: "final", 505: "final" };
 const NOT_ABOUT_THE_OPERATION = new Set([304, 401, 405, 407, 413, 415, 416, 421]);

@@ -50,6 +50,8 @@ class IdempotencyMiddleware:
 
     #: As metrics have it.
     door: ClassVar[Door] = "asgi"
+    #: What knows which paths are guarded.
+    routing: ClassVar[type[Routes]] = Routes
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class IdempotencyMiddleware:
         see_refusals()
         self.app = app
         self.store = store if isinstance(store, AsyncStore) else async_store(store)
-        self.routes = Routes(policy, paths)
+        self.routes = self.routing(policy, paths)
         status_path = _status_path(scope, self.routes, status_path)
         is_accepting = status_path is not None
         #: What the completers of this process share.

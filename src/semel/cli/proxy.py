@@ -39,6 +39,16 @@ def proxy(
         str | None,
         typer.Option(metavar="FILE|URL", help="What verifies tokens for jwt:CLAIM: a public key, JWKS, a secret."),
     ] = None,
+    jwt_audience: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="What the aud of tokens has to name. Repeatable.")
+    ] = None,
+    jwt_issuer: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="What the iss of tokens has to be; else any. Repeatable.")
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="Pages of it may read replays and refusals (CORS). Repeatable."),
+    ] = None,
     path: Annotated[
         list[str] | None, typer.Option("--path", metavar="PATTERN", help="Guard these paths only. Repeatable.")
     ] = None,
@@ -80,6 +90,9 @@ def proxy(
         "workers": workers,
         "trusted": trusted,
         "jwt_key": jwt_key,
+        "jwt_audience": jwt_audience,
+        "jwt_issuer": jwt_issuer,
+        "cors_origins": cors_origin,
         "paths": path,
         "timeout": timeout,
         "drain": drain,

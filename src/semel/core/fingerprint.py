@@ -164,14 +164,18 @@ class Fingerprinter:
         """
         if _alike(stored, fresh):
             return True
-        if stored[_VERSION] in _COMPARABLE and stored[_RECIPE] == fresh[_RECIPE]:
+        if _is_of(stored, fresh[_RECIPE]):
             return False
         secrets = (*self.previous_secrets, None)
         for secret in secrets:
             older = dataclasses.replace(self, secret=secret)
-            if stored[_VERSION] in _COMPARABLE and stored[_RECIPE] == older._recipe:  # noqa: SLF001 - a Fingerprinter like this one
+            if older.has_made(stored):
                 return _alike(stored, older.of(subject))
         return _is_same_place(stored, subject, self.secret, *secrets)
+
+    def has_made(self, stored: bytes) -> bool:
+        """Return whether *stored* was made by this recipe."""
+        return _is_of(stored, self._recipe)
 
     def _check_secrets(self) -> None:
         previous: object = self.previous_secrets
@@ -229,7 +233,7 @@ def is_same_request(recipe: Fingerprinter | None, stored: bytes, fresh: bytes, s
     was stored with a recipe is not given to another method, path or query.
     """
     if recipe is None:
-        has_none = not stored or (stored[_VERSION] in _COMPARABLE and stored[_RECIPE] == _NO_RECIPE)
+        has_none = not stored or _is_of(stored, _NO_RECIPE)
         return has_none or _is_same_place(stored, subject, None)
     return recipe.matches(stored, fresh, subject)
 
@@ -283,6 +287,10 @@ def _is_same_place(stored: bytes, subject: Subject, *secrets: bytes | None) -> b
     return stored[_VERSION] in _COMPARABLE and any(
         hmac.compare_digest(stored[_PLACE], _place(secret, *place)) for secret in secrets
     )
+
+
+def _is_of(stored: bytes, recipe: bytes) -> bool:
+    return stored[_VERSION] in _COMPARABLE and stored[_RECIPE] == recipe
 
 
 def _alike(stored: bytes, fresh: bytes) -> bool:

@@ -35,8 +35,11 @@ class Streaming:
 
     status: int
     headers: Headers
-    #: As of an answer.
+    #: As of an answer, here and below.
     skipped: StepError | None = None
+    no_effect: bool = False
+    #: Whether the key is freed, whatever the status: nothing was begun, or another guard keeps it.
+    is_freed: bool = False
 
 
 @value

@@ -20,6 +20,8 @@ MAX_KEY = 1024
 #: Characters of a header line that are parsed: the longest key with all of it escaped, and as much for parameters.
 #: Even a linear parser wastes time on 64 KB, so this is checked before anything else.
 MAX_LINE = 4 * MAX_KEY
+#: Around the value of a header, it is no part of it (RFC 9110, 5.5); not every server takes it away.
+_OPTIONAL_SPACE = " \t"
 #: Stripe's limit, which most other APIs have taken.
 DEFAULT_MAX_LENGTH = 255
 #: Hexadecimal digits: few enough to read, many enough to tell the keys in one log apart.
@@ -200,7 +202,7 @@ def parse(lines: Sequence[bytes | str], *, strict: bool = False, max_length: int
     line = lines[0]
     if len(line) > MAX_LINE:
         raise KeyInvalid(_TOO_LONG.format(max_length))
-    text = (line if isinstance(line, str) else line.decode("latin-1")).strip(" ")
+    text = (line if isinstance(line, str) else line.decode("latin-1")).strip(_OPTIONAL_SPACE)
     if match := _SIMPLY_QUOTED.fullmatch(text):
         value = match[1]
     elif not strict and _BARE.fullmatch(text):

@@ -23,6 +23,7 @@ from semel.errors import (
     ScopeMissing,
     ShuttingDown,
     StoreError,
+    Unauthenticated,
 )
 
 Outcome = Literal[
@@ -52,7 +53,7 @@ OUTCOMES: dict[Outcome, str] = {
     "mismatch": "422: the key was used for another request",
     "missing": "400: no key, and one is required; or none can be made of the body",
     "malformed": "400: a key that can't be read",
-    "unscoped": "400: `scope` returned nothing",
+    "unscoped": "400: `scope` returned nothing; the proxy: 400 or 401",
     "too_large": "413: the body is too large",
     "incomplete": "400: the body ended early",
     "expired": '410: past retention, with `late="refuse"`',
@@ -105,7 +106,7 @@ ENDED: dict[Ended, str] = {
     "mismatch": "422: its key was used for another request",
     "missing": "400: no key, and one is required",
     "malformed": "400: a key that can't be read",
-    "unscoped": "400: `scope` returned nothing",
+    "unscoped": "400: `scope` returned nothing; the proxy: 400 or 401",
     "too_large": "413: the body is too large",
     "incomplete": "400: the body ended early",
     "expired": '410: past retention, with `late="refuse"`',
@@ -143,6 +144,7 @@ _OF_REFUSALS: dict[type[Refusal], Outcome] = {
     KeyMissing: "missing",
     KeyInvalid: "malformed",
     ScopeMissing: "unscoped",
+    Unauthenticated: "unscoped",
     IdentityRefused: "unscoped",
     BodyTooLarge: "too_large",
     BodyIncomplete: "incomplete",
@@ -168,6 +170,7 @@ _ENDED_BY: dict[type[Exception], Ended] = {
     ScopeMissing: "unscoped",
     ShuttingDown: "shutting_down",
     StoreError: "store_failed",
+    Unauthenticated: "unscoped",
     Refusal: "refused",
     Interrupted: "interrupted",
 }

@@ -6,7 +6,7 @@ import json
 
 from semel.core.message import Answer
 from semel.core.policy import Policy
-from semel.errors import Refusal
+from semel.errors import Refusal, Unauthenticated
 
 SHOULD_RETRY = b"stripe-should-retry"
 
@@ -31,6 +31,8 @@ def refused(refusal: Refusal, policy: Policy) -> Answer:
     if policy.dialect == "stripe":
         # Stripe's clients read this before the status; without it they retry every 409 and 5xx.
         headers.append((SHOULD_RETRY, b"true" if refusal.retryable else b"false"))
+    if isinstance(refusal, Unauthenticated):
+        headers.append((b"www-authenticate", refusal.challenge.encode()))
     if refusal.retry_after is not None:
         headers.append((b"retry-after", b"%d" % refusal.retry_after))
     return Answer(status, tuple(headers), json.dumps(body).encode())

@@ -156,6 +156,7 @@ CODES = {
     "identity-refused": Meaning.REFUSED,
     "request-ambiguous": Meaning.REFUSED,
     "request-body-too-large": Meaning.REFUSED,
+    "unauthenticated": Meaning.REFUSED,
 }
 
 #: Statuses that mean something else than ``FINAL_STATUSES`` says, where nothing in the answer says more.

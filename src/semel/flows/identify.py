@@ -62,7 +62,10 @@ async def identify(ports: GuardPorts, head: Head, policy: Policy) -> Asked | Non
     scope = scoped(principal, head, policy)
     body = await ports.read_body(policy.max_request_body)
     if body is None:
-        raise BodyTooLarge(f"The request body is larger than {policy.max_request_body} bytes.")
+        raise BodyTooLarge(
+            f"The request body is larger than {policy.max_request_body} bytes, the max_request_body that this API "
+            "has set for requests with a key."
+        )
     subject = Subject(head.method, head.path, head.query, head.headers, body, head.mount)
     if isinstance(source, Key):
         return Asked(source, scope, principal, subject, policy)

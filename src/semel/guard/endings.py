@@ -30,7 +30,8 @@ def answered(answer: Answer, operation: Operation, *, reached_handler: bool, no_
 
 def streaming(status: int, headers: Headers, operation: Operation) -> Ending:
     """Return the ending of a handler with an answer that can't be kept."""
-    return _standing(Streaming(status, headers, operation.story.skipped), operation)
+    ending = Streaming(status, headers, operation.story.skipped, operation.has_no_effect, operation.is_freed)
+    return _standing(ending, operation)
 
 
 def raised(error: Exception, operation: Operation) -> Ending:

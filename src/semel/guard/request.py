@@ -109,6 +109,9 @@ class RequestView:
 class Routes:
     """Which requests are guarded, and by which policy."""
 
+    #: Whether a path, decoded, is one of a pattern.
+    fits: Callable[[str, str], bool] = staticmethod(fnmatchcase)
+
     def __init__(self, policy: Policy | None, paths: Paths) -> None:
         """Guard the given *paths*: patterns such as ``/orders/*``, each perhaps with its own policy; None is all."""
         policy = Policy.ietf() if policy is None else policy
@@ -141,12 +144,12 @@ class Routes:
 
     def pattern_at(self, path: str) -> str | None:
         """Return the pattern by which *path* is guarded, where the application gave any."""
-        return next((pattern for pattern in self._patterns or () if fnmatchcase(path, pattern)), None)
+        return next((pattern for pattern in self._patterns or () if self.fits(path, pattern)), None)
 
     def policy_at(self, path: str) -> Policy | None:
         """Return the policy of requests to *path*, by whatever method, or None when none of them is guarded."""
         if self._patterns is not None:
-            return next((each for pattern, each in self._patterns.items() if fnmatchcase(path, pattern)), None)
+            return next((each for pattern, each in self._patterns.items() if self.fits(path, pattern)), None)
         return self.policy if self._accepts is None or self._accepts(path) else None
 
 

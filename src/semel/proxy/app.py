@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import suppress
 from datetime import timedelta
-from email.utils import formatdate
-from functools import lru_cache
+from functools import cache, lru_cache
 from http import HTTPStatus
 from typing import Any
 
@@ -22,7 +20,6 @@ import aiohttp
 from semel.asgi import IdempotencyMiddleware
 from semel.asgi.protocol import OPERATION, ASGIApp, ASGIScope, ASGISend, Message, Receive, send_answer
 from semel.core.decision import RETRY_AFTER_SECONDS
-from semel.core.message import Headers
 from semel.core.policy import Policy
 from semel.core.problem import refused
 from semel.core.replay import may_be_endless
@@ -37,7 +34,8 @@ from semel.errors import (
     UpstreamUnreachable,
 )
 from semel.operation import Operation
-from semel.proxy.headers import Framing, HeaderRules, Peer, incoming, is_replay
+from semel.proxy.answers import UPSTREAMS, Cors, Leaving
+from semel.proxy.headers import NO_EFFECT, Framing, HeaderRules, Peer, incoming, is_replay, says_no_effect
 from semel.proxy.health import Health
 from semel.proxy.link import Link
 from semel.proxy.scope import Peers
@@ -68,13 +66,21 @@ class Proxy:
     """Everything that a request passes, from the server on."""
 
     def __init__(
-        self, guard: IdempotencyMiddleware, forwarder: Forwarder, rules: HeaderRules, peers: Peers, health: Health
+        self,
+        guard: IdempotencyMiddleware,
+        forwarder: Forwarder,
+        rules: HeaderRules,
+        peers: Peers,
+        health: Health,
+        *,
+        cors: Cors | None = None,
     ) -> None:
         self.guard = guard
         self.health = health
         self._forwarder = forwarder
         self._rules = rules
         self._peers = peers
+        self._cors = cors
         self._policy = forwarder.policy
         self._strangers: set[str | None] = set()
         self._peer = lru_cache(maxsize=1024)(self._peer_at)
@@ -94,7 +100,7 @@ class Proxy:
             await self.guard(scope, receive, send)
             return
         if kind == "http":
-            send = Dated(send)
+            send = Leaving(send, scope["headers"], self._cors)
             answer = await self.health.answer(scope)
             if answer is not None:
                 await send_answer(send, answer, is_ours=True)
@@ -114,7 +120,7 @@ class Proxy:
             await self.guard(scope, receive, send)
         except asyncio.CancelledError:
             # By the server, as the last thing it does. What was forwarded is given up by then.
-            if isinstance(send, Dated) and not send.has_begun:
+            if isinstance(send, Leaving) and not send.has_begun:
                 await self._refuse(scope, receive, send, ShuttingDown(retry_after=RETRY_AFTER_SECONDS))
 
     def _peer_at(self, address: str | None, scheme: str) -> Peer:
@@ -143,40 +149,6 @@ class Proxy:
 _SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 
 
-class Dated:
-    """A server's ``send`` that adds the date to answers without one: those of this proxy."""
-
-    __slots__ = ("_send", "has_begun")
-
-    def __init__(self, send: ASGISend) -> None:
-        """Send by *send*."""
-        self._send = send
-        #: An answer has begun.
-        self.has_begun = False
-
-    async def __call__(self, message: Message) -> None:
-        """Send *message*."""
-        if message["type"] == "http.response.start":
-            self.has_begun = True
-            for name, _ in message["headers"]:
-                if name == b"date":
-                    break
-            else:
-                message = {**message, "headers": [*message["headers"], (b"date", _now())]}
-        await self._send(message)
-
-
-_date: tuple[int, bytes] = (0, b"")
-
-
-def _now() -> bytes:
-    global _date  # noqa: PLW0603 - a cache of one entry, for a second
-    second = int(time.time())
-    if _date[0] != second:
-        _date = second, formatdate(second, usegmt=True).encode()
-    return _date[1]
-
-
 def target_of(scope: ASGIScope) -> str:
     """Return path and query as they were sent, byte for byte."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
@@ -187,12 +159,23 @@ def target_of(scope: ASGIScope) -> str:
 class Forwarder:
     """The ASGI app that forwards. It is inside of the guard, or has a request that is not guarded."""
 
-    def __init__(self, upstream: Upstream, rules: HeaderRules, policy: Policy, timeout: timedelta) -> None:
-        """Forward to *upstream*, and wait for *timeout* without hearing from it."""
+    def __init__(
+        self,
+        upstream: Upstream,
+        rules: HeaderRules,
+        policy: Policy,
+        timeout: timedelta,
+        no_effect: Collection[int] = (),
+    ) -> None:
+        """Forward to *upstream*, and wait for *timeout* without hearing from it.
+
+        By a status of *no_effect* it says that it has done nothing.
+        """
         self._upstream = upstream
         self._rules = rules
         self.policy = policy
         self._timeout = timeout.total_seconds()
+        self._no_effect = no_effect
         self._under_way: set[Exchange] = set()
         #: One for all of them: a timer for each would cost more than what it sees.
         self._timer: asyncio.TimerHandle | None = None
@@ -254,7 +237,7 @@ class Forwarder:
             self._look_later()
 
     def _judge(self, operation: Operation | None) -> _Judge | None:
-        return None if operation is None else _Judge(operation, self.policy)
+        return None if operation is None else _Judge(operation, self.policy, self._no_effect)
 
     async def _failed(self, send: ASGISend, exchange: Exchange, operation: Operation | None, refusal: Refusal) -> None:
         """Answer for what was not answered; or end half-way, so that the client sees that something is missing."""
@@ -300,17 +283,32 @@ class Forwarder:
 class _Judge:
     """What the beginning of an answer says of a guarded operation."""
 
-    def __init__(self, operation: Operation, policy: Policy) -> None:
+    def __init__(self, operation: Operation, policy: Policy, no_effect: Collection[int]) -> None:
         self._operation = operation
         self._policy = policy
+        self._no_effect = no_effect
 
-    def __call__(self, status: int, headers: Headers) -> None:
+    def __call__(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Look at an answer before it is kept."""
         if is_replay(headers):
             # The upstream keeps this key by itself, so it is not kept here: its rules apply, and a retry is its own.
             self._operation.is_freed = True
+        elif says_no_effect(headers) or status in self._no_effect:
+            self._operation.no_effect()
         elif status in _GATEWAY_LOST and (self._policy.server_errors, self._policy.on_crash) == ("auto", "refuse"):
             raise UpstreamLost from RuntimeError(f"it answered {status}")
+        elif status == HTTPStatus.SERVICE_UNAVAILABLE and self._policy.server_errors == "auto":
+            _tell_of_kept_503()
+
+
+@cache
+def _tell_of_kept_503() -> None:
+    """Say once that a 503 is kept: it may be meant as "later", or have come after half of the work."""
+    logger.warning(
+        "The upstream answered 503 to a request with a key: it is stored, and every retry gets it. If the upstream has "
+        "done nothing then, have it send %s: true, or set no_effect = [503] under [proxy].",
+        NO_EFFECT.decode(),
+    )
 
 
 class Exchange:
@@ -407,13 +405,13 @@ class Exchange:
     async def _answer(self, response: Link, method: str, judge: _Judge | None) -> None:
         headers = incoming(response.status, response.headers)
         if judge is not None:
-            judge(response.status, headers)
+            judge(response.status, response.headers)
         if may_be_endless(headers):
             self._timeout = math.inf  # Silence is no fault of a stream.
         self._wind()
         left = _length(headers) if method != "HEAD" else None
         self.has_begun = judge is None
-        await self._send({"type": "http.response.start", "status": response.status, "headers": list(headers)})
+        await self._send({"type": "http.response.start", "status": response.status, "headers": [*headers, UPSTREAMS]})
         while chunk := await response.more():
             if left is not None:
                 left -= len(chunk)

@@ -6,6 +6,7 @@ The command line comes first. Under ``[proxy]`` are its own options, under ``[po
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -15,6 +16,7 @@ from typing import Any
 
 from semel.core.policy import Policy, PolicyFields
 from semel.errors import ConfigurationError
+from semel.proxy.place import COUNTED
 from semel.proxy.scope import TRUSTED
 from semel.work.plan import duration
 
@@ -27,8 +29,13 @@ _DURATIONS = {"lease", "retention", "wait", "max_response_time"}
 _MAX_SECONDS = 100 * 365 * 86400
 _PRESETS = {"ietf": Policy.ietf, "stripe": Policy.stripe}
 
-#: After an upstream is lost, a proxy knows nothing of what it did.
-_DEFAULTS = {"on_crash": "refuse"}
+#: After an upstream is lost, a proxy knows nothing of what it did; and how an upstream reads a request, it can't know.
+_DEFAULTS = {"on_crash": "refuse", "fingerprint": COUNTED}
+
+#: What can say that nothing was done.
+_NO_EFFECT = frozenset(range(500, 600)) - {502, 504}
+#: An origin as a browser sends it, which leaves out the port of the scheme. A sandboxed page sends "null", as any does.
+_ORIGIN = re.compile(r"\*|(?!https://.*:443$|http://.*:80$)[a-z][a-z0-9+.-]*://[^\s/?#@A-Z,]+")
 
 _GUARD_ONLY = 'Policy.mode can\'t be "atomic" in a proxy: it has no part in the transaction of the server behind it.'
 
@@ -47,6 +54,13 @@ class Settings:
     trusted: tuple[str, ...] = TRUSTED
     #: The file of the key, or of the keys, that sign bearer tokens; or the URL at which they are published.
     jwt_key: str | None = None
+    #: The audiences (``aud``), one of which a token must be for, and the issuers (``iss``) that it may be from.
+    jwt_audience: tuple[str, ...] = ()
+    jwt_issuer: tuple[str, ...] = ()
+    #: The origins of pages that may read what the proxy answers by itself, such as https://shop.example; "*" is all.
+    cors_origins: tuple[str, ...] = ()
+    #: The statuses by which the upstream says that it has done nothing: the key is freed.
+    no_effect: tuple[int, ...] = ()
     #: Patterns of the paths that are guarded; none: all.
     paths: tuple[str, ...] = ()
     #: How long the upstream may be silent.
@@ -89,9 +103,36 @@ class Settings:
             raise ConfigurationError(
                 "memory:// is the memory of one process: with several workers, give another --store."
             )
+        self._check_tokens()
+        self._check_no_effect()
         self._check_values()
 
+    def _check_tokens(self) -> None:
+        if (self.jwt_audience or self.jwt_issuer) and self.jwt_key is None:
+            raise ConfigurationError("--jwt-audience and --jwt-issuer need a --jwt-key: it verifies what a token says.")
+        for name in ("jwt_audience", "jwt_issuer"):
+            if not all(getattr(self, name)):
+                raise ConfigurationError(f"{name} can't be empty: it is what the claim of a token has to be.")
+
+    def _check_no_effect(self) -> None:
+        if wrong := sorted(set(self.no_effect) - _NO_EFFECT):
+            raise ConfigurationError(
+                f"no_effect can't have {wrong[0]}: it has server errors (5xx), and neither 502 nor 504: a gateway that "
+                'has lost its server does not know. on_crash = "rerun" under [policy] frees the key after those.'
+            )
+        if self.no_effect and self.policy.server_errors == "keep":
+            raise ConfigurationError(
+                'no_effect needs server_errors = "auto" under [policy]: with "keep", as in the preset "stripe", every '
+                "server error is kept."
+            )
+
     def _check_values(self) -> None:
+        for origin in self.cors_origins:
+            if not _ORIGIN.fullmatch(origin) or (origin == "*" and len(self.cors_origins) > 1):
+                raise ConfigurationError(
+                    f"cors_origins can't have {origin!r}: write origins as browsers send them, https://shop.example or "
+                    'http://localhost:3000, without a path and in lower case; or "*" alone.'
+                )
         for name in ("workers", "connections"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} can't be {getattr(self, name)}: it is 1 or more.")
@@ -106,11 +147,11 @@ class Settings:
 
 #: Which kind of value each option has in a file.
 _TIMES = {each.name for each in fields(Settings) if each.type == "timedelta"}
-_LISTS = {"trusted", "paths"}
+_LISTS = {"trusted", "paths", "jwt_audience", "jwt_issuer", "cors_origins"}
 _NUMBERS = {"workers", "connections"}
 _SWITCHES = {"pass_key", "work"}
 #: Options that the command line takes one at a time, and by the name of one.
-_TYPED_AS = {"path": "paths"}
+_TYPED_AS = {"path": "paths", "cors_origin": "cors_origins"}
 
 
 def read(path: str | None, typed: Mapping[str, Any], *, store: str) -> Settings:
@@ -185,6 +226,10 @@ def _option(name: str, each: Any) -> Any:
     where = f"[proxy] {name}"
     if name in _TIMES:
         return _duration(where, each)
+    if name == "no_effect":
+        if not isinstance(each, list | tuple) or not all(type(one) is int for one in each):
+            raise ConfigurationError(f"{where} can't be {each!r}: it is a list of statuses, such as [503].")
+        return tuple(each)
     if name in _LISTS:
         many = (each,) if isinstance(each, str) else each
         if not isinstance(many, list | tuple) or not all(isinstance(one, str) for one in many):

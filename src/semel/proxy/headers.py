@@ -51,6 +51,9 @@ FORWARDING = frozenset(
 #: How many times a request was begun, as the server behind the proxy is told.
 ATTEMPT = b"semel-attempt"
 
+#: By this header an upstream says that it has done nothing. It is for the proxy alone.
+NO_EFFECT = b"semel-no-effect"
+
 #: Listed in ``Connection``, they would be removed on the way, and the request would mean something else.
 _NEVER_LISTED = FORWARDING | {b"authorization", b"content-length", b"content-type", b"cookie", b"host", b"via"}
 #: What a server behind the proxy must not get in another spelling.
@@ -87,6 +90,9 @@ _FATES = {
 }
 #: What a proxy reads or writes by itself can't name a user, too.
 NO_IDENTITY = frozenset(_FATES) - FORWARDING
+
+#: Of an answer.
+_NOT_PASSED = HOP_BY_HOP | {NO_EFFECT}
 
 #: Of those that say the way, what no hop adds to.
 _TOLD_ONCE = (b"x-forwarded-port", b"x-forwarded-server", b"x-real-ip")
@@ -215,12 +221,13 @@ class HeaderRules:
     def outgoing(self, headers: Pairs, *, attempt: int | None = None) -> list[tuple[bytes, bytes]]:
         """Return those of the *headers* that are received which are sent on, without the length of the body.
 
-        *attempt* is that of a guarded request.
+        *attempt* is that of a guarded request. Its answer is stored, and a retry may not accept the same coding.
         """
         unsent = self._unsent
         kept = [pair for pair in headers if pair[0] not in unsent]
         if attempt is not None:
-            kept.append((ATTEMPT, b"%d" % attempt))
+            kept = [pair for pair in kept if pair[0] != b"accept-encoding"]
+            kept += [(b"accept-encoding", b"identity"), (ATTEMPT, b"%d" % attempt)]
         return kept
 
     def _listed(self, lines: Iterable[bytes]) -> set[bytes]:
@@ -305,7 +312,7 @@ def _quoted(text: bytes) -> bytes:
 def incoming(status: int, headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """Return the headers of an answer as its client gets them: in order, repeated ones too, none of the connection."""
     lowered = [(name.lower(), each) for name, each in headers]
-    dropped = HOP_BY_HOP
+    dropped = _NOT_PASSED
     is_chunked = False
     for name, each in lowered:
         if name == b"connection":
@@ -318,6 +325,15 @@ def incoming(status: int, headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     return tuple([pair for pair in lowered if pair[0] not in dropped])
 
 
-def is_replay(headers: Headers) -> bool:
+def is_replay(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether the server behind the proxy has replayed this answer: it keeps keys by itself."""
-    return any(name == b"idempotent-replayed" and each.strip().lower() == b"true" for name, each in headers)
+    return _says(headers, b"idempotent-replayed")
+
+
+def says_no_effect(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether the server behind the proxy says that it has done nothing."""
+    return _says(headers, NO_EFFECT)
+
+
+def _says(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bool:
+    return any(name.lower() == wanted and each.strip().lower() == b"true" for name, each in headers)

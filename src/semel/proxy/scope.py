@@ -11,17 +11,17 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
 from typing import Any
 
 from semel.core.credentials import looks_secret
 from semel.core.scope import MAX_PRINCIPAL_LENGTH, SINGLE_TENANT
-from semel.errors import ConfigurationError, IdentityRefused, ScopeMissing
+from semel.errors import ConfigurationError, IdentityRefused, ScopeMissing, Unauthenticated
 from semel.guard.request import RequestView
 from semel.proxy.headers import NO_IDENTITY
 from semel.proxy.published_keys import PublishedKeys
-from semel.proxy.tokens import KeyNotKnown, TokenRefused, Verifier, claims_of
+from semel.proxy.tokens import KeyNotKnown, TokenRefused, Verifier, check_recipient, claims_of
 
 NamesUser = Callable[[RequestView], Any]
 
@@ -32,6 +32,10 @@ SPELLINGS = "header:NAME, jwt:CLAIM, cookie:NAME or single"
 UNVERIFIED = (
     "--scope jwt:%s without --jwt-key: signatures are not verified here, so the scope of a request is its claim and "
     "its whole token. A retry with a renewed token is then a new operation, and runs again. Give --jwt-key FILE."
+)
+NO_AUDIENCE = (
+    "--jwt-key without --jwt-audience: tokens that name an audience (aud) are refused with 401, and all others are "
+    "accepted, whichever application their provider made them for. Give --jwt-audience NAME."
 )
 
 #: What HTTP takes for white space around a value. Python takes more, bytes of letters in UTF-8 among it: two users
@@ -116,10 +120,21 @@ class ByCookie:
 class ByToken:
     """A claim of the bearer token."""
 
-    def __init__(self, claim: str, verifier: Verifier | PublishedKeys | None) -> None:
-        """Read *claim* of a token that *verifier* has accepted; without one, the whole token is part of the scope."""
+    def __init__(
+        self,
+        claim: str,
+        verifier: Verifier | PublishedKeys | None,
+        audiences: Collection[str] = (),
+        issuers: Collection[str] = (),
+    ) -> None:
+        """Read *claim* of a token that *verifier* has accepted; without one, the whole token is part of the scope.
+
+        Of which issuer a token is need not be set: the issuer is part of the scope, too.
+        """
         self._claim = claim
         self._verifier = verifier
+        self._audiences = frozenset(audiences)
+        self._issuers = tuple(issuers)
 
     def __call__(self, request: RequestView) -> Any:
         """Name the user."""
@@ -128,7 +143,7 @@ class ByToken:
             raise IdentityRefused("Authorization was sent more than once.")
         scheme, _, token = (lines[0].decode("latin-1") if lines else "").strip(_BLANK).partition(" ")
         if scheme.lower() != "bearer":
-            return None
+            raise Unauthenticated
         token = token.strip(_BLANK)
         try:
             return self._user(token)
@@ -148,7 +163,11 @@ class ByToken:
             raise _not_accepted(refused) from None
 
     def _user(self, token: str) -> str:
-        claims = claims_of(token) if self._verifier is None else self._verifier.verified(token)
+        if self._verifier is None:
+            claims = claims_of(token)
+        else:
+            claims = self._verifier.verified(token)
+            check_recipient(claims, self._audiences, self._issuers)
         claim, issuer = claims.get(self._claim), claims.get("iss")
         if not isinstance(claim, str | int) or isinstance(claim, bool) or claim == "":
             raise ScopeMissing(f"The bearer token has no claim {self._claim!r} that names a user.")
@@ -159,11 +178,17 @@ class ByToken:
         return _bounded(user)
 
 
-def _not_accepted(refused: TokenRefused) -> ScopeMissing:
-    return ScopeMissing(f"The bearer token is not accepted: {refused}")
+def _not_accepted(refused: TokenRefused) -> Unauthenticated:
+    # RFC 6750: another token may be accepted, so a client renews its own.
+    return Unauthenticated(f"The bearer token is not accepted: {refused}", challenge='Bearer error="invalid_token"')
 
 
-def scope_of(spelled: str, verifier: Verifier | PublishedKeys | None = None) -> NamesUser:
+def scope_of(
+    spelled: str,
+    verifier: Verifier | PublishedKeys | None = None,
+    audiences: Collection[str] = (),
+    issuers: Collection[str] = (),
+) -> NamesUser:
     """Return what names the user, as it was *spelled* on the command line."""
     kind, colon, name = spelled.partition(":")
     if spelled == "single":
@@ -171,7 +196,7 @@ def scope_of(spelled: str, verifier: Verifier | PublishedKeys | None = None) -> 
     elif not colon or kind not in {"header", "jwt", "cookie"} or not name:
         raise ConfigurationError(f"--scope can't be {spelled!r}: it is {SPELLINGS}.")
     elif kind == "jwt":
-        return ByToken(name, verifier)
+        return ByToken(name, verifier, audiences, issuers)
     elif not _NAME.fullmatch(name):
         raise ConfigurationError(f"--scope: {name!r} can't be the name of a {kind}.")
     elif kind == "header" and name.lower().encode() in NO_IDENTITY:

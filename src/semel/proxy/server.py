@@ -23,12 +23,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from semel.asgi import IdempotencyMiddleware
 from semel.core.outcome import Door
 from semel.errors import ConfigurationError
+from semel.guard.request import Routes
+from semel.proxy.answers import Cors
 from semel.proxy.app import EMPTY_QUERY, Forwarder, Proxy
 from semel.proxy.config import Settings
 from semel.proxy.headers import HeaderRules
 from semel.proxy.health import Health
+from semel.proxy.place import SpelledRoutes
 from semel.proxy.published_keys import PublishedKeys
-from semel.proxy.scope import UNVERIFIED, ByHeader, ByToken, Peers, scope_of
+from semel.proxy.scope import NO_AUDIENCE, UNVERIFIED, ByHeader, Peers, scope_of
 from semel.proxy.tokens import Verifier
 from semel.proxy.upstream import Address, Upstream
 from semel.proxy.workers import run_workers
@@ -47,14 +50,15 @@ _UNIX = "unix:"
 
 
 class ProxyMiddleware(IdempotencyMiddleware):
-    """The guard of the proxy, as metrics have it."""
+    """The guard of the proxy: as metrics have it, and of every spelling of a path."""
 
     door: ClassVar[Door] = "proxy"
+    routing: ClassVar[type[Routes]] = SpelledRoutes
 
 
 def build(settings: Settings) -> Proxy:
     """Make the proxy that *settings* say."""
-    scope = scope_of(settings.scope, _verifier(settings.jwt_key))
+    scope = scope_of(settings.scope, _verifier(settings.jwt_key), settings.jwt_audience, settings.jwt_issuer)
     policy = settings.policy
     rules = HeaderRules(
         scope.identity if isinstance(scope, ByHeader) else None, policy.header_names, passes_key=settings.pass_key
@@ -67,7 +71,7 @@ def build(settings: Settings) -> Proxy:
         connections=settings.connections,
         ca=settings.upstream_ca,
     )
-    forwarder = Forwarder(upstream, rules, policy, settings.timeout)
+    forwarder = Forwarder(upstream, rules, policy, settings.timeout, settings.no_effect)
     guard = ProxyMiddleware(
         forwarder,
         store=settings.store,
@@ -83,7 +87,8 @@ def build(settings: Settings) -> Proxy:
         alive=settings.healthz,
         ready=settings.readyz,
     )
-    return Proxy(guard, forwarder, rules, Peers(settings.trusted), health)
+    cors = Cors(settings.cors_origins, policy) if settings.cors_origins else None
+    return Proxy(guard, forwarder, rules, Peers(settings.trusted), health, cors=cors)
 
 
 def _verifier(name: str | None) -> Verifier | PublishedKeys | None:
@@ -305,9 +310,10 @@ def run(settings: Settings) -> None:
     if urlsplit(settings.store).scheme == "sqlite" and not (folder := locate(settings.store).path.parent).is_dir():
         # A store that can't be reached may come back. A folder does not come by itself.
         raise ConfigurationError(f"--store: there is no folder {folder}. Make it, or correct the URL.")
-    scope = scope_of(settings.scope)
-    if isinstance(scope, ByToken) and settings.jwt_key is None:
+    if settings.scope.startswith("jwt:") and settings.jwt_key is None:
         logger.warning(UNVERIFIED, settings.scope.partition(":")[2])
+    elif settings.jwt_key is not None and not settings.jwt_audience:
+        logger.warning(NO_AUDIENCE)
     with _listening(settings.listen) as listener:
         print(f"Listening on {shown(listener)}, in front of {settings.upstream}. Ctrl-C ends it.", flush=True)  # noqa: T201 - the command line's own line
         if settings.workers > 1:

@@ -14,7 +14,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def claims_of(token: str) -> dict[str, Any]:
 
 
 class Verifier:
-    """Verifies the signature and the times of a token."""
+    """Verifies the signature and the times of a token. For which application it was made is ``check_recipient``'s."""
 
     def __init__(self, keys: Mapping[str, Sequence[Key]]) -> None:
         """Know *keys*, by id. Those with the id "" are for all tokens that name no other."""
@@ -114,6 +114,26 @@ class Verifier:
         if _time(claims, "nbf", now) > now + LEEWAY:
             raise TokenRefused("it is not valid yet.")
         return claims
+
+
+def check_recipient(claims: Mapping[str, Any], audiences: Collection[str], issuers: Collection[str]) -> None:
+    """Refuse verified *claims* of a token for another recipient than *audiences*, or of another than *issuers*.
+
+    A provider signs the tokens of all its applications with the same keys (RFC 8725, 3.9). So a token that names its
+    audience is refused where none is known here, and one that names none where there are *audiences*.
+    """
+    if "aud" in claims:
+        named = [claims["aud"]] if isinstance(claims["aud"], str) else claims["aud"]
+        if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
+            raise TokenRefused("its audience (aud) can't be read.")
+        if not audiences:
+            raise TokenRefused("it is for an audience (aud), and none is set here: --jwt-audience names it.")
+        if not any(each in audiences for each in named):
+            raise TokenRefused("it is for another audience (aud).")
+    elif audiences:
+        raise TokenRefused("it names no audience (aud).")
+    if issuers and claims.get("iss") not in issuers:
+        raise TokenRefused("it is from another issuer (iss).")
 
 
 def _id(named: Mapping[str, Any]) -> str:
