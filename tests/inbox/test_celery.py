@@ -15,6 +15,8 @@ from semel.inbox import Inbox
 from semel.inbox.celery import once
 from tests.inbox.consumers import parcels, prepare, receipts, until
 from tests.kit import servers
+from tests.publishers.sending import message as relayed
+from tests.publishers.sending import opened
 
 
 @pytest.fixture
@@ -41,22 +43,29 @@ def worker(rabbitmq: servers.RabbitMQServer, url: str, tmp_path: Path) -> Iterat
         process.wait(30)
 
 
-async def test_once(worker: Celery, url: str) -> None:
-    """A task that is sent twice under one id has one effect. One that fails is retried and then parked. One with a
-    worker that dies, or is killed at its time limit, is delivered again.
+async def test_once(worker: Celery, rabbitmq: servers.RabbitMQServer, url: str) -> None:
+    """A task that is sent twice under one id, as by the relay, has one effect. One that fails is retried and then
+    parked. One with a worker that dies, or is killed at its time limit, is delivered again.
     """
     for message in ("m-1", "m-2", "m-1", "bad", "dying", "m-1"):
         worker.send_task("shop.ship", [message], task_id=f"task-{message}")
     worker.send_task("shop.ship", ["slow"], task_id="task-slow", time_limit=1)
-    await until(lambda: len(receipts(url)) == 5 and receipts(url)["task-bad"][0] == "parked")
+    sent = relayed(type="shop.ship", payload=b'["relayed"]')
+    async with opened(f"celery+{rabbitmq.url}?queue=shop") as publisher:
+        for _ in range(2):
+            await publisher.publish([sent])
+    worker.send_task("shop.ship", ["last"], task_id="task-last")
+    await until(lambda: len(receipts(url)) == 7 and receipts(url)["task-bad"][0] == "parked")
     assert receipts(url) == {
         "task-m-1": ("done", 0),
         "task-m-2": ("done", 0),
         "task-dying": ("done", 0),
         "task-slow": ("done", 0),
         "task-bad": ("parked", 2),
+        sent.id: ("done", 0),
+        "task-last": ("done", 0),
     }
-    assert parcels(url) == ["dying", "m-1", "m-2", "slow"]
+    assert parcels(url) == ["dying", "last", "m-1", "m-2", "relayed", "slow"]
 
 
 def test_called_as_a_function(sqlite_url: str) -> None:

@@ -37,7 +37,7 @@ from typing import Any
 
 from semel.core.inbox import Ran
 from semel.errors import ConfigurationError, MessageRefused, NoEffect
-from semel.inbox.brokers import Answer, FindId, answer_for, header_id, no_id, tell_failed, tell_refused
+from semel.inbox.brokers import Answer, FindId, answer_for, found_id, no_id, tell_failed, tell_refused
 from semel.inbox.front import AsyncInbox
 
 try:
@@ -143,22 +143,10 @@ def id_of(message: StreamMessage[Any]) -> str:
             "This subscriber gets messages in a batch, and an inbox receives them one by one: their ids would be that "
             "of the first. Remove batch=True; or give id=, a function that makes one id for the whole batch."
         )
-    found = header_id(message.headers) or getattr(raw, "message_id", None) or _place(raw)
+    found = found_id(message.headers, raw, message.body, message.content_type)
     if not found:
         raise no_id("FastStream", "message_id, or the header ce-id")
     return str(found)
-
-
-def _place(raw: Any) -> str | None:
-    """Return topic, partition and offset (Kafka), or stream and number (NATS)."""
-    parts = [getattr(raw, name, None) for name in ("topic", "partition", "offset")]
-    values = [part() if callable(part) else part for part in parts]  # confluent-kafka has methods, aiokafka attributes
-    if None not in values:
-        return "/".join(map(str, values))
-    try:
-        return f"{raw.metadata.stream}/{raw.metadata.sequence.stream}"
-    except Exception:  # noqa: BLE001 - it is no message of a stream
-        return None
 
 
 def _body(message: StreamMessage[Any]) -> bytes | None:

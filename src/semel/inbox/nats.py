@@ -25,12 +25,12 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
-from semel.inbox.brokers import Answer, FindId, Handler, header_id, no_id, received
+from semel.inbox.brokers import Answer, FindId, Handler, found_id, no_id, received
 from semel.inbox.front import AsyncInbox
 
 try:
     from nats.aio.msg import Msg
-    from nats.errors import Error, NotJSMessageError
+    from nats.errors import Error
     from nats.js import JetStreamContext
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("NATS needs nats-py. Run: pip install 'semel[nats]'") from error
@@ -104,10 +104,7 @@ def once(
 
 def id_of(message: Msg) -> str:
     """Return the id of a message: in its headers, or else its stream and the number that it has there."""
-    found = header_id(message.headers)
-    if found:
-        return found
-    try:
-        return f"{message.metadata.stream}/{message.metadata.sequence.stream}"
-    except NotJSMessageError:
-        raise no_id("NATS", "the header Nats-Msg-Id, and a stream keep it") from None
+    found = found_id(message.headers, message, message.data)
+    if not found:
+        raise no_id("NATS", "the header Nats-Msg-Id, and a stream keep it")
+    return found

@@ -27,7 +27,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
-from semel.inbox.brokers import Answer, FindId, Handler, header_id, no_id, received
+from semel.inbox.brokers import Answer, FindId, Handler, found_id, no_id, received
 from semel.inbox.front import AsyncInbox
 
 try:
@@ -74,7 +74,7 @@ def once(
 
 def id_of(message: AbstractIncomingMessage) -> str:
     """Return the id of a message: that of its event, or else its ``message_id``."""
-    found = header_id(message.headers) or message.message_id
+    found = found_id(message.headers, message, message.body, message.content_type)
     if not found:
         raise no_id("RabbitMQ", "the property message_id")
     return found
