@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from celery import Celery
-from celery.exceptions import Reject
+from celery.exceptions import Reject, Retry
 
-from semel.errors import MessageUnidentified
+from semel.errors import ConfigurationError, MessageUnidentified
 from semel.inbox import Inbox
 from semel.inbox.celery import once
 from tests.inbox.consumers import parcels, prepare, receipts, until
@@ -105,3 +105,35 @@ def test_eagerly(sqlite_url: str) -> None:
         return one + other
 
     assert add.delay(1, other=2).get() == 3
+
+
+@pytest.mark.parametrize("name", ["acks_late", "reject_on_worker_lost"])
+def test_acked_early(sqlite_url: str, name: str) -> None:
+    """A task that would be acked before COMMIT is refused when it is made."""
+    with pytest.raises(ConfigurationError, match=name):
+        once(Celery("shop", broker="memory://"), Inbox(sqlite_url, consumer="billing"), **{name: False})
+
+
+@pytest.mark.parametrize("name, word", [("chain", "chain"), ("callbacks", "link"), ("errbacks", "link_error")])
+def test_what_celery_would_send_after_it(sqlite_url: str, name: str, word: str) -> None:
+    """A task with something to follow is not run: a worker that dies after COMMIT would have lost what follows. It
+    comes again, so that nothing is lost, and its error says what to do; in an app's own tests that is raised.
+    """
+    app = Celery("shop", broker="memory://")
+    ran: list[object] = []
+
+    @once(app, Inbox(sqlite_url, consumer="billing"), name="shop.first", shared=False)
+    def first(connection: object) -> None:
+        ran.append(connection)
+
+    following = {name: [app.signature("shop.next")]}
+    first.push_request(id="m-1", called_directly=False, args=[], kwargs={}, retries=0, **following)
+    with pytest.raises(Retry) as again:
+        first.run()
+    assert isinstance(again.value.exc, ConfigurationError)
+    assert f"({word})" in str(again.value.exc)
+    assert "outbox" in str(again.value.exc)
+    first.pop_request()
+    with pytest.raises(ConfigurationError, match="outbox"):
+        first.apply(link=app.signature("shop.next"), throw=True)
+    assert ran == []

@@ -3,7 +3,7 @@ that was lost. Celery's is in ``test_celery.py``, and that of webhooks in ``test
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from typing import Annotated, Any
@@ -134,14 +134,6 @@ ADAPTERS: dict[str, Callable[[Ask, AsyncInbox, str], Consuming]] = {
     "Redis Streams, FastStream": by_faststream_redis,
     "Kafka, FastStream": by_faststream_kafka,
 }
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[str]:
-    """The addresses of librdkafka's mock cluster, which is inside a producer."""
-    mock = Producer({"test.mock.num.brokers": 1, "log_level": 0})
-    yield ",".join(f"{each.host}:{each.port}" for each in mock.list_topics(timeout=10).brokers.values())
-    del mock
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from semel.core.inbox import Parked, Verdict
 from semel.core.outbox import MAX_NAME
-from semel.errors import MessageRefused, MessageUnidentified
+from semel.errors import ConfigurationError, MessageRefused, MessageUnidentified
 from semel.inbox.front import AsyncInbox
 
 _logger = logging.getLogger("semel")
@@ -169,6 +169,12 @@ async def received(inbox: AsyncInbox, find_id: FindId, handler: Handler, message
     except Exception as error:  # noqa: BLE001 - whichever it was, nothing is committed
         tell_failed(inbox.consumer, error)
         return Answer.AGAIN
+
+
+def unusable(consumer: str, why: str) -> ConfigurationError:
+    """Log that no message can be received as the application has set it up, and return the error to raise."""
+    _logger.critical("Messages for %s can't be received, and none is handled: %s", consumer, why)
+    return ConfigurationError(why)
 
 
 def tell_refused(consumer: str, refused: MessageRefused) -> None:

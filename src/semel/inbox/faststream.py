@@ -37,12 +37,12 @@ from typing import Any
 
 from semel.core.inbox import Ran
 from semel.errors import ConfigurationError, MessageRefused, NoEffect
-from semel.inbox.brokers import Answer, FindId, answer_for, found_id, no_id, tell_failed, tell_refused
+from semel.inbox.brokers import Answer, FindId, answer_for, found_id, no_id, tell_failed, tell_refused, unusable
 from semel.inbox.front import AsyncInbox
 
 try:
-    from faststream import BaseMiddleware
-    from faststream.exceptions import AckMessage, HandlerException, NackMessage, RejectMessage
+    from faststream import AckPolicy, BaseMiddleware
+    from faststream.exceptions import AckMessage, HandlerException, NackMessage, RejectMessage, StopConsume
     from faststream.message import StreamMessage
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("This needs FastStream. Run: pip install 'semel[faststream]'") from error
@@ -74,6 +74,22 @@ class InboxMiddleware(BaseMiddleware[Any, Any]):
 
     async def consume_scope(self, call_next: Any, msg: StreamMessage[Any]) -> Any:
         """Call what comes next, in the transaction of the receipt."""
+        subscriber = self.context.get_local("handler_")
+        try:
+            _check_acks(subscriber, self._inbox, msg.raw_message)
+        except ConfigurationError as error:
+            raise StopConsume from error
+        while True:
+            try:
+                return await self._receive(call_next, msg, subscriber)
+            except NackMessage:
+                await asyncio.sleep(self._pause.total_seconds())
+                # librdkafka goes back to a message for this consumer alone: with the next message of another partition
+                # it would be committed, and a worker that dies then has lost it.
+                if not callable(getattr(msg.raw_message, "partition", None)) or not subscriber.running:
+                    raise
+
+    async def _receive(self, call_next: Any, msg: StreamMessage[Any], subscriber: Any) -> Any:
         order = _Order()
 
         async def inside(connection: Any) -> Any:
@@ -81,6 +97,7 @@ class InboxMiddleware(BaseMiddleware[Any, Any]):
                 return await call_next(msg)
 
         try:
+            _check_following(subscriber, msg)
             verdict = await self._inbox.receive(self._find_id(msg), inside, payload=_body(msg))
         except MessageRefused as refused:
             tell_refused(self._inbox.consumer, refused)
@@ -89,7 +106,6 @@ class InboxMiddleware(BaseMiddleware[Any, Any]):
             if isinstance(trouble.__cause__, HandlerException):
                 raise trouble.__cause__ from None
             tell_failed(self._inbox.consumer, trouble)
-            await asyncio.sleep(self._pause.total_seconds())
             raise NackMessage from trouble
         if isinstance(verdict, Ran):
             return order.obeyed(verdict.result)
@@ -99,7 +115,6 @@ class InboxMiddleware(BaseMiddleware[Any, Any]):
             case Answer.AWAY:
                 raise RejectMessage
             case Answer.AGAIN:
-                await asyncio.sleep(self._pause.total_seconds())
                 raise NackMessage
 
 
@@ -133,6 +148,50 @@ def once(
 ) -> Callable[..., InboxMiddleware]:
     """Return a middleware for a broker or a subscriber. *id* finds the id of a ``StreamMessage``."""
     return partial(InboxMiddleware, inbox=inbox, id=id or id_of, pause=pause)
+
+
+def check(broker: Any) -> None:
+    """Raise ``ConfigurationError`` where a subscriber of *broker* can't be used with an inbox: to be called when all
+    are there, before it is started. Else the first message finds it out, which may be lost by then.
+    """
+    for subscriber in broker.subscribers:
+        for middleware in subscriber._broker_middlewares:  # noqa: SLF001 - it has no other way
+            if isinstance(middleware, partial) and middleware.func is InboxMiddleware:
+                _check_acks(subscriber, middleware.keywords["inbox"])
+                _check_following(subscriber)
+
+
+def _check_acks(subscriber: Any, inbox: AsyncInbox, raw: Any = None) -> None:
+    """Raise where what fails does not come again."""
+    policy = getattr(subscriber, "ack_policy", None)
+    if policy in {AckPolicy.ACK_FIRST, AckPolicy.MANUAL} or _is_of_plain_nats(raw):
+        raise unusable(
+            inbox.consumer,
+            f"This subscriber acks by {policy}, or its broker has no acks, so that what fails would be lost. Give it "
+            "ack_policy=AckPolicy.NACK_ON_ERROR, which is not the default on Kafka; on NATS also stream=, and on Redis "
+            "a stream with a group, without no_ack.",
+        )
+
+
+def _is_of_plain_nats(raw: Any) -> bool:
+    try:
+        raw.metadata  # noqa: B018 - it raises
+    except AttributeError:
+        return False
+    except Exception:  # noqa: BLE001 - only messages of JetStream have it
+        return True
+    return False
+
+
+def _check_following(subscriber: Any, message: Any = None) -> None:
+    """Raise where FastStream would publish what a handler returns: that is after COMMIT, and a worker that dies between
+    them has lost it.
+    """
+    instead = "What is to be sent goes into an outbox, in the handler: Outbox(...).add(connection, ...)."
+    if any(call.handler._publishers for call in getattr(subscriber, "calls", ())):  # noqa: SLF001 - as above
+        raise ConfigurationError(f"This subscriber has a publisher (@broker.publisher). Remove it. {instead}")
+    if message is not None and message.reply_to and not subscriber._no_reply:  # noqa: SLF001 - as above
+        raise ConfigurationError(f"This message asks for a reply. Give its subscriber no_reply=True. {instead}")
 
 
 def id_of(message: StreamMessage[Any]) -> str:

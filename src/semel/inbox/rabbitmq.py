@@ -27,7 +27,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
-from semel.inbox.brokers import Answer, FindId, Handler, found_id, no_id, received
+from semel.inbox.brokers import Answer, FindId, Handler, found_id, no_id, received, unusable
 from semel.inbox.front import AsyncInbox
 
 try:
@@ -56,6 +56,10 @@ def once(
     find_id = id or id_of
 
     async def callback(message: AbstractIncomingMessage) -> None:
+        if message.locked:
+            # RabbitMQ has forgotten it already, and what is on its way: the sooner this ends, the less is lost.
+            await message.channel.basic_cancel(message.consumer_tag or "")
+            raise unusable(inbox.consumer, "This consumer acks before the handler runs. Remove no_ack=True.")
         answer = await received(inbox, find_id, handler, message, message.body)
         try:
             if answer is Answer.ACK:
