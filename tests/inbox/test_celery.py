@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -110,8 +111,9 @@ def test_eagerly(sqlite_url: str) -> None:
 @pytest.mark.parametrize("name", ["acks_late", "reject_on_worker_lost"])
 def test_acked_early(sqlite_url: str, name: str) -> None:
     """A task that would be acked before COMMIT is refused when it is made."""
+    options: dict[str, Any] = {name: False}
     with pytest.raises(ConfigurationError, match=name):
-        once(Celery("shop", broker="memory://"), Inbox(sqlite_url, consumer="billing"), **{name: False})
+        once(Celery("shop", broker="memory://"), Inbox(sqlite_url, consumer="billing"), **options)
 
 
 @pytest.mark.parametrize("name, word", [("chain", "chain"), ("callbacks", "link"), ("errbacks", "link_error")])

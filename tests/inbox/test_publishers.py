@@ -107,7 +107,7 @@ async def by_faststream_nats(ask: Ask, inbox: AsyncInbox, name: str) -> AsyncIte
 @asynccontextmanager
 async def by_faststream_redis(ask: Ask, inbox: AsyncInbox, name: str) -> AsyncIterator[str]:
     url = ask("redis_url")
-    broker = RedisBroker(url, middlewares=[once_faststream(inbox, pause=AT_ONCE)], logger=None)
+    broker = RedisBroker(url, middlewares=[once_faststream(inbox, pause=AT_ONCE)])
     broker.subscriber(stream=StreamSub(name, group="billing", consumer="one"))(pay_faststream)
     async with through(broker, url) as found:
         yield found

@@ -342,7 +342,7 @@ def test_a_handler_that_leaves_its_role(kind: str, sql: str, url: str) -> None:
         def leave(connection: Any, _message: str) -> Any:
             return connection.execute(text(sql) if type(connection).__module__.startswith("sqlalchemy") else sql)
 
-        billing._write = leave  # type: ignore[method-assign]
+        billing._write = leave  # type: ignore[assignment, method-assign]
         with pytest.raises(StoreRefused, match="the handler has to set back what it SETs"):
             billing.receive("m-1")
         assert receipts(url) == {"m-1": ("failing", 1)}

@@ -74,7 +74,7 @@ def found_id(
     )
 
 
-def _text(named: Mapping[Any, Any], name: str | bytes) -> str | None:
+def _text(named: Mapping[str, Any], name: str) -> str | None:
     found = named.get(name)
     if isinstance(found, bytes):
         try:
@@ -120,7 +120,7 @@ def _place(raw: Any, named: Mapping[str, Any]) -> str | None:
     if isinstance(raw, Mapping):
         fields, entries = raw.get("data"), raw.get("message_ids")
         if isinstance(fields, Mapping) and frozenset(fields) == _ENTRY:
-            return _text(fields, b"id")
+            return _text({"id": fields[b"id"]}, "id")
         return _bounded(f"{raw.get('channel')}/{entries[0].decode()}") if entries else None
     parts = [getattr(raw, name, None) for name in ("topic", "partition", "offset", "timestamp")]
     # confluent-kafka has methods, aiokafka attributes; the former's time comes with its kind.

@@ -22,6 +22,8 @@ does:
   has any; elsewhere it is gone, and ``semel inbox`` has what is known of it. The result backend is told nothing.
 * A worker that dies, or is killed at its hard time limit: nothing is acked. Brokers with a visibility timeout (Redis,
   SQS) deliver it again after that, which is compared with the retention when the app is set up.
+* What Celery would send after COMMIT (a chain, ``link``, ``link_error``, a chord) would be lost where the worker dies
+  before: such a task is not run, and comes again. A result may be lost in the same way.
 """
 
 from __future__ import annotations

@@ -17,13 +17,16 @@ transaction. What FastStream is told, and tells its broker:
   ``NackMessage``, ``RejectMessage`` and ``SkipMessage`` a handler undoes what it wrote.
 * ``Duplicate``: ``AckMessage``. The handler is not called.
 * ``Busy``, an error of the handler or of the store, a COMMIT with an unknown outcome: ``NackMessage``, after *pause*.
-  So the ``ack_policy`` of a subscriber does not matter; but ``ACK_FIRST`` and ``MANUAL`` don't listen to it, and can't
-  be used.
+  So the ``ack_policy`` of a subscriber does not matter; but ``ACK_FIRST``, the default on Kafka, and ``MANUAL`` don't
+  listen to it, and are refused: by ``check(broker)``, or by the first message. With librdkafka the message is tried
+  again in its place.
 * ``Parked``, and what can't be received (no id, another payload under the same id): ``RejectMessage``.
 
-FastStream makes up an id for a message that has none, another one for each delivery. So the id is looked for in the
-headers and in the broker's own message, and never taken from ``message.message_id``. A subscriber with ``batch=True``
-can't be used: several messages would have one receipt.
+What a handler returns is published by FastStream after COMMIT, and would be lost where the worker dies before: so
+subscribers with publishers, and messages that ask for a reply, are refused. The outbox is the way.
+
+FastStream makes up an id for a message that has none, another one for each delivery, so it is never taken from
+``message.message_id``. A subscriber with ``batch=True`` can't be used: several messages would have one receipt.
 """
 
 from __future__ import annotations

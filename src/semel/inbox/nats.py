@@ -102,8 +102,7 @@ def once(
 ) -> Callable[[Msg], Awaitable[None]]:
     """Return a callback for a JetStream subscription: it calls ``handler(connection, message)`` once for each message.
 
-    *id* finds a message's id, if not in its headers (``webhook-id``, ``ce-id``, ``Nats-Msg-Id``) or its place in the
-    stream.
+    *id* finds a message's id, if not where ``brokers.py`` looks for it.
     """
     find_id = id or id_of
 

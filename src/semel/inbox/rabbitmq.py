@@ -51,7 +51,7 @@ def once(
 ) -> Callable[[AbstractIncomingMessage], Awaitable[None]]:
     """Return a callback for ``queue.consume``: it calls ``handler(connection, message)`` once for each message.
 
-    *id* finds a message's id, if not in its headers (``webhook-id``, ``ce-id``) or its ``message_id``.
+    *id* finds a message's id, if not where ``brokers.py`` looks for it.
     """
     find_id = id or id_of
 
