@@ -97,6 +97,50 @@ async def test_the_first_message(sqlite_url: str) -> None:
     assert ran == []
 
 
+async def test_kafka_by_default(kafka: str, sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """On Kafka, too, a subscriber that says nothing of acks runs no handler, and the log says what to type."""
+    ran: list[str] = []
+
+    async def ship(name: str) -> None:
+        ran.append(name)
+
+    topic = f"orders-{uuid4()}"
+    for name in ("m-1", "m-2"):
+        await asyncio.to_thread(produce, kafka, topic, 0, name)
+    async with AsyncInbox(sqlite_url, consumer="billing") as inbox:
+        middlewares = [once(inbox, pause=AT_ONCE)]
+        async with KafkaBroker(kafka, middlewares=middlewares, logger=None, allow_auto_create_topics=False) as broker:
+            subscriber = broker.subscriber(
+                partitions=[TopicPartition(topic, 0)], group_id="billing", auto_offset_reset="earliest"
+            )
+            subscriber(ship)
+            await broker.start()
+            await until(lambda: not subscriber.running)
+    assert "ack_policy=AckPolicy.NACK_ON_ERROR" in caplog.text
+    assert (ran, receipts(sqlite_url)) == ([], {})
+
+
+async def test_a_failure_on_redis(redis_url: str, sqlite_url: str) -> None:
+    """What failed stays pending, and is handled by the subscriber of the group that claims what is pending."""
+    prepare(sqlite_url)
+    tries: list[str] = []
+
+    async def ship(name: str) -> None:
+        tries.append(name)
+        if len(tries) == 1:
+            raise ValueError("no stock")
+
+    stream = f"orders-{uuid4()}"
+    inbox = AsyncInbox(sqlite_url, consumer="billing")
+    async with inbox, RedisBroker(redis_url, middlewares=[once(inbox, pause=AT_ONCE)]) as broker:
+        broker.subscriber(stream=StreamSub(stream, group="billing", consumer="one"))(ship)
+        broker.subscriber(stream=StreamSub(stream, group="billing", consumer="two", min_idle_time=1))(ship)
+        await broker.start()
+        await broker.publish("A17", stream=stream)
+        await until(lambda: [state for state, _ in receipts(sqlite_url).values()] == ["done"])
+    assert tries == ["A17", "A17"]
+
+
 async def test_a_reply(rabbitmq: servers.RabbitMQServer, sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """A message that asks for a reply, which would go out after COMMIT, is not handled before replies are off."""
     ran: list[object] = []
