@@ -116,7 +116,9 @@ def test_acked_early(sqlite_url: str, name: str) -> None:
         once(Celery("shop", broker="memory://"), Inbox(sqlite_url, consumer="billing"), **options)
 
 
-@pytest.mark.parametrize("name, word", [("chain", "chain"), ("callbacks", "link"), ("errbacks", "link_error")])
+@pytest.mark.parametrize(
+    "name, word", [("chain", "chain"), ("callbacks", "link"), ("errbacks", "link_error"), ("chord", "chord")]
+)
 def test_what_celery_would_send_after_it(sqlite_url: str, name: str, word: str) -> None:
     """A task with something to follow is not run: a worker that dies after COMMIT would have lost what follows. It
     comes again, so that nothing is lost, and its error says what to do; in an app's own tests that is raised.
@@ -128,7 +130,7 @@ def test_what_celery_would_send_after_it(sqlite_url: str, name: str, word: str) 
     def first(connection: object) -> None:
         ran.append(connection)
 
-    following = {name: [app.signature("shop.next")]}
+    following = {name: app.signature("shop.next") if name == "chord" else [app.signature("shop.next")]}
     first.push_request(id="m-1", called_directly=False, args=[], kwargs={}, retries=0, **following)
     with pytest.raises(Retry) as again:
         first.run()

@@ -15,6 +15,8 @@ from faststream.exceptions import StopConsume
 from faststream.nats import JStream, NatsBroker
 from faststream.rabbit import RabbitBroker, RabbitQueue, TestRabbitBroker
 from faststream.redis import RedisBroker, StreamSub
+from nats.js.api import AckPolicy as NatsAckPolicy
+from nats.js.api import ConsumerConfig
 
 from semel.errors import ConfigurationError
 from semel.inbox import AsyncInbox
@@ -27,11 +29,15 @@ AT_ONCE = timedelta(0)
 MANY = 50
 GROUP = StreamSub("orders", group="billing", consumer="one")
 NO_ACK = StreamSub("orders", group="billing", consumer="one", no_ack=True)
+NO_ACKS = ConsumerConfig(filter_subjects=[], ack_policy=NatsAckPolicy.NONE)
 UNACKED: dict[str, tuple[Any, dict[str, Any]]] = {
     "Kafka, by default": (KafkaBroker, {"topics": "orders"}),
     "Kafka, MANUAL": (KafkaBroker, {"topics": "orders", "group_id": "b", "ack_policy": AckPolicy.MANUAL}),
     "RabbitMQ, ACK_FIRST": (RabbitBroker, {"queue": "orders", "ack_policy": AckPolicy.ACK_FIRST}),
     "NATS, ACK_FIRST": (NatsBroker, {"subject": "o", "stream": JStream("o"), "ack_policy": AckPolicy.ACK_FIRST}),
+    "NATS, plain": (NatsBroker, {"subject": "orders"}),
+    "NATS, ordered": (NatsBroker, {"subject": "o", "stream": JStream("o"), "ordered_consumer": True}),
+    "NATS, no acks": (NatsBroker, {"subject": "o", "stream": JStream("o"), "config": NO_ACKS}),
     "Redis, a channel": (RedisBroker, {"channel": "orders"}),
     "Redis, a list": (RedisBroker, {"list": "orders"}),
     "Redis, a stream without a group": (RedisBroker, {"stream": "orders"}),

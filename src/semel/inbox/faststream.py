@@ -79,7 +79,7 @@ class InboxMiddleware(BaseMiddleware[Any, Any]):
         """Call what comes next, in the transaction of the receipt."""
         subscriber = self.context.get_local("handler_")
         try:
-            _check_acks(subscriber, self._inbox, msg.raw_message)
+            _check_acks(subscriber, self._inbox)
         except ConfigurationError as error:
             raise StopConsume from error
         while True:
@@ -164,26 +164,24 @@ def check(broker: Any) -> None:
                 _check_following(subscriber)
 
 
-def _check_acks(subscriber: Any, inbox: AsyncInbox, raw: Any = None) -> None:
+def _check_acks(subscriber: Any, inbox: AsyncInbox) -> None:
     """Raise where what fails does not come again."""
     policy = getattr(subscriber, "ack_policy", None)
-    if policy in {AckPolicy.ACK_FIRST, AckPolicy.MANUAL} or _is_of_plain_nats(raw):
+    if policy in {AckPolicy.ACK_FIRST, AckPolicy.MANUAL} or not _has_acks(subscriber):
         raise unusable(
             inbox.consumer,
             f"This subscriber acks by {policy}, or its broker has no acks, so that what fails would be lost. Give it "
-            "ack_policy=AckPolicy.NACK_ON_ERROR, which is not the default on Kafka; on NATS also stream=, and on Redis "
-            "a stream with a group, without no_ack.",
+            "ack_policy=AckPolicy.NACK_ON_ERROR, which is not the default on Kafka; on NATS also stream=, with a "
+            "consumer that acks explicitly, and on Redis a stream with a group, without no_ack.",
         )
 
 
-def _is_of_plain_nats(raw: Any) -> bool:
-    try:
-        raw.metadata  # noqa: B018 - it raises
-    except AttributeError:
-        return False
-    except Exception:  # noqa: BLE001 - only messages of JetStream have it
+def _has_acks(subscriber: Any) -> bool:
+    of_nats = getattr(subscriber, "extra_options", None)
+    if of_nats is None:
         return True
-    return False
+    is_explicit = subscriber.config.ack_policy in {None, "explicit"} and not of_nats.get("ordered_consumer")
+    return "stream" in of_nats and is_explicit
 
 
 def _check_following(subscriber: Any, message: Any = None) -> None:
