@@ -185,12 +185,22 @@ def test_a_constraint_at_commit() -> None:
     assert play(*RETURNED, *ended, *BEGUN, ("note_failure", FAILING), SAVE, UNDO) == (BOOM, [])
 
 
-@pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreReadOnly(), ConfigurationError("x"), Interrupted()])
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), ConfigurationError("x"), Interrupted()])
 @pytest.mark.parametrize("at", range(len(RETURNED) + 2))
 def test_trouble_is_raised_with_nothing_open(error: Exception, at: int) -> None:
     """Trouble with the store, or a caller that has gone, at any step: rolled back, raised, not counted, no verdict."""
     steps = [*RETURNED, ("note_done", DONE), SAVE]
     assert play(*steps[:at], (steps[at][0], error), UNDO) == (error, [])
+
+
+def test_a_receipt_that_is_refused() -> None:
+    """What can't be written after the handler, and could before, is the handler's failure, if it can be counted."""
+    ended: list[Any] = [*RETURNED, ("note_done", StoreReadOnly("read only")), UNDO]
+    error, told = play(*ended, *BEGUN, ("note_failure", FAILING), SAVE, UNDO)
+    assert "role, search_path, read only" in str(error)
+    assert told == []
+    error, told = play(*ended, ("open", StoreReadOnly("It has become a replica.")), UNDO)
+    assert told == [TryNotCounted("m-1", "billing", "It has become a replica.")]
 
 
 UNKNOWN = [*RETURNED, ("note_done", DONE), ("save", LOST)]

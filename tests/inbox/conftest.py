@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import Producer
 
 from tests.inbox.consumers import prepare
 from tests.kit import servers
@@ -20,6 +21,14 @@ def nats_server() -> Iterator[servers.NATSServer]:
     """A NATS server for all of these tests: each has a stream of its own."""
     with servers.nats() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[str]:
+    """The addresses of librdkafka's mock cluster, which is inside a producer."""
+    mock = Producer({"test.mock.num.brokers": 1, "log_level": 0})
+    yield ",".join(f"{each.host}:{each.port}" for each in mock.list_topics(timeout=10).brokers.values())
+    del mock
 
 
 @pytest.fixture

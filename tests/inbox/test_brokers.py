@@ -1,16 +1,20 @@
 """What the adapters have in common: where an id is found, and what a broker is told."""
 
+import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from semel.core.inbox import check_id
 from semel.errors import ConfigurationError, MessageUnidentified
 from semel.inbox import AsyncInbox, Busy, Duplicate, Inbox, Parked, Ran, Verdict
 from semel.inbox import faststream as of_faststream
 from semel.inbox import rabbitmq as of_rabbitmq
-from semel.inbox.brokers import Answer, answer_for, header_id, received
+from semel.inbox.brokers import Answer, answer_for, found_id, received
 from semel.inbox.celery import check as check_celery
 
 
@@ -28,7 +32,33 @@ from semel.inbox.celery import check as check_celery
 )
 def test_an_id_in_the_headers(headers: Mapping[str, Any] | None, found: str | None) -> None:
     """The event's own id comes before a broker's, and names are found in any case."""
-    assert header_id(headers) == found
+    assert found_id(headers) == found
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ce-{}", "CE-{}", "ce_{}", "cloudEvents:{}", "cloudEvents_{}"],
+    ids=["HTTP", "case", "Kafka", "AMQP", "JMS"],
+)
+def test_an_event_of_cloudevents(name: str) -> None:
+    """An event is known by its source and its id together, in every spelling, and before a broker's id."""
+
+    def event(number: str, source: str) -> str:
+        found = found_id({name.format("id"): number, name.format("source"): source, "message_id": "another each time"})
+        assert found is not None
+        return check_id(found)
+
+    assert event("17", "/orders") == event("17", "/orders")
+    assert len({event("17", "/orders"), event("17", "/refunds"), event("18", "/orders")}) == 3
+    assert event("17", "/orders").startswith("17@")
+    # However long they are, and whatever they look like.
+    assert event("7" * 255, "/" + "o" * 2000) != event("7" * 255, "/" + "r" * 2000)
+    structured = {"specversion": "1.0", "id": "17", "source": "/orders", "type": "order.paid"}
+    body, kind = json.dumps(structured).encode(), "application/cloudevents+json; charset=UTF-8"
+    assert found_id({"Content-Type": kind}, None, body) == event("17", "/orders")
+    assert found_id({}, None, body, kind) == event("17", "/orders")
+    assert found_id({"message_id": "m-1", "content-type": kind}, None, b"[{") == "m-1"
+    assert found_id({"message_id": "m-1", "content-type": "application/json"}, None, body) == "m-1"
 
 
 @pytest.mark.parametrize(
@@ -56,19 +86,52 @@ async def test_trouble_is_an_answer(sqlite_url: str, caplog: pytest.LogCaptureFi
 
 
 def message(**fields: Any) -> Any:
-    return SimpleNamespace(headers={}, raw_message=SimpleNamespace(**fields), message_id="made up for this delivery")
+    raw = SimpleNamespace(**fields)
+    return SimpleNamespace(headers={}, raw_message=raw, body=b"", content_type=None, message_id="made up each time")
 
 
 def test_ids_of_faststream() -> None:
-    """The broker's own field, or the place in a log; never the id that FastStream makes up for each delivery."""
+    """The broker's own field; never the id that FastStream makes up for each delivery."""
     assert of_faststream.id_of(message(message_id="m-1")) == "m-1"
-    assert of_faststream.id_of(message(topic="orders", partition=0, offset=17)) == "orders/0/17"
-    methods = {"topic": lambda: "orders", "partition": lambda: 0, "offset": lambda: 17}
-    assert of_faststream.id_of(message(**methods)) == "orders/0/17"
-    place = SimpleNamespace(stream="orders", sequence=SimpleNamespace(stream=5, consumer=1))
-    assert of_faststream.id_of(message(metadata=place)) == "orders/5"
     with pytest.raises(MessageUnidentified, match="id="):
         of_faststream.id_of(message(message_id=None))
+
+
+def at_kafka(time: int, **headers: str) -> Any:
+    record = message(topic="orders", partition=0, offset=17, timestamp=time)
+    record.headers = headers
+    return record
+
+
+def at_nats(time: int) -> Any:
+    when = datetime.fromtimestamp(time, UTC)
+    return message(metadata=SimpleNamespace(stream="orders", sequence=SimpleNamespace(stream=17), timestamp=when))
+
+
+def in_redis(time: int) -> Any:
+    entry = message()
+    entry.raw_message = {"channel": "orders", "message_ids": [b"%d-0" % time], "data": {b"id": b"order-17"}}
+    return entry
+
+
+@pytest.mark.parametrize("at", [at_kafka, at_nats, in_redis])
+def test_a_place_in_a_log(at: Any) -> None:
+    """A message without an id is known by its place. The place in a log that was made anew is another."""
+    assert of_faststream.id_of(at(1)) == of_faststream.id_of(at(1))
+    assert of_faststream.id_of(at(1)).startswith("orders/")
+    assert of_faststream.id_of(at(1)) != of_faststream.id_of(at(2))
+    long: Any = SimpleNamespace(
+        topic=lambda: "o" * 249, partition=lambda: 0, offset=lambda: 17, timestamp=lambda: (1, 2)
+    )
+    assert check_id(found_id({}, long))
+
+
+def test_an_id_of_a_stranger() -> None:
+    """The header ``id`` of a Kafka record is its id where Semel's publisher set it; a stranger's may be an order's."""
+    place, relayed = of_faststream.id_of(at_kafka(1)), str(uuid4())
+    assert of_faststream.id_of(at_kafka(1, id=relayed)) == place
+    assert of_faststream.id_of(at_kafka(1, **{"id": "order-17", "type": "paid", "content-type": "text/plain"})) == place
+    assert of_faststream.id_of(at_kafka(1, **{"id": relayed, "type": "paid", "content-type": "text/plain"})) == relayed
 
 
 @pytest.mark.parametrize("raw", [[SimpleNamespace(message_id="m-1")], (SimpleNamespace(message_id="m-1"),), {}])
@@ -86,15 +149,19 @@ def test_batches_of_faststream(raw: object) -> None:
 def test_an_id_that_is_no_text() -> None:
     """Bytes that are not UTF-8 are no id: two of them would be read as the same text."""
     with pytest.raises(MessageUnidentified, match="UTF-8"):
-        header_id({"message_id": b"\xff"})
+        found_id({"message_id": b"\xff"})
 
 
 def test_ids_of_rabbitmq() -> None:
     """A message without an id is refused with what to do about it."""
-    assert of_rabbitmq.id_of(SimpleNamespace(headers={"ce-id": "e-1"}, message_id="m-1")) == "e-1"  # type: ignore[arg-type]
-    assert of_rabbitmq.id_of(SimpleNamespace(headers=None, message_id="m-1")) == "m-1"  # type: ignore[arg-type]
+
+    def delivered(**fields: Any) -> Any:
+        return SimpleNamespace(**{"headers": None, "body": b"", "content_type": None, "message_id": None} | fields)
+
+    assert of_rabbitmq.id_of(delivered(headers={"ce-id": "e-1"}, message_id="m-1")) == "e-1"
+    assert of_rabbitmq.id_of(delivered(message_id="m-1")) == "m-1"
     with pytest.raises(MessageUnidentified, match="message_id"):
-        of_rabbitmq.id_of(SimpleNamespace(headers={}, message_id=None))  # type: ignore[arg-type]
+        of_rabbitmq.id_of(delivered())
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
-from celery.exceptions import Reject
+from celery.exceptions import Reject, Retry
 
-from semel.errors import MessageUnidentified
+from semel.errors import ConfigurationError, MessageUnidentified
 from semel.inbox import Inbox
 from semel.inbox.celery import once
 from tests.inbox.consumers import parcels, prepare, receipts, until
 from tests.kit import servers
+from tests.publishers.sending import message as relayed
+from tests.publishers.sending import opened
 
 
 @pytest.fixture
@@ -41,22 +44,29 @@ def worker(rabbitmq: servers.RabbitMQServer, url: str, tmp_path: Path) -> Iterat
         process.wait(30)
 
 
-async def test_once(worker: Celery, url: str) -> None:
-    """A task that is sent twice under one id has one effect. One that fails is retried and then parked. One with a
-    worker that dies, or is killed at its time limit, is delivered again.
+async def test_once(worker: Celery, rabbitmq: servers.RabbitMQServer, url: str) -> None:
+    """A task that is sent twice under one id, as by the relay, has one effect. One that fails is retried and then
+    parked. One with a worker that dies, or is killed at its time limit, is delivered again.
     """
     for message in ("m-1", "m-2", "m-1", "bad", "dying", "m-1"):
         worker.send_task("shop.ship", [message], task_id=f"task-{message}")
     worker.send_task("shop.ship", ["slow"], task_id="task-slow", time_limit=1)
-    await until(lambda: len(receipts(url)) == 5 and receipts(url)["task-bad"][0] == "parked")
+    sent = relayed(type="shop.ship", payload=b'["relayed"]')
+    async with opened(f"celery+{rabbitmq.url}?queue=shop") as publisher:
+        for _ in range(2):
+            await publisher.publish([sent])
+    worker.send_task("shop.ship", ["last"], task_id="task-last")
+    await until(lambda: len(receipts(url)) == 7 and receipts(url)["task-bad"][0] == "parked")
     assert receipts(url) == {
         "task-m-1": ("done", 0),
         "task-m-2": ("done", 0),
         "task-dying": ("done", 0),
         "task-slow": ("done", 0),
         "task-bad": ("parked", 2),
+        sent.id: ("done", 0),
+        "task-last": ("done", 0),
     }
-    assert parcels(url) == ["dying", "m-1", "m-2", "slow"]
+    assert parcels(url) == ["dying", "last", "m-1", "m-2", "relayed", "slow"]
 
 
 def test_called_as_a_function(sqlite_url: str) -> None:
@@ -96,3 +106,38 @@ def test_eagerly(sqlite_url: str) -> None:
         return one + other
 
     assert add.delay(1, other=2).get() == 3
+
+
+@pytest.mark.parametrize("name", ["acks_late", "reject_on_worker_lost"])
+def test_acked_early(sqlite_url: str, name: str) -> None:
+    """A task that would be acked before COMMIT is refused when it is made."""
+    options: dict[str, Any] = {name: False}
+    with pytest.raises(ConfigurationError, match=name):
+        once(Celery("shop", broker="memory://"), Inbox(sqlite_url, consumer="billing"), **options)
+
+
+@pytest.mark.parametrize(
+    "name, word", [("chain", "chain"), ("callbacks", "link"), ("errbacks", "link_error"), ("chord", "chord")]
+)
+def test_what_celery_would_send_after_it(sqlite_url: str, name: str, word: str) -> None:
+    """A task with something to follow is not run: a worker that dies after COMMIT would have lost what follows. It
+    comes again, so that nothing is lost, and its error says what to do; in an app's own tests that is raised.
+    """
+    app = Celery("shop", broker="memory://")
+    ran: list[object] = []
+
+    @once(app, Inbox(sqlite_url, consumer="billing"), name="shop.first", shared=False)
+    def first(connection: object) -> None:
+        ran.append(connection)
+
+    following = {name: app.signature("shop.next") if name == "chord" else [app.signature("shop.next")]}
+    first.push_request(id="m-1", called_directly=False, args=[], kwargs={}, retries=0, **following)
+    with pytest.raises(Retry) as again:
+        first.run()
+    assert isinstance(again.value.exc, ConfigurationError)
+    assert f"({word})" in str(again.value.exc)
+    assert "outbox" in str(again.value.exc)
+    first.pop_request()
+    with pytest.raises(ConfigurationError, match="outbox"):
+        first.apply(link=app.signature("shop.next"), throw=True)
+    assert ran == []

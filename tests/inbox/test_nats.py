@@ -8,7 +8,7 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig, StreamConfig
+from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 
 from semel.errors import ConfigurationError, MessageUnidentified
 from semel.inbox import AsyncInbox
@@ -86,7 +86,9 @@ async def test_a_redelivery(nats_server: servers.NATSServer, url: str) -> None:
         await until(lambda: len(deliveries) == 2)
         await until_done(jetstream, "again")
     assert parcels(url) == ["m-1"]
-    assert receipts(url) == {"again/1": ("done", 0)}
+    (receipt,) = receipts(url)
+    assert receipt.startswith("again/1@")
+    assert receipts(url) == {receipt: ("done", 0)}
 
 
 async def test_failures(nats_server: servers.NATSServer, url: str) -> None:
@@ -117,6 +119,32 @@ async def test_retention(nats_server: servers.NATSServer, url: str, caplog: pyte
         jetstream = await stream(client, "eternal", max_age=0)
         await subscribe(jetstream, "eternal.>", inbox, ship)
     assert any("eternal keeps messages for ever" in record.getMessage() for record in caplog.records)
+
+
+async def test_without_acks(nats_server: servers.NATSServer, url: str) -> None:
+    """A consumer of which NATS takes messages for handled that were not is refused; so is plain NATS."""
+    said: list[Exception] = []
+
+    async def hear(error: Exception) -> None:
+        said.append(error)
+
+    client = await nats.connect(nats_server.url, error_cb=hear)
+    async with client, AsyncInbox(url, consumer="billing") as inbox:
+        jetstream = await stream(client, "unacked")
+        with pytest.raises(ConfigurationError, match="EXPLICIT"):
+            await subscribe(jetstream, "unacked.>", inbox, ship, ordered_consumer=True)
+        for policy in (AckPolicy.NONE, AckPolicy.ALL):
+            with pytest.raises(ConfigurationError, match="EXPLICIT"):
+                await subscribe(jetstream, "unacked.>", inbox, ship, config=ConsumerConfig(ack_policy=policy))
+            config = ConsumerConfig(durable_name=policy.value, ack_policy=policy, deliver_subject="somewhere")
+            await jetstream.add_consumer("unacked", config)
+            with pytest.raises(ConfigurationError, match="EXPLICIT"):
+                await subscribe(jetstream, "unacked.>", inbox, ship, durable=policy.value)
+        await client.subscribe("plain", cb=once(inbox, ship))
+        await client.publish("plain", b"m-1", headers={"ce-id": "m-1"})
+        await until(lambda: bool(said))
+    assert isinstance(said[0], ConfigurationError)
+    assert (parcels(url), receipts(url)) == ([], {})
 
 
 def test_no_id() -> None:

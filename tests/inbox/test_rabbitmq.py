@@ -77,6 +77,19 @@ async def test_once(rabbitmq: servers.RabbitMQServer, url: str) -> None:
     assert receipts(url) == {f"m-{number}": ("done", 0) for number in range(MESSAGES)}
 
 
+async def test_no_ack(rabbitmq: servers.RabbitMQServer, url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A consumer that acks before its handler runs is refused with its first message, and ended."""
+    async with await aio_pika.connect(rabbitmq.url) as connection, AsyncInbox(url, consumer="billing") as inbox:
+        channel = await connection.channel()
+        queue = await declared(channel, "unacked")
+        await queue.consume(once(inbox, ship), no_ack=True)
+        await send(channel, "unacked", "m-1")
+        await until(lambda: "Remove no_ack=True" in caplog.text)
+        found = await channel.declare_queue("unacked", passive=True)
+        assert found.declaration_result.consumer_count == 0
+    assert (parcels(url), receipts(url)) == ([], {})
+
+
 async def test_failures(rabbitmq: servers.RabbitMQServer, url: str) -> None:
     """A message that fails comes again, until it is parked; then it is a dead letter."""
 

@@ -8,9 +8,11 @@ from concurrent.futures import wait
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import text
 
 from semel.errors import (
     ConfigurationError,
@@ -19,6 +21,7 @@ from semel.errors import (
     NoEffect,
     StoreNotReady,
     StoreReadOnly,
+    StoreRefused,
     StoreUnavailable,
 )
 from semel.inbox import AsyncInbox, Busy, Duplicate, Inbox, Parked, Ran
@@ -317,6 +320,35 @@ def test_a_read_only_database(kind: str, url: str) -> None:
             billing.receive("m-2")
         assert billing.receive("m-1") == Duplicate()
         assert billing.runs == 0
+
+
+#: What a handler may say, after which its receipt can't be written.
+LEFT_BEHIND = (
+    "SET LOCAL ROLE pg_monitor",
+    "SET LOCAL search_path TO pg_catalog",
+    "SET TRANSACTION READ ONLY",
+)
+
+
+@pytest.mark.parametrize("sql", LEFT_BEHIND)
+@pytest.mark.parametrize("kind", ["psycopg", "asyncpg", "async engine asyncpg"])
+def test_a_handler_that_leaves_its_role(kind: str, sql: str, url: str) -> None:
+    """A handler after which the receipt can't be written, as with ``SET LOCAL ROLE``, has failed: that is counted, and
+    in the end the message is parked. The next one is handled.
+    """
+    with consumer(kind, url, max_attempts=2) as billing:
+        write = billing._write
+
+        def leave(connection: Any, _message: str) -> Any:
+            return connection.execute(text(sql) if type(connection).__module__.startswith("sqlalchemy") else sql)
+
+        billing._write = leave  # type: ignore[assignment, method-assign]
+        with pytest.raises(StoreRefused, match="the handler has to set back what it SETs"):
+            billing.receive("m-1")
+        assert receipts(url) == {"m-1": ("failing", 1)}
+        assert isinstance(billing.receive("m-1"), Parked)
+        billing._write = write  # type: ignore[method-assign]
+        assert billing.receive("m-2") == Ran("shipped m-2")
 
 
 @pytest.mark.parametrize("kind", ["psycopg", "asyncpg", "engine psycopg", "async engine asyncpg"])

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 import semel.inbox as inboxes
+from semel.core.delivery import request_headers
 from semel.core.webhook import new_secret, read_secret, signatures
+from tests.publishers.sending import full_message
 from tests.webhooks.receivers import WORLDS, Post, World
 
 SECRET = new_secret(b"s" * 32)
@@ -71,6 +73,20 @@ async def test_delivered_twice(served: tuple[Orders, Post]) -> None:
     answers.append(await post(headers("b", other), other))
     assert [each.status for each in answers] == [200, 200, 200]
     assert [json.loads(each.body)["outcome"] for each in answers] == ["ran", "duplicate", "ran"]
+    assert orders.numbers == [17, 18]
+
+
+async def test_relayed_twice(served: tuple[Orders, Post]) -> None:
+    """What the relay sends twice, with the application's own headers, is known by the message's id."""
+    orders, post = served
+    for sent in (full_message(), full_message(payload=b'{"order": 18}')):
+        for outcome in ("ran", "duplicate"):
+            at = int(time.time())
+            signed = signatures([read_secret(SECRET)], sent.id, at, sent.payload)
+            pairs = request_headers(sent, at, signed, "relay")
+            ascii_only = {name.decode(): text.decode("latin-1") for name, text in pairs if text.isascii()}
+            answer = await post(ascii_only, sent.payload)
+            assert (answer.status, json.loads(answer.body)["outcome"]) == (200, outcome)
     assert orders.numbers == [17, 18]
 
 

@@ -30,7 +30,17 @@ from semel.core.inbox import (
 )
 from semel.core.upkeep import MAX_BATCH
 from semel.core.value import value
-from semel.errors import CommitUnknown, MessageDiffers, Overtaken, SemelError, StoreError, StoreUnavailable
+from semel.errors import (
+    CommitUnknown,
+    MessageDiffers,
+    Overtaken,
+    SemelError,
+    StoreError,
+    StoreNotReady,
+    StoreReadOnly,
+    StoreRefused,
+    StoreUnavailable,
+)
 from semel.flows.handle import COMPLETE_PAUSES
 from semel.flows.ports import Ports
 from semel.flows.upkeep import MAX_ROUNDS
@@ -131,6 +141,12 @@ async def _end(ports: ReceivePorts, delivery: Delivery, ending: Returned) -> Ver
         known = await _begin(ports, delivery)
         await ports.undo()
         return known or Busy()
+    except (StoreNotReady, StoreReadOnly, StoreRefused) as refused:
+        await ports.undo()
+        why = (
+            "The receipt could be written before the handler and not after it: the handler has to set back what it SETs"
+        )
+        return await _fail(ports, delivery, Failed(StoreRefused(f"{why} (role, search_path, read only). {refused}")))
     except SemelError:
         raise
     except Exception as error:  # noqa: BLE001 - the application's own: a constraint that is checked at COMMIT

@@ -22,6 +22,8 @@ does:
   has any; elsewhere it is gone, and ``semel inbox`` has what is known of it. The result backend is told nothing.
 * A worker that dies, or is killed at its hard time limit: nothing is acked. Brokers with a visibility timeout (Redis,
   SQS) deliver it again after that, which is compared with the retention when the app is set up.
+* What Celery would send after COMMIT (a chain, ``link``, ``link_error``, a chord) would be lost where the worker dies
+  before: such a task is not run, and comes again. A result may be lost in the same way.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ from functools import wraps
 from typing import Any
 
 from semel.core.inbox import Ran
-from semel.errors import MessageRefused
-from semel.inbox.brokers import Answer, answer_for, no_id, tell_refused
+from semel.errors import ConfigurationError, MessageRefused
+from semel.inbox.brokers import Answer, answer_for, no_id, tell_failed, tell_refused
 from semel.inbox.front import Inbox
 
 try:
@@ -48,6 +50,8 @@ PAUSE = timedelta(seconds=1)
 #: Under which nothing is acked that is not committed: neither what a worker that dies leaves, nor what is killed at its
 #: hard time limit.
 _SETTINGS = {"acks_late": True, "reject_on_worker_lost": True, "acks_on_failure_or_timeout": False}
+#: What Celery would do once a task has ended, as its request has it, and as it is written.
+_FOLLOWING = {"chain": "chain", "callbacks": "link", "errbacks": "link_error", "chord": "chord"}
 #: Kombu's own, where the transport has one and none is set.
 _VISIBILITY = {"redis": timedelta(hours=1), "rediss": timedelta(hours=1), "sqs": timedelta(minutes=30)}
 
@@ -55,6 +59,10 @@ _VISIBILITY = {"redis": timedelta(hours=1), "rediss": timedelta(hours=1), "sqs":
 def once(app: Celery, inbox: Inbox, *, pause: timedelta = PAUSE, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Make a task of a function of a connection and the task's own arguments; *options* are those of ``app.task``."""
     app.on_after_finalize.connect(lambda **_: check(app, inbox), weak=False)
+    if wrong := [name for name, value in _SETTINGS.items() if options.get(name, value) is not value]:
+        raise ConfigurationError(
+            f"{', '.join(wrong)}: a task is acked after COMMIT, or one whose worker dies is lost. Leave it out."
+        )
     settings = {**_SETTINGS, **options, "bind": True, "max_retries": None}
 
     def decorate(function: Callable[..., Any]) -> Any:
@@ -88,13 +96,21 @@ def _run(
 ) -> Any:
     if not task.request.id:
         raise no_id("Celery", "a task id (here it was called as a plain function)")
+    if wrong := [f"{name} ({word})" for name, word in _FOLLOWING.items() if getattr(task.request, name)]:
+        trouble: Exception = ConfigurationError(
+            f"Task {task.name} was sent with {', '.join(wrong)}: Celery sends what follows after COMMIT, and a worker "
+            "that dies between them has lost it. Send it without; what is to follow goes into an outbox, in the task: "
+            "Outbox(...).add(connection, ...)."
+        )
+        tell_failed(inbox.consumer, trouble)
+        raise trouble if task.request.is_eager else _again(task, pause, trouble)
     try:
         verdict = inbox.receive(task.request.id, function, *args, payload=_payload(args, kwargs), **kwargs)
     except MessageRefused as refused:
         tell_refused(inbox.consumer, refused)
         raise Reject(str(refused), requeue=False) from refused
-    except Exception as trouble:  # whichever it was, nothing is committed
-        raise _again(task, pause, trouble) from trouble
+    except Exception as error:  # whichever it was, nothing is committed
+        raise _again(task, pause, error) from error
     if isinstance(verdict, Ran):
         return verdict.result
     match answer_for(verdict):

@@ -17,13 +17,16 @@ transaction. What FastStream is told, and tells its broker:
   ``NackMessage``, ``RejectMessage`` and ``SkipMessage`` a handler undoes what it wrote.
 * ``Duplicate``: ``AckMessage``. The handler is not called.
 * ``Busy``, an error of the handler or of the store, a COMMIT with an unknown outcome: ``NackMessage``, after *pause*.
-  So the ``ack_policy`` of a subscriber does not matter; but ``ACK_FIRST`` and ``MANUAL`` don't listen to it, and can't
-  be used.
+  So the ``ack_policy`` of a subscriber does not matter; but ``ACK_FIRST``, the default on Kafka, and ``MANUAL`` don't
+  listen to it, and are refused: by ``check(broker)``, or by the first message. With librdkafka the message is tried
+  again in its place.
 * ``Parked``, and what can't be received (no id, another payload under the same id): ``RejectMessage``.
 
-FastStream makes up an id for a message that has none, another one for each delivery. So the id is looked for in the
-headers and in the broker's own message, and never taken from ``message.message_id``. A subscriber with ``batch=True``
-can't be used: several messages would have one receipt.
+What a handler returns is published by FastStream after COMMIT, and would be lost where the worker dies before: so
+subscribers with publishers, and messages that ask for a reply, are refused. The outbox is the way.
+
+FastStream makes up an id for a message that has none, another one for each delivery, so it is never taken from
+``message.message_id``. A subscriber with ``batch=True`` can't be used: several messages would have one receipt.
 """
 
 from __future__ import annotations
@@ -37,12 +40,12 @@ from typing import Any
 
 from semel.core.inbox import Ran
 from semel.errors import ConfigurationError, MessageRefused, NoEffect
-from semel.inbox.brokers import Answer, FindId, answer_for, header_id, no_id, tell_failed, tell_refused
+from semel.inbox.brokers import Answer, FindId, answer_for, found_id, no_id, tell_failed, tell_refused, unusable
 from semel.inbox.front import AsyncInbox
 
 try:
-    from faststream import BaseMiddleware
-    from faststream.exceptions import AckMessage, HandlerException, NackMessage, RejectMessage
+    from faststream import AckPolicy, BaseMiddleware
+    from faststream.exceptions import AckMessage, HandlerException, NackMessage, RejectMessage, StopConsume
     from faststream.message import StreamMessage
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("This needs FastStream. Run: pip install 'semel[faststream]'") from error
@@ -74,6 +77,22 @@ class InboxMiddleware(BaseMiddleware[Any, Any]):
 
     async def consume_scope(self, call_next: Any, msg: StreamMessage[Any]) -> Any:
         """Call what comes next, in the transaction of the receipt."""
+        subscriber = self.context.get_local("handler_")
+        try:
+            _check_acks(subscriber, self._inbox)
+        except ConfigurationError as error:
+            raise StopConsume from error
+        while True:
+            try:
+                return await self._receive(call_next, msg, subscriber)
+            except NackMessage:
+                await asyncio.sleep(self._pause.total_seconds())
+                # librdkafka goes back to a message for this consumer alone: with the next message of another partition
+                # it would be committed, and a worker that dies then has lost it.
+                if not callable(getattr(msg.raw_message, "partition", None)) or not subscriber.running:
+                    raise
+
+    async def _receive(self, call_next: Any, msg: StreamMessage[Any], subscriber: Any) -> Any:
         order = _Order()
 
         async def inside(connection: Any) -> Any:
@@ -81,6 +100,7 @@ class InboxMiddleware(BaseMiddleware[Any, Any]):
                 return await call_next(msg)
 
         try:
+            _check_following(subscriber, msg)
             verdict = await self._inbox.receive(self._find_id(msg), inside, payload=_body(msg))
         except MessageRefused as refused:
             tell_refused(self._inbox.consumer, refused)
@@ -89,7 +109,6 @@ class InboxMiddleware(BaseMiddleware[Any, Any]):
             if isinstance(trouble.__cause__, HandlerException):
                 raise trouble.__cause__ from None
             tell_failed(self._inbox.consumer, trouble)
-            await asyncio.sleep(self._pause.total_seconds())
             raise NackMessage from trouble
         if isinstance(verdict, Ran):
             return order.obeyed(verdict.result)
@@ -99,7 +118,6 @@ class InboxMiddleware(BaseMiddleware[Any, Any]):
             case Answer.AWAY:
                 raise RejectMessage
             case Answer.AGAIN:
-                await asyncio.sleep(self._pause.total_seconds())
                 raise NackMessage
 
 
@@ -135,6 +153,48 @@ def once(
     return partial(InboxMiddleware, inbox=inbox, id=id or id_of, pause=pause)
 
 
+def check(broker: Any) -> None:
+    """Raise ``ConfigurationError`` where a subscriber of *broker* can't be used with an inbox: to be called when all
+    are there, before it is started. Else the first message finds it out, which may be lost by then.
+    """
+    for subscriber in broker.subscribers:
+        for middleware in subscriber._broker_middlewares:  # noqa: SLF001 - it has no other way
+            if isinstance(middleware, partial) and middleware.func is InboxMiddleware:
+                _check_acks(subscriber, middleware.keywords["inbox"])
+                _check_following(subscriber)
+
+
+def _check_acks(subscriber: Any, inbox: AsyncInbox) -> None:
+    """Raise where what fails does not come again."""
+    policy = getattr(subscriber, "ack_policy", None)
+    if policy in {AckPolicy.ACK_FIRST, AckPolicy.MANUAL} or not _has_acks(subscriber):
+        raise unusable(
+            inbox.consumer,
+            f"This subscriber acks by {policy}, or its broker has no acks, so that what fails would be lost. Give it "
+            "ack_policy=AckPolicy.NACK_ON_ERROR, which is not the default on Kafka; on NATS also stream=, with a "
+            "consumer that acks explicitly, and on Redis a stream with a group, without no_ack.",
+        )
+
+
+def _has_acks(subscriber: Any) -> bool:
+    of_nats = getattr(subscriber, "extra_options", None)
+    if of_nats is None:
+        return True
+    is_explicit = subscriber.config.ack_policy in {None, "explicit"} and not of_nats.get("ordered_consumer")
+    return "stream" in of_nats and is_explicit
+
+
+def _check_following(subscriber: Any, message: Any = None) -> None:
+    """Raise where FastStream would publish what a handler returns: that is after COMMIT, and a worker that dies between
+    them has lost it.
+    """
+    instead = "What is to be sent goes into an outbox, in the handler: Outbox(...).add(connection, ...)."
+    if any(call.handler._publishers for call in getattr(subscriber, "calls", ())):  # noqa: SLF001 - as above
+        raise ConfigurationError(f"This subscriber has a publisher (@broker.publisher). Remove it. {instead}")
+    if message is not None and message.reply_to and not subscriber._no_reply:  # noqa: SLF001 - as above
+        raise ConfigurationError(f"This message asks for a reply. Give its subscriber no_reply=True. {instead}")
+
+
 def id_of(message: StreamMessage[Any]) -> str:
     """Return the id of a message: in its headers, in the broker's own field, or its place in a log."""
     raw = message.raw_message
@@ -143,22 +203,10 @@ def id_of(message: StreamMessage[Any]) -> str:
             "This subscriber gets messages in a batch, and an inbox receives them one by one: their ids would be that "
             "of the first. Remove batch=True; or give id=, a function that makes one id for the whole batch."
         )
-    found = header_id(message.headers) or getattr(raw, "message_id", None) or _place(raw)
+    found = found_id(message.headers, raw, message.body, message.content_type)
     if not found:
         raise no_id("FastStream", "message_id, or the header ce-id")
     return str(found)
-
-
-def _place(raw: Any) -> str | None:
-    """Return topic, partition and offset (Kafka), or stream and number (NATS)."""
-    parts = [getattr(raw, name, None) for name in ("topic", "partition", "offset")]
-    values = [part() if callable(part) else part for part in parts]  # confluent-kafka has methods, aiokafka attributes
-    if None not in values:
-        return "/".join(map(str, values))
-    try:
-        return f"{raw.metadata.stream}/{raw.metadata.sequence.stream}"
-    except Exception:  # noqa: BLE001 - it is no message of a stream
-        return None
 
 
 def _body(message: StreamMessage[Any]) -> bytes | None:

@@ -21,17 +21,20 @@ What bounds redelivery is how long the stream keeps messages (``max_age``), whic
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from semel.inbox.brokers import Answer, FindId, Handler, header_id, no_id, received
+from semel.inbox.brokers import Answer, FindId, Handler, found_id, no_id, received, unusable
 from semel.inbox.front import AsyncInbox
 
 try:
     from nats.aio.msg import Msg
     from nats.errors import Error, NotJSMessageError
     from nats.js import JetStreamContext
+    from nats.js.api import AckPolicy
+    from nats.js.errors import NotFoundError
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("NATS needs nats-py. Run: pip install 'semel[nats]'") from error
 
@@ -54,6 +57,7 @@ async def subscribe(
     """Check the stream of *subject*, and subscribe to it with *options* of nats-py (``durable``, ``queue`` …)."""
     stream = options.get("stream") or await jetstream.find_stream_name_by_subject(subject)
     await check(jetstream, stream, inbox)
+    await _check_acks(jetstream, stream, inbox, options)
     callback = once(inbox, handler, id=id, pause=pause)
     return await jetstream.subscribe(subject, cb=callback, manual_ack=True, **options)
 
@@ -72,6 +76,23 @@ async def check(jetstream: JetStreamContext, stream: str, inbox: AsyncInbox) -> 
         )
 
 
+async def _check_acks(jetstream: JetStreamContext, stream: str, inbox: AsyncInbox, options: Mapping[str, Any]) -> None:
+    """Raise where the consumer that is there, or is to be made, would take a message for handled before it is."""
+    config = options.get("config")
+    found = config.ack_policy if config else None
+    if durable := options.get("durable") or options.get("queue"):
+        with suppress(NotFoundError):
+            found = (await jetstream.consumer_info(stream, durable)).config.ack_policy
+    if options.get("ordered_consumer"):
+        found = AckPolicy.NONE
+    if found not in {None, AckPolicy.EXPLICIT}:
+        raise unusable(
+            inbox.consumer,
+            f"This consumer of stream {stream} has the ack policy {found}: what fails, or was never handled, would not "
+            "come again. Make it with ack_policy=AckPolicy.EXPLICIT, and without ordered_consumer.",
+        )
+
+
 def once(
     inbox: AsyncInbox,
     handler: Handler,
@@ -81,12 +102,16 @@ def once(
 ) -> Callable[[Msg], Awaitable[None]]:
     """Return a callback for a JetStream subscription: it calls ``handler(connection, message)`` once for each message.
 
-    *id* finds a message's id, if not in its headers (``webhook-id``, ``ce-id``, ``Nats-Msg-Id``) or its place in the
-    stream.
+    *id* finds a message's id, if not where ``brokers.py`` looks for it.
     """
     find_id = id or id_of
 
     async def callback(message: Msg) -> None:
+        try:
+            message.metadata  # noqa: B018 - it raises
+        except NotJSMessageError:
+            why = "A message of plain NATS is not delivered again. Subscribe to a stream of JetStream."
+            raise unusable(inbox.consumer, why) from None
         answer = await received(inbox, find_id, handler, message, message.data)
         try:
             if answer is Answer.ACK:
@@ -104,10 +129,7 @@ def once(
 
 def id_of(message: Msg) -> str:
     """Return the id of a message: in its headers, or else its stream and the number that it has there."""
-    found = header_id(message.headers)
-    if found:
-        return found
-    try:
-        return f"{message.metadata.stream}/{message.metadata.sequence.stream}"
-    except NotJSMessageError:
-        raise no_id("NATS", "the header Nats-Msg-Id, and a stream keep it") from None
+    found = found_id(message.headers, message, message.data)
+    if not found:
+        raise no_id("NATS", "the header Nats-Msg-Id, and a stream keep it")
+    return found

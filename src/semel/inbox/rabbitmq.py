@@ -27,7 +27,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
-from semel.inbox.brokers import Answer, FindId, Handler, header_id, no_id, received
+from semel.inbox.brokers import Answer, FindId, Handler, found_id, no_id, received, unusable
 from semel.inbox.front import AsyncInbox
 
 try:
@@ -51,11 +51,15 @@ def once(
 ) -> Callable[[AbstractIncomingMessage], Awaitable[None]]:
     """Return a callback for ``queue.consume``: it calls ``handler(connection, message)`` once for each message.
 
-    *id* finds a message's id, if not in its headers (``webhook-id``, ``ce-id``) or its ``message_id``.
+    *id* finds a message's id, if not where ``brokers.py`` looks for it.
     """
     find_id = id or id_of
 
     async def callback(message: AbstractIncomingMessage) -> None:
+        if message.locked:
+            # RabbitMQ has forgotten it already, and what is on its way: the sooner this ends, the less is lost.
+            await message.channel.basic_cancel(message.consumer_tag or "")
+            raise unusable(inbox.consumer, "This consumer acks before the handler runs. Remove no_ack=True.")
         answer = await received(inbox, find_id, handler, message, message.body)
         try:
             if answer is Answer.ACK:
@@ -74,7 +78,7 @@ def once(
 
 def id_of(message: AbstractIncomingMessage) -> str:
     """Return the id of a message: that of its event, or else its ``message_id``."""
-    found = header_id(message.headers) or message.message_id
+    found = found_id(message.headers, message, message.body, message.content_type)
     if not found:
         raise no_id("RabbitMQ", "the property message_id")
     return found
