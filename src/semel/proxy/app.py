@@ -122,7 +122,7 @@ class Proxy:
 
     def _tell(self, peer: Peer, refusal: Refusal) -> None:
         """Say once of an address that it is not trusted: that may be a mistake in what is set."""
-        is_stranger = isinstance(refusal, IdentityRefused) and not peer.is_trusted
+        is_stranger = isinstance(refusal, IdentityRefused) and not peer.is_trusted and peer.address is not None
         if is_stranger and peer.address not in self._strangers and len(self._strangers) < _MAX_STRANGERS:
             self._strangers.add(peer.address)
             logger.warning("%s names users and is not trusted: it is refused. If it may, give --trusted.", peer.address)

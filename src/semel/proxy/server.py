@@ -83,7 +83,7 @@ def build(settings: Settings) -> Proxy:
         alive=settings.healthz,
         ready=settings.readyz,
     )
-    return Proxy(guard, forwarder, rules, Peers(settings.trusted), health)
+    return Proxy(guard, forwarder, rules, Peers(settings.trusted, is_unix=settings.listen.startswith(_UNIX)), health)
 
 
 def _verifier(name: str | None) -> Verifier | PublishedKeys | None:
