@@ -59,6 +59,32 @@ async def test_drain(tmp_path: Path) -> None:
     upstream.close()
 
 
+async def ends(folder: Path, told_at: str, *options: str) -> None:
+    """Have SIGTERM come to ``semel proxy`` at one point of its start, and see it end."""
+    program = (str(Path(__file__).with_name("told.py")),)
+    async with running(folder, "http://127.0.0.1:1", *options, program=program, TOLD_AT=told_at) as proxy:
+        assert await proxy.ended() == 0
+
+
+async def test_sigterm_as_soon_as_it_listens(tmp_path: Path) -> None:
+    """A signal that comes before the server has begun to serve is obeyed, with and without a drain."""
+    await ends(tmp_path, "run", "--drain", "1s")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told_at", ["serve", "startup"])
+async def test_sigterm_during_the_start(tmp_path: Path, told_at: str) -> None:
+    """It is obeyed at any later point of the start, too."""
+    await ends(tmp_path, told_at)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told_at", ["run", "deaf"])
+async def test_sigterm_during_the_start_of_workers(tmp_path: Path, told_at: str) -> None:
+    """A worker obeys it during its start; one that takes no notice of it is killed when drain and grace are over."""
+    await ends(tmp_path, told_at, "--workers", "2", "--grace", "0s")
+
+
 async def test_killed_after_the_upstream_did_it(tmp_path: Path) -> None:
     """A proxy that is killed leaves an unknown outcome; the next proxy does not send the request again."""
     origin = Held()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import multiprocessing
 import os
 import re
 import signal
@@ -43,6 +44,8 @@ _VERSIONS = {"1.1", "1.0"}
 _BACKLOG = 2048
 #: Seconds in which the store is told what became of requests that are given up.
 _PARTING = 2
+#: Seconds in which a process has closed its store after that. One that takes longer hangs, and is killed.
+_CLOSING = 10
 _UNIX = "unix:"
 
 
@@ -285,8 +288,12 @@ class Server(uvicorn.Server):
             timer.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Refuse guarded requests, then stop. A second signal stops at once."""
-        if self._is_draining or not self._drain or not self.started:
+        """Refuse guarded requests, then stop. A second signal stops at once; one that comes before this serves is
+        remembered, and it then stops as soon as it has begun.
+        """
+        if sig == signal.SIGINT and multiprocessing.parent_process() is not None:
+            return  # Ctrl-C reaches every process of a terminal, and the parent tells its own.
+        if self._is_draining or self.should_exit or not self._drain or not self.started:
             super().handle_exit(sig, frame)
             return
         self._is_draining = True
@@ -309,15 +316,16 @@ def run(settings: Settings) -> None:
     if isinstance(scope, ByToken) and settings.jwt_key is None:
         logger.warning(UNVERIFIED, settings.scope.partition(":")[2])
     with _listening(settings.listen) as listener:
-        print(f"Listening on {shown(listener)}, in front of {settings.upstream}. Ctrl-C ends it.", flush=True)  # noqa: T201 - the command line's own line
+        said = f"Listening on {shown(listener)}, in front of {settings.upstream}. Ctrl-C ends it."
         if settings.workers > 1:
-            run_workers(settings.workers, serve, settings, listener)
+            patience = (settings.drain + settings.grace).total_seconds() + _PARTING + _CLOSING
+            run_workers(settings.workers, serve, settings, listener, said, patience=patience)
         else:
-            serve(settings, listener)
+            serve(settings, listener, said)
 
 
-def serve(settings: Settings, listener: socket.socket) -> None:
-    """Serve in this process, on *listener*, until SIGTERM or SIGINT."""
+def serve(settings: Settings, listener: socket.socket, said: str | None = None) -> None:
+    """Serve in this process, on *listener*, until SIGTERM or SIGINT; print what is *said* once those are heard."""
     config = uvicorn.Config(
         partial(build, settings),
         factory=True,
@@ -336,8 +344,11 @@ def serve(settings: Settings, listener: socket.socket) -> None:
         from semel.telemetry.prometheus import Prometheus  # noqa: PLC0415 - an extra
 
         use(Prometheus())
-    with _quiet():
-        Server(config, settings.drain.total_seconds(), settings.grace.total_seconds()).run(sockets=[listener])
+    server = Server(config, settings.drain.total_seconds(), settings.grace.total_seconds())
+    with _hearing(server):
+        if said is not None:
+            print(said, flush=True)  # noqa: T201 - the command line's own line
+        server.run(sockets=[listener])
 
 
 def shown(listener: socket.socket) -> str:
@@ -349,9 +360,11 @@ def shown(listener: socket.socket) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """End with status 0 after a signal: uvicorn raises it once more when all is done."""
-    handled = {each: signal.signal(each, lambda *_: None) for each in (signal.SIGINT, signal.SIGTERM)}
+def _hearing(server: Server) -> Iterator[None]:
+    """Have *server* hear signals before it runs, too. It ends with status 0 after one: uvicorn raises it once more when
+    all is done, and the server has then heard it.
+    """
+    handled = {each: signal.signal(each, server.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
