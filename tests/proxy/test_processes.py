@@ -4,8 +4,11 @@ import asyncio
 import datetime as dt
 import os
 import signal
+import socket
 import ssl
 import stat
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -232,6 +235,44 @@ async def test_tls_upstream(tmp_path: Path) -> None:
         assert await world.record("key-2") is None
     assert len(origin.seen) == 1
     upstream.close()
+
+
+def ending(context: ssl.SSLContext, *, is_said: bool) -> tuple[socket.socket, Callable[[], None]]:
+    """Make an upstream by TLS with answers that end with their connection, and say so, or do not."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        for _ in range(2):
+            connection, _ = listener.accept()
+            with context.wrap_socket(connection, server_side=True) as wrapped:
+                while not wrapped.recv(65536).endswith(b"{}"):
+                    pass
+                wrapped.sendall(b"HTTP/1.1 201 Created\r\nConnection: close\r\n\r\nhalf of a")
+                if is_said:
+                    wrapped.unwrap().close()
+
+    return listener, serve
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("is_said", [True, False])
+async def test_an_answer_that_ends_with_its_connection(
+    tmp_path: Path, version: ssl.TLSVersion, *, is_said: bool
+) -> None:
+    """Over TLS an answer without a length is whole only if its end was said; else the outcome is unknown."""
+    context = certificate(tmp_path)
+    context.minimum_version = context.maximum_version = version
+    listener, serve = ending(context, is_said=is_said)
+    upstream = f"https://localhost:{listener.getsockname()[1]}"
+    serving = asyncio.get_running_loop().run_in_executor(None, serve)
+    async with proxied(tmp_path, upstream=upstream, upstream_ca=str(tmp_path / "cert.pem")) as world:
+        first, again = await world.pay(), await world.pay()
+        with nullcontext() if is_said else pytest.raises(asyncio.IncompleteReadError):
+            assert (await world.send(BOB)).body == b"half of a"
+        await serving
+    assert [first.code, again.code] == ([None, None] if is_said else ["outcome-unknown"] * 2)
+    assert again.is_replay == is_said
+    listener.close()
 
 
 async def test_health(tmp_path: Path) -> None:
