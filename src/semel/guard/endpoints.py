@@ -98,8 +98,8 @@ def _pattern(template: str) -> _Pattern:
 
 
 def _fits(parts: list[str], pattern: _Pattern) -> bool:
-    """Whether a path is one of a template. Each part is compared a few times at most: this is no place for an expression
-    that tries all ways to share a path among its parameters, since any client can send a path.
+    """Whether a path is one of a template. Each part is compared a few times at most. An expression would try all ways
+    to share a path among its parameters, and any client can send a path.
     """
     *runs, last = pattern
     end = len(parts) - len(last)

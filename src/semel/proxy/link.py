@@ -41,6 +41,8 @@ class Link(asyncio.Protocol):
     """A connection; and the answer that comes on it."""
 
     transport: asyncio.Transport
+    #: That of its exchange, among those that there are.
+    place: asyncio.Semaphore
     status: int
     headers: list[tuple[bytes, bytes]]
 
@@ -212,8 +214,8 @@ class Link(asyncio.Protocol):
         return self._is_busy and not self._is_whole
 
     def eof_received(self) -> None:
-        """Notice whether the upstream has ended the connection. Over TLS it says so, and what ends without that was cut:
-        anyone on the way can end the connection below (RFC 9112, 9.8).
+        """Notice whether the upstream has ended the connection. Over TLS it says so, and what ends without that was
+        cut: anyone on the way can end the connection below (RFC 9112, 9.8).
         """
         tls = self.transport.get_extra_info("ssl_object")
         try:
