@@ -22,6 +22,8 @@ from semel.telemetry.logs import logger
 
 #: Bytes of a request before its body, or behind it.
 MAX_HEAD = 64 * 1024
+#: Header lines of a request. Each costs more than the bytes that a client sends for it.
+MAX_FIELDS = 1000
 #: Requests of one connection that wait for the answer to the one in front of them.
 MAX_PIPELINED = 100
 
@@ -237,6 +239,8 @@ class Protocol(HttpToolsProtocol):
     def _check_head(self) -> None:
         if sum([len(name) + len(value) for name, value in self.headers]) + len(self.url) > MAX_HEAD:
             raise ValueError("The head of the request is too long.")
+        if len(self.headers) > MAX_FIELDS:
+            raise ValueError("The request has too many headers.")
         if self.parser.get_http_version() not in _VERSIONS:
             raise ValueError("Only HTTP/1.1 and HTTP/1.0 are spoken here.")
         if b"#" in self.url:
