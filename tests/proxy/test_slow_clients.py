@@ -65,9 +65,7 @@ async def test_a_head_that_comes_byte_by_byte(tmp_path: Path) -> None:
 
 
 async def test_who_is_not_waited_for(tmp_path: Path, sockets: str) -> None:
-    """A client that waits for its answer, or listens to a stream or a WebSocket, may be silent for as long as it likes,
-    and so may one that is not asked for its body yet.
-    """
+    """A client that waits for its answer, or listens to a stream or a WebSocket, may be silent for long."""
     origin, more = Held(), asyncio.Event()
 
     async def events(_seen: Seen, _reader: Reader, writer: Writer) -> None:
@@ -88,8 +86,7 @@ async def test_who_is_not_waited_for(tmp_path: Path, sockets: str) -> None:
         client.writer.write(request(BOB, method="GET", body=b""))
         await client.reader.readuntil(b"data: 1\n\n")
         await websocket.receive_str()
-        for each in (world, world, streaming, socketed):
-            await one_is_closed(each)
+        await asyncio.gather(*map(one_is_closed, (world, streaming, socketed)))
         origin.go.set()
         more.set()
         await websocket.send_str("abc")
