@@ -119,6 +119,23 @@ async def test_clients_that_take_nothing(tmp_path: Path) -> None:
     assert len(world.origin.seen) == 3
 
 
+async def test_a_client_that_sends_little(tmp_path: Path) -> None:
+    """A client that takes its time with a body is not taken for an upstream that is silent."""
+
+    async def answer(seen: Seen, reader: Reader, writer: Writer) -> None:
+        if seen.target == "/silent":
+            await reader.read()
+        else:
+            await created(seen, reader, writer)
+
+    async with proxied(tmp_path, Origin(answer), timeout=SOON) as world, world.connected() as client:
+        client.writer.write(HEAD + b"Content-Length: 2\r\n\r\n{")
+        for _ in range(2):
+            assert (await world.send(BOB, target="/silent")).status == 504
+        client.writer.write(b"}")
+        assert (await client.got()).status == 201
+
+
 @pytest.mark.slow
 async def test_a_client_that_takes_little(tmp_path: Path) -> None:
     """A client that takes its answer slowly gets all of it, however long that takes."""

@@ -325,9 +325,9 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         self._ear: asyncio.Task[None] | None = None
         self._has_body = True
-        self._is_gone = False
-        self._is_given_up = False
-        self._is_stopped = False
+        #: The client's turn: it is to send more of its body, and the server sees to how long that takes.
+        self._is_asking = False
+        self._is_gone = self._is_given_up = self._is_stopped = False
         #: An answer has begun.
         self.has_begun = False
 
@@ -385,17 +385,18 @@ class Exchange:
             yield first
         more = True
         while more:
+            self._is_asking = True
             message = await self._receive()
+            self._is_asking = False
+            self._wind()
             part, more = self._part(message), message.get("more_body", False)
             size += len(part)
             if part:
-                self._wind()
                 yield part
         self._has_body = False
         if framing.length is not None and size != framing.length:
             # What is missing would be taken from the next request on the connection.
             raise BodyIncomplete
-        self._wind()
 
     def _part(self, message: Message) -> bytes:
         if message["type"] == _HTTP_DISCONNECT:
@@ -434,7 +435,7 @@ class Exchange:
 
     def look(self) -> None:
         """See whether the upstream has been silent for too long, or the client has gone meanwhile."""
-        if self._heard + self._timeout <= self._loop.time():
+        if not self._is_asking and self._heard + self._timeout <= self._loop.time():
             self._stop()
         else:
             self._watch()
