@@ -3,12 +3,14 @@
 import asyncio
 import datetime as dt
 import os
+import resource
 import signal
 import socket
 import ssl
 import stat
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from semel.errors import ConfigurationError
 from semel.proxy.config import made
-from semel.proxy.server import bound, run, shown
+from semel.proxy.server import bound, most_clients, run, shown
 from tests.proxy.kit import BOB, HANG, Origin, Seen, created, proxied
 from tests.proxy.running import running
 
@@ -145,6 +147,21 @@ def test_mistakes_at_the_start(tmp_path: Path) -> None:
             bound(wrong)
     with bound("[0:0::1]:0") as listener:
         assert shown(listener).startswith("http://[::1]:")
+
+
+def test_files_for_clients() -> None:
+    """A process may open as many files as its clients need; where the system does not allow that, it has fewer."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = made(
+        {"upstream": "http://127.0.0.1:1", "scope": "single", "store": "memory://", "client_connections": 100}, {}
+    )
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (700, before[1]))
+        assert most_clients(few) == 100
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 100 + 2 * few.connections
+        assert most_clients(replace(few, client_connections=2**40)) < 2**40
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def workers_of(pid: int) -> set[int]:

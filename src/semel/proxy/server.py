@@ -154,7 +154,7 @@ def serve(settings: Settings, listener: socket.socket, said: str | None = None) 
     config = uvicorn.Config(
         partial(build, settings),
         factory=True,
-        http=Protocol.limited(settings.client_timeout.total_seconds(), _most_clients(settings)),
+        http=Protocol.limited(settings.client_timeout.total_seconds(), most_clients(settings)),
         lifespan="on",
         log_config=None,
         access_log=False,
@@ -176,7 +176,7 @@ def serve(settings: Settings, listener: socket.socket, said: str | None = None) 
         server.run(sockets=[listener])
 
 
-def _most_clients(settings: Settings) -> int:
+def most_clients(settings: Settings) -> int:
     """Return how many connections of clients this process can have, and let it open as many files as that needs."""
     others = 2 * settings.connections + _OTHER_FILES  # To the upstream, and as many again for WebSockets.
     wanted = settings.client_connections + others
