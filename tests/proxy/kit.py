@@ -18,7 +18,8 @@ from semel.core.commands import Browse, Look
 from semel.core.record import Record
 from semel.proxy.app import Proxy
 from semel.proxy.config import made
-from semel.proxy.server import Protocol, build
+from semel.proxy.protocol import Protocol
+from semel.proxy.server import build
 
 #: Nothing here takes a second; what takes this long hangs.
 HANG = 30.0
@@ -218,10 +219,12 @@ async def proxied(
     upstream = await asyncio.start_server(serve, "127.0.0.1", 0)
     origin.port = upstream.sockets[0].getsockname()[1]
     given = {"upstream": origin.url, "scope": "header:X-User", "store": f"sqlite:///{folder}/keys.db", "work": False}
-    proxy = build(made(given | settings, rules or {}))
+    chosen = made(given | settings, rules or {})
+    proxy = build(chosen)
+    protocol = Protocol.limited(chosen.client_timeout.total_seconds(), chosen.client_connections)
     config = uvicorn.Config(
         proxy,
-        http=Protocol,
+        http=protocol,
         log_config=None,
         access_log=False,
         proxy_headers=False,
@@ -230,7 +233,7 @@ async def proxied(
     )  # fmt: skip - as server.serve has it
     state = ServerState()
     async with lifespan(proxy):
-        listener = await loop.create_server(lambda: Protocol(config, state, {}), "127.0.0.1", 0)
+        listener = await loop.create_server(lambda: protocol(config, state, {}), "127.0.0.1", 0)
         yield World(origin, proxy, listener.sockets[0].getsockname()[1])
         listener.close()
         for each in list(state.connections):

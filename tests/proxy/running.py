@@ -53,16 +53,23 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    folder: Path, upstream: str, *options: str, listen: str = "127.0.0.1:0", rules: str = "", store: str = ""
+    folder: Path,
+    upstream: str,
+    *options: str,
+    listen: str = "127.0.0.1:0",
+    rules: str = "",
+    store: str = "",
+    program: tuple[str, ...] = ("-m", "semel"),
+    **environment: str,
 ) -> AsyncIterator[Running]:
     """Run ``semel proxy`` in front of *upstream*, with *rules* as its table [policy]."""
     config = folder / "semel.toml"
     config.write_text(f"[policy]\n{rules}\n")
     given = ["--upstream", upstream, "--scope", "header:X-User", "--listen", listen, "--config", str(config)]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "semel", "proxy", "--store", store or f"sqlite:///{folder}/keys.db", *given, *options),
+        *(sys.executable, *program, "proxy", "--store", store or f"sqlite:///{folder}/keys.db", *given, *options),
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path[1:]])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path[1:]]), **environment},
     )
     assert process.stdout is not None
     try:

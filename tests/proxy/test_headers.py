@@ -213,6 +213,7 @@ REFUSED = {
     "a fragment of an absolute target": spelled("Content-Length: 0", target="http://shop/pay#part"),
     "raw bytes in a path": b"POST /\xc3\xa9 HTTP/1.1\r\nHost: shop\r\nContent-Length: 0\r\n\r\n",
     "too long a head": spelled("X-A: " + "a" * 100_000, "Content-Length: 0"),
+    "too many headers": spelled(*["X-A: a"] * 1001, "Content-Length: 0"),
     "too long a target": spelled("Content-Length: 0", target="/" + "a" * 100_000),
 }  # fmt: skip
 

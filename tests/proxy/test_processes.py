@@ -3,9 +3,14 @@
 import asyncio
 import datetime as dt
 import os
+import resource
 import signal
+import socket
 import ssl
 import stat
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from semel.errors import ConfigurationError
 from semel.proxy.config import made
-from semel.proxy.server import bound, run, shown
+from semel.proxy.server import bound, most_clients, run, shown
 from tests.proxy.kit import BOB, HANG, Origin, Seen, created, proxied
 from tests.proxy.running import running
 
@@ -57,6 +62,32 @@ async def test_drain(tmp_path: Path) -> None:
         assert await proxy.ended() == 0
     assert [each.values("idempotency-key") for each in origin.seen] == [["key-1"]]
     upstream.close()
+
+
+async def ends(folder: Path, told_at: str, *options: str) -> None:
+    """Have SIGTERM come to ``semel proxy`` at one point of its start, and see it end."""
+    program = (str(Path(__file__).with_name("told.py")),)
+    async with running(folder, "http://127.0.0.1:1", *options, program=program, TOLD_AT=told_at) as proxy:
+        assert await proxy.ended() == 0
+
+
+async def test_sigterm_as_soon_as_it_listens(tmp_path: Path) -> None:
+    """A signal that comes before the server has begun to serve is obeyed, with and without a drain."""
+    await ends(tmp_path, "run", "--drain", "1s")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told_at", ["serve", "startup"])
+async def test_sigterm_during_the_start(tmp_path: Path, told_at: str) -> None:
+    """It is obeyed at any later point of the start, too."""
+    await ends(tmp_path, told_at)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told_at", ["run", "deaf"])
+async def test_sigterm_during_the_start_of_workers(tmp_path: Path, told_at: str) -> None:
+    """A worker obeys it during its start; one that takes no notice of it is killed when drain and grace are over."""
+    await ends(tmp_path, told_at, "--workers", "2", "--grace", "0s")
 
 
 async def test_killed_after_the_upstream_did_it(tmp_path: Path) -> None:
@@ -116,6 +147,21 @@ def test_mistakes_at_the_start(tmp_path: Path) -> None:
             bound(wrong)
     with bound("[0:0::1]:0") as listener:
         assert shown(listener).startswith("http://[::1]:")
+
+
+def test_files_for_clients() -> None:
+    """A process may open as many files as its clients need; where the system does not allow that, it has fewer."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = made(
+        {"upstream": "http://127.0.0.1:1", "scope": "single", "store": "memory://", "client_connections": 100}, {}
+    )
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (700, before[1]))
+        assert most_clients(few) == 100
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 100 + 2 * few.connections
+        assert most_clients(replace(few, client_connections=2**40)) < 2**40
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def workers_of(pid: int) -> set[int]:
@@ -206,6 +252,44 @@ async def test_tls_upstream(tmp_path: Path) -> None:
         assert await world.record("key-2") is None
     assert len(origin.seen) == 1
     upstream.close()
+
+
+def ending(context: ssl.SSLContext, *, is_said: bool) -> tuple[socket.socket, Callable[[], None]]:
+    """Make an upstream by TLS with answers that end with their connection, and say so, or do not."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        for _ in range(2):
+            connection, _ = listener.accept()
+            with context.wrap_socket(connection, server_side=True) as wrapped:
+                while not wrapped.recv(65536).endswith(b"{}"):
+                    pass
+                wrapped.sendall(b"HTTP/1.1 201 Created\r\nConnection: close\r\n\r\nhalf of a")
+                if is_said:
+                    wrapped.unwrap().close()
+
+    return listener, serve
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("is_said", [True, False])
+async def test_an_answer_that_ends_with_its_connection(
+    tmp_path: Path, version: ssl.TLSVersion, *, is_said: bool
+) -> None:
+    """Over TLS an answer without a length is whole only if its end was said; else the outcome is unknown."""
+    context = certificate(tmp_path)
+    context.minimum_version = context.maximum_version = version
+    listener, serve = ending(context, is_said=is_said)
+    upstream = f"https://localhost:{listener.getsockname()[1]}"
+    serving = asyncio.get_running_loop().run_in_executor(None, serve)
+    async with proxied(tmp_path, upstream=upstream, upstream_ca=str(tmp_path / "cert.pem")) as world:
+        first, again = await world.pay(), await world.pay()
+        with nullcontext() if is_said else pytest.raises(asyncio.IncompleteReadError):
+            assert (await world.send(BOB)).body == b"half of a"
+        await serving
+    assert [first.code, again.code] == ([None, None] if is_said else ["outcome-unknown"] * 2)
+    assert again.is_replay == is_said
+    listener.close()
 
 
 async def test_health(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ import hashlib
 import hmac
 import json
 import math
+import socket
+import struct
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from semel.errors import ConfigurationError, Unauthenticated
 from semel.proxy.scope import Peers, scope_of
 from semel.proxy.tokens import TokenRefused, Verifier
-from tests.proxy.kit import KEY, proxied
+from tests.proxy.kit import KEY, proxied, request
 
 SECRET = b"a shared secret of more than thirty-two bytes"
 
@@ -41,10 +43,11 @@ def bearer(token: str) -> str:
 
 
 def test_peers() -> None:
-    """Loopback and Unix sockets are trusted, and what else is named."""
+    """Loopback is trusted, and what else is named; at a Unix socket all peers are. No address proves nothing."""
     usual, more = Peers(), Peers(["10.0.0.0/8", "[2001:db8:0::0]/32"])
-    assert all(map(usual.trusts, ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", None]))
-    assert not any(map(usual.trusts, ["10.1.2.3", "::2", "unknown"]))
+    assert all(map(usual.trusts, ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"]))
+    assert not any(map(usual.trusts, ["10.1.2.3", "::2", "unknown", None]))
+    assert Peers(is_unix=True).trusts(None)
     assert all(map(more.trusts, ["10.1.2.3", "::ffff:10.1.2.3", "2001:db8::9%eth0"]))
     assert not more.trusts("127.0.0.1")
     with pytest.raises(ConfigurationError, match="trusted"):
@@ -86,6 +89,19 @@ async def test_strangers(tmp_path: Path) -> None:
             assert (await world.send(*lines)).code == "identity-refused"
         assert (await world.send()).status == 201
     assert len(world.origin.seen) == 1
+
+
+async def test_a_peer_that_resets_its_connection(tmp_path: Path) -> None:
+    """A peer that has reset its connection has no address any more; it names a user no better than before."""
+    async with proxied(tmp_path, trusted=["192.0.2.0/24"]) as world:
+        for number in range(5):
+            with socket.create_connection(("127.0.0.1", world.port)) as peer:
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                peer.sendall(request(f"Idempotency-Key: key-{number}", "X-User: bob"))
+            # It was reset before the proxy's loop has run, so the next answer comes after the proxy has met that.
+            assert (await world.send()).status == 201
+        assert await world.records() == ()
+    assert len(world.origin.seen) == 5
 
 
 async def test_single(tmp_path: Path) -> None:

@@ -279,12 +279,33 @@ def test_templates() -> None:
     """A path is compared with the templates that were seen, whatever the framework writes them like."""
     templates = Templates()
     assert templates.find("/orders/3") is None
-    for template in ("/orders/{id}", "/files/{name:path}", "/pay/<int:who>/now"):
+    expected = {
+        "/orders/3": "/orders/{id}",
+        "/api/orders/3": "/orders/{id}",
+        "/orders/3/4": None,
+        "/orders/": None,
+        "/ordersx3": None,
+        "/files/a/b": "/files/{name:path}",
+        "/raw/a/b/c/raw": "/raw/{name:path}/raw",
+        "/raw/raw": None,
+        "/pay/7/now": "/pay/<int:who>/now",
+        "/report/may.2026.pdf": "/report/{month}.{kind}",
+        "/report/.pdf": None,
+        "/items/7/": "items/<int:item>/",
+    }
+    for template in filter(None, expected.values()):
         templates.learn(template)
-    paths = ["/orders/3", "/api/orders/3", "/orders/3/4", "/files/a/b", "/pay/7/now", "/ordersx3"]
-    expected = ["/orders/{id}", "/orders/{id}", None, "/files/{name:path}", "/pay/<int:who>/now", None]
-    assert [templates.find(path) for path in paths] == expected
-    assert [templates.find(path) for path in paths] == expected  # now from memory
+    for _ in range(2):  # then from memory
+        assert {path: templates.find(path) for path in expected} == expected
+
+
+@pytest.mark.parametrize("path", ["/" * 20_000 + "x", "/a" * 60, "/" + "-" * 1000])
+def test_a_path_that_fits_in_many_ways(path: str) -> None:
+    """A path is compared with templates in a few steps, however long it is: trying all ways took minutes."""
+    templates = Templates()
+    for template in ("/{a:path}/{b:path}/{c:path}/{d:path}/{e:path}/{f:path}/raw", "/{a}-{b}-{c}-{d}-{e}-{f}x"):
+        templates.learn(template)
+    assert templates.find(path) is None
 
 
 def test_an_endpoint_that_is_not_known(seen: Seen, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,6 +17,10 @@ OTHER = "other"
 MAX_ENDPOINTS = 500
 #: How many paths are remembered with their template.
 MAX_PATHS = 1000
+#: Characters and parts of a path that is compared. A longer one is known by no name: it is not what a router is made
+#: for, and a client chooses it.
+MAX_PATH = 1024
+MAX_SEGMENTS = 64
 
 #: A parameter of a template: ``{id}``, ``{id:int}``, ``<int:id>``.
 _PARAMETER = re.compile(r"\{[^{}]*\}|<[^<>]*>")
@@ -51,7 +55,7 @@ class Templates:
 
     def __init__(self) -> None:
         """None was seen yet."""
-        self._patterns: dict[str, re.Pattern[str]] = {}
+        self._patterns: dict[str, _Pattern] = {}
         self._paths: dict[str, str | None] = {}
 
     def learn(self, template: str) -> None:
@@ -64,20 +68,70 @@ class Templates:
         """Return the template of *path*, where one was seen that fits."""
         if path in self._paths:
             return self._paths[path]
-        found = next((name for name, pattern in tuple(self._patterns.items()) if pattern.fullmatch(path)), None)
+        if len(path) > MAX_PATH or path.count("/") > MAX_SEGMENTS:
+            return None
+        parts = path.removeprefix("/").split("/")
+        found = next((name for name, pattern in tuple(self._patterns.items()) if _fits(parts, pattern)), None)
         if len(self._paths) >= MAX_PATHS:
             self._paths.clear()
         self._paths[path] = found
         return found
 
 
-def _pattern(template: str) -> re.Pattern[str]:
-    parts, end = [], 0
-    for match in _PARAMETER.finditer(template):
-        parts += [re.escape(template[end : match.start()]), ".+" if _LONG.match(match[0]) else "[^/]+"]
-        end = match.end()
-    # Below the path at which the application is mounted, if it is.
-    return re.compile("(?:/.*)?" + "".join(parts) + re.escape(template[end:]))
+#: The text of one part of a template, around its parameters: what is whole text has no second one.
+_Segment = tuple[str, ...]
+#: The parts of a template between its parameters that stand for several.
+_Pattern = tuple[tuple[_Segment, ...], ...]
+
+
+def _pattern(template: str) -> _Pattern:
+    runs: list[list[_Segment]] = [[]]
+    # A parameter may have a slash in its own pattern.
+    names = _PARAMETER.findall(template)
+    for part in _PARAMETER.sub("\0", template).removeprefix("/").split("/"):
+        here, names = names[: part.count("\0")], names[part.count("\0") :]
+        if any(_LONG.match(each) for each in here):
+            runs.append([])
+        else:
+            runs[-1].append(tuple(part.split("\0")))
+    return tuple(map(tuple, runs))
+
+
+def _fits(parts: list[str], pattern: _Pattern) -> bool:
+    """Whether a path is one of a template. Each part is compared a few times at most. An expression would try all ways
+    to share a path among its parameters, and any client can send a path.
+    """
+    *runs, last = pattern
+    end = len(parts) - len(last)
+    if end < 0 or not _begins(parts, end, last):
+        return False
+    # What is in front is the path at which the application is mounted, if it is.
+    at = 0
+    for run in runs:
+        # The first place that fits leaves the most to what follows; one part at least is the parameter's.
+        at = next((each for each in range(at, end - len(run)) if _begins(parts, each, run)), end) + len(run) + 1
+    return at <= end
+
+
+def _begins(parts: list[str], at: int, run: tuple[_Segment, ...]) -> bool:
+    return all(_is_like(part, segment) for part, segment in zip(parts[at : at + len(run)], run, strict=True))
+
+
+def _is_like(part: str, segment: _Segment) -> bool:
+    first, *middle = segment
+    if not middle:
+        return part == first
+    if not part.startswith(first):
+        return False
+    at = len(first)
+    *middle, last = middle
+    for text in middle:
+        # One character at least is the parameter's.
+        at = part.find(text, at + 1)
+        if at < 0:
+            return False
+        at += len(text)
+    return at + 1 <= len(part) - len(last) and part.endswith(last)
 
 
 #: Labels are of the process, and so is their limit.

@@ -128,7 +128,7 @@ class Proxy:
 
     def _tell(self, peer: Peer, refusal: Refusal) -> None:
         """Say once of an address that it is not trusted: that may be a mistake in what is set."""
-        is_stranger = isinstance(refusal, IdentityRefused) and not peer.is_trusted
+        is_stranger = isinstance(refusal, IdentityRefused) and not peer.is_trusted and peer.address is not None
         if is_stranger and peer.address not in self._strangers and len(self._strangers) < _MAX_STRANGERS:
             self._strangers.add(peer.address)
             logger.warning("%s names users and is not trusted: it is refused. If it may, give --trusted.", peer.address)
@@ -323,9 +323,9 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         self._ear: asyncio.Task[None] | None = None
         self._has_body = True
-        self._is_gone = False
-        self._is_given_up = False
-        self._is_stopped = False
+        #: The client's turn: it is to send more of its body, and the server sees to how long that takes.
+        self._is_asking = False
+        self._is_gone = self._is_given_up = self._is_stopped = False
         #: An answer has begun.
         self.has_begun = False
 
@@ -383,17 +383,18 @@ class Exchange:
             yield first
         more = True
         while more:
+            self._is_asking = True
             message = await self._receive()
+            self._is_asking = False
+            self._wind()
             part, more = self._part(message), message.get("more_body", False)
             size += len(part)
             if part:
-                self._wind()
                 yield part
         self._has_body = False
         if framing.length is not None and size != framing.length:
             # What is missing would be taken from the next request on the connection.
             raise BodyIncomplete
-        self._wind()
 
     def _part(self, message: Message) -> bytes:
         if message["type"] == _HTTP_DISCONNECT:
@@ -432,7 +433,7 @@ class Exchange:
 
     def look(self) -> None:
         """See whether the upstream has been silent for too long, or the client has gone meanwhile."""
-        if self._heard + self._timeout <= self._loop.time():
+        if not self._is_asking and self._heard + self._timeout <= self._loop.time():
             self._stop()
         else:
             self._watch()

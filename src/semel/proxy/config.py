@@ -71,6 +71,10 @@ class Settings:
     keepalive: timedelta = timedelta(seconds=1)
     #: How many connections to the upstream each process has at most.
     connections: int = 256
+    #: How long a client may take for the head of a request, or be silent in a body, or take nothing of its answer.
+    client_timeout: timedelta = timedelta(seconds=60)
+    #: How many connections of clients each process has at most. Past that, those that wait for longest are closed.
+    client_connections: int = 4096
     #: A file of certificates to trust, for an upstream by https.
     upstream_ca: str | None = None
     #: A path of the upstream that says by its status whether it is well.
@@ -133,10 +137,10 @@ class Settings:
                     f"cors_origins can't have {origin!r}: write origins as browsers send them, https://shop.example or "
                     'http://localhost:3000, without a path and in lower case; or "*" alone.'
                 )
-        for name in ("workers", "connections"):
+        for name in ("workers", "connections", "client_connections"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} can't be {getattr(self, name)}: it is 1 or more.")
-        for name in ("timeout", "connect_timeout"):
+        for name in ("timeout", "connect_timeout", "client_timeout"):
             if not getattr(self, name):
                 raise ConfigurationError(f"{name} can't be 0: nothing is answered in no time. Give a time such as 60s.")
         for name in ("healthz", "readyz", "check"):
@@ -148,7 +152,7 @@ class Settings:
 #: Which kind of value each option has in a file.
 _TIMES = {each.name for each in fields(Settings) if each.type == "timedelta"}
 _LISTS = {"trusted", "paths", "jwt_audience", "jwt_issuer", "cors_origins"}
-_NUMBERS = {"workers", "connections"}
+_NUMBERS = {"workers", "connections", "client_connections"}
 _SWITCHES = {"pass_key", "work"}
 #: Options that the command line takes one at a time, and by the name of one.
 _TYPED_AS = {"path": "paths", "cors_origin": "cors_origins"}

@@ -129,7 +129,9 @@ class Framing:
 
 @value
 class Peer:
-    """Where a request has come from: an address, or None for a Unix socket; and whether its word is taken."""
+    """Where a request has come from; and whether its word is taken. A Unix socket has no address, nor has a connection
+    that was reset.
+    """
 
     address: str | None
     is_trusted: bool
@@ -280,7 +282,7 @@ def _first_hop(peer: Peer, host: bytes) -> list[tuple[bytes, bytes]]:
 def _next_hop(said: dict[bytes, list[bytes]], peer: Peer, host: bytes) -> list[tuple[bytes, bytes]]:
     scheme = peer.scheme.encode()
     address = peer.address.encode() if peer.address else None
-    element = b"for=%s;proto=%s" % (_node(address), scheme)
+    element = b"for=%s;proto=%s" % (_node(peer), scheme)
     if host:
         element += b";host=" + _quoted(host)
     made = [
@@ -297,9 +299,10 @@ def _next_hop(said: dict[bytes, list[bytes]], peer: Peer, host: bytes) -> list[t
     return made
 
 
-def _node(address: bytes | None) -> bytes:
-    if address is None:
-        return b"_unix"
+def _node(peer: Peer) -> bytes:
+    if peer.address is None:
+        return b"_unix" if peer.is_trusted else b"unknown"
+    address = peer.address.encode()
     return b'"[%s]"' % address if b":" in address else address
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+import ssl
 from collections.abc import AsyncIterator, Iterable
 
 import httptools
@@ -40,6 +41,8 @@ class Link(asyncio.Protocol):
     """A connection; and the answer that comes on it."""
 
     transport: asyncio.Transport
+    #: That of its exchange, among those that there are.
+    place: asyncio.Semaphore
     status: int
     headers: list[tuple[bytes, bytes]]
 
@@ -51,6 +54,8 @@ class Link(asyncio.Protocol):
         self.idle_since = 0.0
         self._is_busy = False
         self._is_paused = False
+        #: The upstream has ended the connection, as it should.
+        self._is_ended = False
         self._writable: asyncio.Future[None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._pump: asyncio.Task[None] | None = None
@@ -208,11 +213,22 @@ class Link(asyncio.Protocol):
     def _is_awaited(self) -> bool:
         return self._is_busy and not self._is_whole
 
+    def eof_received(self) -> None:
+        """Notice whether the upstream has ended the connection. Over TLS it says so, and what ends without that was
+        cut: anyone on the way can end the connection below (RFC 9112, 9.8).
+        """
+        tls = self.transport.get_extra_info("ssl_object")
+        try:
+            self._is_ended = tls is None or tls.read(1) == b""
+        except ssl.SSLError:
+            self._is_ended = False
+
     def connection_lost(self, exc: Exception | None) -> None:
         """End: some answers end so."""
         self.is_closed = True
         self.resume_writing()
-        if self._is_busy and exc is None and self._ends_with_connection and self._error is None:
+        is_fine = exc is None and self._is_ended and self._error is None
+        if self._is_busy and is_fine and self._ends_with_connection:
             self._is_whole = True
             self._wake()
         else:

@@ -51,8 +51,9 @@ _UNFIT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 class Peers:
     """Which peers are trusted to name the user of a request, by network. A Unix socket has its file's permissions."""
 
-    def __init__(self, networks: Iterable[str] = TRUSTED) -> None:
-        """Trust *networks*, such as ``10.0.0.0/8``."""
+    def __init__(self, networks: Iterable[str] = TRUSTED, *, is_unix: bool = False) -> None:
+        """Trust *networks*, such as ``10.0.0.0/8``; all peers where the listener is a Unix socket."""
+        self.is_unix = is_unix
         try:
             self._networks = tuple(ipaddress.ip_network(_BRACKETED.sub(r"\1", each), strict=False) for each in networks)
         except ValueError as error:
@@ -60,8 +61,9 @@ class Peers:
         self.trusts = lru_cache(maxsize=1024)(self._trusts)
 
     def _trusts(self, address: str | None) -> bool:
-        if address is None:
-            return True
+        if self.is_unix or address is None:
+            # A TCP connection that was reset has no address any more: that proves nothing.
+            return self.is_unix
         try:
             found = ipaddress.ip_address(address.partition("%")[0])
         except ValueError:

@@ -35,6 +35,9 @@ MAX_MESSAGE = 16 * 1024 * 1024
 #: Seconds after which the next address of a name is tried as well (RFC 8305).
 NEXT_ADDRESS = 0.25
 
+#: One in so many connections is for guarded requests alone.
+_KEPT_SHARE = 4
+
 #: aiohttp would add them, and the client did not send them.
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
@@ -91,7 +94,10 @@ class Address:
 class Upstream:
     """A pool of connections to one server."""
 
+    #: Places for connections: those of any request, and those that are kept for guarded ones. Else as many clients as
+    #: there are places, with large answers that they take slowly, would keep out what is guarded.
     _free: asyncio.Semaphore
+    _kept: asyncio.Semaphore
     #: For WebSockets, over connections of their own.
     _sockets: aiohttp.ClientSession
 
@@ -120,7 +126,9 @@ class Upstream:
         """Be ready to connect, on the loop that runs."""
         self._is_open = True
         self._loop = asyncio.get_running_loop()
-        self._free = asyncio.Semaphore(self._connections)
+        kept = max(1, self._connections // _KEPT_SHARE) if self._connections > 1 else 0
+        self._free = asyncio.Semaphore(self._connections - kept)
+        self._kept = asyncio.Semaphore(kept) if kept else self._free
         self._tls = ssl.create_default_context(cafile=self._ca) if self.address.is_encrypted else None
         connector: aiohttp.BaseConnector
         if self.address.socket is not None:
@@ -164,7 +172,14 @@ class Upstream:
 
         ``UpstreamUnreachable``: nothing was sent. ``UpstreamLost``: it may have been, and may have been carried out.
         """
-        link = await self._link(is_new=is_guarded)
+        place = self._kept if is_guarded and self._free.locked() else self._free
+        await self._acquired(place)
+        try:
+            link = await self._link(is_new=is_guarded)
+        except BaseException:
+            place.release()
+            raise
+        link.place = place
         try:
             await link.exchange(method, target, self._completed(headers), body)
         except BaseException:
@@ -174,7 +189,7 @@ class Upstream:
 
     def finish(self, link: Link) -> None:
         """Keep a connection for the next request, if its exchange has ended well."""
-        self._free.release()
+        link.place.release()
         if link.finish() and self._keepalive and self._is_open:
             link.idle_since = self._loop.time()
             self._idle.append(link)
@@ -189,14 +204,6 @@ class Upstream:
         What a new one is asked for could otherwise get, on one that is kept, what the upstream sends too much of for an
         earlier request, or its end.
         """
-        if self._free.locked():
-            try:
-                async with asyncio.timeout(self._connect):
-                    await self._free.acquire()
-            except TimeoutError as error:
-                raise UpstreamUnreachable(retry_after=RETRY_AFTER_SECONDS) from error
-        else:
-            await self._free.acquire()
         oldest = self._loop.time() - self._keepalive
         while self._idle:
             if is_new:
@@ -211,11 +218,17 @@ class Upstream:
             async with asyncio.timeout(self._connect):
                 return await self._connected()
         except (OSError, UnicodeError) as error:  # A time that is over is an OSError, too.
-            self._free.release()
             raise UpstreamUnreachable(retry_after=RETRY_AFTER_SECONDS) from error
-        except BaseException:
-            self._free.release()
-            raise
+
+    async def _acquired(self, place: asyncio.Semaphore) -> None:
+        if not place.locked():
+            await place.acquire()
+            return
+        try:
+            async with asyncio.timeout(self._connect):
+                await place.acquire()
+        except TimeoutError as error:
+            raise UpstreamUnreachable(retry_after=RETRY_AFTER_SECONDS) from error
 
     async def _connected(self) -> Link:
         def made() -> Link:
@@ -272,7 +285,8 @@ class Upstream:
         try:
             async with asyncio.timeout(self._connect):
                 if check is not None:
-                    link = await self.send("GET", check, [(b"via", b"1.1 semel")], None)
+                    # Of the places that are kept: what other clients take says nothing of the upstream.
+                    link = await self.send("GET", check, [(b"via", b"1.1 semel")], None, is_guarded=True)
                     self.finish(link)
                     return link.status < 500  # noqa: PLR2004 - HTTP
                 (await self._connected()).abort()

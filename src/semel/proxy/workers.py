@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
@@ -31,8 +32,12 @@ def set_up_logs() -> None:
         logging.getLogger(each).setLevel(logging.WARNING)
 
 
-def run_workers(number: int, serve: Serve, settings: object, listener: socket.socket) -> None:
-    """Run *number* processes that each ``serve(settings, listener)``, until SIGTERM or SIGINT."""
+def run_workers(
+    number: int, serve: Serve, settings: object, listener: socket.socket, said: str, *, patience: float
+) -> None:
+    """Run *number* processes that each ``serve(settings, listener)``, until SIGTERM or SIGINT. Print what is *said*
+    once those are heard. A process that has not ended so many seconds after that is killed.
+    """
     spawn = multiprocessing.get_context("spawn")
     stopped, stopping = os.pipe()
 
@@ -41,6 +46,7 @@ def run_workers(number: int, serve: Serve, settings: object, listener: socket.so
 
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
+    print(said, flush=True)  # noqa: T201 - the command line's own line
 
     def start() -> SpawnProcess:
         process = spawn.Process(target=_run, args=(serve, settings, listener))
@@ -57,14 +63,18 @@ def run_workers(number: int, serve: Serve, settings: object, listener: socket.so
                 processes[at] = start()
     for each in processes:
         each.terminate()
+    until = time.monotonic() + patience
     for each in processes:
-        each.join()
+        each.join(max(0.0, until - time.monotonic()))
+        if each.is_alive():
+            logger.error("Process %s has not ended in %g seconds, and is killed.", each.pid, patience)
+            each.kill()
+            each.join()
 
 
 def _run(serve: Serve, settings: object, listener: socket.socket) -> None:
     set_up_logs()
-    # Ctrl-C reaches every process of a terminal, and the parent tells its own.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # As the server does once it hears signals.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     serve(settings, listener)
 
