@@ -230,7 +230,7 @@ def _guarded(choice: Choice, view: Any) -> Any:
             policy = choice.policy_for(request.method)
 
             async def call() -> Response:
-                async with atomicity.AsyncBlocks(atomicity.opted_out(guarded), policy):
+                async with atomicity.AsyncBlocks(atomicity.opted_out(guarded, request), policy):
                     return checked(await view(request, *args, **kwargs), view)
 
             if policy is None or not claim(request):
@@ -250,7 +250,7 @@ def _guarded(choice: Choice, view: Any) -> Any:
             policy = choice.policy_for(request.method)
 
             def call() -> Response:
-                with atomicity.blocks(atomicity.opted_out(guarded), policy):
+                with atomicity.blocks(atomicity.opted_out(guarded, request), policy):
                     return checked(view(request, *args, **kwargs), view)
 
             if policy is None or not claim(request):
