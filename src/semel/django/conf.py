@@ -79,7 +79,7 @@ async def async_user_scope(request: Any) -> str | None:
 
 def logs_in_inside(view: Any) -> bool:
     """Whether *view* is one of REST framework's with a login of its own, which Django's middleware knows nothing of."""
-    made = getattr(view, "cls", None)
+    made: Any = getattr(view, "cls", None)
     if not hasattr(made, "initialize_request"):
         return False
     from rest_framework.authentication import SessionAuthentication  # noqa: PLC0415 - where such a view is, it is
