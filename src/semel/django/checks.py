@@ -57,7 +57,7 @@ def check(**_: Any) -> list[CheckMessage]:
     views = list(_views())
     middleware = list(django_settings.MIDDLEWARE)
     found += [*_database(said), *_store(said), *_order(middleware, said)]
-    return [*found, *_logins(middleware, views, said), *_transactions(views, said), *_atomic(views, said)]
+    return [*found, *_logins(said), *_transactions(views, said), *_atomic(views, said)]
 
 
 def _views() -> Iterator[tuple[str, Any]]:
@@ -72,21 +72,27 @@ def _views() -> Iterator[tuple[str, Any]]:
             yield simplify_regex(route), view
 
 
-def _logins(middleware: list[str], views: list[tuple[str, Any]], said: conf.Settings) -> Iterator[CheckMessage]:
-    if said.scope is not conf.user_scope or OURS.isdisjoint(middleware):
+def own_logins(said: conf.Settings) -> Iterator[str]:
+    """Yield what the middleware guards by Django's own login, and logs in by itself: path and name of each view."""
+    if said.scope is not conf.user_scope or OURS.isdisjoint(django_settings.MIDDLEWARE):
         return
-    for path, view in views:
+    for path, view in _views():
         if choice_of(view) is None and conf.logs_in_inside(view):
             methods = getattr(view, "actions", None) or [
                 each for each in view.cls.http_method_names if hasattr(view.cls, each)
             ]
             if any(said.routes.policy_for(each.upper(), path) for each in methods):
-                yield Error(
-                    f"The middleware of Semel guards {path} ({view.__name__}), and asks Django's own login for the "
-                    "user. Requests with a key are refused there.",
-                    hint=f"{conf.LOGS_IN_INSIDE} {conf.OR_SCOPE}",
-                    id="semel.E023",
-                )
+                yield f"{path} ({view.__name__})"
+
+
+def _logins(said: conf.Settings) -> Iterator[CheckMessage]:
+    for each in own_logins(said):
+        yield Error(
+            f"The middleware of Semel guards {each}, and asks Django's own login for the user. Requests with a key are "
+            "refused there.",
+            hint=f"{conf.LOGS_IN_INSIDE} {conf.OR_SCOPE}",
+            id="semel.E023",
+        )
 
 
 def _transactions(views: list[tuple[str, Any]], said: conf.Settings) -> Iterator[CheckMessage]:

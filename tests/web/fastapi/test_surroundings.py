@@ -287,7 +287,7 @@ async def test_a_login_on_the_pool_of_atomic_mode(
         answers = [(await client.post("/pay", headers={"Idempotency-Key": f"{n}"})).status_code for n in range(4)]
     await engine.dispose()
     assert answers == [201] * 4
-    assert len([each for each in caplog.messages if "has a connection of this pool already" in each]) == (not closes)
+    assert len([each for each in caplog.messages if "two connections of this pool" in each]) == (not closes)
 
 
 @pytest.mark.parametrize("entry", ["route", "app", "wsgi"])
@@ -346,5 +346,6 @@ async def test_a_write_beside_the_transaction(
     await engine.dispose()
     assert answers == [201] * 3
     told = [each for each in caplog.messages if "wrote beside" in each]
+    assert len([each for each in caplog.messages if "two connections of this pool" in each]) == is_beside
     assert len(told) == is_beside
     assert all("INSERT INTO payments" in each for each in told)

@@ -21,11 +21,12 @@ _WRITES = re.compile(r"\s*((?:INSERT\s+INTO|UPDATE|DELETE\s+FROM|MERGE\s+INTO)\s
 #: Of so many tables the log has a line.
 MAX_TOLD = 20
 
-_HELD = (
-    "%r: a request has a connection of this pool already, and waits for another one, for its transaction. As many such "
-    "requests as the pool has connections wait for each other until pool_timeout. End the first session before the "
-    "guard (in the login itself, `async with sessions() as session:`, and not by a dependency that yields it), or give "
-    "the login an engine of its own."
+_TWO = (
+    "%r: a request has two connections of this pool at once, that of its operation and one of another session: a "
+    "login's, or its handler's. As many such requests as the pool has connections wait for each other until "
+    "pool_timeout. End the login's session before the guard (in the login itself, `async with sessions() as session:`, "
+    "and not by a dependency that yields it), and use semel.current().connection in the handler; or give the other "
+    "session an engine of its own."
 )
 _BESIDE = (
     "%r: a handler wrote beside the transaction of its operation (%s), over another connection. That is not committed "
@@ -43,33 +44,41 @@ class Watch:
         """See nothing yet."""
         self._engine = engine
         self._is_on = False
+        self._has_told_of_two = False
         #: Which task or thread has which connection out of the pool.
         self._holders: dict[Any, object] = {}
         self._told: set[str] = set()
-        self._holds = {"checkout": self._out, "checkin": self._back, "detach": self._back}
 
     def before(self) -> None:
         """Look whether the caller, who is about to wait for a connection, has one."""
         if not self._is_on:
             self._is_on = True
             event.listen(self._engine, "before_cursor_execute", self._execute)
-            for name, listener in self._holds.items():
-                event.listen(self._engine, name, listener)
-        elif self._holds and _holder() in tuple(self._holders.values()):
-            holds, self._holds = self._holds, {}
-            for name, listener in holds.items():
-                event.remove(self._engine, name, listener)
-            _logger.warning(_HELD, self._engine.url)
+            event.listen(self._engine, "checkout", self._out)
+            event.listen(self._engine, "checkin", self._back)
+            event.listen(self._engine, "detach", self._back)
+        elif not self._has_told_of_two and _holder() in tuple(self._holders.values()):
+            self._tell_of_two()
 
     def lend(self, connection: Connection) -> None:
         """Take note of what the code of this context is to write over."""
         _lent.set(connection)
 
     def _out(self, _connection: object, record: object, _proxy: object) -> None:
+        if self._has_told_of_two:
+            return
         self._holders[record] = _holder()
+        lent = _lent.get()
+        if lent is not None and not lent.closed and lent.engine is self._engine:
+            self._tell_of_two()
 
     def _back(self, _connection: object, record: object) -> None:
         self._holders.pop(record, None)
+
+    def _tell_of_two(self) -> None:
+        self._has_told_of_two = True
+        self._holders.clear()
+        _logger.warning(_TWO, self._engine.url)
 
     def _execute(self, connection: Connection, _cursor: object, statement: str, *_: object) -> None:
         lent = _lent.get()
