@@ -82,7 +82,7 @@ def own_logins(said: conf.Settings) -> Iterator[str]:
                 each for each in view.cls.http_method_names if hasattr(view.cls, each)
             ]
             if any(said.routes.policy_for(each.upper(), path) for each in methods):
-                yield f"{path} ({view.__name__})"
+                yield f"{path} ({view.cls.__name__})"
 
 
 def _logins(said: conf.Settings) -> Iterator[CheckMessage]:
@@ -104,8 +104,8 @@ def _transactions(views: list[tuple[str, Any]], said: conf.Settings) -> Iterator
             and said.database in atomicity.aliases(atomicity.opted_out(view))
         ):
             yield Error(
-                f"ATOMIC_REQUESTS opens a transaction around {path} ({view.__name__}), so the guard below @api_view "
-                "can't commit what it writes. Requests with a key are refused there.",
+                f"ATOMIC_REQUESTS opens a transaction around {path} ({view.cls.__name__}), so the guard below "
+                "@api_view can't commit what it writes. Requests with a key are refused there.",
                 hint="Put @transaction.non_atomic_requests above @api_view.",
                 id="semel.E024",
             )
