@@ -110,6 +110,24 @@ class TestList:
             text = root.get(LIST, query).content.decode()
             assert [key for key in ("done-1", "running-1") if f">{key}<" in text] == [expected]
 
+    @pytest.mark.parametrize("permissions", [("view_record",), ("view_record", "view_record_contents")])
+    def test_filter_by_what_is_not_shown(self, store: DjangoStore, permissions: tuple[str, ...]) -> None:
+        """No filter in the list's URL, and no order, tells what a field holds that the list does not show."""
+        keep(store)
+        client = staff(*permissions)
+        hidden = {each.name for each in Record._meta.get_fields()} - {
+            *("key", "scope", "state", "attempt", "recovery_point", "status", "created_at", "expires_at")
+        }
+        assert {"request", "steps", "token", "body", "milestone"} <= hidden
+        for name in sorted(hidden):
+            for lookup in (name, f"{name}__contains", f"{name}__gt", f"{name}__isnull", f"{name}__startswith"):
+                assert client.get(LIST, {lookup: "1"}).status_code == 400, lookup
+        shown = client.get(LIST, {"scope__exact": ODD.scope, "status__gte": "200", "key__startswith": ODD.key[:3]})
+        assert html.escape(ODD.key) in shown.content.decode()
+        for order in ("steps", "request", "-token"):
+            assert client.get(LIST, {"o": order}).status_code == 200
+        assert client.get(LIST, {"_to_field": "request"}).status_code == 400
+
     def test_same_key_of_two(self, store: DjangoStore, root: Client) -> None:
         """Two principals with one key are two records, each with its own page."""
         for scope in ("alice", "bob"):

@@ -290,16 +290,21 @@ def test_atomic_requests_of_what_is_not_guarded(atomic_requests: None) -> None:
         def put(self, request: Any) -> HttpResponse:
             return look(request)
 
+    class OptedOut(Looking):
+        """Another class, whose dispatch is its own."""
+
+    method_decorator(transaction.non_atomic_requests, name="dispatch")(OptedOut)
     views = [
         idempotent(look),
         Looking.as_view(),
         idempotent(transaction.non_atomic_requests(look)),
         transaction.non_atomic_requests(idempotent(look)),
+        OptedOut.as_view(),
     ]
     with serving(*views):
-        for number in ("", "2", "3", "4"):
+        for number in ("", "2", "3", "4", "5"):
             assert Visitor().client.put(f"/pay{number}").status_code == 200
-    assert seen == [True, True, False, False]
+    assert seen == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize("policy", [Policy.ietf(), ATOMIC])
@@ -333,12 +338,30 @@ def test_atomic_requests_and_async_views(atomic_requests: None) -> None:
     async def own(request: Any) -> HttpResponse:
         return await apay(request)
 
+    class OptedOut(Payments):
+        """Another class, whose dispatch is its own."""
+
+        def dispatch(self, *args: Any, **kwargs: Any) -> Any:
+            return super(Payments, self).dispatch(*args, **kwargs)
+
+    def around(view: Any) -> Any:
+        @wraps(view)
+        async def passed_on(request: Any) -> HttpResponse:
+            response: HttpResponse = await view(request)
+            return response
+
+        return passed_on
+
     opted_out = transaction.non_atomic_requests(own)
     method_decorator(idempotent(policy=ATOMIC), name="dispatch")(Payments)
+    method_decorator(idempotent(policy=ATOMIC), name="dispatch")(OptedOut)
+    method_decorator(transaction.non_atomic_requests, name="dispatch")(OptedOut)
     views = [
         idempotent(policy=ATOMIC)(apay),
         Payments.as_view(),
         idempotent(policy=ATOMIC)(transaction.non_atomic_requests(opted_out)),
+        transaction.non_atomic_requests(around(idempotent(policy=ATOMIC)(apay))),
+        OptedOut.as_view(),
     ]
     with serving(*views):
         visitor = Visitor()
@@ -346,8 +369,9 @@ def test_atomic_requests_and_async_views(atomic_requests: None) -> None:
         for each in ("/pay", "/pay2"):
             with pytest.raises(RuntimeError, match="You cannot use ATOMIC_REQUESTS with async views"):
                 visitor.post(each, key=each)
-        assert_kept(*(visitor.post("/pay3", key="key-3") for _ in range(2)))
-    assert amounts() == [5]
+        for each in ("/pay3", "/pay4", "/pay5"):
+            assert_kept(*(visitor.post(each, key=each) for _ in range(2)))
+    assert amounts() == [5, 5, 5]
 
 
 def test_steps_under_atomic_requests(atomic_requests: None, under: str) -> None:

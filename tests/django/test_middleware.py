@@ -77,6 +77,24 @@ def test_views_that_know_of_nothing(sqlite: str, under: str, colour: str, mode: 
     assert amounts() == [5, 5, 5]
 
 
+@pytest.mark.parametrize("allow", [False, True])
+def test_a_credential_that_no_login_has_read(
+    sqlite: str, under: str, allow: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request with a token that a view reads by itself is not anonymous: it is refused, and the log says why."""
+    with serving(pay, middleware=[*SESSIONS, OURS], SEMEL={"ALLOW_ANONYMOUS": allow}):
+        for name, value in (("Authorization", "Bearer ann"), ("X-Api-Key", "bob")):
+            refused = Visitor(under).post(headers={name: value})
+            assert (refused.status_code, code(refused)) == (400, "idempotency-scope-missing")
+            assert "Authenticate" not in refused.content.decode()
+        assert amounts() == []
+        first, again = (Visitor(under).post() for _ in range(2))
+        assert first.status_code == (201 if allow else 400)
+        assert is_replay(again) is allow
+    (told,) = [each for each in caplog.messages if "logs in by itself" in each]
+    assert told.startswith("/pay: ")
+
+
 def test_only_the_paths_that_are_named(sqlite: str, under: str) -> None:
     """PATHS says what is guarded, and by which policy."""
     said = {"SCOPE": everybody, "PATHS": {"/pay2": {"required": True}}}

@@ -6,7 +6,7 @@ import pytest
 from django.db import connection, transaction
 from django.urls import include, path
 from rest_framework import serializers
-from rest_framework.authentication import BaseAuthentication
+from rest_framework.authentication import BaseAuthentication, SessionAuthentication
 from rest_framework.decorators import api_view, authentication_classes, permission_classes
 from rest_framework.exceptions import APIException, AuthenticationFailed, PermissionDenied, ValidationError
 from rest_framework.generics import CreateAPIView
@@ -104,6 +104,57 @@ def ask(url: str = "/pay", *, who: str | None = "one", key: str | None = "key-1"
 def serving(*views: Any, **settings: Any) -> Any:
     patterns = [path(f"pay{number + 1 if number else ''}", view) for number, view in enumerate(views)]
     return project.serving(patterns, **settings)
+
+
+AUTH = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+]
+
+
+class Unmixed(CreateAPIView):  # type: ignore[misc]  # REST framework has no types
+    """A view that logs in by a token, inside, and that nothing of Semel's knows of."""
+
+    authentication_classes = (ByToken,)
+    permission_classes = (IsAuthenticated,)
+    queryset = Payment.objects.all()
+    serializer_class = PaymentSerializer
+
+
+class BySession(Unmixed):
+    """One that takes the user from Django's own login."""
+
+    authentication_classes = (SessionAuthentication,)
+
+
+@pytest.mark.parametrize("allow", [False, True])
+def test_a_middleware_before_the_views_own_login(
+    sqlite: str, under: str, allow: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The middleware refuses a view that logs in inside, before anything runs: it can't know a token's user."""
+    with serving(Unmixed.as_view(), MIDDLEWARE=[*AUTH, OURS], SEMEL={"ALLOW_ANONYMOUS": allow}):
+        answers = [ask(who=who, under=under) for who in ("one", "two", "wrong", None)]
+        assert [each.status_code for each in answers] == [500] * 4
+        assert "IdempotentMixin" in caplog.text
+        assert ask(key=None, under=under).status_code == 201
+    assert len(amounts()) == 1
+    assert records() == []
+
+
+def by_token(request: Any) -> str | None:
+    return TOKENS.get(request.headers.get("Authorization", ""))
+
+
+def test_a_middleware_that_is_told_how_to_find_the_user(sqlite: str, under: str) -> None:
+    """With a scope of the project's own, or a view that uses Django's login, the middleware guards it."""
+    with serving(Unmixed.as_view(), MIDDLEWARE=[*AUTH, OURS], SEMEL={"SCOPE": by_token}):
+        assert_kept(ask(under=under), ask(under=under))
+        assert not is_replay(ask(who="two", under=under))
+        assert [ask(who=who, under=under).status_code for who in ("wrong", None)] == [400, 400]
+    with serving(BySession.as_view(), MIDDLEWARE=[*AUTH, OURS]):
+        visitor = Visitor(under)
+        visitor.log_in()
+        assert_kept(*(visitor.post(data=BODY, content_type="application/json") for _ in range(2)))
 
 
 @pytest.mark.parametrize("policy", [Policy.ietf(), ATOMIC])

@@ -81,6 +81,8 @@ def described() -> dict[str, Any]:
         path("refunds", Refunds.as_view()),
         path("transfers", transfer),
     ]
+    # Django remembers the range of an integer of the first database that it was asked on.
+    vars(Payment._meta.get_field("amount")).pop("validators", None)
     with project.serving(urls, SEMEL={"POLICY": {"header": ("Idempotency-Key", "X-Request-Key")}}):
         schema = generator(patterns=urls).get_schema(public=True)
     as_sent: dict[str, Any] = json.loads(json.dumps(schema))

@@ -10,12 +10,15 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group, User
 from django.core.checks import run_checks
-from django.db import connections
+from django.db import connections, transaction
 from django.test import override_settings
+from django.urls import include, path, re_path
 from django.utils.functional import SimpleLazyObject
+from rest_framework.decorators import api_view
+from rest_framework.viewsets import ViewSet
 
 from semel import Policy
-from semel.django import conf
+from semel.django import conf, idempotent
 from semel.errors import ConfigurationError
 from semel.stores.django import AsyncDjangoStore, DjangoStore
 from semel.stores.sqlite import AsyncSQLiteStore, SQLiteStore
@@ -248,6 +251,63 @@ class TestChecks:
         """So is a router that keeps the tables from where they are to be."""
         with override_settings(DATABASE_ROUTERS=["tests.django.test_migrations.Elsewhere"]):
             assert list(problems()) == ["semel.E013"]
+
+
+class ToShop:
+    """A router that writes the shop's models to a database of their own."""
+
+    def db_for_write(self, model: Any, **_: Any) -> str | None:
+        return "pay" if model.__module__.startswith("tests.") else None
+
+
+class TestViews:
+    """What is found by the URL configuration."""
+
+    @pytest.mark.parametrize(
+        "paths, actions, number",
+        [
+            (None, {"post": "create"}, ["semel.E023"]),
+            (["/api/*"], {"post": "create"}, ["semel.E023"]),
+            (["/other/*"], {"post": "create"}, []),
+            (None, {"get": "list"}, []),
+        ],
+    )
+    def test_that_log_in_inside(self, sqlite: str, paths: Any, actions: Any, number: list[str]) -> None:
+        """A view of REST framework's below the middleware is told of, if Django's own login is to name its users."""
+        patterns = [re_path("^api/", include([path("orders/<int:pk>/", Orders.as_view(actions))]))]
+        with project.serving(patterns, MIDDLEWARE=[SESSIONS, AUTH, OURS]):
+            found = problems(PATHS=paths)
+            assert list(found) == number
+            assert all("/api/orders/<int:pk>/ (Orders)" in each for each in found.values())
+            assert problems(PATHS=paths, SCOPE=by_header) == {}
+        with project.serving(patterns, MIDDLEWARE=[SESSIONS, AUTH]):
+            assert problems(PATHS=paths) == {}
+
+    @pytest.mark.parametrize("is_marked", [False, True])
+    def test_atomic_requests_around_a_function(self, django_sqlite_url: str, is_marked: bool) -> None:
+        """A guard below @api_view that ATOMIC_REQUESTS opens a transaction around is told of."""
+        view = api_view(["POST"])(idempotent(lambda _request: None))
+        view = transaction.non_atomic_requests(view) if is_marked else view
+        entry = project.settings_of(django_sqlite_url) | {"ATOMIC_REQUESTS": True}
+        with project.databases(default=entry), project.serving([path("pay", view)]):
+            assert list(problems()) == ([] if is_marked else ["semel.E024"])
+
+    @pytest.mark.parametrize("where", ["settings", "view"])
+    def test_atomic_mode_beside_the_models(self, sqlite: str, django_sqlite_url: str, where: str) -> None:
+        """In atomic mode records belong into the database that the models are written to."""
+        policy = Policy.ietf(mode="atomic")
+        patterns = [path("pay", idempotent(policy=policy)(lambda _request: None))] if where == "view" else []
+        semel = {"POLICY": policy} if where == "settings" else {}
+        with project.databases(default=django_sqlite_url, pay=django_sqlite_url), project.serving(patterns):
+            assert problems(semel) == {}
+            with override_settings(DATABASE_ROUTERS=[f"{__name__}.ToShop"]):
+                assert "'pay'" in problems(semel)["semel.W025"]
+                assert problems(semel, DATABASE="pay") == {}
+                assert problems() == ({} if where == "settings" else problems(semel))
+
+
+class Orders(ViewSet):  # type: ignore[misc]  # REST framework has no types
+    """Its default logins are by session and by password."""
 
 
 class TestOrder:

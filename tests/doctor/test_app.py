@@ -4,6 +4,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Annotated, Any
 import psycopg
 import pytest
 from fastapi import Depends, FastAPI, Request
+from fastapi.security import OAuth2PasswordBearer
 from flask import Flask
 from flask import request as flask_request
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
@@ -23,6 +26,7 @@ from starlette.middleware.sessions import SessionMiddleware
 
 from semel import SINGLE_TENANT, Policy
 from semel.asgi import IdempotencyMiddleware, RequestView
+from semel.core.policy import Mode
 from semel.doctor import Finding, Limits, Verdict, examine
 from semel.doctor.app.checks import Places, same_store
 from semel.errors import ConfigurationError
@@ -305,6 +309,27 @@ application = get_wsgi_application()
 """
 
 
+REST = """
+settings.INSTALLED_APPS.append("rest_framework")
+settings.ROOT_URLCONF = __name__
+from django.urls import path
+from rest_framework.generics import CreateAPIView
+urlpatterns = [path("orders/", CreateAPIView.as_view())]
+"""
+
+
+@pytest.mark.slow
+def test_a_login_of_rest_frameworks(elsewhere: Path) -> None:
+    """A view of REST framework below Django's middleware is found: its own login is inside of the guard."""
+    (elsewhere / "site_of_ours.py").write_text(DJANGO.replace("ORDER", "USER, OURS") + REST)
+    command = [sys.executable, "-m", "semel", "doctor", "--app", "site_of_ours:application", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    assert "semel.E023" in found["app-django"]["evidence"], done
+    assert found["app-order"]["verdict"] == "wrong"
+    assert "/orders/ (CreateAPIView)" in found["app-order"]["evidence"]
+
+
 @plants("app-django")
 @pytest.mark.parametrize(
     "order, verdict", [pytest.param("USER, OURS", "ok", marks=pytest.mark.slow), ("OURS, USER", "wrong")]
@@ -315,6 +340,7 @@ def test_django(elsewhere: Path, order: str, verdict: str) -> None:
     command = [sys.executable, "-m", "semel", "doctor", "--app", "site_of_ours:application", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    assert "inside of all middleware" not in found["app-order"]["evidence"]
     assert found["app-django"]["verdict"] == verdict, done
     assert done.returncode == (verdict == "wrong")
     assert ("semel.E020" in found["app-django"]["evidence"]) == (verdict == "wrong")
@@ -353,3 +379,55 @@ def wrapped_around_itself() -> Any:
 def test_an_app_around_itself(wrapped_around_itself: Any, url: str) -> None:
     """An app that is wrapped around itself is looked into only so far."""
     assert examined(wrapped_around_itself, "app-guard", url).verdict is Verdict.WRONG
+
+
+@pytest.mark.parametrize("scope, verdict", [(SINGLE_TENANT, Verdict.WRONG), (account, Verdict.OK)])
+def test_a_login_inside_of_the_guard(url: str, scope: Any, verdict: Verdict) -> None:
+    """A route that logs in inside of a guard which knows no users is found: a replay would not ask that login."""
+    app = FastAPI()
+    app.add_middleware(IdempotencyMiddleware, store=url, scope=scope)
+
+    @app.post("/payments")
+    def pay(token: Annotated[str, Depends(OAuth2PasswordBearer("/token"))]) -> None: ...
+
+    found = examined(app, "app-order")
+    assert found.verdict is verdict
+    assert ("/payments" in found.evidence) == (verdict is Verdict.WRONG)
+
+
+@plants("app-session")
+@pytest.mark.parametrize("mode", ["atomic", "guard"])
+@pytest.mark.parametrize("way", ["login yields", "route opens", "login closes", "of the operation"])
+def test_sessions_beside_the_operations(url: str, mode: Mode, way: str) -> None:
+    """In atomic mode, a login that keeps a session of the store's engine is found, and a route that opens one."""
+    sessions = async_sessionmaker(create_async_engine(url.replace(":", "+aiosqlite:", 1)))
+    app = FastAPI()
+    install(app, store=sessions, policy=Policy.ietf(mode=mode))
+
+    async def get_db() -> AsyncIterator[AsyncSession]:
+        async with sessions() as session:
+            yield session
+
+    async def kept(db: Annotated[AsyncSession, Depends(get_db)]) -> str:
+        return str(db)
+
+    async def closed() -> str:
+        async with sessions() as session:
+            return str(session)
+
+    guard = Idempotent(scope=kept if way == "login yields" else closed)
+
+    async def lent(operation: Annotated[Operation, Depends(guard)]) -> AsyncIterator[Any]:
+        yield operation.connection
+
+    async def opens() -> None:
+        async with sessions() as session:
+            await session.commit()
+
+    async def plain(session: Annotated[Any, Depends(lent)]) -> None: ...
+
+    app.post("/payments", dependencies=[Depends(guard)])(opens if way == "route opens" else plain)
+    found = examined(app, "app-session")
+    is_wrong = mode == "atomic" and way in {"login yields", "route opens"}
+    assert found.verdict is (Verdict.WRONG if is_wrong else Verdict.OK), found.evidence
+    assert (("get_db" if way == "login yields" else "opens") in found.evidence) == is_wrong

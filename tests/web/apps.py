@@ -10,6 +10,7 @@ guarded by nothing, and blocks as "block" does.
 import asyncio
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -74,10 +75,10 @@ def must_wait(body: bytes) -> bool:
 
 
 def block() -> None:
-    """Do what takes long, such as a report, and give nothing else a turn."""
+    """Do what takes long, such as a report, and give nothing else a turn: no task, and no greenlet."""
     BLOCKED.touch()
     while not GO.exists():
-        time.sleep(POLL_SECONDS)
+        signal.sigtimedwait((), POLL_SECONDS)  # a sleep that gevent does not replace
 
 
 def parts(body: bytes, answer: bytes) -> Iterable[bytes]:

@@ -38,6 +38,7 @@ COMMANDS: dict[str, Sequence[str]] = {
         *("gunicorn", "tests.web.apps:wsgi_app", "--bind", "127.0.0.1:{port}"),
         *("--preload", "--workers", "2", "--threads", "2"),
     ),
+    "gunicorn gevent": ("gunicorn", "tests.web.apps:wsgi_app", "--bind", "127.0.0.1:{port}", "-k", "gevent"),
     "wsgiref": ("tests.web.apps", PORT),
 }
 

@@ -122,3 +122,19 @@ def test_a_loop_that_is_dead_for_good_loses_its_keys(tmp_path: Path, sqlite_url:
         assert [effect.attempt for effect in backstage.effects] == [1, 2]
     finally:
         backstage.close()
+
+
+@pytest.mark.slow
+def test_a_handler_that_gives_no_greenlet_a_turn(stage: Stage) -> None:
+    """Under gevent, too, a handler that yields to nothing for longer than its lease keeps its key."""
+    backstage = stage()
+    first, second = backstage.serve("gunicorn gevent"), backstage.serve("gunicorn gthread")
+    answer = first.start_paying(body=BLOCKING)
+    wait_until(backstage.is_blocked)
+    retries = backstage.threads.submit(retry_until, second, BLOCKING, 201)
+    Records(backstage).wait_for_two_leases()
+    assert len(backstage.effects) == 1
+    backstage.let_go()
+    assert seen(answer.result()) == (201, False)
+    assert seen(retries.result()) == (201, True)
+    assert len(backstage.effects) == 1

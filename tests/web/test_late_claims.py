@@ -11,7 +11,7 @@ import pytest
 import semel
 from semel import Policy
 from semel.asgi import IdempotencyMiddleware as AsgiMiddleware
-from semel.core.commands import Claim, Renew, TakeOver
+from semel.core.commands import Claim, Renew, Save, TakeOver
 from semel.core.record import Hold
 from semel.errors import InProgress, StoreUnavailable
 from semel.functions import idempotent
@@ -30,7 +30,8 @@ class Slow(MemoryStore):
     def __init__(self, meanwhile: Callable[["Slow", Claim, Hold], None]) -> None:
         super().__init__()
         self._meanwhile = meanwhile
-        self.is_down = self.passes_over = False
+        self.rivals: Any = None
+        self.is_down = self.passes_over = self.is_late_again = False
 
     def act(self, command: Any, actor: str | None) -> Any:
         if self.is_down and isinstance(command, Renew):
@@ -38,6 +39,10 @@ class Slow(MemoryStore):
         if self.passes_over and isinstance(command, Renew):
             return frozenset()
         outcome = super().act(command, actor)
+        if self.is_late_again and isinstance(command, Save):
+            self.is_late_again = False
+            time.sleep(2 * LEASE / timedelta(seconds=1))
+            assert isinstance(super().act(self.rivals, actor), Hold)
         if isinstance(command, Claim) and isinstance(outcome, Hold):
             time.sleep(2 * LEASE / timedelta(seconds=1))
             self._meanwhile(self, command, outcome)
@@ -103,7 +108,19 @@ async def by_async_function(store: Slow, shop: Shop) -> int:
     return 201
 
 
-CASES = [(taken_over, 409, 0), (being_taken_over, 409, 0), (down, 409, 0), (nothing, 201, 1)]
+def taken_over_meanwhile(store: Slow, claim: Claim, hold: Hold) -> None:
+    """Another worker takes the operation over while this one reads the answer to its question whether it has it."""
+    store.is_late_again = True
+    store.rivals = TakeOver(replace(claim, token=b"r" * 16, lease=timedelta(hours=1)), hold)
+
+
+CASES = [
+    (taken_over_meanwhile, 409, 0),
+    (taken_over, 409, 0),
+    (being_taken_over, 409, 0),
+    (down, 409, 0),
+    (nothing, 201, 1),
+]
 
 
 @pytest.mark.parametrize("serve", [by_asgi, by_wsgi, by_function, by_async_function])

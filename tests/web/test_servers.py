@@ -33,6 +33,22 @@ def on_sqlite(sqlite_url: str, tmp_path: Path) -> Iterator[Backstage]:
     backstage.close()
 
 
+@pytest.mark.slow
+def test_gevent_and_preload(on_sqlite: Backstage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where gevent replaces what Semel has imported already, a guarded request is an error that says what to write;
+    so written, it is served.
+    """
+    late = [*COMMANDS["gunicorn gevent"], "--preload"]
+    monkeypatch.setitem(COMMANDS, "too late", late)
+    monkeypatch.setitem(COMMANDS, "first", [*late, "--config", "python:tests.web.patched"])
+    server = on_sqlite.serve("too late")
+    assert [server.pay().status_code for _ in range(2)] == [500, 500]
+    assert "from gevent import monkey; monkey.patch_all()" in server.log.read_text()
+    assert server.is_up()
+    assert on_sqlite.effects == []
+    assert [seen(on_sqlite.serve("first").pay()) for _ in range(2)] == [(201, False), (201, True)]
+
+
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_server(backstage: Backstage, kind: str) -> None:
     """A request runs once, its retry is a replay, of many at once one runs, and SIGTERM ends it all in good order."""

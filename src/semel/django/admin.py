@@ -50,6 +50,10 @@ _TEXTUAL = (
     "application/x-www-form-urlencoded",
 )
 
+#: What a list may be filtered by in its URL: what it shows of every record. A filter of any other field would tell by
+#: its matches what the field holds.
+_LOOKED_UP = frozenset({"key", "scope", "state", "attempt", "recovery_point", "status", "created_at", "expires_at"})
+
 _ANSWER = "SELECT semel_answer(answer_day, token) FROM semel_keys WHERE scope = %s AND key = %s"
 _WITHHELD = "Shown to users with the permission semel.view_record_contents."
 
@@ -128,6 +132,10 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]  # as above
     def get_queryset(self, request: HttpRequest) -> QuerySet[Record]:
         """Return the records, from the database that keeps them."""
         return super().get_queryset(request).using(conf.settings().database)
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:  # noqa: ARG002 - Django's own signature
+        """Whether the list's URL may filter by *lookup*. A record has no relations to other tables."""
+        return lookup.partition("__")[0] in _LOOKED_UP
 
     def get_object(self, request: HttpRequest, object_id: str, _from_field: str | None = None) -> Record | None:
         """Find one record by scope and key."""

@@ -32,9 +32,12 @@ class EveryAlias(set[str]):
         return True
 
 
-def opted_out(view: Any) -> frozenset[str]:
-    """Return the aliases on which *view* has no transaction, guarded or not."""
-    return frozenset(iter(getattr(view, MARK, ())))
+def opted_out(view: Any, request: Any = None) -> frozenset[str]:
+    """Return the aliases on which *view* has no transaction, guarded or not: by a mark on itself, or on what the URL
+    configuration has around it, where *request* came to it that way.
+    """
+    match = getattr(request, "resolver_match", None)
+    return frozenset(alias for each in (view, match and match.func) for alias in iter(getattr(each, MARK, ())))
 
 
 def see_to(view: F) -> F:

@@ -5,7 +5,7 @@
         "DATABASE": "default",              # the alias of the database that keeps the records
         "POLICY": {"required": True},       # a Policy, fields of Policy.ietf(), "ietf" or "stripe"
         "SCOPE": "shop.api.account_of",     # callable(request) -> str; default: the user who is logged in
-        "ALLOW_ANONYMOUS": False,           # True: requests without a user share the scope "anonymous"
+        "ALLOW_ANONYMOUS": False,           # True: requests without credentials share the scope "anonymous"
         "PATHS": ["/api/*"],                # what the middleware guards; default: everything
         "AUDIT": "on",                      # the audit trail: "on", "all", "replays" (all, and replays too) or "off"
         "STORE": "postgresql://…",          # a store of its own (or a Tiered), instead of Django's database
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,11 +27,13 @@ from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 from django.db.models import Model
+from django.http import HttpRequest
 from django.utils.module_loading import import_string
 
+from semel.core.credentials import looks_secret
 from semel.core.policy import Policy
 from semel.core.trail import Audit
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, ScopeMissing
 from semel.guard.request import Paths, Routes, switch
 from semel.stores import AsyncStore, Store
 from semel.stores import async_store as open_async_store
@@ -45,12 +48,25 @@ NAME = "SEMEL"
 #: The scope of requests without a user, if they are allowed.
 ANONYMOUS = "anonymous"
 
+#: What to do about a view that logs in by itself.
+LOGS_IN_INSIDE = (
+    "This is a REST framework view, which logs in inside the view: a guard around it would not know the user. "
+    "Derive it from semel.django.rest.IdempotentMixin, or put @idempotent below @api_view."
+)
+#: The same, where the middleware guards it.
+OR_SCOPE = f'Or give a function that finds the user by the request\'s own credential in {NAME}["SCOPE"].'
+#: Header names, in part, that a browser sends for a user who is not logged in, too.
+_SENT_BY_ALL = ("cookie", "csrf", "xsrf")
+
 #: Returns the user of a request; None: it has none. It may be a coroutine function, for async views.
 Scope = Callable[[Any], str | Awaitable[str | None] | None]
 
 
 def user_scope(request: Any) -> str | None:
     """Return the user of a request by Django's own login: ``user:<primary key>``; None if no user is logged in."""
+    view = getattr(getattr(request, "resolver_match", None), "func", None)
+    if isinstance(request, HttpRequest) and logs_in_inside(view):
+        raise ConfigurationError(f"{LOGS_IN_INSIDE} {OR_SCOPE}")
     return _scope_of(getattr(request, "user", None))
 
 
@@ -59,6 +75,20 @@ async def async_user_scope(request: Any) -> str | None:
     # Not auser first: a login by token, or one that acts for another user, sets ``user`` alone.
     named: str | None = await sync_to_async(user_scope)(request)
     return _scope_of(await request.auser()) if named is None and hasattr(request, "auser") else named
+
+
+def logs_in_inside(view: Any) -> bool:
+    """Whether *view* is one of REST framework's with a login of its own, which Django's middleware knows nothing of."""
+    made: Any = getattr(view, "cls", None)
+    if not hasattr(made, "initialize_request"):
+        return False
+    from rest_framework.authentication import SessionAuthentication  # noqa: PLC0415 - where such a view is, it is
+    from rest_framework.views import APIView  # noqa: PLC0415 - as above
+
+    said = {**vars(view)}.get("initkwargs", {}).get("authentication_classes", made.authentication_classes)
+    is_chosen = made.get_authenticators is not APIView.get_authenticators
+    # SessionAuthentication takes the user from Django's own login.
+    return is_chosen or any(each is not SessionAuthentication for each in said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +129,20 @@ class Settings:
         """Return the user of *request*, for a view that runs in a thread; None is refused."""
         if inspect.iscoroutinefunction(self.scope):
             raise ConfigurationError(f'{NAME}["SCOPE"] is `async def`, and this view is not: it can\'t be awaited.')
-        return self._or_anonymous(self.scope(request))
+        return self._or_anonymous(self.scope(request), request)
 
     async def aprincipal(self, request: Any) -> str | None:
         """Return the user of *request*, for a view that runs on an event loop; None is refused."""
         if self.scope is user_scope:
-            return self._or_anonymous(await async_user_scope(request))
+            return self._or_anonymous(await async_user_scope(request), request)
         if inspect.iscoroutinefunction(self.scope):
-            return self._or_anonymous(await self.scope(request))
+            return self._or_anonymous(await self.scope(request), request)
         # It may ask the database.
-        return self._or_anonymous(await sync_to_async(self.scope)(request))
+        return self._or_anonymous(await sync_to_async(self.scope)(request), request)
 
-    def _or_anonymous(self, named: Any) -> str | None:
+    def _or_anonymous(self, named: Any, request: Any) -> str | None:
+        if not named and isinstance(request, HttpRequest):
+            _refuse_credentials(request)
         said: str | None = ANONYMOUS if not named and self.allow_anonymous else named
         return said
 
@@ -154,6 +186,10 @@ def read(given: object) -> tuple[Settings, list[Problem]]:
             problems.append(Problem(number, f"{NAME}[{name!r}] {wrong}", wrong.hint))
     return Settings(**found), problems
 
+
+_logger = logging.getLogger("semel")
+#: The routes of which the log has a line about credentials.
+_told: set[str] = set()
 
 _lock = threading.RLock()
 _settings: Settings | None = None
@@ -204,6 +240,7 @@ def _forget(*, setting: str, **_: Any) -> None:
                 _store.close()
             # Its loop closes the async store. Django closes Django's own connections.
             _settings = _store = _async_store = None
+            _told.clear()
 
 
 setting_changed.connect(_forget, dispatch_uid="semel")
@@ -304,6 +341,27 @@ def _nearest(name: object) -> str:
     known = [str(each) for each in _READERS]
     near = difflib.get_close_matches(str(name).upper(), known, 1)
     return f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
+
+
+def _refuse_credentials(request: HttpRequest) -> None:
+    """Raise if *request* has a credential that no login has read yet: its user is not anonymous."""
+    names = [name.lower() for name in request.headers]
+    sent = [each for each in names if looks_secret(each) and not any(part in each for part in _SENT_BY_ALL)]
+    if not sent:
+        return
+    match = getattr(request, "resolver_match", None)
+    route = "/" if match is None else f"/{match.route}"
+    if route not in _told:
+        _told.add(route)
+        _logger.warning(
+            "%s: the request has a credential (%s), and no user was found, so its key is refused. If the view logs in "
+            "by itself, the guard must come after that: @idempotent below the login's decorator, @idempotent below "
+            "@api_view, or semel.django.rest.IdempotentMixin. Or give a function that finds the user by the credential "
+            'in SEMEL["SCOPE"]. ALLOW_ANONYMOUS changes nothing here: one user would get the answers of another.',
+            route,
+            ", ".join(sent),
+        )
+    raise ScopeMissing("An idempotency key belongs to a user, and this request's credentials name none that is known.")
 
 
 def _scope_of(user: Any) -> str | None:

@@ -45,7 +45,8 @@ def guard() -> Guard:
         if _guard is None or _guard.store is not store:
             if _guard is not None:
                 _guard.leases.close()
-            _guard = Guard(store, AsyncLeases(store.perform, store.watch), GATE, Waiters(store.listen), TALLY)
+            leases = AsyncLeases(store.perform, store.watch, store.renewals)
+            _guard = Guard(store, leases, GATE, Waiters(store.listen), TALLY)
         return _guard
 
 

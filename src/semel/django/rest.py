@@ -237,18 +237,12 @@ _see_what_passes(ListSerializer)
 @contextmanager
 def _blocks(view: Any, policy: Policy | None) -> Iterator[None]:
     """Open the transactions of *view*; its exceptions are handled inside them."""
-    with atomicity.blocks(_opted_out(view), policy):
+    with atomicity.blocks(atomicity.opted_out(type(view).dispatch, view.request), policy):
         setattr(view, _IS_INSIDE, True)
         try:
             yield
         finally:
             setattr(view, _IS_INSIDE, False)
-
-
-def _opted_out(view: Any) -> Collection[str]:
-    """Return the aliases that were opted out of, by the class or in the URL configuration."""
-    match = getattr(view.request, "resolver_match", None)
-    return atomicity.opted_out(match.func if match else type(view).dispatch)
 
 
 def _raise(error: Exception) -> Response:

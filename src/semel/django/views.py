@@ -230,7 +230,7 @@ def _guarded(choice: Choice, view: Any) -> Any:
             policy = choice.policy_for(request.method)
 
             async def call() -> Response:
-                async with atomicity.AsyncBlocks(atomicity.opted_out(guarded), policy):
+                async with atomicity.AsyncBlocks(atomicity.opted_out(guarded, request), policy):
                     return checked(await view(request, *args, **kwargs), view)
 
             if policy is None or not claim(request):
@@ -250,7 +250,7 @@ def _guarded(choice: Choice, view: Any) -> Any:
             policy = choice.policy_for(request.method)
 
             def call() -> Response:
-                with atomicity.blocks(atomicity.opted_out(guarded), policy):
+                with atomicity.blocks(atomicity.opted_out(guarded, request), policy):
                     return checked(view(request, *args, **kwargs), view)
 
             if policy is None or not claim(request):
@@ -260,7 +260,7 @@ def _guarded(choice: Choice, view: Any) -> Any:
             finally:
                 release(request)
 
-        atomicity.see_to(guarded)
+    atomicity.see_to(guarded)
     setattr(guarded, MARK, choice)
     return guarded
 
@@ -294,10 +294,7 @@ def _refuse(view: Any) -> None:
             f"above {view.__name__}; for one of REST framework's, derive it from semel.django.rest.IdempotentMixin."
         )
     if hasattr(view, "cls") or hasattr(_instance_of(view), "initialize_request"):
-        raise ConfigurationError(
-            "This is a REST framework view, which logs in inside the view: a guard around it would not know the user. "
-            "Derive it from semel.django.rest.IdempotentMixin, or put @idempotent below @api_view."
-        )
+        raise ConfigurationError(conf.LOGS_IN_INSIDE)
     if hasattr(view, MARK):
         raise ConfigurationError("This view is guarded already.")
     said = getattr(view, "__annotations__", {}).get("return")

@@ -52,7 +52,7 @@ class Guarded:
 
 def guarded_routes(routes: Sequence[BaseRoute]) -> Iterator[Guarded]:
     """Yield the guarded ones of these *routes*, and not those of mounted apps."""
-    for route in _flat(routes):
+    for route in all_routes(routes):
         dependant = getattr(route, "dependant", None)
         if isinstance(dependant, Dependant) and hasattr(route, "methods"):
             guards = tuple(dict.fromkeys(guards_of(dependant)))
@@ -71,7 +71,7 @@ def guards_of(dependant: Dependant) -> Iterator[Idempotent]:
 def mounted(routes: Sequence[BaseRoute], around: Installed) -> Iterator[tuple[Sequence[BaseRoute], Installed]]:
     """Yield *routes* and those of every app that is mounted among them, each with what is installed *around* it."""
     yield routes, around
-    for route in _flat(routes):
+    for route in all_routes(routes):
         inner = getattr(route, "original_route", route)
         if isinstance(inner, Mount | Host) and inner.routes:
             yield from mounted(inner.routes, _installed_on(inner.app) or around)
@@ -96,5 +96,6 @@ def _installed_on(app: object) -> Installed | None:
     return None
 
 
-def _flat(routes: Sequence[BaseRoute]) -> Iterator[Any]:
+def all_routes(routes: Sequence[BaseRoute]) -> Iterator[Any]:
+    """Yield *routes* with those of included routers, and not those of mounted apps."""
     return iter(_contexts(routes) if _contexts is not None else routes)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -29,7 +31,7 @@ from semel.guard.shutdown import Gate
 from semel.guard.steps import AsyncSteps, ThreadSteps
 from semel.guard.waiting import AsyncWaiters, Waiter, Waiters
 from semel.operation import Operation, Steps, begin, enter
-from semel.stores import AsyncStore, Store
+from semel.stores import AsyncStore, Store, greenlets
 from semel.stores.leases import AsyncLeases, Leases, OnLost, ignore, is_late
 from semel.stores.step import Step
 from semel.stores.transaction import AsyncTransaction, Transaction
@@ -60,7 +62,7 @@ class Guard:
     @classmethod
     def of(cls, store: Store) -> Self:
         """Guard by *store*."""
-        return cls(store, Leases(store.perform, store.watch), Gate(), Waiters(store.listen))
+        return cls(store, Leases(store.perform, store.watch, store.renewals), Gate(), Waiters(store.listen))
 
     def let_go(self, hold: Hold) -> None:
         """Stop renewing: a lease without a worker must expire. Then those who wait for its end may look."""
@@ -95,6 +97,10 @@ class AsyncGuard:
         self.room.hint(hold.scope, hold.key)
 
 
+#: How often a claim whose answer came late is confirmed. An answer to that may come late, too.
+MAX_CONFIRMATIONS = 3
+
+
 class _Ports(ABC):
     """What does not wait, and is the same in both colours."""
 
@@ -111,6 +117,8 @@ class _Ports(ABC):
 
     def __init__(self, guard: Any, policy: Policy | None = None) -> None:
         """Nothing is begun yet. Under a *policy* that only reports, the store must not hold up the answer."""
+        if threading.Lock is not greenlets.LOCK:
+            greenlets.check()
         self.guard = guard
         #: How the store is asked.
         self._perform: Callable[[Command[Any]], Any] = guard.store.perform
@@ -280,13 +288,17 @@ class ThreadPorts(_Ports):
         """Whether the handler may be run: a claim that was answered late may be another worker's by now."""
         if run.lease is None or not is_late(self._asked_at, run.lease):
             return True
-        try:
-            if run.hold in self.guard.store.perform(Renew(((run.hold, run.lease),))):
-                return False
-            # A renewal passes over a record that is being taken over at this moment. A write waits for the end of that.
-            return self.guard.store.perform(Save(run.hold, run.progress, run.progress)) is Verdict.DONE
-        except StoreError:
-            return False
+        with suppress(StoreError):
+            for _ in range(MAX_CONFIRMATIONS):
+                self._asked_at = time.monotonic()
+                if run.hold in self.guard.store.perform(Renew(((run.hold, run.lease),))):
+                    break
+                # A renewal passes over a record that is being taken over at this moment. A write waits for its end.
+                if self.guard.store.perform(Save(run.hold, run.progress, run.progress)) is not Verdict.DONE:
+                    break
+                if not is_late(self._asked_at, run.lease):
+                    return True
+        return False
 
     def _steps(self, store: Any, leases: Leases | None = None) -> Callable[[], Steps]:
         return partial(ThreadSteps, store, leases)
@@ -351,14 +363,18 @@ class AsyncPorts(_Ports):
         if run.lease is None or not is_late(self._asked_at, run.lease):
             return None
         renewal = Renew(((run.hold, run.lease),))
-        try:
-            if run.hold in await interruptible(asyncio.to_thread(self.guard.store.renew, renewal)):
-                return Lost()
-            # A renewal passes over a record that is being taken over at this moment. A write waits for the end of that.
-            saved = await interruptible(self.guard.store.perform(Save(run.hold, run.progress, run.progress)))
-        except StoreError:
-            return Lost()
-        return None if saved is Verdict.DONE else Lost()
+        with suppress(StoreError):
+            for _ in range(MAX_CONFIRMATIONS):
+                self._asked_at = time.monotonic()
+                if run.hold in await interruptible(asyncio.to_thread(self.guard.store.renew, renewal)):
+                    break
+                # A renewal passes over a record that is being taken over at this moment. A write waits for its end.
+                saved = await interruptible(self.guard.store.perform(Save(run.hold, run.progress, run.progress)))
+                if saved is not Verdict.DONE:
+                    break
+                if not is_late(self._asked_at, run.lease):
+                    return None
+        return Lost()
 
     def route_policy(self) -> Policy | None:
         """Return nothing: what is run here has its policy from the beginning."""

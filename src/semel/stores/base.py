@@ -126,6 +126,10 @@ class Store(ABC):
     def perform(self, command: Command[T]) -> T:
         """Carry out one store command."""
 
+    def renewals(self) -> Callable[[Renew], frozenset[Hold]]:
+        """Return what renews leases in this thread, over a connection of its own, where all others are greenlets."""
+        return self.perform
+
     @abstractmethod
     def open(self) -> None:
         """Connect, and raise ``StoreNotReady`` or ``StoreReadOnly`` if the store can't serve. Optional."""

@@ -79,6 +79,10 @@ class StoreFront(_Front, Store):  # type: ignore[override]  # what it has of the
         """Whether commands use the calling thread's own connection, which is the application's."""
         return self.durable.is_callers
 
+    def renewals(self) -> Callable[[Renew], frozenset[Hold]]:
+        """Return what renews leases in the durable store."""
+        return self.durable.renewals()
+
     def open(self) -> None:
         """Open the durable store."""
         self.durable.open()

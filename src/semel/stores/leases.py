@@ -23,6 +23,7 @@ from functools import partial
 
 from semel.core.commands import Renew
 from semel.core.record import Hold
+from semel.stores import greenlets
 from semel.stores.forks import start_afresh_in_children
 
 #: Two renewals may fail before a live worker loses its lease.
@@ -42,6 +43,7 @@ IDLE_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
 
 OnLost = Callable[[], None]
+RenewHolds = Callable[[Renew], frozenset[Hold]]
 #: Begins to call back when all that is held is lost.
 Watch = Callable[[OnLost], None]
 
@@ -125,9 +127,15 @@ class Leases:
     _changed: threading.Condition
     _thread: threading.Thread | None
 
-    def __init__(self, renew: Callable[[Renew], frozenset[Hold]], watch: Watch | None = None) -> None:
-        """Renew through *renew*, which is called in a thread; hear through *watch* that all is lost."""
+    def __init__(
+        self, renew: RenewHolds, watch: Watch | None = None, renewals: Callable[[], RenewHolds] | None = None
+    ) -> None:
+        """Renew through *renew*, which is called in a thread; hear through *watch* that all is lost. Where threads are
+        greenlets, the thread renews through what *renewals* returns in it.
+        """
+        greenlets.check()
         self._renew = renew
+        self._renewals = renewals
         self.start_afresh()
         start_afresh_in_children(self)
         if watch is not None:
@@ -155,7 +163,7 @@ class Leases:
         """
         lease = self._leases.get(hold.token)
         if lease is not None:
-            self._renew_once([lease], is_asked=True)
+            self._renew_once([lease], self._renew, is_asked=True)
 
     def lose_all(self) -> None:
         """Tell all that they have lost their hold: threads in the calling one, and loops on themselves."""
@@ -179,8 +187,8 @@ class Leases:
         self._interval = IDLE_SECONDS
         self._is_woken = False
         # Taken with each request, so it is the lock itself, and not the condition's wrapper around it.
-        self._mutex = threading.Lock()
-        self._changed = threading.Condition(self._mutex)
+        self._mutex = greenlets.lock()
+        self._changed = greenlets.condition(self._mutex)
         self._thread = None
 
     def _add(self, lease: _Lease) -> None:
@@ -190,8 +198,7 @@ class Leases:
             self._leases[lease.hold.token] = lease
             if self._thread is None:
                 self._interval = interval
-                self._thread = threading.Thread(target=self._renew_for_ever, name="semel-leases", daemon=True)
-                self._thread.start()
+                self._thread = greenlets.start_thread(self._renew_for_ever, "semel-leases")
             elif interval < self._interval:
                 self._interval = interval
                 self._changed.notify()
@@ -202,8 +209,10 @@ class Leases:
             self._is_woken = True
             self._changed.notify()
 
-    def _renew_for_ever(self) -> None:
-        mutex, changed, thread = self._mutex, self._changed, threading.current_thread()
+    def _renew_for_ever(self, thread: threading.Thread) -> None:
+        mutex, changed = self._mutex, self._changed
+        is_apart = self._renewals is not None and greenlets.are_used()
+        renew = self._renewals() if self._renewals is not None and is_apart else self._renew
         is_idle = False
         due_at = math.inf
         while True:
@@ -221,15 +230,15 @@ class Leases:
                 self._is_woken = False
                 for token in [token for token, lease in self._leases.items() if lease.has_ended]:
                     del self._leases[token]
-                if not self._leases and is_idle:
+                if not self._leases and is_idle and not is_apart:  # or its connection would be opened again
                     self._thread = None
                     return
                 is_idle = not self._leases
                 self._interval = min((_interval(each.length) for each in self._leases.values()), default=IDLE_SECONDS)
                 leases = list(self._leases.values())
-            self._renew_once(leases)
+            self._renew_once(leases, renew)
 
-    def _renew_once(self, leases: list[_Lease], *, is_asked: bool = False) -> None:
+    def _renew_once(self, leases: list[_Lease], renew: RenewHolds, *, is_asked: bool = False) -> None:
         asked_at = time.monotonic()
         due = [lease for lease in leases if lease.is_due]
         holds = tuple((lease.hold, lease.length) for lease in due)
@@ -238,7 +247,7 @@ class Leases:
         if not holds:
             return
         try:
-            lost = self._renew(Renew(holds))
+            lost = renew(Renew(holds))
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live to try again
             _logger.warning("Leases could not be renewed; the next round tries again: %s", error)
             return

@@ -69,7 +69,7 @@ class IdempotencyMiddleware:
         self.tally = Tally()
         self.guard = AppGuard(
             store=self.store,
-            leases=Leases(self.store.perform, self.store.watch),
+            leases=Leases(self.store.perform, self.store.watch, self.store.renewals),
             gate=Gate(),
             room=Waiters(self.store.listen),
             tally=self.tally,

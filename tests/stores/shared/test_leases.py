@@ -3,21 +3,27 @@
 import asyncio
 import os
 import queue
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
+from textwrap import dedent
+from types import SimpleNamespace
 
 import pytest
 
 from semel.core.commands import Renew
 from semel.core.record import Hold
-from semel.errors import StoreUnavailable
+from semel.errors import ConfigurationError, StoreUnavailable
 from semel.stores import leases
 from semel.stores.leases import RENEWALS_PER_LEASE, AsyncLeases, Leases
 
+ROOT = Path(__file__).parents[3]
 #: A round every 10 ms: long enough to come in between, short enough to wait for.
 SHORT = timedelta(milliseconds=30)
 LONG = timedelta(hours=1)
@@ -557,3 +563,42 @@ async def test_async_the_thread_ends_where_nothing_is_held(monkeypatch: pytest.M
         assert not renewers()
         rounds.leases.add(B, SHORT)
         await rounds.come(B)
+
+
+# Greenlets
+
+
+def test_eventlet_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where eventlet has replaced the threads, a guard can't be made: its error says which workers there are."""
+    patcher = SimpleNamespace(is_monkey_patched=lambda name: name == "thread")
+    monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
+    with pytest.raises(ConfigurationError, match="gthread or gevent"):
+        Leases(nothing_lost)
+
+
+def test_under_gevent_the_thread_is_the_systems() -> None:
+    """Under gevent a lease is renewed while a greenlet gives no other a turn, and when a shorter one comes."""
+    program = f"""
+        from gevent import monkey; monkey.patch_all()
+        import signal, sys; sys.path.insert(0, {str(ROOT)!r})
+        from datetime import timedelta
+        from semel.stores.leases import Leases
+        from tests.stores.shared.test_leases import A, B, LONG, SHORT
+        renewed, beside = [], []
+        leases = Leases(lambda _: frozenset(), None, lambda: lambda renew: renewed.append(renew) or frozenset())
+        leases.add(A, LONG)
+        leases.add(B, SHORT, lambda: None)
+        while len(renewed) < 3: signal.sigtimedwait((), 0.01)
+        assert {{hold for hold, _ in renewed[-1].holds}} == {{A, B}}
+        leases.discard(A)
+        count = len(renewed)
+        while len(renewed) < count + 2: signal.sigtimedwait((), 0.01)
+        assert {{hold for hold, _ in renewed[-1].holds}} == {{B}}
+        leases.close()
+        count = len(renewed)
+        signal.sigtimedwait((), 0.1)
+        assert len(renewed) == count
+        leases.add(A, SHORT)
+        while len(renewed) == count: signal.sigtimedwait((), 0.01)
+    """
+    subprocess.run([sys.executable, "-c", dedent(program)], check=True, timeout=SECONDS)

@@ -1,14 +1,15 @@
 """A guarded FastAPI app among other things: middleware on both sides, mounted apps, WebSockets, databases."""
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
 
+import flask
 import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, WebSocket
 from fastapi.responses import PlainTextResponse
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.middleware.cors import CORSMiddleware
@@ -16,12 +17,13 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
-from semel import Operation, Policy
+from semel import SINGLE_TENANT, Operation, Policy, current
 from semel.asgi import IdempotencyMiddleware
 from semel.core.commands import Browse, Look
 from semel.errors import ConfigurationError
 from semel.fastapi import Idempotent, install
 from semel.stores.memory import AsyncMemoryStore
+from semel.wsgi import IdempotencyMiddleware as WSGIMiddleware
 from tests.docs.served import asgi
 from tests.web.fastapi.shop import KEY, Payment, Shop, bearer, client_of, post, seen
 
@@ -255,3 +257,95 @@ async def test_an_atomic_session(kind: str, request: pytest.FixtureRequest) -> N
         rows = (await connection.execute(text("SELECT amount FROM payments"))).scalars().all()
     await engine.dispose()
     assert list(rows) == [5]
+
+
+@pytest.mark.parametrize("closes", [True, False])
+async def test_a_login_on_the_pool_of_atomic_mode(
+    migrated_postgres_url: str, caplog: pytest.LogCaptureFixture, *, closes: bool
+) -> None:
+    """A login that keeps a connection of the pool while its request waits for another is told of once in the log."""
+    engine = create_async_engine(migrated_postgres_url.replace(":", "+asyncpg:", 1))
+    sessions = async_sessionmaker(engine)
+    app = FastAPI()
+    install(app, store=sessions, policy=Policy.ietf(mode="atomic"))
+
+    async def get_db() -> AsyncIterator[AsyncSession]:
+        async with sessions() as session:
+            yield session
+
+    async def account(db: Annotated[AsyncSession, Depends(get_db)]) -> str:
+        found = str((await db.execute(text("SELECT 'alice'"))).scalar_one())
+        if closes:
+            await db.close()
+        return found
+
+    @app.post("/pay", status_code=201)
+    async def pay(operation: Annotated[Operation, Depends(Idempotent(scope=account))]) -> int:
+        return int((await operation.connection.execute(text("SELECT 1"))).scalar_one())
+
+    async with asgi(app) as client:
+        answers = [(await client.post("/pay", headers={"Idempotency-Key": f"{n}"})).status_code for n in range(4)]
+    await engine.dispose()
+    assert answers == [201] * 4
+    assert len([each for each in caplog.messages if "two connections of this pool" in each]) == (not closes)
+
+
+@pytest.mark.parametrize("entry", ["route", "app", "wsgi"])
+@pytest.mark.parametrize("is_beside", [True, False])
+async def test_a_write_beside_the_transaction(
+    migrated_postgres_url: str, caplog: pytest.LogCaptureFixture, entry: str, *, is_beside: bool
+) -> None:
+    """In atomic mode, what a handler writes over another connection of the engine is told of once in the log."""
+    url, policy = migrated_postgres_url, Policy.ietf(mode="atomic")
+    plain = create_engine(url.replace(":", "+psycopg:", 1))
+    engine = create_async_engine(url.replace(":", "+asyncpg:", 1))
+    sessions = async_sessionmaker(engine)
+    insert = text("INSERT INTO payments VALUES (5)")
+    with plain.begin() as connection:
+        connection.execute(text("CREATE TABLE payments (amount INTEGER)"))
+    app = FastAPI()
+    flask_app = flask.Flask("shop")
+    if entry == "route":
+        install(app, store=sessions, policy=policy)
+    guard = [Depends(Idempotent(scope=SINGLE_TENANT))] if entry == "route" else []
+
+    @app.post("/pay", status_code=201, dependencies=guard)
+    async def pay() -> int:
+        if is_beside:
+            async with sessions.begin() as session:
+                await session.execute(text("SELECT 1"))
+                await session.execute(insert)
+        else:
+            await current().connection.execute(insert)
+            await current().connection.commit()
+        return 5
+
+    @flask_app.post("/pay")
+    def pay_in_flask() -> tuple[str, int]:
+        if is_beside:
+            with plain.begin() as connection:
+                connection.execute(insert)
+        else:
+            current().connection.execute(insert)
+        return "5", 201
+
+    served: Any = app
+    if entry == "app":
+        served = IdempotencyMiddleware(app, store=sessions, scope=SINGLE_TENANT, policy=policy)
+    if entry == "wsgi":
+        wsgi = WSGIMiddleware(flask_app.wsgi_app, store=plain, scope=SINGLE_TENANT, policy=policy)
+        flask_app.wsgi_app = wsgi  # type: ignore[method-assign]  # Flask's own way to add WSGI middleware
+        visitor = flask_app.test_client()
+        answers = [visitor.post("/pay", headers={"Idempotency-Key": f"{n}"}).status_code for n in range(3)]
+    else:
+        async with asgi(served) as client:
+            answers = [(await client.post("/pay", headers={"Idempotency-Key": f"{n}"})).status_code for n in range(3)]
+    with plain.begin() as connection:
+        connection.execute(insert)  # outside of any operation
+    plain.dispose()
+    await engine.dispose()
+    assert answers == [201] * 3
+    told = [each for each in caplog.messages if "wrote beside" in each]
+    assert len([each for each in caplog.messages if "two connections of this pool" in each]) == is_beside
+    assert len(told) == is_beside
+    assert all("INSERT INTO payments" in each for each in told)

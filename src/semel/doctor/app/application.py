@@ -48,6 +48,10 @@ class Application:
     #: The store object of the first guard.
     store: Any = None
     is_django: bool = False
+    #: The routes that log in by themselves, inside of a guard that does not know whom.
+    own_logins: tuple[str, ...] = ()
+    #: What has a session of the store's own engine beside the transaction of atomic mode, and where.
+    sessions: list[str] = field(default_factory=list)
     #: The function at which the layers end, if it is one.
     end: str | None = None
     #: The session that the store is examined with, if there is one.
@@ -127,11 +131,10 @@ def _of_middleware(layer: Any) -> Guard:
 
 def _add_routes(found: Application, layer: Any) -> None:
     """Add the guards of single routes: of FastAPI's dependencies, and of Flask's decorators."""
-    if "semel.fastapi.routes" in sys.modules and hasattr(layer, "routes") and hasattr(layer, "user_middleware"):
-        routes: Any = sys.modules["semel.fastapi.routes"]
-        for guarded in routes.guarded_routes(layer.routes):
-            for guard in guarded.guards:
-                found.guards.append(Guard(str(guarded), _some(guard.policy), _scope_of(guard), is_per_route=True))
+    if "fastapi" in sys.modules and hasattr(layer, "routes") and hasattr(layer, "user_middleware"):
+        from semel.doctor.app.routes import add_routes  # noqa: PLC0415 - it needs FastAPI
+
+        add_routes(found, layer.routes)
     extensions = getattr(layer, "extensions", None)
     if isinstance(extensions, dict) and _FLASK_EXTENSION in extensions:
         installed = extensions[_FLASK_EXTENSION]
@@ -148,26 +151,13 @@ def _add_routes(found: Application, layer: Any) -> None:
 def _add_django(found: Application) -> None:
     from django.conf import settings  # noqa: PLC0415 - where a Django app is, Django is
 
-    from semel.django import conf  # noqa: PLC0415 - as above
+    from semel.django import checks, conf  # noqa: PLC0415 - as above
 
     if "semel.django" not in settings.INSTALLED_APPS:
         return
     said, _ = conf.read(getattr(settings, conf.NAME, {}))
     found.guards.append(Guard("SEMEL", said.policies, None if said.scope is conf.user_scope else said.scope))
-
-
-def _some(policy: Policy | None) -> tuple[Policy, ...]:
-    return () if policy is None else (policy,)
-
-
-def _scope_of(guard: Any) -> Any:
-    """Return what names the user for one of FastAPI's dependencies: a function of the request, or a dependency."""
-    if guard._asks is not None:  # noqa: SLF001 - it is not told otherwise
-        return guard._asks  # noqa: SLF001 - as above
-    principal = guard.__signature__.parameters.get("principal")
-    for each in getattr(principal.annotation, "__metadata__", ()) if principal is not None else ():
-        return getattr(each, "dependency", None)
-    return None
+    found.own_logins = tuple(checks.own_logins(said))
 
 
 def _asked(scope: Any) -> Any:

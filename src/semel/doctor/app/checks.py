@@ -81,12 +81,15 @@ class Order:
     #: Whether the login is done by the routes themselves.
     is_per_route: bool = False
     is_there: bool = True
+    #: The routes that log in by themselves, inside of the guard.
+    own_logins: tuple[str, ...] = ()
 
 
 def _order(app: Application) -> Order:
     if app.place is None:
-        return Order((), is_there=False)
-    return Order(app.layers[app.place + 1 :], is_per_route=app.guards[0].is_per_route)
+        return Order((), is_there=False, own_logins=app.own_logins)
+    inside = app.layers[app.place + 1 :]
+    return Order(inside, is_per_route=app.guards[0].is_per_route, own_logins=app.own_logins)
 
 
 @GROUP.check(
@@ -101,8 +104,11 @@ def _order(app: Application) -> Order:
 )
 def order(seen: Order, _limits: Limits) -> Judgement:
     """Judge the layers inside of the guard."""
+    if seen.own_logins:
+        named = ", ".join(seen.own_logins[:MAX_NAMED])
+        return wrong(f"{named}: the login is inside of the guard, and is not asked before a stored answer is sent.")
     if not seen.is_there:
-        return ok("The guards are around views, inside of all middleware.")
+        return ok("The guards are around views; the order of Django's MIDDLEWARE is judged by app-django.")
     reasons = OUTSIDE if seen.is_per_route else OUTSIDE | LOGINS
     bad = [
         f"{layer.rpartition('.')[2]} is inside ({why})"
@@ -158,6 +164,27 @@ def scope_address(seen: list[Named], _limits: Limits) -> Judgement:
     if unknown:
         return cannot_tell(f"The code of {', '.join(unknown)} can't be read.")
     return ok("No scope function reads an address.")
+
+
+def _sessions(app: Application) -> tuple[str, ...]:
+    return tuple(app.sessions)
+
+
+@GROUP.check(
+    "session",
+    Severity.WARNING,
+    title="In atomic mode a route has one session, the operation's",
+    why="Another session keeps a connection of the pool while its request waits for a second one, until all wait for "
+    "each other; and what it commits is not in the transaction of the answer.",
+    mend="In a login: async with sessions() as session: …, without yield. In a route: semel.current().connection.",
+    look=_sessions,
+    page="how-to/atomic.md#one-session",
+)
+def session(seen: tuple[str, ...], _limits: Limits) -> Judgement:
+    """Judge the sessions that routes have beside the operation's."""
+    if seen:
+        return wrong("; ".join(seen[:MAX_NAMED]) + ".")
+    return ok("No guarded route is seen to use another session of the store's engine.")
 
 
 def _policies(app: Application) -> tuple[Policy, ...]:

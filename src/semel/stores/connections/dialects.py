@@ -228,7 +228,8 @@ def no_connection(error: Exception, engine: Engine, dialect: Dialect) -> StoreEr
     if isinstance(error, PoolTimeout):
         checked_out = getattr(engine.pool, "checkedout", lambda: "its")()
         return StoreUnavailable(
-            f"{engine.url!r}: all {checked_out} connections are in use. Raise pool_size or max_overflow of the engine."
+            f"{engine.url!r}: all {checked_out} connections are in use. Raise pool_size or max_overflow of the engine; "
+            "and let no request keep one while it waits for another: end a login's session before the guard."
         )
     known = dialect.of_statement(error) if isinstance(error, DBAPIError) else None
     if isinstance(known, StoreError):

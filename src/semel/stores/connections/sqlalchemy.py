@@ -30,6 +30,7 @@ try:
 except ImportError as error:  # pragma: no cover - seen only where the extra is missing
     raise ImportError("An engine needs SQLAlchemy 2. Run: pip install 'semel[sqlalchemy]'") from error
 
+from semel.stores.connections.beside import Watch
 from semel.stores.connections.dialects import Dialect, dialect_of, made_by, no_connection, url_of_engine
 
 T = TypeVar("T")
@@ -46,6 +47,7 @@ class SQLAlchemyConnections(Connections):
         self._sessions = None if isinstance(given, Engine) else given
         self._engine = _engine(given)
         self._dialect = dialect_of(self._engine, url)
+        self._watch = Watch(self._engine)
         self.opener = None if url else partial(made_by, self._engine)
 
     @classmethod
@@ -76,6 +78,7 @@ class SQLAlchemyConnections(Connections):
         self._dialect.close()
 
     def _begin(self, command: Begin | Open) -> Unit:
+        self._watch.before()
         try:
             connection = self._engine.connect()
         except SQLAlchemyError as error:
@@ -89,6 +92,7 @@ class SQLAlchemyConnections(Connections):
             unit.rollback()
             raise
         unit.command = command
+        self._watch.lend(connection)
         return unit
 
 
@@ -214,6 +218,7 @@ class AsyncSQLAlchemyConnections(AsyncConnections):
         self._sessions = None if isinstance(given, AsyncEngine) else given
         self._engine = _async_engine(given)
         self._dialect = dialect_of(self._engine.sync_engine, url)
+        self._watch = Watch(self._engine.sync_engine)
         self.opener = None if url else partial(greenlet_spawn, made_by, self._engine.sync_engine)
 
     @classmethod
@@ -245,6 +250,7 @@ class AsyncSQLAlchemyConnections(AsyncConnections):
         self._dialect.close()
 
     async def _begin(self, command: Begin | Open) -> AsyncUnit:
+        self._watch.before()
         try:
             connection = await self._engine.connect()
         except (SQLAlchemyError, OSError) as error:
@@ -258,6 +264,7 @@ class AsyncSQLAlchemyConnections(AsyncConnections):
             await unit.rollback()
             raise
         unit.unit.command = command
+        self._watch.lend(cast("Connection", connection.sync_connection))
         return unit
 
 

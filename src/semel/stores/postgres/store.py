@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Self, TypeVar, cast
 
 from semel.core.commands import Claim, Command, Complete, FindStuck, Renew, Settle
+from semel.core.record import Hold
 from semel.errors import ConfigurationError, StoreError, StoreNotPermitted, StoreReadOnly
 from semel.stores.base import Store
 from semel.stores.batching import Batcher, refused
@@ -80,6 +81,18 @@ class PostgresStore(PostgresBase, Store):
             case _:
                 batcher = self._upkeep if type(command) in UPKEEP else self._others
                 return cast("T", batcher.submit(command))
+
+    def renewals(self) -> Callable[[Renew], frozenset[Hold]]:
+        """Return what renews leases in this thread."""
+        link = _Link(self.address)
+
+        def renew(command: Renew) -> frozenset[Hold]:
+            outcome = self._other(link, command)
+            if isinstance(outcome, Exception):
+                raise outcome
+            return cast("frozenset[Hold]", outcome)
+
+        return renew
 
     def transaction(self) -> Transaction:
         """Return a transaction of the application's own, not begun yet."""

@@ -54,6 +54,10 @@ class RedisStore(Store):
         """Carry out one store command."""
         return cast("T", self._batchers[type(command)].submit(command))
 
+    def renewals(self) -> Callable[[Renew], frozenset[Hold]]:
+        """Return what renews leases in this thread."""
+        return _Renewals(self.address, self._keys).perform
+
     def listen(self, on_end: Callable[[str], None]) -> None:
         """Subscribe to hints, once for all callbacks."""
         self._listener.add(on_end)

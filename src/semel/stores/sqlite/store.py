@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from semel.core.commands import Claim, Command, Renew
@@ -28,6 +30,14 @@ T = TypeVar("T")
 MAX_READERS = 4
 
 
+def _renew(writer: Writer, store: SQLiteStore | AsyncSQLiteStore, command: Renew) -> frozenset[Hold]:
+    [outcome] = writer.execute([command], store.actor)
+    if isinstance(outcome, Exception):
+        raise outcome
+    lost: frozenset[Hold] = outcome
+    return lost
+
+
 class SQLiteStore(Store):
     """Keys in a SQLite file: ``sqlite:///file.db``, ``sqlite:////folder/file.db``, ``sqlite:///file.db?table=name``."""
 
@@ -46,6 +56,10 @@ class SQLiteStore(Store):
         if isinstance(command, Claim) and (found := self._find(command)) is not None:
             return found  # type: ignore[return-value]  # by the command's own type
         return self._batcher.submit(command)  # type: ignore[no-any-return]  # as above
+
+    def renewals(self) -> Callable[[Renew], frozenset[Hold]]:
+        """Return what renews leases in this thread: users of the file take turns."""
+        return partial(_renew, Writer(self.place), self)
 
     @property
     def dialect(self) -> Dialect:
@@ -114,11 +128,7 @@ class AsyncSQLiteStore(AsyncStore):
 
     def renew(self, command: Renew) -> frozenset[Hold]:
         """Renew leases, from any thread: users of the file take turns."""
-        [outcome] = self._writer.execute([command], self.actor)
-        if isinstance(outcome, Exception):
-            raise outcome
-        lost: frozenset[Hold] = outcome
-        return lost
+        return _renew(self._writer, self, command)
 
     @property
     def dialect(self) -> Dialect:
