@@ -5,6 +5,7 @@ import gzip
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -20,6 +21,7 @@ from requests.adapters import HTTPAdapter
 from semel.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from semel.client.options import Quotas
 from semel.client.requests import IdempotentAdapter, intent
+from semel.core.retrying import Origin
 from semel.errors import ConfigurationError, RedirectRefused, RequestNotRepeatable, RequestOutcomeUnknown
 from tests.client.callers import Caller
 from tests.client.served import Fault, Say, Serve, Served
@@ -140,6 +142,49 @@ def test_a_server_that_hangs(server: Served, call: Call, fault: str) -> None:
         call(deadline=SHORT).post(server.url, json={}, timeout=None)
     assert {caught.value.key} == set(server.keys)
     assert caught.value.response is None
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["", "journal"])
+@pytest.mark.parametrize("clock", ["time", "clock_gettime"])
+def test_asleep_between_two_tries(
+    server: Served, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, clock: str, is_kept: bool
+) -> None:
+    """A client that slept between two tries, by either clock, does not send past its deadline: the server may have
+    forgotten the key.
+    """
+
+    class Slept(Quotas):
+        def spend(self, host: Origin) -> bool:
+            before = getattr(time, clock)
+            monkeypatch.setattr(time, clock, lambda *of: before(*of) + 90_000)
+            return super().spend(host)
+
+    server.faults.append("lose after")
+    caller = call(quotas=Slept(), **({"journal": tmp_path / "a.journal"} if is_kept else {}))
+    with pytest.raises(RequestOutcomeUnknown) as caught:
+        caller.post(server.url, "invoice 17" if is_kept else None, json={})
+    assert server.keys == [caught.value.key]
+
+
+def test_asleep_before_a_redirect(server: Served, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that may have taken effect before it was redirected is not sent on past the server's retention."""
+
+    def sleep(*_: object, **__: object) -> None:
+        before = time.time
+        monkeypatch.setattr(time, "time", lambda: before() + 90_000)
+
+    async def asleep(_: object) -> None:
+        sleep()
+
+    server.faults += ["lose after", Say(307, {"Location": "/moved"})]
+    caller = call()
+    if caller.kind == "requests":
+        caller.client.hooks["response"].append(sleep)
+    else:
+        caller.client.event_hooks = {"response": [asleep if caller.kind.startswith("async") else sleep]}
+    with pytest.raises(RequestOutcomeUnknown) as caught:
+        caller.post(server.url, json={}, follow_redirects=True)
+    assert server.keys == [caught.value.key] * 2
 
 
 def test_nothing_listens(call: Call) -> None:

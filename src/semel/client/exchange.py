@@ -37,19 +37,42 @@ EVENT_STREAM = "text/event-stream"
 _MAX_STEPS = 4
 
 
+def _steady() -> float:
+    """Return the seconds of a clock that only goes forward: on Linux, the monotonic one stands still asleep."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot)
+
+
+class Clock:
+    """Counts the seconds since an operation began, by the clock that says most: a virtual machine that was paused knows
+    of it by the time of day alone, which may be set back.
+    """
+
+    __slots__ = ("_steady", "_today")
+
+    def __init__(self) -> None:
+        """Begin now."""
+        self._steady, self._today = _steady(), time.time()
+
+    def now(self) -> float:
+        """Return the seconds since then."""
+        return max(_steady() - self._steady, time.time() - self._today)
+
+
 class Exchange(ABC):
     """What sending takes, apart from the library: clocks, dice, the quota, the journal."""
 
-    now = staticmethod(time.monotonic)
     today = staticmethod(time.time)
     dice = staticmethod(random.random)
 
     #: Whether the server has sent the request on to another URL.
     is_redirected = False
 
-    def __init__(self, options: Options, place: Origin, terms: Terms, *, is_key_given: bool) -> None:
+    def __init__(self, options: Options, place: Origin, terms: Terms, clock: Clock, *, is_key_given: bool) -> None:
         """Nothing is sent or written yet; *place* is where it goes."""
         self.options = options
+        self.clock = clock
+        self.now = clock.now
         self.terms = terms
         self.key = terms.key
         self._is_key_given = is_key_given
@@ -184,6 +207,12 @@ class Exchange(ABC):
     @abstractmethod
     def leave_doubt(self, *, in_doubt: bool) -> None:
         """Have a request that is redirected take along whether it may have taken effect."""
+
+
+def terms_of(options: Options, key: str, intent: str | None, clock: Clock, *, was_sent: bool) -> Terms:
+    """Return how a request is sent: one that may have taken effect before it was redirected, not past the retention."""
+    left = options.retention.total_seconds() - clock.now() if was_sent else options.seconds
+    return Terms(key, min(options.seconds, left), intent, options.follow_accepted, was_sent)
 
 
 def is_untrusted(error: BaseException) -> bool:

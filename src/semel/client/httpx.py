@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from semel.client.exchange import EVENT_STREAM, Exchange, is_untrusted, looked_at, redirect_refused
+from semel.client.exchange import EVENT_STREAM, Clock, Exchange, is_untrusted, looked_at, redirect_refused, terms_of
 from semel.client.journal import Journal
 from semel.client.options import Options
 from semel.core.intent import Outgoing, checked
@@ -49,6 +49,7 @@ else:
 class _Mark:
     key: str
     place: Origin
+    clock: Clock
     #: Whether it may have taken effect there.
     in_doubt: bool = False
 
@@ -103,12 +104,12 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
         key = given
         if key is None:
             key = headers[header] = self.options.new_key()
-        request.extensions = {**extensions, _MARK: _Mark(key, place)}
-        is_redirected = mark is not None and given == mark.key
-        was_sent = is_redirected and mark is not None and mark.in_doubt
-        terms = Terms(key, self.options.seconds, intent, self.options.follow_accepted, was_sent)
-        exchange = kind(self.wrapped, request, self.options, place, terms, is_key_given=given is not None)
-        exchange.is_redirected = is_redirected
+        before = mark if mark is not None and given == mark.key else None
+        clock = Clock() if before is None else before.clock
+        request.extensions = {**extensions, _MARK: _Mark(key, place, clock)}
+        terms = terms_of(self.options, key, intent, clock, was_sent=before is not None and before.in_doubt)
+        exchange = kind(self.wrapped, request, self.options, place, terms, clock, is_key_given=given is not None)
+        exchange.is_redirected = before is not None
         return exchange
 
 
@@ -174,17 +175,18 @@ class AsyncIdempotentTransport(_Wrapped):
 class _Exchange(Exchange):
     """One request in a thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - it is called in one place
         self,
         transport: Any,
         request: Any,
         options: Options,
         place: Origin,
         terms: Terms,
+        clock: Clock,
         *,
         is_key_given: bool,
     ) -> None:
-        super().__init__(options, place, terms, is_key_given=is_key_given)
+        super().__init__(options, place, terms, clock, is_key_given=is_key_given)
         self.library: Any = _library(type(request))  # type: ignore[arg-type]  # a class is hashable
         self._transport = transport
         self._request = request
@@ -210,7 +212,7 @@ class _Exchange(Exchange):
 
     def leave_doubt(self, *, in_doubt: bool) -> None:
         """Tell the request: a redirect copies its extensions."""
-        self._request.extensions[_MARK] = _Mark(self.key, self._place, in_doubt)
+        self._request.extensions[_MARK] = _Mark(self.key, self._place, self.clock, in_doubt)
 
     def closed(self, response: Any) -> Any:
         """Return the *response*. After a redirect that leaves the request as it is, no other transport may send it."""
@@ -326,7 +328,7 @@ class _Exchange(Exchange):
         headers = self._request.headers
         if headers.get(self.options.header) != self.key:
             headers[self.options.header] = self.key
-            self._request.extensions[_MARK] = _Mark(self.key, self._place)
+            self._request.extensions[_MARK] = _Mark(self.key, self._place, self.clock)
         if outgoing.body != b"".join(self._request.stream):
             self.buffer(outgoing.body)
             for name, said in outgoing.headers:

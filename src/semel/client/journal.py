@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from semel.client.leases import Held, Leases
 from semel.core.intent import (
+    TOO_LATE,
     Beginning,
     Begun,
     Ended,
@@ -37,7 +38,15 @@ from semel.core.intent import (
     without_login,
 )
 from semel.core.message import Answer
-from semel.errors import ConfigurationError, IntentDiffers, JournalError, JournalFull, JournalNewer, StoreError
+from semel.errors import (
+    ConfigurationError,
+    IntentDiffers,
+    JournalError,
+    JournalFull,
+    JournalNewer,
+    RequestOutcomeUnknown,
+    StoreError,
+)
 from semel.stores.headers import read_back, written
 from semel.stores.sqlite.file import Connection, Place, connect, explained
 from semel.stores.statement import Names, load_queries
@@ -168,9 +177,19 @@ class Journal:
         return self._use(lambda connection: _in_transaction(connection, begun))
 
     def renew(self, intent: str, token: bytes) -> bool:
-        """Keep the intent for one more try; False: it is another sender's, or has ended."""
+        """Keep the intent for one more try; False: it is another sender's, or has ended. Past the server's retention,
+        its outcome is unknown.
+        """
         given = {"intent": intent, "token": token, **self._leased(), "tries": 1}
-        return self._write("renew", given) > 0
+        if self._write("renew", given) > 0:
+            return True
+        found = self._use(lambda connection: connection.execute(SQL["find"], given).fetchone(), is_synced=False)
+        stored = _Stored(*found) if found else None
+        if stored and (
+            stored.state == "unknown" or (stored.state == "pending" and stored.forgotten_at <= given["now"])
+        ):
+            raise RequestOutcomeUnknown(TOO_LATE, key=stored.key, intent=intent)
+        return False
 
     def is_held(self, intent: str, token: bytes) -> bool:
         """Whether the intent is still that sender's: no other can have sent it since it began."""

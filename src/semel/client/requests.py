@@ -18,7 +18,7 @@ except ModuleNotFoundError as missing:
         raise
     raise ImportError("semel.client.requests needs requests. Run: pip install requests") from missing
 
-from semel.client.exchange import EVENT_STREAM, Exchange, is_untrusted, looked_at, redirect_refused
+from semel.client.exchange import EVENT_STREAM, Clock, Exchange, is_untrusted, looked_at, redirect_refused, terms_of
 from semel.client.journal import Journal
 from semel.client.options import Options
 from semel.core.intent import Outgoing, checked
@@ -50,8 +50,9 @@ class _Mark(str):
     first byte leaves, as it puts this header on the wire.
     """
 
-    __slots__ = ("in_doubt", "intent", "is_open", "place")
+    __slots__ = ("clock", "in_doubt", "intent", "is_open", "place")
 
+    clock: Clock
     intent: str | None
     place: Origin
     #: Whether it may have taken effect there.
@@ -135,9 +136,11 @@ class IdempotentAdapter(BaseAdapter):
         if intent is not None:
             checked(intent)
         key = str(given or self.options.new_key())
-        was_sent = mark is not None and mark.in_doubt
-        terms = Terms(key, self.options.seconds, intent, self.options.follow_accepted, was_sent)
-        exchange = _Exchange(self.wrapped, request, self.options, place, terms, sending, is_key_given=given is not None)
+        clock = Clock() if mark is None else mark.clock
+        terms = terms_of(self.options, key, intent, clock, was_sent=mark is not None and mark.in_doubt)
+        exchange = _Exchange(
+            self.wrapped, request, self.options, place, terms, clock, sending, is_key_given=given is not None
+        )
         exchange.is_redirected = mark is not None
         exchange.mark()
         if request.body is not None and not isinstance(request.body, (bytes, str)):
@@ -164,11 +167,12 @@ class _Exchange(Exchange):
         options: Options,
         place: Origin,
         terms: Terms,
+        clock: Clock,
         sending: dict[str, Any],
         *,
         is_key_given: bool,
     ) -> None:
-        super().__init__(options, place, terms, is_key_given=is_key_given)
+        super().__init__(options, place, terms, clock, is_key_given=is_key_given)
         self._adapter = adapter
         self._request = request
         self._sending = sending
@@ -186,7 +190,7 @@ class _Exchange(Exchange):
     def mark(self) -> None:
         """Set the key that is sent."""
         self._mark = mark = _Mark(self.key)
-        mark.intent, mark.place = self.terms.intent, self._place
+        mark.intent, mark.place, mark.clock = self.terms.intent, self._place, self.clock
         mark.in_doubt = mark.is_open = False
         self._request.headers[self.options.header] = mark
 

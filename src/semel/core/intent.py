@@ -16,6 +16,11 @@ from semel.errors import ConfigurationError
 
 MAX_INTENT = 500
 
+TOO_LATE = (
+    "It is not known whether this request took effect, and its key is past the server's retention, so it is not sent "
+    "again. Look it up; then: semel journal forget."
+)
+
 EntryState = Literal["pending", "done", "unknown"]
 
 #: Set anew for every try: by the client of HTTP, or from the key of the entry.
