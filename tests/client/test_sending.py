@@ -18,11 +18,12 @@ import pytest
 import requests
 from requests.adapters import HTTPAdapter
 
+from semel import client, errors
 from semel.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from semel.client.options import Quotas
 from semel.client.requests import IdempotentAdapter, intent
 from semel.core.retrying import Origin
-from semel.errors import ConfigurationError, RedirectRefused, RequestNotRepeatable, RequestOutcomeUnknown
+from semel.errors import ClientError, ConfigurationError, RedirectRefused, RequestNotRepeatable, RequestOutcomeUnknown
 from tests.client.callers import Caller
 from tests.client.served import Fault, Say, Serve, Served
 from tests.web.serving import Backstage
@@ -265,6 +266,23 @@ def test_redirects_take_the_doubt_along(server: Served, call: Call) -> None:
     assert call().post(f"{server.url}/pay", json={}, follow_redirects=True).status == 404
 
 
+@pytest.mark.parametrize("hops", [["elsewhere"], ["/result", "elsewhere"]], ids=["at once", "by way of this host"])
+def test_redirects_to_a_result_elsewhere(server: Served, call: Call, hops: list[str]) -> None:
+    """A redirect to a result on another host gets no key, and nothing that looks like a credential by its name; on the
+    same host it gets all of them.
+    """
+    elsewhere = f"http://localhost:{server.port}/result"
+    server.faults += [Say(303, {"Location": elsewhere if hop == "elsewhere" else hop}) for hop in hops]
+    secrets = {"X-Api-Key": "x", "x_auth_token": "x", "Authorization": "Bearer x", "Cookie": "session=x"}
+    given = {**secrets, "X-Tenant": "a"}
+    assert call().post(server.url, json={}, headers=given, follow_redirects=True).status == 201
+    for seen in server.seen[:-1]:
+        assert {seen.header(name) for name in ("x-api-key", "x_auth_token", "authorization")} == {"x", "Bearer x"}
+    last = server.seen[-1]
+    assert (last.method, last.header("host"), last.header("x-tenant")) == ("GET", f"localhost:{server.port}", "a")
+    assert [last.header(name) for name in (*secrets, "Idempotency-Key")] == [None] * 5
+
+
 def test_redirects_from_http_to_https(server: Served, call: Call) -> None:
     """A redirect to the same host by https is refused with words of its own."""
     caller = call()
@@ -409,6 +427,41 @@ def test_configuration(options: dict[str, Any], words: str) -> None:
         IdempotentTransport(httpx.HTTPTransport(verify=False), **options)
 
 
+@pytest.mark.parametrize(
+    "kind, given, words",
+    [
+        (IdempotentTransport, httpx.Client, "HTTPTransport"),
+        (IdempotentTransport, httpx2.AsyncHTTPTransport, "HTTPTransport"),
+        (IdempotentTransport, lambda: None, "HTTPTransport"),
+        (AsyncIdempotentTransport, httpx.AsyncClient, "AsyncHTTPTransport"),
+        (AsyncIdempotentTransport, httpx2.HTTPTransport, "AsyncHTTPTransport"),
+        (IdempotentAdapter, requests.Session, "HTTPAdapter"),
+        (IdempotentAdapter, lambda: "https://", "HTTPAdapter"),
+    ],
+)
+def test_what_is_no_transport(kind: Any, given: Callable[[], Any], words: str) -> None:
+    """A client, or a transport of the other colour, in the place of a transport is refused with what to give."""
+    with pytest.raises(ConfigurationError, match=rf"{kind.__name__}\({words}\(\)\)"):
+        kind(given())
+
+
+@pytest.mark.parametrize("key", [b"order-17", "order-17"])
+def test_keys_as_bytes(server: Served, call: Call, key: str | bytes) -> None:
+    """A key that the caller gives as bytes, or as text, is sent as it is, with every try."""
+    server.faults.append("lose after")
+    caller = call()
+    if caller.kind == "requests":
+        headers: Any = {"Idempotency-Key": key}
+    else:
+        headers = [(b"Idempotency-Key", key)] if isinstance(key, bytes) else {"Idempotency-Key": key}
+    if isinstance(headers, list):
+        response = caller.wait(caller.client.post, server.url, headers=headers)
+        assert response.status_code == 201
+    else:
+        assert caller.post(server.url, json={}, headers=headers).status == 201
+    assert server.keys == ["order-17"] * 2
+
+
 def test_adapters_that_retry_by_themselves() -> None:
     """An adapter of requests that retries below ours is refused."""
     with pytest.raises(ConfigurationError, match="max_retries=0"):
@@ -489,11 +542,19 @@ def test_challenges_in_requests(server: Served, mounted: requests.Session) -> No
 
 def test_requests_of_another_library() -> None:
     """A request of a library that is not known is refused with words."""
-    transport = IdempotentTransport(None)
+    transport = IdempotentTransport(httpx.HTTPTransport())
     request = httpx.Request("POST", "http://here/")
     request.__class__ = type("Strange", (), {})
     with pytest.raises(ConfigurationError, match="httpx or httpx2"):
         transport.handle_request(request)
+
+
+def test_exceptions() -> None:
+    """Every exception of a client is imported from where its journal is."""
+    kinds = {
+        kind.__name__ for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ClientError)
+    }
+    assert kinds <= set(client.__all__)
 
 
 def test_neither_library_is_imported() -> None:

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from semel.client.journal import Journal, new_token
 from semel.client.options import Options
+from semel.core.credentials import NEVER_STORED, looks_secret
 from semel.core.events import ClientRetried
 from semel.core.intent import Beginning, Begun, Outgoing, Wish
 from semel.core.message import Answer
@@ -246,6 +247,13 @@ def redirect_refused(
     unknown = RequestOutcomeUnknown(key=key, intent=intent)
     unknown.__cause__ = refused
     return unknown
+
+
+def is_left_behind(name: str) -> bool:
+    """Whether a header, by its name in lower case, is not for the origin that a redirect to the result leads to. Those
+    that every library knows it sees to: it may have set them anew, from its cookies or from ``.netrc``.
+    """
+    return looks_secret(name) and name not in NEVER_STORED
 
 
 def looked_at(headers: list[tuple[Any, Any]], header: str) -> list[tuple[Any, Any]]:

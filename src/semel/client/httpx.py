@@ -11,7 +11,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from semel.client.exchange import EVENT_STREAM, Clock, Exchange, is_untrusted, looked_at, redirect_refused, terms_of
+from semel.client.exchange import (
+    EVENT_STREAM,
+    Clock,
+    Exchange,
+    is_left_behind,
+    is_untrusted,
+    looked_at,
+    redirect_refused,
+    terms_of,
+)
 from semel.client.journal import Journal
 from semel.client.options import Options
 from semel.core.intent import Outgoing, checked
@@ -68,8 +77,18 @@ class _Closed(dict[str, Any]):
 class _Wrapped(_Base):  # type: ignore[misc]  # as above
     """What both transports share: everything that does not wait."""
 
+    #: The method of the transport that is wrapped, and the name of one.
+    _sends_by: str
+    _example: str
+
     def __init__(self, transport: Any, **options: Any) -> None:
         """Wrap *transport*. The other arguments are the fields of ``semel.client.options.Options``."""
+        if not callable(getattr(transport, self._sends_by, None)):
+            kind = type(transport)
+            raise ConfigurationError(
+                f"{type(self).__name__} wraps a transport, not {kind.__module__.partition('.')[0]}.{kind.__name__}: "
+                f"{type(self).__name__}({self._example}())."
+            )
         self.wrapped = transport
         self.options = Options(**options)
         self._header = self.options.header.lower().encode("ascii")
@@ -91,12 +110,15 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
         # Not headers.get: it decodes all of them.
         given: str | None = headers.get(header) if self._header in [name.lower() for name, _ in headers.raw] else None
         intent: str | None = extensions.get(INTENT)
-        if mark is not None and given == mark.key:
-            if request.method in _WITHOUT_BODY:
-                del headers[header]  # A redirect has made a GET of it: it is another request, and the key is not its.
-                intent = None
-            elif mark.place != place:
-                raise redirect_refused(mark.key, intent, mark.place, place, in_doubt=mark.in_doubt)
+        if mark is not None and request.method in _WITHOUT_BODY:
+            intent = None  # A redirect has made a GET of it: it is another request.
+            if given == mark.key:
+                del headers[header]
+            if mark.place != place:
+                for name in [name for name in headers if is_left_behind(name)]:
+                    del headers[name]
+        elif mark is not None and given == mark.key and mark.place != place:
+            raise redirect_refused(mark.key, intent, mark.place, place, in_doubt=mark.in_doubt)
         if not self.options.guards(request.method, place, has_key=given is not None, has_intent=intent is not None):
             return None
         if intent is not None:
@@ -118,6 +140,8 @@ class IdempotentTransport(_Wrapped):
 
     Threads may share it.
     """
+
+    _sends_by, _example = "handle_request", "HTTPTransport"
 
     def handle_request(self, request: Any) -> Any:
         """Send a request, until it has its answer or its time is over."""
@@ -146,6 +170,8 @@ class IdempotentTransport(_Wrapped):
 
 class AsyncIdempotentTransport(_Wrapped):
     """The same for ``httpx.AsyncClient`` and ``httpx2.AsyncClient``. The journal is written in a thread."""
+
+    _sends_by, _example = "handle_async_request", "AsyncHTTPTransport"
 
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request, until it has its answer or its time is over."""

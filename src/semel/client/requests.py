@@ -18,7 +18,16 @@ except ModuleNotFoundError as missing:
         raise
     raise ImportError("semel.client.requests needs requests. Run: pip install requests") from missing
 
-from semel.client.exchange import EVENT_STREAM, Clock, Exchange, is_untrusted, looked_at, redirect_refused, terms_of
+from semel.client.exchange import (
+    EVENT_STREAM,
+    Clock,
+    Exchange,
+    is_left_behind,
+    is_untrusted,
+    looked_at,
+    redirect_refused,
+    terms_of,
+)
 from semel.client.journal import Journal
 from semel.client.options import Options
 from semel.core.intent import Outgoing, checked
@@ -91,11 +100,15 @@ def intent(name: str) -> dict[str, str]:
 class IdempotentAdapter(BaseAdapter):
     """An adapter that retries requests with a key. Threads may share it as far as they may share a session."""
 
-    def __init__(self, adapter: HTTPAdapter | None = None, **options: Any) -> None:
+    def __init__(self, adapter: BaseAdapter | None = None, **options: Any) -> None:
         """Wrap *adapter*, or one of requests' own. The other arguments are those of ``IdempotentTransport``."""
         super().__init__()
+        if adapter is not None and not isinstance(adapter, BaseAdapter):
+            raise ConfigurationError(
+                f"IdempotentAdapter wraps an adapter, not {adapter!a}: IdempotentAdapter(HTTPAdapter())."
+            )
         self.wrapped = HTTPAdapter() if adapter is None else adapter
-        if getattr(self.wrapped.max_retries, "total", 0):
+        if getattr(getattr(self.wrapped, "max_retries", None), "total", 0):
             raise ConfigurationError(
                 "The adapter inside must not retry by itself: HTTPAdapter(max_retries=0). It does not know what an "
                 "answer means for a key."
@@ -122,15 +135,15 @@ class IdempotentAdapter(BaseAdapter):
         url, method = request.url or "", request.method or ""
         place = origin_of(url)
         header = self.options.header
-        given: str | None = headers.get(header)
+        given: str | bytes | None = headers.get(header)
+        if isinstance(given, bytes):  # As it is on the wire.
+            given = given.decode(_WIRE)
         mark = given if isinstance(given, _Mark) else None
+        if mark is not None and method in _WITHOUT_BODY:
+            return self.wrapped.send(_to_a_result(request, header, mark.place != place), stream=stream, **sending)
         intent: str | None = headers.pop(INTENT_HEADER, None) or (mark.intent if mark else None)
-        if mark is not None:
-            if method in _WITHOUT_BODY:
-                del headers[header]  # A redirect has made a GET of it: the key is not its.
-                intent = None
-            elif mark.place != place:
-                raise redirect_refused(str(mark), intent, mark.place, place, in_doubt=mark.in_doubt)
+        if mark is not None and mark.place != place:
+            raise redirect_refused(str(mark), intent, mark.place, place, in_doubt=mark.in_doubt)
         if not self.options.guards(method, place, has_key=given is not None, has_intent=intent is not None):
             return self.wrapped.send(request, stream=stream, **sending)
         if intent is not None:
@@ -325,6 +338,22 @@ class _Exchange(Exchange):
             decode_content=False,
         )
         return self._adapter.build_response(self._request, raw)
+
+
+def _to_a_result(
+    redirected: requests.PreparedRequest,
+    header: str,
+    is_elsewhere: bool,  # noqa: FBT001 - of a mark's place
+) -> requests.PreparedRequest:
+    """Return the GET that a redirect has made of a request: without its key, and elsewhere without its credentials.
+
+    It is a copy. The other keeps the mark for the next redirect, which copies its headers.
+    """
+    request = redirected.copy()
+    for name in list(request.headers):
+        if name.lower() == header.lower() or (is_elsewhere and is_left_behind(name.lower())):
+            del request.headers[name]
+    return request
 
 
 class _Rest(io.RawIOBase):
