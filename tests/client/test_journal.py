@@ -256,11 +256,38 @@ def test_resume_goes_on_after_an_error(server: Served, call: Call, path: Path) -
         crashed.begin(Wish("nowhere", "k-0", Outgoing("POST", "http://127.0.0.1:1/", (), b""), DAY, 60), b"dead")
         crashed.begin(Wish("here", "k-1", Outgoing("POST", server.url, (), b""), DAY, 60), b"dead")
     caller = call(journal=path, quotas=NoRetries())
-    nowhere, here = caller.resume()
+    nowhere, here = caller.resume(hosts=["127.0.0.1"])
     assert isinstance(nowhere.error, RequestOutcomeUnknown)
     assert here.status == 201
     assert caller.journal is not None
     assert [entry.intent for entry in caller.journal.pending()] == ["nowhere"]
+
+
+def test_resume_to_several_hosts(server: Served, call: Call, path: Path) -> None:
+    """Where requests to several hosts are pending, none is sent before it is said which of them this client is for:
+    its credentials are not for all of them.
+    """
+    elsewhere = f"http://localhost:{server.port}/"
+    with Journal(path, lease=timedelta(milliseconds=1)) as crashed:
+        for intent, url in (("here", f"{server.url}/"), ("elsewhere", elsewhere)):
+            crashed.begin(Wish(intent, f"k-{intent}", Outgoing("POST", url, (), b""), DAY, 60), b"dead")
+    caller = call(journal=path)
+    caller.client.headers["Authorization"] = "Bearer here"
+    with pytest.raises(ConfigurationError, match=rf"{server.url} and http://localhost:{server.port}.*hosts=\["):
+        caller.resume()
+    assert not server.seen
+    assert [each.intent for each in caller.resume(hosts=["127.0.0.1"])] == ["here"]
+    assert [(each.key, each.header("host")) for each in server.seen] == [("k-here", server.host)]
+    assert caller.journal is not None
+    assert [entry.intent for entry in caller.journal.pending()] == ["elsewhere"]
+    with pytest.raises(ConfigurationError, match="names"):
+        caller.resume(hosts=[elsewhere])
+    if caller.kind != "requests":
+        caller.client.base_url = server.url  # So it is for that one.
+        with pytest.raises(ConfigurationError, match=server.url):
+            caller.resume()
+    assert len(server.seen) == 1
+    assert [each.status for each in caller.resume(hosts=[f"localhost:{server.port}"])] == [201]
 
 
 def test_resume_through_another_client(server: Served, call: Call, path: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -259,17 +259,20 @@ class Journal:
         given = {"intent": checked(intent), "now": self._clock()}
         return self._use(lambda connection: connection.execute(SQL["forget"], given).rowcount) > 0
 
-    def resume(self, client: Any) -> list[Resumed]:
-        """Send what is pending through *client*, which has this journal: an ``httpx.Client``, ``requests.Session``."""
+    def resume(self, client: Any, *, hosts: Collection[str] | None = None) -> list[Resumed]:
+        """Send what is pending through *client*, which has this journal: an ``httpx.Client``, ``requests.Session``.
+
+        With *hosts*, as ``name`` or ``name:port``, only what is for them. Without, all of it must be for one.
+        """
         from semel.client.resuming import resume  # noqa: PLC0415 - it needs this module
 
-        return resume(self, client)
+        return resume(self, client, hosts=hosts)
 
-    async def aresume(self, client: Any) -> list[Resumed]:
+    async def aresume(self, client: Any, *, hosts: Collection[str] | None = None) -> list[Resumed]:
         """Send what is pending through *client*, an ``httpx.AsyncClient`` that has this journal."""
         from semel.client.resuming import aresume  # noqa: PLC0415 - as above
 
-        return await aresume(self, client)
+        return await aresume(self, client, hosts=hosts)
 
     def _make_room(self, connection: sqlite3.Connection, size: int, now: float) -> None:
         """Remove what is too old, and see that there is room. Other processes' entries are counted once a minute."""
