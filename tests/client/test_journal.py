@@ -149,6 +149,53 @@ def test_another_content(server: Served, call: Call, path: Path, status: int) ->
     assert len(server.seen) == 1
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "body = CAST(replace(CAST(body AS TEXT), '100', '500') AS BLOB)",
+        "method = 'PATCH'",
+        "url = replace(url, '/pay', '/pax')",
+        "headers = replace(headers, 'json', 'xml')",
+        "headers = 'no JSON'",
+        "fingerprint = x'00'",
+    ],
+)
+def test_altered_bytes(server: Served, call: Call, path: Path, change: str) -> None:
+    """A request whose stored bytes are not those that were written down is not sent, and neither is it resumed."""
+    server.faults.append(Say(401))
+    caller = call(journal=path)
+    given: dict[str, Any] = {"content": b'{"amount": 100}', "headers": {"Content-Type": "application/json"}}
+    assert caller.post(f"{server.url}/pay", INTENT, **given).status == 401
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute(f"UPDATE semel_journal SET {change}")
+    with pytest.raises((JournalError, IntentDiffers), match="Nothing was sent"):
+        caller.post(f"{server.url}/pay", INTENT, **given)
+    (resumed,) = caller.resume()
+    assert isinstance(resumed.error, JournalError | IntentDiffers)
+    assert len(server.seen) == 1
+
+
+def test_another_account(server: Served, call: Call, path: Path) -> None:
+    """An intent of one account is no other's: a client with the credentials of another gets neither its answer nor its
+    request, and a new token of the same account changes nothing.
+    """
+    server.faults += [Say(422), Say(401)]
+    first, other, none = (call(journal=path, account=account) for account in ("a", "b", None))
+    assert first.post(server.url, INTENT, json={}).status == 422
+    assert first.post(server.url, "invoice 18", json={}).status == 401
+    for caller in (other, none):
+        for intent in (INTENT, "invoice 18"):
+            with pytest.raises(IntentDiffers, match="account"):
+                caller.post(server.url, intent, json={})
+        assert [type(each.error) for each in caller.resume()] == [IntentDiffers]
+    assert len(server.seen) == 2
+    again = call(journal=path, account="a")
+    assert again.post(server.url, INTENT, json={}, headers={"Authorization": "Bearer new"}).status == 422
+    assert [each.status for each in again.resume()] == [201]
+    with pytest.raises(ConfigurationError, match="account"):
+        call(journal=path, account="")
+
+
 def test_intents_that_can_not_be_kept(server: Served, call: Call, path: Path) -> None:
     """An intent without a journal, to a host without keys, or of a GET, is refused before it is sent."""
     with pytest.raises(ConfigurationError, match="no journal"):

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import logging
 import random
+import secrets
 import ssl
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from semel.client.journal import Journal, new_token
+from semel.client.journal import Journal
 from semel.client.options import Options
 from semel.core.credentials import NEVER_STORED, looks_secret
 from semel.core.events import ClientRetried
@@ -33,9 +34,11 @@ _logger = logging.getLogger("semel")
 NOT_OF_A_LOOK = frozenset(
     {"expect", "prefer", "transfer-encoding", "content-length", "content-type", "content-encoding"}
 )
-EVENT_STREAM = "text/event-stream"
+_EVENT_STREAM = "text/event-stream"
 #: A try waits for a place, a connection, the request and the answer, and for each no longer than the deadline.
 _MAX_STEPS = 4
+#: Of what tells one sender of an intent from another.
+_TOKEN_BYTES = 16
 
 
 def _steady() -> float:
@@ -99,7 +102,7 @@ class Exchange(ABC):
 
     async def begin(self) -> Beginning:
         """Write the intent down."""
-        self._token = self._token or new_token()
+        self._token = self._token or secrets.token_bytes(_TOKEN_BYTES)
         wish = Wish(
             self.intent,
             self.key,
@@ -109,6 +112,7 @@ class Exchange(ABC):
             self._is_key_given,
             self.is_redirected,
             self.options.header,
+            self.options.account,
         )
         # Before the call: it may be cancelled when the entry is made.
         self._is_ours = True
@@ -163,6 +167,12 @@ class Exchange(ABC):
                 self.journal.release(self.intent, self._token, in_doubt=in_doubt or self._was_in_doubt)
             except JournalError as error:  # It is free when its lease is over.
                 _logger.warning("The journal could not release %r: %s", self.intent, error)
+
+    def is_streamed(self, headers: Mapping[str, str]) -> bool:
+        """Whether an answer is handed over as it comes, by what its head says."""
+        length = headers.get("content-length", "")
+        is_large = length.isdecimal() and float(length) > self.options.max_answer
+        return is_large or _EVENT_STREAM in headers.get("content-type", "")
 
     @property
     def journal(self) -> Journal:

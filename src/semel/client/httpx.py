@@ -12,7 +12,6 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from semel.client.exchange import (
-    EVENT_STREAM,
     Clock,
     Exchange,
     is_left_behind,
@@ -83,11 +82,10 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
 
     def __init__(self, transport: Any, **options: Any) -> None:
         """Wrap *transport*. The other arguments are the fields of ``semel.client.options.Options``."""
-        if not callable(getattr(transport, self._sends_by, None)):
-            kind = type(transport)
+        if not hasattr(transport, self._sends_by):
+            own, given = type(self).__name__, type(transport).__name__
             raise ConfigurationError(
-                f"{type(self).__name__} wraps a transport, not {kind.__module__.partition('.')[0]}.{kind.__name__}: "
-                f"{type(self).__name__}({self._example}())."
+                f"{own} wraps a transport, not the {given} that was given: {own}({self._example}())."
             )
         self.wrapped = transport
         self.options = Options(**options)
@@ -274,7 +272,7 @@ class _Exchange(Exchange):
         stream = response.stream
         if isinstance(stream, self.library.ByteStream):
             return self._reply(response)
-        if self._is_streamed(response):
+        if self.is_streamed(response.headers):
             return self._handed_over(response)
         chunks, size, rest = [], 0, iter(stream)
         try:
@@ -317,14 +315,6 @@ class _Exchange(Exchange):
     def _body(self, response: Any) -> bytes | None:
         """Return the whole of an answer; None: it is handed over as it comes."""
         return b"".join(response.stream) if isinstance(response.stream, self.library.ByteStream) else None
-
-    def _is_streamed(self, response: Any) -> bool:
-        """Whether the answer is handed over as it comes, by what its head says."""
-        headers = response.headers
-        if EVENT_STREAM in headers.get("content-type", ""):
-            return True
-        length = headers.get("content-length", "")
-        return length.isdecimal() and len(length) < _DIGITS and int(length) > self.options.max_answer
 
     def _failed(self, error: Exception) -> NoReply:
         names = {kind.__name__ for kind in type(error).__mro__}
@@ -391,7 +381,7 @@ class _AsyncExchange(_Exchange):
         stream = response.stream
         if isinstance(stream, self.library.ByteStream):
             return self._reply(response)
-        if self._is_streamed(response):
+        if self.is_streamed(response.headers):
             return self._handed_over(response)
         chunks, size, rest = [], 0, aiter(stream)
         try:
@@ -497,5 +487,3 @@ _WITHOUT_BODY = frozenset({"GET", "HEAD"})
 #: Redirects that leave the method as it is; and one that does so unless it is POST.
 _MOVED = frozenset({307, 308})
 _MOVED_PERMANENTLY = 301
-#: A longer Content-Length is no number that means anything.
-_DIGITS = 20

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import glob
 import os
-import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -73,7 +72,6 @@ _ROOM_FOR_AN_ANSWER = 4096
 #: Counting reads the whole table.
 _COUNT_SECONDS = 60.0
 
-_TOKEN_BYTES = 16
 _PRIMARY = 0xFF
 _OTHERS = 0o077
 _NOT_KEPT_OF_ANSWERS = ("content-length",)
@@ -144,7 +142,7 @@ class Journal:
                     "url": own.url,
                     "headers": written(kept_headers(own.headers)),
                     "body": own.body,
-                    "fingerprint": fingerprint(own),
+                    "fingerprint": fingerprint(own, wish.account),
                     "header": wish.header.lower(),
                     # What begins before this has ended before the server forgets the key.
                     "not_after": now + wish.retention - wish.deadline,
@@ -154,7 +152,7 @@ class Journal:
                 return Begun(wish.key, own, is_resumed=False)
             stored = _Stored(*found)
             is_another_key = wish.is_key_given and wish.key != stored.key
-            if is_another_key or not (wish.is_redirected or is_same(stored.fingerprint, own)):
+            if is_another_key or not (wish.is_redirected or is_same(stored.fingerprint, own, wish.account)):
                 raise IntentDiffers(key=stored.key, intent=wish.intent)
             if stored.state == "done":
                 return Ended(stored.key, stored.answered)
@@ -171,8 +169,9 @@ class Journal:
                     f"{wish.header}: the server would take it for another operation. Nothing was sent. Make the client "
                     f"with header={stored.header!r}."
                 )
+            outgoing = own if wish.is_redirected else stored.intact(self.path, wish)
             connection.execute(SQL["take"], lease)
-            return Begun(stored.key, own if wish.is_redirected else stored.outgoing, is_resumed=stored.in_doubt)
+            return Begun(stored.key, outgoing, is_resumed=stored.in_doubt)
 
         return self._use(lambda connection: _in_transaction(connection, begun))
 
@@ -249,7 +248,14 @@ class Journal:
         """Return what is to be sent for *intent*, without credentials; None: nothing is."""
         found = self._use(lambda connection: connection.execute(SQL["find"], {"intent": intent}).fetchone())
         stored = _Stored(*found) if found else None
-        return stored.outgoing if stored and stored.state == "pending" else None
+        if stored is None or stored.state != "pending":
+            return None
+        try:
+            return stored.outgoing
+        except ValueError as error:
+            raise JournalError(
+                f"What {self.path} has of {intent!r} can't be read: {error}. Nothing was sent."
+            ) from error
 
     def forget(self, intent: str) -> bool:
         """Remove an entry, unless a process has it at this moment: sent again, its intent is a new operation.
@@ -404,6 +410,16 @@ class _Stored:
     def outgoing(self) -> Outgoing:
         return Outgoing(self._method, self._url, read_back(self._headers), self._body)
 
+    def intact(self, path: Path, wish: Wish) -> Outgoing:
+        """Return what is sent, which must be what was written down."""
+        with suppress(ValueError):  # The headers are not even JSON.
+            if is_same(self.fingerprint, self.outgoing, wish.account):
+                return self.outgoing
+        raise JournalError(
+            f"What {path} has of {wish.intent!r} (key {self.key}) is not what was written down: the disk or another "
+            "program has altered it. Nothing was sent. Look the operation up; then: semel journal forget."
+        )
+
     @property
     def answered(self) -> Answer | None:
         if self._answer is None:
@@ -476,11 +492,6 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(opened)
         finally:
             os.close(opened)
-
-
-def new_token() -> bytes:
-    """Return what tells one sender from another."""
-    return secrets.token_bytes(_TOKEN_BYTES)
 
 
 SQL: Mapping[str, str] = {

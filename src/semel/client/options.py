@@ -78,6 +78,9 @@ class Options:
     deadline: timedelta = DEADLINE
     #: How long the server remembers a key.
     retention: timedelta = RETENTION
+    #: The application's name for the account whose credentials are sent, where a journal is used for several: an
+    #: intent is that account's alone. Not a token, which changes.
+    account: str | None = None
     header: str = "Idempotency-Key"
     #: Whether a key of ours is sent in double quotes, by the letter of the IETF's draft. Most APIs expect it without.
     quoted: bool = False
@@ -107,6 +110,8 @@ class Options:
                 raise ConfigurationError(f"{name} is a number of bytes, not {size!r}.")
         if not _HEADER.fullmatch(str(self.header)):
             raise ConfigurationError(f"header is the name of a header, such as 'Idempotency-Key', not {self.header!r}.")
+        if self.account is not None and not (isinstance(self.account, str) and self.account.strip()):
+            raise ConfigurationError(f"account is a name, such as 'customer 7', not {self.account!r}.")
         object.__setattr__(self, "hosts", None if self.hosts is None else checked_hosts(self.hosts))
         object.__setattr__(self, "seconds", self.deadline.total_seconds())
         if self.journal is not None and not isinstance(self.journal, Journal):

@@ -19,7 +19,6 @@ except ModuleNotFoundError as missing:
     raise ImportError("semel.client.requests needs requests. Run: pip install requests") from missing
 
 from semel.client.exchange import (
-    EVENT_STREAM,
     Clock,
     Exchange,
     is_left_behind,
@@ -261,16 +260,15 @@ class _Exchange(Exchange):
 
     def _read(self, response: requests.Response, end: float) -> Reply:
         """Read the whole answer, so that a connection that is lost on the way is not the caller's."""
-        raw, headers = response.raw, response.headers
+        raw = response.raw
         self._body, self._last = None, response
-        length = headers.get("content-length", "")
-        if EVENT_STREAM in headers.get("content-type", "") or (length.isdecimal() and float(length) > self._max):
+        if self.is_streamed(response.headers):
             return self._reply(response)
         read = bytearray()
         try:
             while chunk := _some(raw):
                 read += chunk
-                if len(read) > self._max:
+                if len(read) > self.options.max_answer:
                     response.raw = _again(raw, cast("Any", _Rest(bytes(read), raw)))
                     return self._reply(response)
                 if self.now() > end:
@@ -287,10 +285,6 @@ class _Exchange(Exchange):
         self._body = bytes(read)
         response.raw = _again(raw, io.BytesIO(self._body))
         return self._reply(response)
-
-    @property
-    def _max(self) -> int:
-        return self.options.max_answer
 
     def _reply(self, response: requests.Response) -> Reply:
         def content() -> bytes:

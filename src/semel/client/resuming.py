@@ -4,7 +4,7 @@ application's. The client brings the credentials, which are in no journal; nothi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from semel.client.options import checked_hosts, is_among
@@ -50,9 +50,11 @@ def resume(
     them; with *header*, only those with their keys in that one.
     """
     ended = []
-    for entry, given in _requests(journal, client, hosts, header):
+    for entry in _entries(journal, client, hosts):
         try:
-            ended.append(Resumed(entry.intent, entry.key, client.request(**given).status_code))
+            given = _given(journal, client, entry) if header in {None, entry.header} else None
+            if given is not None:
+                ended.append(Resumed(entry.intent, entry.key, client.request(**given).status_code))
         except Exception as error:  # noqa: BLE001 - whatever it is, the next entry is to be sent, too
             ended.append(Resumed(entry.intent, entry.key, error=error))
     return ended
@@ -61,9 +63,11 @@ def resume(
 async def aresume(journal: Journal, client: Any, *, hosts: Collection[str] | None = None) -> list[Resumed]:
     """Do the same on an event loop."""
     ended = []
-    for entry, given in _requests(journal, client, hosts):
+    for entry in _entries(journal, client, hosts):
         try:
-            ended.append(Resumed(entry.intent, entry.key, (await client.request(**given)).status_code))
+            given = _given(journal, client, entry)
+            if given is not None:
+                ended.append(Resumed(entry.intent, entry.key, (await client.request(**given)).status_code))
         except Exception as error:  # noqa: BLE001 - as above
             ended.append(Resumed(entry.intent, entry.key, error=error))
     return ended
@@ -78,21 +82,23 @@ def pending_for(journal: Journal, hosts: Collection[str] | None) -> list[Entry]:
     return [entry for entry in entries if is_among(names, *origin_of(entry.url)[1:])]
 
 
-def _requests(
-    journal: Journal, client: Any, hosts: Collection[str] | None, header: str | None = None
-) -> Iterator[tuple[Entry, dict[str, Any]]]:
-    """Yield what is pending, with the arguments of the call that sends it."""
+def _entries(journal: Journal, client: Any, hosts: Collection[str] | None) -> list[Entry]:
+    """Return what is to be sent, if the client can send all of it."""
     entries = pending_for(journal, hosts)
     for entry in entries:
         _check(journal, client, entry.url)
     if hosts is None and entries:
         base = str(getattr(client, "base_url", ""))
         _check_origins([entry.url for entry in entries] + ([base] if base else []))
-    for entry in entries:
-        outgoing = journal.request(entry.intent) if header in {None, entry.header} else None
-        if outgoing is None:
-            continue  # Another process has ended it meanwhile.
-        yield entry, (_of_httpx if hasattr(client, "build_request") else _of_requests)(entry, outgoing)
+    return entries
+
+
+def _given(journal: Journal, client: Any, entry: Entry) -> dict[str, Any] | None:
+    """Return the arguments of the call that sends it; None: another process has ended it meanwhile."""
+    outgoing = journal.request(entry.intent)
+    if outgoing is None:
+        return None
+    return (_of_httpx if hasattr(client, "build_request") else _of_requests)(entry, outgoing)
 
 
 def _check_origins(urls: list[str]) -> None:
