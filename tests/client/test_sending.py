@@ -26,6 +26,7 @@ from semel.core.retrying import Origin
 from semel.errors import ClientError, ConfigurationError, RedirectRefused, RequestNotRepeatable, RequestOutcomeUnknown
 from tests.client.callers import Caller
 from tests.client.served import Fault, Say, Serve, Served
+from tests.web.harness import wait_until
 from tests.web.serving import Backstage
 
 Call = Callable[..., Caller]
@@ -186,6 +187,82 @@ def test_asleep_before_a_redirect(server: Served, call: Call, monkeypatch: pytes
     with pytest.raises(RequestOutcomeUnknown) as caught:
         caller.post(server.url, json={}, follow_redirects=True)
     assert server.keys == [caught.value.key] * 2
+
+
+def test_a_server_that_hangs_once(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With requests, which has no time limit of its own, a try without an answer is ended all the same, and sent again
+    with the same key.
+    """
+    monkeypatch.setattr("semel.client.requests.TRY_SECONDS", 0.1)
+    caller = Caller("requests")
+    server.faults.append("hang")
+    assert caller.post(server.url, json={}).status == 201
+    assert len(set(server.keys)) == 1
+    assert len(server.seen) == 2
+    caller.close()
+
+
+def test_events_after_the_deadline(server: Served, call: Call) -> None:
+    """An event stream that was handed over is not cut when the operation's deadline has passed."""
+    server.faults += [Say(503, {"Retry-After": "0"}), "events"]
+    assert call(deadline=timedelta(seconds=0.3)).post(server.url, json={}).body == b"data: 1\n\ndata: 2\n\n"
+
+
+class Stopped(BaseException):
+    """What a signal handler raises, or a task that is cancelled."""
+
+
+def test_stopped_and_sent_again(server: Served, call: Call, kind: str) -> None:
+    """A program that was interrupted while it sent finds the key in its request: sent again, the same request has the
+    same key and takes effect once, and its doubt is not forgotten.
+    """
+
+    class Stopping(Quotas):
+        def spend(self, host: Origin) -> bool:
+            raise Stopped
+
+    caller = call(quotas=Stopping())
+    server.faults.append("lose after")
+    if kind == "requests":
+        request: Any = caller.client.prepare_request(requests.Request("POST", server.url, json={}))
+    else:
+        request = caller.client.build_request("POST", server.url, json={})
+    with pytest.raises(Stopped) as caught:
+        caller.wait(caller.client.send, request)
+    key = request.headers["Idempotency-Key"]
+    assert str(key) in caught.value.__notes__[0]
+    server.faults.append(Say(404))
+    with pytest.raises(RequestOutcomeUnknown):
+        caller.wait(caller.client.send, request)
+    assert caller.wait(caller.client.send, request).status_code == 201
+    assert server.keys == [key] * 3
+    assert list(server.effects.values()) == [1]
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
+def test_a_time_limit_around_it(server: Served, library: Any) -> None:
+    """A time limit of asyncio's, around a request, leaves the key in the request, and in a note of its cause."""
+
+    async def called() -> None:
+        transport = AsyncIdempotentTransport(library.AsyncHTTPTransport(), quotas=Quotas())
+        async with library.AsyncClient(transport=transport) as client:
+            request = client.build_request("POST", server.url, json={})
+
+            async def sending() -> None:
+                async with asyncio.timeout(None) as limit:
+                    sent = asyncio.create_task(client.send(request))
+                    await asyncio.to_thread(wait_until, lambda: len(server.seen) == 1)
+                    limit.reschedule(0)
+                    await sent
+
+            with pytest.raises(TimeoutError) as caught:
+                await sending()
+            assert request.headers["Idempotency-Key"] in str(caught.value.__cause__.__notes__)  # type: ignore[union-attr]
+            assert (await client.send(request)).status_code == 201
+
+    server.faults.append("hang")
+    asyncio.run(called())
+    assert len(set(server.keys)) == 1
 
 
 def test_nothing_listens(call: Call) -> None:

@@ -419,9 +419,11 @@ def test_intent_is_released_whatever_happens() -> None:
             raise KeyboardInterrupt
 
     world = Broken([], [Begun("k-1", OUTGOING, is_resumed=False)])
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         sent(world, INTENT)
     assert world.done == ["begin", "release"]
+    (note,) = caught.value.__notes__
+    assert "k-1" in note
 
 
 @pytest.mark.parametrize("last", NOT_ITS_ANSWERS, ids=lambda last: f"{last.status} {dict(last.headers)}")

@@ -263,17 +263,17 @@ class _Exchange(Exchange):
         if self._last is not None:
             self._last.stream.close()
         try:
-            return self._read(self._transport.handle_request(request), self.now() + seconds)
+            return self._read(request, self._transport.handle_request(request), self.now() + seconds)
         except Exception as error:  # noqa: BLE001 - its class is told by its name
             return self._failed(error)
 
-    def _read(self, response: Any, end: float) -> Reply:
+    def _read(self, request: Any, response: Any, end: float) -> Reply:
         """Read the whole answer, so that a connection that is lost on the way is not the caller's."""
         stream = response.stream
         if isinstance(stream, self.library.ByteStream):
             return self._reply(response)
         if self.is_streamed(response.headers):
-            return self._handed_over(response)
+            return self._handed_over(request, response)
         chunks, size, rest = [], 0, iter(stream)
         try:
             for chunk in rest:
@@ -281,7 +281,7 @@ class _Exchange(Exchange):
                 size += len(chunk)
                 if size > self.options.max_answer:
                     response.stream = _joined(self.library.SyncByteStream)(chunks, rest, stream)
-                    return self._handed_over(response)
+                    return self._handed_over(request, response)
                 self._check_time(end)
         except BaseException:
             stream.close()
@@ -297,7 +297,10 @@ class _Exchange(Exchange):
         response.stream = self.library.ByteStream(b"".join(chunks))
         return self._reply(response)
 
-    def _handed_over(self, response: Any) -> Reply:
+    def _handed_over(self, request: Any, response: Any) -> Reply:
+        request.extensions["timeout"] = (
+            self._limits
+        )  # The deadline is for the head: the rest is the caller's to wait for.
         self._last = response
         return self._reply(response)
 
@@ -373,16 +376,17 @@ class _AsyncExchange(_Exchange):
         if self._last is not None:
             await self._last.stream.aclose()
         try:
-            return await self._aread(await self._transport.handle_async_request(request), self.now() + seconds)
+            response = await self._transport.handle_async_request(request)
+            return await self._aread(request, response, self.now() + seconds)
         except Exception as error:  # noqa: BLE001 - its class is told by its name
             return self._failed(error)
 
-    async def _aread(self, response: Any, end: float) -> Reply:
+    async def _aread(self, request: Any, response: Any, end: float) -> Reply:
         stream = response.stream
         if isinstance(stream, self.library.ByteStream):
             return self._reply(response)
         if self.is_streamed(response.headers):
-            return self._handed_over(response)
+            return self._handed_over(request, response)
         chunks, size, rest = [], 0, aiter(stream)
         try:
             async for chunk in rest:
@@ -390,7 +394,7 @@ class _AsyncExchange(_Exchange):
                 size += len(chunk)
                 if size > self.options.max_answer:
                     response.stream = _joined(self.library.AsyncByteStream)(chunks, rest, stream)
-                    return self._handed_over(response)
+                    return self._handed_over(request, response)
                 self._check_time(end)
         except BaseException:
             await stream.aclose()

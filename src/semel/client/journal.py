@@ -179,14 +179,14 @@ class Journal:
         """Keep the intent for one more try; False: it is another sender's, or has ended. Past the server's retention,
         its outcome is unknown.
         """
-        given = {"intent": intent, "token": token, **self._leased(), "tries": 1}
+        leased = self._leased()
+        given = {"intent": intent, "token": token, **leased, "tries": 1}
         if self._write("renew", given) > 0:
             return True
         found = self._use(lambda connection: connection.execute(SQL["find"], given).fetchone(), is_synced=False)
         stored = _Stored(*found) if found else None
-        if stored and (
-            stored.state == "unknown" or (stored.state == "pending" and stored.forgotten_at <= given["now"])
-        ):
+        is_late = stored is not None and stored.state == "pending" and stored.forgotten_at <= leased["now"]
+        if stored is not None and (is_late or stored.state == "unknown"):
             raise RequestOutcomeUnknown(TOO_LATE, key=stored.key, intent=intent)
         return False
 

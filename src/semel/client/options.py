@@ -110,8 +110,9 @@ class Options:
                 raise ConfigurationError(f"{name} is a number of bytes, not {size!r}.")
         if not _HEADER.fullmatch(str(self.header)):
             raise ConfigurationError(f"header is the name of a header, such as 'Idempotency-Key', not {self.header!r}.")
-        if self.account is not None and not (isinstance(self.account, str) and self.account.strip()):
-            raise ConfigurationError(f"account is a name, such as 'customer 7', not {self.account!r}.")
+        account: Any = self.account
+        if account is not None and not (isinstance(account, str) and account.strip()):
+            raise ConfigurationError(f"account is a name, such as 'customer 7', not {account!r}.")
         object.__setattr__(self, "hosts", None if self.hosts is None else checked_hosts(self.hosts))
         object.__setattr__(self, "seconds", self.deadline.total_seconds())
         if self.journal is not None and not isinstance(self.journal, Journal):

@@ -5,6 +5,7 @@ over retries and, with a journal, over a crash. It opens no connection: the adap
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 from typing import Any, cast
 
 try:
@@ -46,6 +47,8 @@ _WIRE = "latin-1"
 _TO_A_RESULT = frozenset({302, 303})
 _MOVED_PERMANENTLY = 301
 _CHUNK = 2**16
+#: Seconds in which something of an answer comes, where the caller says nothing: requests itself would wait for ever.
+TRY_SECONDS = 30.0
 #: Answers with a lower status are interim ones.
 _FINAL = 200
 
@@ -99,15 +102,15 @@ def intent(name: str) -> dict[str, str]:
 class IdempotentAdapter(BaseAdapter):
     """An adapter that retries requests with a key. Threads may share it as far as they may share a session."""
 
-    def __init__(self, adapter: BaseAdapter | None = None, **options: Any) -> None:
+    def __init__(self, adapter: HTTPAdapter | None = None, **options: Any) -> None:
         """Wrap *adapter*, or one of requests' own. The other arguments are those of ``IdempotentTransport``."""
         super().__init__()
-        if adapter is not None and not isinstance(adapter, BaseAdapter):
+        if not isinstance(adapter, BaseAdapter | None):
             raise ConfigurationError(
                 f"IdempotentAdapter wraps an adapter, not {adapter!a}: IdempotentAdapter(HTTPAdapter())."
             )
         self.wrapped = HTTPAdapter() if adapter is None else adapter
-        if getattr(getattr(self.wrapped, "max_retries", None), "total", 0):
+        if getattr(self.wrapped.max_retries, "total", 0):
             raise ConfigurationError(
                 "The adapter inside must not retry by itself: HTTPAdapter(max_retries=0). It does not know what an "
                 "answer means for a key."
@@ -263,12 +266,13 @@ class _Exchange(Exchange):
         raw = response.raw
         self._body, self._last = None, response
         if self.is_streamed(response.headers):
-            return self._reply(response)
+            return self._handed_over(response)
         read = bytearray()
         try:
             while chunk := _some(raw):
                 read += chunk
                 if len(read) > self.options.max_answer:
+                    self._handed_over(response)
                     response.raw = _again(raw, cast("Any", _Rest(bytes(read), raw)))
                     return self._reply(response)
                 if self.now() > end:
@@ -284,6 +288,12 @@ class _Exchange(Exchange):
         raw.release_conn()
         self._body = bytes(read)
         response.raw = _again(raw, io.BytesIO(self._body))
+        return self._reply(response)
+
+    def _handed_over(self, response: requests.Response) -> Reply:
+        """Leave the rest to the caller, with its own time limit: the deadline is for the head."""
+        with suppress(AttributeError):  # It is not read from a socket, but by a stand-in.
+            response.raw._fp.fp.raw._sock.settimeout(_limits(self._sending["timeout"])[1])  # noqa: SLF001 - no other way
         return self._reply(response)
 
     def _reply(self, response: requests.Response) -> Reply:
@@ -404,13 +414,21 @@ def _read(body: Any, limit: int) -> bytes:
     return bytes(read)
 
 
-def _within(timeout: Any, seconds: float) -> tuple[float, float]:
-    """Return the time limits of one try, to connect and to read, as far as the deadline allows."""
+def _limits(timeout: Any) -> tuple[float | None, float | None]:
+    """Return the time limits of the caller, to connect and to read; None: none."""
     if hasattr(timeout, "connect_timeout"):
         timeout = (timeout.connect_timeout, timeout.read_timeout)
     connect, read = timeout if isinstance(timeout, tuple) else (timeout, timeout)
-    limits = [seconds if limit is None or not isinstance(limit, (int, float)) else limit for limit in (connect, read)]
-    return min(limits[0], seconds), min(limits[1], seconds)
+    return tuple(limit if isinstance(limit, (int, float)) else None for limit in (connect, read))  # type: ignore[return-value]  # two
+
+
+def _within(timeout: Any, seconds: float) -> tuple[float, float]:
+    """Return the time limits of one try, as far as the deadline allows."""
+    connect, read = _limits(TRY_SECONDS if timeout is None else timeout)
+    return (
+        seconds if connect is None else min(connect, seconds),
+        seconds if read is None else min(read, seconds),
+    )
 
 
 def _failure(error: requests.RequestException) -> Failure | None:

@@ -43,6 +43,7 @@ _ACCEPTED = 202
 #: They ask for credentials, which the library may then send.
 _CHALLENGES = frozenset({401, 407})
 
+_INTERRUPTED = "A request with the key {} was under way: it is not known whether it took effect."
 _SERVER_SAYS = "The server can't tell whether this request took effect. Look it up before you start a new one."
 
 
@@ -164,7 +165,7 @@ async def send(ports: SendPorts, terms: Terms) -> Any:
     doubt = _Doubt(before=terms.was_sent)
     try:
         if terms.intent is None:
-            return await _tries(ports, terms, end, doubt)
+            return await _noted(ports, terms, end, doubt)
         begun = await _begun(ports, end)
         if isinstance(begun, Ended):
             if begun.answer is None:
@@ -176,7 +177,7 @@ async def send(ports: SendPorts, terms: Terms) -> Any:
             raise IntentBusy(key=begun.key, intent=terms.intent)
         doubt.before = doubt.before or begun.is_resumed
         own = Terms(begun.key, terms.deadline, terms.intent, terms.follows)
-        return await _tries(ports, own, end, doubt)
+        return await _noted(ports, own, end, doubt)
     finally:
         ports.release(in_doubt=doubt.is_left)
 
@@ -187,6 +188,16 @@ async def _begun(ports: SendPorts, end: float) -> Beginning:
         if not isinstance(found, Taken) or ports.now() + LOOK_SECONDS >= end:
             return found
         await ports.pause(LOOK_SECONDS)
+
+
+async def _noted(ports: SendPorts, terms: Terms, end: float, doubt: _Doubt) -> Any:
+    """Send it. An interrupt, or the end of a task, is not ours to replace: it takes the key along in a note."""
+    try:
+        return await _tries(ports, terms, end, doubt)
+    except BaseException as error:
+        if doubt.here and not isinstance(error, Exception):
+            error.add_note(_INTERRUPTED.format(terms.key))
+        raise
 
 
 async def _tries(ports: SendPorts, terms: Terms, end: float, doubt: _Doubt) -> Any:
