@@ -110,7 +110,7 @@ class IdempotentAdapter(BaseAdapter):
                 f"IdempotentAdapter wraps an adapter, not {adapter!a}: IdempotentAdapter(HTTPAdapter())."
             )
         self.wrapped = HTTPAdapter() if adapter is None else adapter
-        if getattr(self.wrapped.max_retries, "total", 0):
+        if getattr(getattr(self.wrapped, "max_retries", None), "total", 0):
             raise ConfigurationError(
                 "The adapter inside must not retry by itself: HTTPAdapter(max_retries=0). It does not know what an "
                 "answer means for a key."
