@@ -651,8 +651,8 @@ class RedirectRefused(ClientError):
 
 
 class IntentDiffers(ClientError):
-    """The journal has another request under this intent. Nothing was sent. Another operation needs an intent of its
-    own.
+    """The journal has another request under this intent, or one of another account. Nothing was sent. Another operation
+    needs an intent of its own.
     """
 
 

@@ -68,6 +68,31 @@ def test_resume(semel: Semel, journal: Journal, server: Served) -> None:
     assert semel("journal", "resume", "payments.journal").stdout == "0 resumed.\n"
 
 
+def test_resume_to_several_hosts(semel: Semel, journal: Journal, server: Served) -> None:
+    """A credential of the command line goes to the hosts that the command line names, where there are several."""
+    begun = time.time() - 60
+    url = f"http://localhost:{server.port}/pay"
+    with Journal(journal.path, lease=timedelta(milliseconds=1), clock=lambda: begun) as crashed:
+        crashed.begin(Wish("invoice 19", "key-19", Outgoing("POST", url, (), b"{}"), DAY, 60), b"dead")
+    given = ("journal", "resume", "payments.journal", "--header", "Authorization: Bearer env:TOKEN")
+    refused = semel(*given, TOKEN="fresh")
+    assert (refused.returncode, server.seen) == (2, [])
+    assert "--host" in refused.stderr
+    done = semel(*given, "--host", "127.0.0.1", TOKEN="fresh")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "invoice 18  key-18  201\n1 resumed.\n"
+    assert [(each.key, each.header("host")) for each in server.seen] == [("key-18", server.host)]
+    assert semel("journal", "resume", "payments.journal").stdout == "invoice 19  key-19  201\n1 resumed.\n"
+
+
+def test_resume_without_a_credential(semel: Semel, journal: Journal, server: Served) -> None:
+    """Without a header of the command line, there is nothing that a host should not get: all is sent."""
+    url = f"http://localhost:{server.port}/pay"
+    with Journal(journal.path, lease=timedelta(milliseconds=1), clock=lambda: time.time() - 60) as crashed:
+        crashed.begin(Wish("invoice 19", "key-19", Outgoing("POST", url, (), b"{}"), DAY, 60), b"dead")
+    assert semel("journal", "resume", "payments.journal").stdout.endswith("2 resumed.\n")
+
+
 def test_resume_under_another_header(semel: Semel, tmp_path: Path, server: Served) -> None:
     """A key is sent in the header that it was sent in before."""
     begun = time.time() - 60

@@ -63,10 +63,10 @@ class Caller:
         response = self.wait(self.client.request, method, url, **given)
         return Got(response.status_code, dict(response.headers), response.content)
 
-    def resume(self, client: Any = None) -> list[Resumed]:
+    def resume(self, client: Any = None, **given: Any) -> list[Resumed]:
         assert self.journal is not None
         resume = self.journal.resume if self._runner is None else self.journal.aresume
-        return self.wait(resume, client or self.client)  # type: ignore[no-any-return]
+        return self.wait(resume, client or self.client, **given)  # type: ignore[no-any-return]
 
     def wait(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function of the library, in its colour."""

@@ -23,6 +23,7 @@ from semel.wsgi import IdempotencyMiddleware
 
 HANG_SECONDS = 60
 DRIP_SECONDS = 0.02
+EVENT_SECONDS = 0.4
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Say:
 
 
 #: What the network does to one request: "lose before" it is handled or "after", "cut" its answer, "garbage", "hang",
-#: "drip" an answer that never ends, or say something else; None: nothing.
+#: "drip" an answer that never ends, send "events" with a pause before the last, or say something else; None: nothing.
 Fault = str | Say | None
 
 
@@ -168,12 +169,8 @@ class Handler(BaseHTTPRequestHandler):
             served.is_over.wait(HANG_SECONDS)
             self.close_connection = True
             return
-        if fault == "drip":
-            self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
-            with suppress(OSError):  # The client has gone.
-                while not served.is_over.wait(DRIP_SECONDS):
-                    self.wfile.write(b".")
-            self.close_connection = True
+        if isinstance(fault, str) and fault in {"drip", "events"}:
+            self._stream(fault)
             return
         said = fault if isinstance(fault, Say) else served.handle(seen)
         if fault == "lose after":
@@ -190,6 +187,20 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         self.wfile.write(said.body)
+
+    def _stream(self, fault: str) -> None:
+        """Answer bit by bit."""
+        self.close_connection = True
+        is_over = self._served.is_over
+        with suppress(OSError):  # The client has gone.
+            if fault == "events":
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n")
+                is_over.wait(EVENT_SECONDS)
+                self.wfile.write(b"data: 2\n\n")
+                return
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            while not is_over.wait(DRIP_SECONDS):
+                self.wfile.write(b".")
 
     do_GET = do_POST = do_PATCH = do_PUT = _serve  # noqa: N815 - as http.server calls them
 

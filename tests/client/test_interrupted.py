@@ -207,6 +207,28 @@ def test_a_process_that_lost_its_lease(server: Served, call: Call, path: Path, m
         assert len(set(server.keys)) == 1
 
 
+@pytest.mark.parametrize("is_seen", [False, True], ids=["", "lapsed"])
+def test_the_journal_says_that_it_is_too_late(server: Served, call: Call, path: Path, is_seen: bool) -> None:
+    """Past the server's retention by the journal's clock, no further try is sent, whatever the process thinks of it."""
+    now = 1_000_000.0
+
+    class Stopped(Quotas):
+        def spend(self, host: Origin) -> bool:
+            nonlocal now
+            now += DAY
+            if is_seen:  # by another process, which says that it is unknown
+                with Journal(path, clock=lambda: now) as other:
+                    assert other.pending() == []
+            return super().spend(host)
+
+    with Journal(path, clock=lambda: now) as journal:
+        server.faults.append("lose after")
+        with pytest.raises(RequestOutcomeUnknown, match="past the server's retention") as caught:
+            call(journal=journal, quotas=Stopped()).post(server.url, INTENT, json={})
+        assert server.keys == [caught.value.key]
+        assert [entry.state for entry in journal.entries()] == ["unknown"]
+
+
 def test_settled_with_a_token(path: Path) -> None:
     """An answer that is written with a token needs the lease; without one, it ends the intent in any case."""
     now = 1_000_000.0

@@ -149,6 +149,53 @@ def test_another_content(server: Served, call: Call, path: Path, status: int) ->
     assert len(server.seen) == 1
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "body = CAST(replace(CAST(body AS TEXT), '100', '500') AS BLOB)",
+        "method = 'PATCH'",
+        "url = replace(url, '/pay', '/pax')",
+        "headers = replace(headers, 'json', 'xml')",
+        "headers = 'no JSON'",
+        "fingerprint = x'00'",
+    ],
+)
+def test_altered_bytes(server: Served, call: Call, path: Path, change: str) -> None:
+    """A request whose stored bytes are not those that were written down is not sent, and neither is it resumed."""
+    server.faults.append(Say(401))
+    caller = call(journal=path)
+    given: dict[str, Any] = {"content": b'{"amount": 100}', "headers": {"Content-Type": "application/json"}}
+    assert caller.post(f"{server.url}/pay", INTENT, **given).status == 401
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute(f"UPDATE semel_journal SET {change}")
+    with pytest.raises((JournalError, IntentDiffers), match="Nothing was sent"):
+        caller.post(f"{server.url}/pay", INTENT, **given)
+    (resumed,) = caller.resume()
+    assert isinstance(resumed.error, JournalError | IntentDiffers)
+    assert len(server.seen) == 1
+
+
+def test_another_account(server: Served, call: Call, path: Path) -> None:
+    """An intent of one account is no other's: a client with the credentials of another gets neither its answer nor its
+    request, and a new token of the same account changes nothing.
+    """
+    server.faults += [Say(422), Say(401)]
+    first, other, none = (call(journal=path, account=account) for account in ("a", "b", None))
+    assert first.post(server.url, INTENT, json={}).status == 422
+    assert first.post(server.url, "invoice 18", json={}).status == 401
+    for caller in (other, none):
+        for intent in (INTENT, "invoice 18"):
+            with pytest.raises(IntentDiffers, match="account"):
+                caller.post(server.url, intent, json={})
+        assert [type(each.error) for each in caller.resume()] == [IntentDiffers]
+    assert len(server.seen) == 2
+    again = call(journal=path, account="a")
+    assert again.post(server.url, INTENT, json={}, headers={"Authorization": "Bearer new"}).status == 422
+    assert [each.status for each in again.resume()] == [201]
+    with pytest.raises(ConfigurationError, match="account"):
+        call(journal=path, account="")
+
+
 def test_intents_that_can_not_be_kept(server: Served, call: Call, path: Path) -> None:
     """An intent without a journal, to a host without keys, or of a GET, is refused before it is sent."""
     with pytest.raises(ConfigurationError, match="no journal"):
@@ -256,11 +303,38 @@ def test_resume_goes_on_after_an_error(server: Served, call: Call, path: Path) -
         crashed.begin(Wish("nowhere", "k-0", Outgoing("POST", "http://127.0.0.1:1/", (), b""), DAY, 60), b"dead")
         crashed.begin(Wish("here", "k-1", Outgoing("POST", server.url, (), b""), DAY, 60), b"dead")
     caller = call(journal=path, quotas=NoRetries())
-    nowhere, here = caller.resume()
+    nowhere, here = caller.resume(hosts=["127.0.0.1"])
     assert isinstance(nowhere.error, RequestOutcomeUnknown)
     assert here.status == 201
     assert caller.journal is not None
     assert [entry.intent for entry in caller.journal.pending()] == ["nowhere"]
+
+
+def test_resume_to_several_hosts(server: Served, call: Call, path: Path) -> None:
+    """Where requests to several hosts are pending, none is sent before it is said which of them this client is for:
+    its credentials are not for all of them.
+    """
+    elsewhere = f"http://localhost:{server.port}/"
+    with Journal(path, lease=timedelta(milliseconds=1)) as crashed:
+        for intent, url in (("here", f"{server.url}/"), ("elsewhere", elsewhere)):
+            crashed.begin(Wish(intent, f"k-{intent}", Outgoing("POST", url, (), b""), DAY, 60), b"dead")
+    caller = call(journal=path)
+    caller.client.headers["Authorization"] = "Bearer here"
+    with pytest.raises(ConfigurationError, match=rf"{server.url} and http://localhost:{server.port}.*hosts=\["):
+        caller.resume()
+    assert not server.seen
+    assert [each.intent for each in caller.resume(hosts=["127.0.0.1"])] == ["here"]
+    assert [(each.key, each.header("host")) for each in server.seen] == [("k-here", server.host)]
+    assert caller.journal is not None
+    assert [entry.intent for entry in caller.journal.pending()] == ["elsewhere"]
+    with pytest.raises(ConfigurationError, match="names"):
+        caller.resume(hosts=[elsewhere])
+    if caller.kind != "requests":
+        caller.client.base_url = server.url  # So it is for that one.
+        with pytest.raises(ConfigurationError, match=server.url):
+            caller.resume()
+    assert len(server.seen) == 1
+    assert [each.status for each in caller.resume(hosts=[f"localhost:{server.port}"])] == [201]
 
 
 def test_resume_through_another_client(server: Served, call: Call, path: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import gzip
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -17,12 +18,15 @@ import pytest
 import requests
 from requests.adapters import HTTPAdapter
 
+from semel import client, errors
 from semel.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from semel.client.options import Quotas
 from semel.client.requests import IdempotentAdapter, intent
-from semel.errors import ConfigurationError, RedirectRefused, RequestNotRepeatable, RequestOutcomeUnknown
+from semel.core.retrying import Origin
+from semel.errors import ClientError, ConfigurationError, RedirectRefused, RequestNotRepeatable, RequestOutcomeUnknown
 from tests.client.callers import Caller
 from tests.client.served import Fault, Say, Serve, Served
+from tests.web.harness import wait_until
 from tests.web.serving import Backstage
 
 Call = Callable[..., Caller]
@@ -142,6 +146,125 @@ def test_a_server_that_hangs(server: Served, call: Call, fault: str) -> None:
     assert caught.value.response is None
 
 
+@pytest.mark.parametrize("is_kept", [False, True], ids=["", "journal"])
+@pytest.mark.parametrize("clock", ["time", "clock_gettime"])
+def test_asleep_between_two_tries(
+    server: Served, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, clock: str, is_kept: bool
+) -> None:
+    """A client that slept between two tries, by either clock, does not send past its deadline: the server may have
+    forgotten the key.
+    """
+
+    class Slept(Quotas):
+        def spend(self, host: Origin) -> bool:
+            before = getattr(time, clock)
+            monkeypatch.setattr(time, clock, lambda *of: before(*of) + 90_000)
+            return super().spend(host)
+
+    server.faults.append("lose after")
+    caller = call(quotas=Slept(), **({"journal": tmp_path / "a.journal"} if is_kept else {}))
+    with pytest.raises(RequestOutcomeUnknown) as caught:
+        caller.post(server.url, "invoice 17" if is_kept else None, json={})
+    assert server.keys == [caught.value.key]
+
+
+def test_asleep_before_a_redirect(server: Served, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that may have taken effect before it was redirected is not sent on past the server's retention."""
+
+    def sleep(*_: object, **__: object) -> None:
+        before = time.time
+        monkeypatch.setattr(time, "time", lambda: before() + 90_000)
+
+    async def asleep(_: object) -> None:
+        sleep()
+
+    server.faults += ["lose after", Say(307, {"Location": "/moved"})]
+    caller = call()
+    if caller.kind == "requests":
+        caller.client.hooks["response"].append(sleep)
+    else:
+        caller.client.event_hooks = {"response": [asleep if caller.kind.startswith("async") else sleep]}
+    with pytest.raises(RequestOutcomeUnknown) as caught:
+        caller.post(server.url, json={}, follow_redirects=True)
+    assert server.keys == [caught.value.key] * 2
+
+
+def test_a_server_that_hangs_once(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With requests, which has no time limit of its own, a try without an answer is ended all the same, and sent again
+    with the same key.
+    """
+    monkeypatch.setattr("semel.client.requests.TRY_SECONDS", 0.1)
+    caller = Caller("requests")
+    server.faults.append("hang")
+    assert caller.post(server.url, json={}).status == 201
+    assert len(set(server.keys)) == 1
+    assert len(server.seen) == 2
+    caller.close()
+
+
+def test_events_after_the_deadline(server: Served, call: Call) -> None:
+    """An event stream that was handed over is not cut when the operation's deadline has passed."""
+    server.faults += [Say(503, {"Retry-After": "0"}), "events"]
+    assert call(deadline=timedelta(seconds=0.3)).post(server.url, json={}).body == b"data: 1\n\ndata: 2\n\n"
+
+
+class Stopped(BaseException):
+    """What a signal handler raises, or a task that is cancelled."""
+
+
+def test_stopped_and_sent_again(server: Served, call: Call, kind: str) -> None:
+    """A program that was interrupted while it sent finds the key in its request: sent again, the same request has the
+    same key and takes effect once, and its doubt is not forgotten.
+    """
+
+    class Stopping(Quotas):
+        def spend(self, host: Origin) -> bool:
+            raise Stopped
+
+    caller = call(quotas=Stopping())
+    server.faults.append("lose after")
+    if kind == "requests":
+        request: Any = caller.client.prepare_request(requests.Request("POST", server.url, json={}))
+    else:
+        request = caller.client.build_request("POST", server.url, json={})
+    with pytest.raises(Stopped) as caught:
+        caller.wait(caller.client.send, request)
+    key = request.headers["Idempotency-Key"]
+    assert str(key) in caught.value.__notes__[0]
+    server.faults.append(Say(404))
+    with pytest.raises(RequestOutcomeUnknown):
+        caller.wait(caller.client.send, request)
+    assert caller.wait(caller.client.send, request).status_code == 201
+    assert server.keys == [key] * 3
+    assert list(server.effects.values()) == [1]
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
+def test_a_time_limit_around_it(server: Served, library: Any) -> None:
+    """A time limit of asyncio's, around a request, leaves the key in the request, and in a note of its cause."""
+
+    async def called() -> None:
+        transport = AsyncIdempotentTransport(library.AsyncHTTPTransport(), quotas=Quotas())
+        async with library.AsyncClient(transport=transport) as client:
+            request = client.build_request("POST", server.url, json={})
+
+            async def sending() -> None:
+                async with asyncio.timeout(None) as limit:
+                    sent = asyncio.create_task(client.send(request))
+                    await asyncio.to_thread(wait_until, lambda: len(server.seen) == 1)
+                    limit.reschedule(0)
+                    await sent
+
+            with pytest.raises(TimeoutError) as caught:
+                await sending()
+            assert request.headers["Idempotency-Key"] in str(caught.value.__cause__.__notes__)  # type: ignore[union-attr]
+            assert (await client.send(request)).status_code == 201
+
+    server.faults.append("hang")
+    asyncio.run(called())
+    assert len(set(server.keys)) == 1
+
+
 def test_nothing_listens(call: Call) -> None:
     """Where nothing was sent, the error is the library's own."""
     caller = call(deadline=SHORT)
@@ -218,6 +341,23 @@ def test_redirects_take_the_doubt_along(server: Served, call: Call) -> None:
     assert set(server.keys) == {caught.value.key}
     server.faults.extend([Say(307, {"Location": "/moved"}), Say(404)])
     assert call().post(f"{server.url}/pay", json={}, follow_redirects=True).status == 404
+
+
+@pytest.mark.parametrize("hops", [["elsewhere"], ["/result", "elsewhere"]], ids=["at once", "by way of this host"])
+def test_redirects_to_a_result_elsewhere(server: Served, call: Call, hops: list[str]) -> None:
+    """A redirect to a result on another host gets no key, and nothing that looks like a credential by its name; on the
+    same host it gets all of them.
+    """
+    elsewhere = f"http://localhost:{server.port}/result"
+    server.faults += [Say(303, {"Location": elsewhere if hop == "elsewhere" else hop}) for hop in hops]
+    secrets = {"X-Api-Key": "x", "x_auth_token": "x", "Authorization": "Bearer x", "Cookie": "session=x"}
+    given = {**secrets, "X-Tenant": "a"}
+    assert call().post(server.url, json={}, headers=given, follow_redirects=True).status == 201
+    for seen in server.seen[:-1]:
+        assert {seen.header(name) for name in ("x-api-key", "x_auth_token", "authorization")} == {"x", "Bearer x"}
+    last = server.seen[-1]
+    assert (last.method, last.header("host"), last.header("x-tenant")) == ("GET", f"localhost:{server.port}", "a")
+    assert [last.header(name) for name in (*secrets, "Idempotency-Key")] == [None] * 5
 
 
 def test_redirects_from_http_to_https(server: Served, call: Call) -> None:
@@ -364,6 +504,41 @@ def test_configuration(options: dict[str, Any], words: str) -> None:
         IdempotentTransport(httpx.HTTPTransport(verify=False), **options)
 
 
+@pytest.mark.parametrize(
+    "kind, given, words",
+    [
+        (IdempotentTransport, httpx.Client, "HTTPTransport"),
+        (IdempotentTransport, httpx2.AsyncHTTPTransport, "HTTPTransport"),
+        (IdempotentTransport, lambda: None, "HTTPTransport"),
+        (AsyncIdempotentTransport, httpx.AsyncClient, "AsyncHTTPTransport"),
+        (AsyncIdempotentTransport, httpx2.HTTPTransport, "AsyncHTTPTransport"),
+        (IdempotentAdapter, requests.Session, "HTTPAdapter"),
+        (IdempotentAdapter, lambda: "https://", "HTTPAdapter"),
+    ],
+)
+def test_what_is_no_transport(kind: Any, given: Callable[[], Any], words: str) -> None:
+    """A client, or a transport of the other colour, in the place of a transport is refused with what to give."""
+    with pytest.raises(ConfigurationError, match=rf"{kind.__name__}\({words}\(\)\)"):
+        kind(given())
+
+
+@pytest.mark.parametrize("key", [b"order-17", "order-17"])
+def test_keys_as_bytes(server: Served, call: Call, key: str | bytes) -> None:
+    """A key that the caller gives as bytes, or as text, is sent as it is, with every try."""
+    server.faults.append("lose after")
+    caller = call()
+    if caller.kind == "requests":
+        headers: Any = {"Idempotency-Key": key}
+    else:
+        headers = [(b"Idempotency-Key", key)] if isinstance(key, bytes) else {"Idempotency-Key": key}
+    if isinstance(headers, list):
+        response = caller.wait(caller.client.post, server.url, headers=headers)
+        assert response.status_code == 201
+    else:
+        assert caller.post(server.url, json={}, headers=headers).status == 201
+    assert server.keys == ["order-17"] * 2
+
+
 def test_adapters_that_retry_by_themselves() -> None:
     """An adapter of requests that retries below ours is refused."""
     with pytest.raises(ConfigurationError, match="max_retries=0"):
@@ -444,11 +619,19 @@ def test_challenges_in_requests(server: Served, mounted: requests.Session) -> No
 
 def test_requests_of_another_library() -> None:
     """A request of a library that is not known is refused with words."""
-    transport = IdempotentTransport(None)
+    transport = IdempotentTransport(httpx.HTTPTransport())
     request = httpx.Request("POST", "http://here/")
     request.__class__ = type("Strange", (), {})
     with pytest.raises(ConfigurationError, match="httpx or httpx2"):
         transport.handle_request(request)
+
+
+def test_exceptions() -> None:
+    """Every exception of a client is imported from where its journal is."""
+    kinds = {
+        kind.__name__ for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ClientError)
+    }
+    assert kinds <= set(client.__all__)
 
 
 def test_neither_library_is_imported() -> None:

@@ -52,6 +52,8 @@ class World:
     is_quick: bool = True
     #: Whether no other process has taken the intent over.
     is_ours: bool = True
+    #: Seconds that a pause takes more than it was to, and the first write of the journal: the machine slept.
+    sleeps: float = 0.0
     done: list[str] = field(default_factory=list)
     reasons: list[RetryReason] = field(default_factory=list)
     clock: float = 1000.0
@@ -79,6 +81,7 @@ class World:
 
     async def begin(self) -> Beginning:
         self.done.append("begin")
+        self.clock += self.sleeps
         return next(self._beginnings)
 
     async def renew(self) -> bool:
@@ -118,7 +121,7 @@ class World:
 
     async def pause(self, seconds: float) -> None:
         self.done.append(f"pause {seconds:g}")
-        self.clock += seconds
+        self.clock += seconds + self.sleeps
 
     def spend(self) -> bool:
         self.quota -= 1
@@ -260,6 +263,26 @@ def test_deadline_without_a_doubt() -> None:
         sent(World([reply(503, "store-unavailable"), NOT_SENT], quota=1))
 
 
+def test_asleep_in_a_pause() -> None:
+    """A client that slept past its deadline sends nothing more: the server may have forgotten the key."""
+    world = World([reply(503, "outcome-lost")], sleeps=90_000)
+    assert refused(RequestOutcomeUnknown, world).response == "response 503"
+    assert world.done == ["send", "pause 0.05"]
+    with pytest.raises(NotConnected, match="not sent"):
+        sent(World([NOT_SENT], sleeps=90_000))
+    looked = World([ACCEPTED, reply(404)], sleeps=90_000)
+    refused(RequestOutcomeUnknown, looked)
+    assert [each for each in looked.done if "pause" not in each] == ["send", "look https://api.example/status/1"]
+
+
+def test_asleep_before_it_is_sent() -> None:
+    """One that slept when its intent was written down does not send it: another process may have done so since."""
+    world = World([], [Begun("k-1", OUTGOING, is_resumed=False)], sleeps=90_000)
+    assert refused(RequestOutcomeUnknown, world, INTENT).response is None
+    assert (world.done, world.in_doubt) == (["begin", "release"], False)
+    refused(RequestOutcomeUnknown, World([]), Terms("k-1", deadline=-1, was_sent=True))
+
+
 def test_quota() -> None:
     """Without quota a failure is told at once: a server in trouble gets no more requests."""
     world = World([LOST], quota=0)
@@ -396,9 +419,11 @@ def test_intent_is_released_whatever_happens() -> None:
             raise KeyboardInterrupt
 
     world = Broken([], [Begun("k-1", OUTGOING, is_resumed=False)])
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         sent(world, INTENT)
     assert world.done == ["begin", "release"]
+    (note,) = caught.value.__notes__
+    assert "k-1" in note
 
 
 @pytest.mark.parametrize("last", NOT_ITS_ANSWERS, ids=lambda last: f"{last.status} {dict(last.headers)}")

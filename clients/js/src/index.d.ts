@@ -15,6 +15,8 @@ export interface Options {
   hosts?: readonly string[];
   /** Milliseconds from the first try to the end of the last: 120000. */
   deadline?: number;
+  /** Milliseconds for one try, to the end of its answer: 30000. Then it is sent again, with the same key. */
+  tryTimeout?: number;
   /** Milliseconds that the server remembers a key: 86400000. The deadline must be shorter. */
   retention?: number;
   /** Where keys of intents are kept. Without it: in memory. */
@@ -35,6 +37,10 @@ export interface IdempotentInit extends RequestInit {
 }
 
 export interface IdempotentFetch {
+  /**
+   * A `signal` ends it. Its reason is what is rejected with if nothing was sent; else it is the `cause` of a
+   * `RequestOutcomeUnknown`, which has the key.
+   */
   (input: string | URL | Request, init?: IdempotentInit): Promise<Response>;
   /** Sent again, the intent is a new operation. */
   forget(intent: string): Promise<void>;
@@ -49,7 +55,10 @@ export class ClientError extends Error {
   readonly response?: Response;
 }
 
-/** It is not known whether the request took effect; `key` is what to send it again with. */
+/**
+ * It is not known whether the request took effect; `key` is what to send it again with. `cause` is the last error, or
+ * the reason of a `signal` that ended it.
+ */
 export class RequestOutcomeUnknown extends ClientError {}
 
 /** The request was redirected to another origin, which may know nothing of its key, and was not sent there. */

@@ -1,21 +1,25 @@
 // fetch with an Idempotency-Key that survives retries, and with a storage also the page. What an answer means is in
 // retrying.js.
 
-import { judge, judgeFailure, judgeLook, pause, Quota } from "./retrying.js";
+import { judge, judgeFailure, judgeLook, looksSecret, pause, Quota } from "./retrying.js";
 
 const MINUTE = 60_000;
+// Milliseconds: a longer timer fires at once.
+const MAX_TIMER = 2 ** 31 - 1;
 const FOLLOW_SECONDS = 1;
 const METHODS = new Set(["POST", "PATCH"]);
 const SAFE = new Set(["GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "CONNECT"]);
 const NOT_OF_A_LOOK = ["expect", "prefer", "content-length", "content-type", "content-encoding"];
-const CREDENTIALS = ["authorization", "cookie", "proxy-authorization"];
+// How a request is sent, as far as a Request tells.
+const OF_A_REQUEST = ["mode", "credentials", "cache", "referrer", "referrerPolicy", "integrity", "keepalive"];
 const CHALLENGES = new Set([401, 407]);
 // Of which fetch makes a GET.
 const TO_A_RESULT = new Set([301, 302, 303]);
+const REDIRECTS = new Set([...TO_A_RESULT, 307, 308]);
 const MAX_REDIRECTS = 20;
 const WITHOUT_BODY = new Set([101, 204, 205, 304]);
 const OPTIONS = new Set(
-  ["hosts", "deadline", "retention", "storage", "header", "quoted", "followAccepted", "fetch"],
+  ["hosts", "deadline", "tryTimeout", "retention", "storage", "header", "quoted", "followAccepted", "fetch"],
 );
 // Of Node. A browser tells nothing, so that a request may always have been sent.
 const NOT_SENT = new Set(["ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "EHOSTUNREACH", "ENETUNREACH", "UND_ERR_CONNECT_TIMEOUT"]);
@@ -47,6 +51,7 @@ export function idempotentFetch(options = {}) {
   const {
     hosts,
     deadline = 2 * MINUTE,
+    tryTimeout = MINUTE / 2,
     retention = 24 * 60 * MINUTE,
     storage = memory(),
     header = "Idempotency-Key",
@@ -54,9 +59,15 @@ export function idempotentFetch(options = {}) {
     followAccepted = true,
     fetch: given = globalThis.fetch,
   } = options;
-  if (!(deadline > 0 && deadline < retention)) {
+  for (const [name, time] of Object.entries({ deadline, tryTimeout, retention })) {
+    if (typeof time !== "number" || !(time > 0)) {
+      const said = typeof time === "string" ? `"${time}"` : String(time);
+      throw new TypeError(`${name} is a number of milliseconds above zero, not ${said}.`);
+    }
+  }
+  if (deadline >= retention) {
     throw new TypeError(
-      `The deadline (${deadline} ms) must be above zero and shorter than the server's retention (${retention} ms): ` +
+      `The deadline (${deadline} ms) must be shorter than the server's retention (${retention} ms): ` +
         "a try after it would be a new operation.",
     );
   }
@@ -64,7 +75,7 @@ export function idempotentFetch(options = {}) {
     throw new TypeError("hosts is a list of names such as 'api.example.com' or 'localhost:8000'.");
   }
   const honoured = hosts && new Set(hosts.map((host) => host.toLowerCase()));
-  const settings = { deadline, retention, storage, header, quoted, followAccepted, fetch: given };
+  const settings = { deadline, tryTimeout, retention, storage, header, followAccepted, fetch: given };
 
   const send = async (input, init = {}) => {
     const { intent, ...rest } = init;
@@ -80,6 +91,11 @@ export function idempotentFetch(options = {}) {
     if (!isGuarded) return given(request);
     const operation = {
       request,
+      // Held: its signal follows the caller's as long as it is not collected as garbage.
+      input,
+      said: saidOf(input, rest),
+      signal: rest.signal === undefined ? input.signal : rest.signal,
+      elapsed: stopwatch(),
       url: request.url,
       headers: new Headers(request.headers),
       body: await request.arrayBuffer(),
@@ -90,7 +106,12 @@ export function idempotentFetch(options = {}) {
     if (intent !== undefined) {
       await fixBoundary(operation);
       const digest = await digestOf(`${request.method} ${request.url}\n`, operation.body);
-      await alone(nameOf(intent), () => begin(operation, digest, ownKey, settings));
+      try {
+        await alone(nameOf(intent), () => begin(operation, digest, ownKey, settings));
+      } catch (cause) {
+        if (cause instanceof ClientError) throw cause;
+        throw new ClientError(`The storage of keys has failed (${cause}). Nothing was sent.`, { intent, cause });
+      }
     }
     return tries(operation, settings);
   };
@@ -98,6 +119,13 @@ export function idempotentFetch(options = {}) {
     await alone(nameOf(intent), () => storage.removeItem(nameOf(intent)));
   };
   return send;
+}
+
+function saidOf(input, init) {
+  const read = input instanceof Request ? OF_A_REQUEST.filter((name) => input[name] !== undefined) : [];
+  const said = { ...Object.fromEntries(read.map((name) => [name, input[name]])), ...init };
+  if (said.mode === "navigate") delete said.mode;
+  return said;
 }
 
 /** The last of those that wait for a name, in this program. */
@@ -138,7 +166,10 @@ async function begin(operation, digest, ownKey, { storage, retention, deadline }
     if (stored === text) return;
     if (!stored) throw new ClientError("The storage has not kept the key. Nothing was sent.", { intent });
   }
-  const entry = JSON.parse(stored);
+  const entry = entryOf(stored);
+  if (entry === null) {
+    throw new ClientError(`The storage has something else under ${name}. Nothing was sent. Give it a prefix of its own.`, { intent });
+  }
   const about = { key: entry.key, intent };
   if (entry.digest !== digest || (ownKey !== null && ownKey !== entry.key)) {
     throw new IntentDiffers("Another request has this intent. Nothing was sent.", about);
@@ -150,24 +181,44 @@ async function begin(operation, digest, ownKey, { storage, retention, deadline }
   operation.wasSent = true; // By an earlier page, perhaps.
 }
 
+function entryOf(text) {
+  try {
+    const entry = JSON.parse(text);
+    return typeof entry.key === "string" && typeof entry.digest === "string" && entry.notAfter > 0 ? entry : null;
+  } catch {
+    return null;
+  }
+}
+
 async function tries(operation, settings) {
-  const { request } = operation;
-  const end = now() + settings.deadline / 1000;
-  const left = () => Math.max(end - now(), 0.05);
+  const { request, signal, elapsed } = operation;
+  const end = settings.deadline / 1000;
+  const left = () => Math.max(end - elapsed(), 0.05);
   const quota = quotaOf(new URL(request.url).host);
   const about = (more) => ({ key: operation.key, intent: operation.intent, ...more });
   /** Whether a try of this call may have taken effect. */
   let isOpen = false;
   let where = null;
   let hops = 0;
+  let got = null;
+  const unknown = (more) => new RequestOutcomeUnknown(UNKNOWN, about(more));
+  /** What is known in the end: an answer, if nothing can have happened. */
+  const givenUp = () => {
+    // Without a try, another program may have sent it since its key was written down.
+    if (isOpen || operation.wasSent || got === null) throw unknown({ response: got?.response, cause: got?.error });
+    if (got.error) throw got.error;
+    return got.response;
+  };
   for (let count = 0; ; ) {
     const inDoubt = isOpen || operation.wasSent;
-    const unknown = (more) => new RequestOutcomeUnknown(UNKNOWN, about(more));
-    let got;
+    if (signal?.aborted) throw inDoubt || where !== null ? unknown({ cause: signal.reason }) : signal.reason;
+    // The program was stopped, or its machine slept: by now the server may have forgotten the key.
+    if (where === null && (count > 0 || operation.intent !== undefined) && elapsed() >= end) return givenUp();
     try {
       got = await attempt(operation, settings, where, left());
     } catch (error) {
-      if ((!inDoubt && where === null) || request.signal.aborted) throw error;
+      if (signal?.aborted) throw unknown({ cause: signal.reason }); // The server may have the request.
+      if (!inDoubt && where === null) throw error;
       throw unknown({ cause: error });
     }
     if (got.response?.type === "opaqueredirect" && where === null && request.redirect !== "manual") {
@@ -184,17 +235,13 @@ async function tries(operation, settings) {
       where = null; // The request itself is sent again: it gets 202, or its answer, marked as a replay.
       count += 1;
       const wait = pause(count, verdict.after, Math.random());
-      if (now() + wait >= end || (verdict.is_counted && !quota.spend(now()))) {
-        if (isOpen || operation.wasSent) throw unknown({ response: got.response, cause: got.error });
-        if (got.error) throw got.error;
-        return got.response;
-      }
-      await sleep(wait, request.signal);
+      if (elapsed() + wait >= end || (verdict.is_counted && !quota.spend(now()))) return givenUp();
+      await sleep(wait, signal);
     } else if (verdict.verdict === "follow") {
       if (verdict.location !== null) where = settings.followAccepted ? statusUrl(operation.url, verdict.location) : null;
       const wait = pause(1, verdict.after ?? FOLLOW_SECONDS, Math.random());
-      if (where === null || now() + wait >= end) return got.response; // It is true: accepted, and not ended.
-      await sleep(wait, request.signal);
+      if (where === null || elapsed() + wait >= end) return got.response; // It is true: accepted, and not ended.
+      await sleep(wait, signal);
     } else if (verdict.verdict === "moved") {
       if (request.redirect === "manual") return got.response;
       hops += 1;
@@ -206,9 +253,9 @@ async function tries(operation, settings) {
       quota.answered(now());
       if (!TO_A_RESULT.has(got.status)) return got.response;
       try {
-        return await resultOf(operation, got.response, settings, left(), about);
+        return await resultOf(operation, got.response, settings, left, about);
       } catch (error) {
-        if (request.signal.aborted || error instanceof ClientError) throw error;
+        if (error instanceof ClientError) throw error;
         throw unknown({ response: got.response, cause: error }); // It is done, and its result was not seen.
       }
     } else if (verdict.verdict === "unknown") {
@@ -231,26 +278,36 @@ function judged(got, where, method, inDoubt) {
 /** Where the same request is to be sent, with the same key: nowhere but on the same origin. */
 function redirected({ request, url }, response, hops) {
   if (request.redirect === "error") return { refused: NOT_WANTED };
-  if (hops > MAX_REDIRECTS) return { refused: "This request was redirected too often." };
+  if (hops > MAX_REDIRECTS) return { refused: TOO_OFTEN };
   const there = placeOf(url, response);
   return there !== null && there.origin === new URL(url).origin ? { url: there.href } : { refused: ELSEWHERE };
 }
 
 /** Get the result that a redirect leads to, as fetch would: without the key, and elsewhere without credentials. */
-async function resultOf({ request, url }, response, { fetch, header }, seconds, about) {
-  const there = placeOf(url, response);
-  if (there === null || request.redirect === "manual") return response;
-  if (request.redirect === "error") throw new RedirectRefused(NOT_WANTED, about({ response }));
-  const init = { ...shared(request, seconds), method: "GET", headers: headersOfALook(request.headers, header), redirect: "follow" };
-  if (there.origin !== new URL(url).origin) for (const name of CREDENTIALS) init.headers.delete(name);
-  return (await whole(await fetch(there.href, init), true)).response;
+async function resultOf(operation, response, settings, left, about) {
+  const { request } = operation;
+  const headers = headersOfALook(request.headers, settings.header);
+  let url = operation.url;
+  for (let hops = 1; ; hops += 1) {
+    const there = REDIRECTS.has(response.status) ? placeOf(url, response) : null;
+    if (there === null || request.redirect === "manual") return response;
+    if (request.redirect === "error") throw new RedirectRefused(NOT_WANTED, about({ response }));
+    if (hops > MAX_REDIRECTS) throw new RedirectRefused(TOO_OFTEN, about({ response }));
+    if (there.origin !== new URL(url).origin) [...headers.keys()].filter(looksSecret).forEach((name) => headers.delete(name));
+    url = there.href;
+    const init = { method: "GET", headers, redirect: "manual", body: undefined };
+    response = (await ask(operation, settings, url, init, left(), true)).response;
+  }
 }
 
 function placeOf(url, response) {
   const location = response.headers.get("location");
-  return location !== null && URL.canParse(location, url) ? new URL(location, url) : null;
+  if (location === null || !URL.canParse(location, url)) return null;
+  const there = new URL(location, url);
+  return /^https?:$/.test(there.protocol) ? there : null;
 }
 
+const TOO_OFTEN = "This request was redirected too often.";
 const NOT_WANTED = 'This request was redirected, and has redirect: "error".';
 const ELSEWHERE =
   "This request was redirected to another origin, which may know nothing of its key. It was not sent there; change its URL.";
@@ -258,33 +315,49 @@ const UNKNOWN =
   "It is not known whether this request took effect. Send it again with the same key, or look it up; with a new key " +
   "it may take effect twice.";
 
-async function attempt(operation, { fetch, header }, where, seconds) {
-  const { request, body, key } = operation;
+async function attempt(operation, settings, where, seconds) {
+  const { request, body, key, url } = operation;
   const headers = new Headers(operation.headers);
-  headers.set(header, key);
+  headers.set(settings.header, key);
   // Redirects are followed here, if the platform shows them: not to other hosts, and with the body.
   const redirect = operation.isFollowedByBrowser ? "follow" : "manual";
-  let init = { ...shared(request, seconds), method: request.method, headers, redirect };
-  if (body.byteLength) init.body = body;
+  let init = { method: request.method, headers, redirect, body: request.body === null ? undefined : body };
   if (where !== null) {
     // Not followed: another host must not get what this one is sent.
-    init = { ...shared(request, seconds), method: "GET", headers: headersOfALook(headers, header), redirect: "manual" };
+    init = { method: "GET", headers: headersOfALook(headers, settings.header), redirect: "manual", body: undefined };
   }
   try {
-    return await whole(await fetch(where ?? operation.url, init), operation.url !== request.url);
+    return await ask(operation, settings, where ?? url, init, seconds, url !== request.url);
   } catch (error) {
     const code = String(error?.cause?.code ?? error?.code ?? "");
-    if (request.signal.aborted || UNTRUSTED.test(code)) throw error;
+    if (operation.signal?.aborted || UNTRUSTED.test(code)) throw error;
     return { error, failure: NOT_SENT.has(code) ? "not sent" : "lost" };
   }
 }
 
-/** What every request of an operation has. */
-function shared(request, seconds) {
-  const limit = AbortSignal.timeout(Math.max(1, Math.floor(seconds * 1000)));
-  const init = { credentials: request.credentials, signal: AbortSignal.any([request.signal, limit]) };
-  if (request.mode && request.mode !== "navigate") init.mode = request.mode;
-  return init;
+/**
+ * Send one request in the way that the caller has said, and read its answer, until its time is over or the caller aborts.
+ * What limits it is held here: fetch holds its signal weakly, and one that was collected as garbage ends nothing.
+ */
+async function ask({ request, input, said, signal }, { fetch, tryTimeout }, url, init, seconds, isRedirected) {
+  const controller = new AbortController();
+  let stop;
+  const stopped = new Promise((_, reject) => (stop = (reason) => (controller.abort(reason), reject(reason))));
+  const late = () => stop(new DOMException("No answer came in time.", "TimeoutError"));
+  const timer = setTimeout(late, Math.min(Math.max(1, seconds * 1000), tryTimeout, MAX_TIMER));
+  const abort = () => stop(signal.reason);
+  signal?.addEventListener("abort", abort);
+  let got = null;
+  try {
+    // A Request may have what it does not tell, such as undici's dispatcher.
+    const target = input instanceof Request && url === request.url ? request : url;
+    const asked = async () => whole(await fetch(target, { ...said, ...init, signal: controller.signal }), isRedirected);
+    got = await Promise.race([asked(), stopped]);
+    return got;
+  } finally {
+    clearTimeout(timer);
+    if (!got?.isHandedOver) signal?.removeEventListener("abort", abort);
+  }
 }
 
 function headersOfALook(headers, header) {
@@ -297,7 +370,8 @@ function headersOfALook(headers, header) {
 async function whole(response, isRedirected = false) {
   const { status, headers } = response;
   const got = { status, headers, response, text: () => "" };
-  if ((headers.get("content-type") ?? "").includes("text/event-stream") || response.type === "opaqueredirect") return got;
+  got.isHandedOver = (headers.get("content-type") ?? "").includes("text/event-stream");
+  if (got.isHandedOver || response.type === "opaqueredirect") return got;
   const body = await response.arrayBuffer();
   got.response = new Response(WITHOUT_BODY.has(status) ? null : body, { status, statusText: response.statusText, headers });
   Object.defineProperty(got.response, "url", { value: response.url });
@@ -378,17 +452,22 @@ function now() {
   return performance.now() / 1000;
 }
 
+/** Count the seconds from now on, by the clock that says most: one stands still asleep, the other may be set back. */
+function stopwatch() {
+  const [steady, today] = [performance.now(), Date.now()];
+  return () => Math.max(performance.now() - steady, Date.now() - today) / 1000;
+}
+
+/** Wait for so long, or until the caller aborts. */
 function sleep(seconds, signal) {
-  return new Promise((resolve, reject) => {
-    const stop = () => {
+  return new Promise((resolve) => {
+    const end = () => {
       clearTimeout(timer);
-      reject(signal.reason);
-    };
-    const timer = setTimeout(() => {
-      signal.removeEventListener("abort", stop);
+      signal?.removeEventListener("abort", end);
       resolve();
-    }, seconds * 1000);
-    if (signal.aborted) stop();
-    else signal.addEventListener("abort", stop, { once: true });
+    };
+    const timer = setTimeout(end, Math.min(seconds * 1000, MAX_TIMER));
+    signal?.addEventListener("abort", end);
+    if (signal?.aborted) end();
   });
 }

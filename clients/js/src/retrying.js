@@ -54,6 +54,18 @@ const NUMBER = /^[0-9]{1,15}(?:\.[0-9]{1,9})?$/;
 // HTTP's three forms of a date begin with a weekday; Date.parse reads much that is none.
 const DATE = /^(mon|tue|wed|thu|fri|sat|sun)/i;
 
+// As in src/semel/core/credentials.py.
+const SECRET = new RegExp(
+  "auth(?!ors?\\b)|token|secret|signature|credential|assertion|cookie|session|passw|passphrase|passcode|macaroon|pwd|bearer" +
+    "|hmac|jwt|oidc|saml|wsse|dpop|[cx]srf|keys?\\d*\\b|\\b(sig|pin|otp|totp|tan|mfa|2fa)\\b",
+);
+
+/** Whether a header, by its name, is likely to hold a credential. */
+export function looksSecret(name) {
+  const words = name.toLowerCase().replaceAll("_", "-");
+  return SECRET.test(words) && !/idempotency-?key$/.test(words);
+}
+
 /**
  * What an answer to a request with a key means. With `inDoubt` an earlier try may have taken effect: then only what the
  * server can't have said without a look at the key, or at the content, is the operation's answer.

@@ -3,6 +3,8 @@
 import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import test from "node:test";
+import { setFlagsFromString } from "node:v8";
+import { runInNewContext } from "node:vm";
 
 import { ClientError, idempotentFetch, IntentDiffers, RedirectRefused, RequestOutcomeUnknown } from "../src/index.js";
 
@@ -65,21 +67,182 @@ test("a deadline ends a try that hangs, and the error has the key", async (t) =>
   });
 });
 
-test("a connection that is refused is the library's own error", async () => {
+/** Where nothing listens. */
+async function nowhere() {
   const server = createServer();
   await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
   const url = `http://127.0.0.1:${server.address().port}`;
   await new Promise((resolve) => server.close(resolve));
+  return url;
+}
+
+test("a connection that is refused is the library's own error", async () => {
+  const url = await nowhere();
   await assert.rejects(idempotentFetch({ deadline: 2000 })(url, payment), { name: "TypeError", message: "fetch failed" });
 });
 
-test("a caller that aborts gets its own reason", async (t) => {
-  const { url } = await serve(t, () => {});
+test("a caller that aborts before anything was sent gets its own reason", async (t) => {
+  const { seen, url } = await serve(t, () => {});
   const controller = new AbortController();
   const sending = idempotentFetch()(url, { ...payment, signal: controller.signal });
   controller.abort(new Error("enough"));
   await assert.rejects(sending, /enough/);
+  assert.equal(seen.length, 0);
+
+  // In the pause after a connection that was refused.
+  const aborting = new AbortController();
+  const refused = async (...given) => fetch(...given).finally(() => setImmediate(() => aborting.abort(new Error("enough"))));
+  await assert.rejects(idempotentFetch({ fetch: refused })(await nowhere(), { ...payment, signal: aborting.signal }), /^Error: enough/);
 });
+
+/** Aborted while a try is under way, in the pause after one, at a status URL, and where a result is read. */
+const aborts = {
+  "in a try": () => {},
+  "in a pause": (response) => response.writeHead(503, { "retry-after": "60" }).end(),
+  "before a status is asked for": (response) => response.writeHead(202, { location: "/status", "retry-after": "60" }).end(),
+  "while a result is read": (response, { method }) => method === "POST" && response.writeHead(303, { location: "/result" }).end(),
+};
+for (const [moment, answer] of Object.entries(aborts)) {
+  test(`a caller that aborts ${moment} has the key, and its own reason`, async (t) => {
+    const controller = new AbortController();
+    const { seen, url } = await serve(t, (response, _, request) => {
+      if (moment !== "while a result is read" || request.method === "GET") setTimeout(() => controller.abort(reason), 20);
+      answer(response, request);
+    });
+    const reason = new Error("enough");
+    await assert.rejects(idempotentFetch()(url, { ...payment, signal: controller.signal }), (error) => {
+      assert.ok(error instanceof RequestOutcomeUnknown);
+      assert.deepEqual([error.key, error.cause], [seen[0].headers["idempotency-key"], reason]);
+      return true;
+    });
+  });
+}
+
+test("a time limit of the caller's own leaves the key as well, in a Request too", async (t) => {
+  const { seen, url } = await serve(t, () => {});
+  const limited = () => ({ ...payment, signal: AbortSignal.timeout(50) });
+  for (const given of [() => [url, limited()], () => [new Request(url, limited())]]) {
+    await assert.rejects(idempotentFetch()(...given()), (error) => {
+      assert.deepEqual([error.name, error.cause.name], ["RequestOutcomeUnknown", "TimeoutError"]);
+      assert.equal(error.key, seen.at(-1).headers["idempotency-key"]);
+      return true;
+    });
+  }
+});
+
+test("a try that gets no answer is ended by its own limit, and sent again with the same key", async (t) => {
+  const { seen, url } = await serve(t, (response, count) => {
+    if (count === 1) return;
+    if (count === 2) response.writeHead(202, { location: "/status", "retry-after": "0" }).end();
+    else if (count > 3) paid(response);
+  });
+  assert.equal((await idempotentFetch({ tryTimeout: 50 })(url, payment)).status, 201);
+  assert.deepEqual(seen.map((each) => each.method), ["POST", "POST", "GET", "POST"]);
+  assert.equal(keysOf(seen.filter((each) => each.method === "POST")).size, 1);
+});
+
+test("limits hold when the garbage is collected", async (t) => {
+  setFlagsFromString("--expose-gc");
+  const collect = runInNewContext("gc");
+  let isCollected = 0;
+  const { seen, url } = await serve(t, () => {
+    for (const wait of [5, 10, 15]) setTimeout(() => (collect(), (isCollected += 1)), wait);
+  });
+  const own = () => ({ ...payment, signal: AbortSignal.timeout(60) });
+  const limits = [
+    [{ deadline: 60 }, () => [url, payment]],
+    [{ deadline: 200, tryTimeout: 60 }, () => [url, payment]],
+    [{}, () => [url, own()]],
+    [{}, () => [new Request(url, own())]],
+  ];
+  for (const [options, given] of limits) await assert.rejects(idempotentFetch(options)(...given()), RequestOutcomeUnknown);
+  assert.ok(isCollected >= 12 && seen.length > 4);
+});
+
+for (const [of, name] of [[Date, "now"], [performance, "now"]]) {
+  test(`a program that slept in a pause, by ${of === Date ? "the time of day" : "the steady clock"}, sends nothing more`, async (t) => {
+    const before = of[name];
+    t.after(() => (of[name] = before));
+    const { seen, url } = await serve(t, (response) => {
+      response.destroy();
+      setTimeout(() => (of[name] = () => before.call(of) + 90_000_000), 20);
+    });
+    const send = idempotentFetch({ fetch: (...given) => fetch(...given).finally(() => new Promise((done) => setTimeout(done, 30))) });
+    for (const intent of [undefined, "invoice 17"]) {
+      of[name] = before;
+      await assert.rejects(send(url, { ...payment, ...(intent && { intent }) }), (error) => {
+        assert.ok(error instanceof RequestOutcomeUnknown);
+        assert.equal(error.key, seen.at(-1).headers["idempotency-key"]);
+        return true;
+      });
+    }
+    assert.equal(keysOf(seen).size, seen.length);
+  });
+}
+
+test("a program that slept while its key was written down does not send it", async (t) => {
+  const before = Date.now;
+  t.after(() => (Date.now = before));
+  const { seen, url } = await serve(t, paid);
+  const storage = slow();
+  const { setItem } = storage;
+  storage.setItem = async (...given) => (await setItem(...given), void (Date.now = () => before() + 90_000_000));
+  await assert.rejects(idempotentFetch({ storage })(url, { ...payment, intent: "invoice 17" }), RequestOutcomeUnknown);
+  assert.equal(seen.length, 0);
+});
+
+test("what the caller says about how it is sent holds for every request of the operation", async (t) => {
+  const answers = [
+    [503, { "retry-after": "0" }],
+    [307, { location: "/moved" }],
+    [202, { location: "/status", "retry-after": "0" }],
+    [200, {}],
+    [303, { location: "/result" }],
+    [302, { location: "/there" }],
+    [200, {}],
+    [503, { "retry-after": "0" }],
+    [201, {}],
+  ];
+  const { seen, url } = await serve(t, (response, count) => response.writeHead(...answers[count - 1]).end("paid"));
+  await fetch("data:,"); // which makes Node's own dispatcher
+  const route = globalThis[Symbol.for("undici.globalDispatcher.1")];
+  const routed = [];
+  const dispatcher = { dispatch: (options, handler) => (routed.push(options.path), route.dispatch(options, handler)) };
+  const said = { referrerPolicy: "no-referrer", cache: "no-store", credentials: "omit", keepalive: true };
+  const sent = [];
+  const send = idempotentFetch({ fetch: (input, init) => (sent.push(new Request(input, init)), fetch(input, init)) });
+  for (let count = 0; count < 2; count += 1) await send(url, { ...payment, ...said, dispatcher });
+  assert.equal((await send(new Request(url, { ...payment, ...said, dispatcher }))).status, 201);
+  assert.equal(seen.length, answers.length);
+  assert.deepEqual(routed, seen.map((each) => each.path));
+  for (const each of sent) for (const name of Object.keys(said)) assert.equal(each[name], said[name], name);
+});
+
+test("an answer with another digest than the caller says is not returned", async (t) => {
+  const { url } = await serve(t, paid);
+  const integrity = "sha256-AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+  for (const given of [[url, { ...payment, integrity }], [new Request(url, { ...payment, integrity })]]) {
+    await assert.rejects(idempotentFetch({ deadline: 100 })(...given), RequestOutcomeUnknown);
+  }
+});
+
+test("an event stream that was handed over is not cut by the deadline, and ends when the caller aborts", async (t) => {
+  const controller = new AbortController();
+  let more;
+  const { url } = await serve(t, (response) => {
+    response.writeHead(200, { "content-type": "text/event-stream" }).write("data: 1\n\n");
+    more = (text) => response.write(text);
+  });
+  const answer = await idempotentFetch({ deadline: 80, tryTimeout: 40 })(url, { ...payment, signal: controller.signal });
+  const reader = answer.body.getReader();
+  await reader.read();
+  await new Promise((resolve) => setTimeout(resolve, 120)); // past the deadline
+  more("data: 2\n\n");
+  assert.match(new TextDecoder().decode((await reader.read()).value), /2/);
+  controller.abort(new Error("enough"));
+  await assert.rejects(reader.read());
+});
+
 
 test("a 202 is followed on the same origin, with credentials and without the key", async (t) => {
   const { seen, url } = await serve(t, (response, count) => {
@@ -244,21 +407,30 @@ test("a circle of redirects has an end", async (t) => {
   assert.equal(seen.length, 21);
 });
 
-test("a redirect to the result is followed without the key, and elsewhere without credentials", async (t) => {
+test("a redirect to the result is followed without the key, and elsewhere without what may be a credential", async (t) => {
   const { seen, url } = await serve(t, (response, count) => {
-    if (count === 1) response.writeHead(303, { location: "/result" }).end();
-    else if (count === 3) response.writeHead(302, { location: `${elsewhere(url)}/result` }).end();
+    if (count === 1 || count === 3) response.writeHead(303, { location: "/result" }).end();
+    else if (count === 4) response.writeHead(302, { location: `${elsewhere(url)}/result` }).end();
+    else if (count === 6) response.writeHead(303, { location: `${elsewhere(url)}/result` }).end();
     else response.writeHead(200).end("the result");
   });
-  const given = { ...payment, headers: { ...payment.headers, authorization: "Bearer x" } };
-  for (const authorization of ["Bearer x", undefined]) {
+  const secrets = { authorization: "Bearer x", "x-api-key": "x", "x-auth-token": "x" };
+  const given = { ...payment, headers: { ...payment.headers, ...secrets, "x-tenant": "a" } };
+  for (const there of ["x", undefined, undefined]) {
     const answer = await idempotentFetch()(url, given);
     assert.deepEqual([await answer.text(), answer.redirected], ["the result", true]);
     const { method, path, headers, body } = seen.at(-1);
-    assert.deepEqual([method, path, body, headers.authorization], ["GET", "/result", "", authorization]);
+    assert.deepEqual([method, path, body, headers["x-tenant"]], ["GET", "/result", "", "a"]);
+    assert.deepEqual([headers.authorization, headers["x-api-key"], headers["x-auth-token"]], [there && "Bearer x", there, there]);
     assert.equal(headers["idempotency-key"], undefined);
     assert.equal(headers["content-type"], undefined);
   }
+  assert.equal(seen.length, 7);
+});
+
+test("a redirect to a result that is no address of HTTP is not followed", async (t) => {
+  const { url } = await serve(t, (response) => response.writeHead(303, { location: "data:,forged" }).end());
+  assert.equal((await idempotentFetch()(url, payment)).status, 303);
 });
 
 test("a browser, which does not show where a redirect leads, follows it by itself", async (t) => {
@@ -356,7 +528,23 @@ test("a form that is made anew is the same intent, with the same bytes", async (
   await assert.rejects(send(url, form("6")), IntentDiffers);
 });
 
+test("a storage that fails, or has something else, is told in words", async (t) => {
+  const { seen, url } = await serve(t, paid);
+  const foreign = (text) => ({ ...slow(), getItem: () => text });
+  const full = { ...slow(), setItem: () => { throw new DOMException("The quota has been exceeded.", "QuotaExceededError"); } };
+  for (const [storage, words] of [[foreign("green"), /something else/], [foreign("7"), /something else/], [full, /quota.*Nothing was sent/]]) {
+    await assert.rejects(idempotentFetch({ storage })(url, { ...payment, intent: "invoice 17" }), (error) => {
+      assert.ok(error instanceof ClientError);
+      assert.match(error.message, words);
+      return true;
+    });
+  }
+  assert.equal(seen.length, 0);
+});
+
 test("what can't work is refused at once", () => {
+  assert.throws(() => idempotentFetch({ deadline: "30s" }), /deadline is a number of milliseconds above zero, not "30s"/);
+  assert.throws(() => idempotentFetch({ tryTimeout: 0 }), /tryTimeout is a number/);
   assert.throws(() => idempotentFetch({ deadline: 10, retention: 10 }), /retention/);
   assert.throws(() => idempotentFetch({ hosts: ["https://api.example.com"] }), /names/);
   assert.throws(() => idempotentFetch({ host: [] }), /no option host/);

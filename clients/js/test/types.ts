@@ -9,7 +9,7 @@ const storage: KeyStorage = {
   setItem: (name, text) => { keys.set(name, text); },
   removeItem: async (name) => { keys.delete(name); },
 };
-const options: Options = { hosts: ["api.example.com"], deadline: 60_000, retention: 86_400_000, storage, quoted: true };
+const options: Options = { hosts: ["api.example.com"], deadline: 60_000, tryTimeout: 5_000, retention: 86_400_000, storage, quoted: true };
 const send = idempotentFetch(options);
 
 export async function pay(): Promise<number> {

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
 
-import { judge, judgeFailure, judgeLook, pause, Quota } from "../src/retrying.js";
+import { judge, judgeFailure, judgeLook, looksSecret, pause, Quota } from "../src/retrying.js";
 
 const vectors = JSON.parse(readFileSync(new URL("../../vectors.json", import.meta.url), "utf8"));
 
@@ -34,4 +34,8 @@ for (const { name, steps } of vectors.quotas) {
       else assert.equal(quota.spend(step.at), step.expect);
     }
   });
+}
+
+for (const { header, expect } of vectors.secrets) {
+  test(`secret: ${header}`, () => assert.equal(looksSecret(header), expect));
 }

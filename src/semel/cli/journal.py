@@ -14,6 +14,7 @@ from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 from rich.table import Table
@@ -81,6 +82,14 @@ def resume(
             help="A header to send: no journal has credentials. 'Authorization: Bearer env:NAME' reads a variable.",
         ),
     ] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Only what is for this host, as name or name:port; repeatable. Needed with --header where several "
+            "have something pending: a credential is not for all of them.",
+        ),
+    ] = None,
     deadline: Annotated[str, typer.Option(metavar="TIME", help="How long to try each of them.")] = "2m",
 ) -> None:
     """Send what is pending, with its own keys and bytes, and write the answers down."""
@@ -88,13 +97,16 @@ def resume(
     given = dict(_header(each) for each in header or [])
     ended: list[Resumed] = []
     with _opened(file) as journal:
-        for name in sorted({entry.header for entry in journal.pending()}):
+        # Without a header, there is nothing that a host should not get.
+        every = {urlsplit(entry.url).netloc for entry in journal.pending()}
+        hosts = host or (None if given else every)
+        for name in sorted({entry.header for entry in resuming.pending_for(journal, hosts)}):
             transport = IdempotentTransport(
                 library.HTTPTransport(), journal=journal, deadline=duration(deadline), header=name
             )
             with library.Client(transport=transport, headers=given) as client:
-                ended += resuming.resume(journal, client, name)
-        left = len(journal.pending())
+                ended += resuming.resume(journal, client, hosts=hosts, header=name)
+        left = len(resuming.pending_for(journal, hosts))
     for each in ended:
         print(_line(each))
     if left:

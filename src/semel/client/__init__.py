@@ -7,6 +7,27 @@ the server is everything else in this package.
 from semel.client.journal import Journal
 from semel.client.resuming import Resumed
 from semel.core.intent import Entry
-from semel.errors import ClientError, JournalError, RequestOutcomeUnknown
+from semel.errors import (
+    AnswerNotKept,
+    ClientError,
+    IntentBusy,
+    IntentDiffers,
+    JournalError,
+    RedirectRefused,
+    RequestNotRepeatable,
+    RequestOutcomeUnknown,
+)
 
-__all__ = ["ClientError", "Entry", "Journal", "JournalError", "RequestOutcomeUnknown", "Resumed"]
+__all__ = [
+    "AnswerNotKept",
+    "ClientError",
+    "Entry",
+    "IntentBusy",
+    "IntentDiffers",
+    "Journal",
+    "JournalError",
+    "RedirectRefused",
+    "RequestNotRepeatable",
+    "RequestOutcomeUnknown",
+    "Resumed",
+]

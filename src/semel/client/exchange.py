@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import logging
 import random
+import secrets
 import ssl
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from semel.client.journal import Journal, new_token
+from semel.client.journal import Journal
 from semel.client.options import Options
+from semel.core.credentials import NEVER_STORED, looks_secret
 from semel.core.events import ClientRetried
 from semel.core.intent import Beginning, Begun, Outgoing, Wish
 from semel.core.message import Answer
@@ -32,24 +34,49 @@ _logger = logging.getLogger("semel")
 NOT_OF_A_LOOK = frozenset(
     {"expect", "prefer", "transfer-encoding", "content-length", "content-type", "content-encoding"}
 )
-EVENT_STREAM = "text/event-stream"
+_EVENT_STREAM = "text/event-stream"
 #: A try waits for a place, a connection, the request and the answer, and for each no longer than the deadline.
 _MAX_STEPS = 4
+#: Of what tells one sender of an intent from another.
+_TOKEN_BYTES = 16
+
+
+def _steady() -> float:
+    """Return the seconds of a clock that only goes forward: on Linux, the monotonic one stands still asleep."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot)
+
+
+class Clock:
+    """Counts the seconds since an operation began, by the clock that says most: a virtual machine that was paused knows
+    of it by the time of day alone, which may be set back.
+    """
+
+    __slots__ = ("_steady", "_today")
+
+    def __init__(self) -> None:
+        """Begin now."""
+        self._steady, self._today = _steady(), time.time()
+
+    def now(self) -> float:
+        """Return the seconds since then."""
+        return max(_steady() - self._steady, time.time() - self._today)
 
 
 class Exchange(ABC):
     """What sending takes, apart from the library: clocks, dice, the quota, the journal."""
 
-    now = staticmethod(time.monotonic)
     today = staticmethod(time.time)
     dice = staticmethod(random.random)
 
     #: Whether the server has sent the request on to another URL.
     is_redirected = False
 
-    def __init__(self, options: Options, place: Origin, terms: Terms, *, is_key_given: bool) -> None:
+    def __init__(self, options: Options, place: Origin, terms: Terms, clock: Clock, *, is_key_given: bool) -> None:
         """Nothing is sent or written yet; *place* is where it goes."""
         self.options = options
+        self.clock = clock
+        self.now = clock.now
         self.terms = terms
         self.key = terms.key
         self._is_key_given = is_key_given
@@ -75,7 +102,7 @@ class Exchange(ABC):
 
     async def begin(self) -> Beginning:
         """Write the intent down."""
-        self._token = self._token or new_token()
+        self._token = self._token or secrets.token_bytes(_TOKEN_BYTES)
         wish = Wish(
             self.intent,
             self.key,
@@ -85,6 +112,7 @@ class Exchange(ABC):
             self._is_key_given,
             self.is_redirected,
             self.options.header,
+            self.options.account,
         )
         # Before the call: it may be cancelled when the entry is made.
         self._is_ours = True
@@ -140,6 +168,12 @@ class Exchange(ABC):
             except JournalError as error:  # It is free when its lease is over.
                 _logger.warning("The journal could not release %r: %s", self.intent, error)
 
+    def is_streamed(self, headers: Mapping[str, str]) -> bool:
+        """Whether an answer is handed over as it comes, by what its head says."""
+        length = headers.get("content-length", "")
+        is_large = length.isdecimal() and float(length) > self.options.max_answer
+        return is_large or _EVENT_STREAM in headers.get("content-type", "")
+
     @property
     def journal(self) -> Journal:
         """The journal: an intent without one is refused before."""
@@ -186,6 +220,12 @@ class Exchange(ABC):
         """Have a request that is redirected take along whether it may have taken effect."""
 
 
+def terms_of(options: Options, key: str, intent: str | None, clock: Clock, *, was_sent: bool) -> Terms:
+    """Return how a request is sent: one that may have taken effect before it was redirected, not past the retention."""
+    left = options.retention.total_seconds() - clock.now() if was_sent else options.seconds
+    return Terms(key, min(options.seconds, left), intent, options.follow_accepted, was_sent)
+
+
 def is_untrusted(error: BaseException) -> bool:
     """Whether the server's certificate was refused, which does not change with time."""
     seen: BaseException | None = error
@@ -217,6 +257,13 @@ def redirect_refused(
     unknown = RequestOutcomeUnknown(key=key, intent=intent)
     unknown.__cause__ = refused
     return unknown
+
+
+def is_left_behind(name: str) -> bool:
+    """Whether a header, by its name in lower case, is not for the origin that a redirect to the result leads to. Those
+    that every library knows it sees to: it may have set them anew, from its cookies or from ``.netrc``.
+    """
+    return looks_secret(name) and name not in NEVER_STORED
 
 
 def looked_at(headers: list[tuple[Any, Any]], header: str) -> list[tuple[Any, Any]]:

@@ -11,7 +11,15 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from semel.client.exchange import EVENT_STREAM, Exchange, is_untrusted, looked_at, redirect_refused
+from semel.client.exchange import (
+    Clock,
+    Exchange,
+    is_left_behind,
+    is_untrusted,
+    looked_at,
+    redirect_refused,
+    terms_of,
+)
 from semel.client.journal import Journal
 from semel.client.options import Options
 from semel.core.intent import Outgoing, checked
@@ -49,6 +57,7 @@ else:
 class _Mark:
     key: str
     place: Origin
+    clock: Clock
     #: Whether it may have taken effect there.
     in_doubt: bool = False
 
@@ -67,8 +76,17 @@ class _Closed(dict[str, Any]):
 class _Wrapped(_Base):  # type: ignore[misc]  # as above
     """What both transports share: everything that does not wait."""
 
+    #: The method of the transport that is wrapped, and the name of one.
+    _sends_by: str
+    _example: str
+
     def __init__(self, transport: Any, **options: Any) -> None:
         """Wrap *transport*. The other arguments are the fields of ``semel.client.options.Options``."""
+        if not hasattr(transport, self._sends_by):
+            own, given = type(self).__name__, type(transport).__name__
+            raise ConfigurationError(
+                f"{own} wraps a transport, not the {given} that was given: {own}({self._example}())."
+            )
         self.wrapped = transport
         self.options = Options(**options)
         self._header = self.options.header.lower().encode("ascii")
@@ -90,12 +108,15 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
         # Not headers.get: it decodes all of them.
         given: str | None = headers.get(header) if self._header in [name.lower() for name, _ in headers.raw] else None
         intent: str | None = extensions.get(INTENT)
-        if mark is not None and given == mark.key:
-            if request.method in _WITHOUT_BODY:
-                del headers[header]  # A redirect has made a GET of it: it is another request, and the key is not its.
-                intent = None
-            elif mark.place != place:
-                raise redirect_refused(mark.key, intent, mark.place, place, in_doubt=mark.in_doubt)
+        if mark is not None and request.method in _WITHOUT_BODY:
+            intent = None  # A redirect has made a GET of it: it is another request.
+            if given == mark.key:
+                del headers[header]
+            if mark.place != place:
+                for name in [name for name in headers if is_left_behind(name)]:
+                    del headers[name]
+        elif mark is not None and given == mark.key and mark.place != place:
+            raise redirect_refused(mark.key, intent, mark.place, place, in_doubt=mark.in_doubt)
         if not self.options.guards(request.method, place, has_key=given is not None, has_intent=intent is not None):
             return None
         if intent is not None:
@@ -103,12 +124,12 @@ class _Wrapped(_Base):  # type: ignore[misc]  # as above
         key = given
         if key is None:
             key = headers[header] = self.options.new_key()
-        request.extensions = {**extensions, _MARK: _Mark(key, place)}
-        is_redirected = mark is not None and given == mark.key
-        was_sent = is_redirected and mark is not None and mark.in_doubt
-        terms = Terms(key, self.options.seconds, intent, self.options.follow_accepted, was_sent)
-        exchange = kind(self.wrapped, request, self.options, place, terms, is_key_given=given is not None)
-        exchange.is_redirected = is_redirected
+        before = mark if mark is not None and given == mark.key else None
+        clock = Clock() if before is None else before.clock
+        request.extensions = {**extensions, _MARK: _Mark(key, place, clock)}
+        terms = terms_of(self.options, key, intent, clock, was_sent=before is not None and before.in_doubt)
+        exchange = kind(self.wrapped, request, self.options, place, terms, clock, is_key_given=given is not None)
+        exchange.is_redirected = before is not None
         return exchange
 
 
@@ -117,6 +138,8 @@ class IdempotentTransport(_Wrapped):
 
     Threads may share it.
     """
+
+    _sends_by, _example = "handle_request", "HTTPTransport"
 
     def handle_request(self, request: Any) -> Any:
         """Send a request, until it has its answer or its time is over."""
@@ -146,6 +169,8 @@ class IdempotentTransport(_Wrapped):
 class AsyncIdempotentTransport(_Wrapped):
     """The same for ``httpx.AsyncClient`` and ``httpx2.AsyncClient``. The journal is written in a thread."""
 
+    _sends_by, _example = "handle_async_request", "AsyncHTTPTransport"
+
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request, until it has its answer or its time is over."""
         exchange = self._exchange(request, _AsyncExchange)
@@ -174,17 +199,18 @@ class AsyncIdempotentTransport(_Wrapped):
 class _Exchange(Exchange):
     """One request in a thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - it is called in one place
         self,
         transport: Any,
         request: Any,
         options: Options,
         place: Origin,
         terms: Terms,
+        clock: Clock,
         *,
         is_key_given: bool,
     ) -> None:
-        super().__init__(options, place, terms, is_key_given=is_key_given)
+        super().__init__(options, place, terms, clock, is_key_given=is_key_given)
         self.library: Any = _library(type(request))  # type: ignore[arg-type]  # a class is hashable
         self._transport = transport
         self._request = request
@@ -210,7 +236,7 @@ class _Exchange(Exchange):
 
     def leave_doubt(self, *, in_doubt: bool) -> None:
         """Tell the request: a redirect copies its extensions."""
-        self._request.extensions[_MARK] = _Mark(self.key, self._place, in_doubt)
+        self._request.extensions[_MARK] = _Mark(self.key, self._place, self.clock, in_doubt)
 
     def closed(self, response: Any) -> Any:
         """Return the *response*. After a redirect that leaves the request as it is, no other transport may send it."""
@@ -237,17 +263,17 @@ class _Exchange(Exchange):
         if self._last is not None:
             self._last.stream.close()
         try:
-            return self._read(self._transport.handle_request(request), self.now() + seconds)
+            return self._read(request, self._transport.handle_request(request), self.now() + seconds)
         except Exception as error:  # noqa: BLE001 - its class is told by its name
             return self._failed(error)
 
-    def _read(self, response: Any, end: float) -> Reply:
+    def _read(self, request: Any, response: Any, end: float) -> Reply:
         """Read the whole answer, so that a connection that is lost on the way is not the caller's."""
         stream = response.stream
         if isinstance(stream, self.library.ByteStream):
             return self._reply(response)
-        if self._is_streamed(response):
-            return self._handed_over(response)
+        if self.is_streamed(response.headers):
+            return self._handed_over(request, response)
         chunks, size, rest = [], 0, iter(stream)
         try:
             for chunk in rest:
@@ -255,7 +281,7 @@ class _Exchange(Exchange):
                 size += len(chunk)
                 if size > self.options.max_answer:
                     response.stream = _joined(self.library.SyncByteStream)(chunks, rest, stream)
-                    return self._handed_over(response)
+                    return self._handed_over(request, response)
                 self._check_time(end)
         except BaseException:
             stream.close()
@@ -271,7 +297,10 @@ class _Exchange(Exchange):
         response.stream = self.library.ByteStream(b"".join(chunks))
         return self._reply(response)
 
-    def _handed_over(self, response: Any) -> Reply:
+    def _handed_over(self, request: Any, response: Any) -> Reply:
+        request.extensions["timeout"] = (
+            self._limits
+        )  # The deadline is for the head: the rest is the caller's to wait for.
         self._last = response
         return self._reply(response)
 
@@ -289,14 +318,6 @@ class _Exchange(Exchange):
     def _body(self, response: Any) -> bytes | None:
         """Return the whole of an answer; None: it is handed over as it comes."""
         return b"".join(response.stream) if isinstance(response.stream, self.library.ByteStream) else None
-
-    def _is_streamed(self, response: Any) -> bool:
-        """Whether the answer is handed over as it comes, by what its head says."""
-        headers = response.headers
-        if EVENT_STREAM in headers.get("content-type", ""):
-            return True
-        length = headers.get("content-length", "")
-        return length.isdecimal() and len(length) < _DIGITS and int(length) > self.options.max_answer
 
     def _failed(self, error: Exception) -> NoReply:
         names = {kind.__name__ for kind in type(error).__mro__}
@@ -326,7 +347,7 @@ class _Exchange(Exchange):
         headers = self._request.headers
         if headers.get(self.options.header) != self.key:
             headers[self.options.header] = self.key
-            self._request.extensions[_MARK] = _Mark(self.key, self._place)
+            self._request.extensions[_MARK] = _Mark(self.key, self._place, self.clock)
         if outgoing.body != b"".join(self._request.stream):
             self.buffer(outgoing.body)
             for name, said in outgoing.headers:
@@ -355,16 +376,17 @@ class _AsyncExchange(_Exchange):
         if self._last is not None:
             await self._last.stream.aclose()
         try:
-            return await self._aread(await self._transport.handle_async_request(request), self.now() + seconds)
+            response = await self._transport.handle_async_request(request)
+            return await self._aread(request, response, self.now() + seconds)
         except Exception as error:  # noqa: BLE001 - its class is told by its name
             return self._failed(error)
 
-    async def _aread(self, response: Any, end: float) -> Reply:
+    async def _aread(self, request: Any, response: Any, end: float) -> Reply:
         stream = response.stream
         if isinstance(stream, self.library.ByteStream):
             return self._reply(response)
-        if self._is_streamed(response):
-            return self._handed_over(response)
+        if self.is_streamed(response.headers):
+            return self._handed_over(request, response)
         chunks, size, rest = [], 0, aiter(stream)
         try:
             async for chunk in rest:
@@ -372,7 +394,7 @@ class _AsyncExchange(_Exchange):
                 size += len(chunk)
                 if size > self.options.max_answer:
                     response.stream = _joined(self.library.AsyncByteStream)(chunks, rest, stream)
-                    return self._handed_over(response)
+                    return self._handed_over(request, response)
                 self._check_time(end)
         except BaseException:
             await stream.aclose()
@@ -469,5 +491,3 @@ _WITHOUT_BODY = frozenset({"GET", "HEAD"})
 #: Redirects that leave the method as it is; and one that does so unless it is POST.
 _MOVED = frozenset({307, 308})
 _MOVED_PERMANENTLY = 301
-#: A longer Content-Length is no number that means anything.
-_DIGITS = 20

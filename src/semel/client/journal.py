@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import glob
 import os
-import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from semel.client.leases import Held, Leases
 from semel.core.intent import (
+    TOO_LATE,
     Beginning,
     Begun,
     Ended,
@@ -37,7 +37,15 @@ from semel.core.intent import (
     without_login,
 )
 from semel.core.message import Answer
-from semel.errors import ConfigurationError, IntentDiffers, JournalError, JournalFull, JournalNewer, StoreError
+from semel.errors import (
+    ConfigurationError,
+    IntentDiffers,
+    JournalError,
+    JournalFull,
+    JournalNewer,
+    RequestOutcomeUnknown,
+    StoreError,
+)
 from semel.stores.headers import read_back, written
 from semel.stores.sqlite.file import Connection, Place, connect, explained
 from semel.stores.statement import Names, load_queries
@@ -64,7 +72,6 @@ _ROOM_FOR_AN_ANSWER = 4096
 #: Counting reads the whole table.
 _COUNT_SECONDS = 60.0
 
-_TOKEN_BYTES = 16
 _PRIMARY = 0xFF
 _OTHERS = 0o077
 _NOT_KEPT_OF_ANSWERS = ("content-length",)
@@ -135,7 +142,7 @@ class Journal:
                     "url": own.url,
                     "headers": written(kept_headers(own.headers)),
                     "body": own.body,
-                    "fingerprint": fingerprint(own),
+                    "fingerprint": fingerprint(own, wish.account),
                     "header": wish.header.lower(),
                     # What begins before this has ended before the server forgets the key.
                     "not_after": now + wish.retention - wish.deadline,
@@ -145,7 +152,7 @@ class Journal:
                 return Begun(wish.key, own, is_resumed=False)
             stored = _Stored(*found)
             is_another_key = wish.is_key_given and wish.key != stored.key
-            if is_another_key or not (wish.is_redirected or is_same(stored.fingerprint, own)):
+            if is_another_key or not (wish.is_redirected or is_same(stored.fingerprint, own, wish.account)):
                 raise IntentDiffers(key=stored.key, intent=wish.intent)
             if stored.state == "done":
                 return Ended(stored.key, stored.answered)
@@ -162,15 +169,26 @@ class Journal:
                     f"{wish.header}: the server would take it for another operation. Nothing was sent. Make the client "
                     f"with header={stored.header!r}."
                 )
+            outgoing = own if wish.is_redirected else stored.intact(self.path, wish)
             connection.execute(SQL["take"], lease)
-            return Begun(stored.key, own if wish.is_redirected else stored.outgoing, is_resumed=stored.in_doubt)
+            return Begun(stored.key, outgoing, is_resumed=stored.in_doubt)
 
         return self._use(lambda connection: _in_transaction(connection, begun))
 
     def renew(self, intent: str, token: bytes) -> bool:
-        """Keep the intent for one more try; False: it is another sender's, or has ended."""
-        given = {"intent": intent, "token": token, **self._leased(), "tries": 1}
-        return self._write("renew", given) > 0
+        """Keep the intent for one more try; False: it is another sender's, or has ended. Past the server's retention,
+        its outcome is unknown.
+        """
+        leased = self._leased()
+        given = {"intent": intent, "token": token, **leased, "tries": 1}
+        if self._write("renew", given) > 0:
+            return True
+        found = self._use(lambda connection: connection.execute(SQL["find"], given).fetchone(), is_synced=False)
+        stored = _Stored(*found) if found else None
+        is_late = stored is not None and stored.state == "pending" and stored.forgotten_at <= leased["now"]
+        if stored is not None and (is_late or stored.state == "unknown"):
+            raise RequestOutcomeUnknown(TOO_LATE, key=stored.key, intent=intent)
+        return False
 
     def is_held(self, intent: str, token: bytes) -> bool:
         """Whether the intent is still that sender's: no other can have sent it since it began."""
@@ -230,7 +248,14 @@ class Journal:
         """Return what is to be sent for *intent*, without credentials; None: nothing is."""
         found = self._use(lambda connection: connection.execute(SQL["find"], {"intent": intent}).fetchone())
         stored = _Stored(*found) if found else None
-        return stored.outgoing if stored and stored.state == "pending" else None
+        if stored is None or stored.state != "pending":
+            return None
+        try:
+            return stored.outgoing
+        except ValueError as error:
+            raise JournalError(
+                f"What {self.path} has of {intent!r} can't be read: {error}. Nothing was sent."
+            ) from error
 
     def forget(self, intent: str) -> bool:
         """Remove an entry, unless a process has it at this moment: sent again, its intent is a new operation.
@@ -240,17 +265,20 @@ class Journal:
         given = {"intent": checked(intent), "now": self._clock()}
         return self._use(lambda connection: connection.execute(SQL["forget"], given).rowcount) > 0
 
-    def resume(self, client: Any) -> list[Resumed]:
-        """Send what is pending through *client*, which has this journal: an ``httpx.Client``, ``requests.Session``."""
+    def resume(self, client: Any, *, hosts: Collection[str] | None = None) -> list[Resumed]:
+        """Send what is pending through *client*, which has this journal: an ``httpx.Client``, ``requests.Session``.
+
+        With *hosts*, as ``name`` or ``name:port``, only what is for them. Without, all of it must be for one.
+        """
         from semel.client.resuming import resume  # noqa: PLC0415 - it needs this module
 
-        return resume(self, client)
+        return resume(self, client, hosts=hosts)
 
-    async def aresume(self, client: Any) -> list[Resumed]:
+    async def aresume(self, client: Any, *, hosts: Collection[str] | None = None) -> list[Resumed]:
         """Send what is pending through *client*, an ``httpx.AsyncClient`` that has this journal."""
         from semel.client.resuming import aresume  # noqa: PLC0415 - as above
 
-        return await aresume(self, client)
+        return await aresume(self, client, hosts=hosts)
 
     def _make_room(self, connection: sqlite3.Connection, size: int, now: float) -> None:
         """Remove what is too old, and see that there is room. Other processes' entries are counted once a minute."""
@@ -382,6 +410,16 @@ class _Stored:
     def outgoing(self) -> Outgoing:
         return Outgoing(self._method, self._url, read_back(self._headers), self._body)
 
+    def intact(self, path: Path, wish: Wish) -> Outgoing:
+        """Return what is sent, which must be what was written down."""
+        with suppress(ValueError):  # The headers are not even JSON.
+            if is_same(self.fingerprint, self.outgoing, wish.account):
+                return self.outgoing
+        raise JournalError(
+            f"What {path} has of {wish.intent!r} (key {self.key}) is not what was written down: the disk or another "
+            "program has altered it. Nothing was sent. Look the operation up; then: semel journal forget."
+        )
+
     @property
     def answered(self) -> Answer | None:
         if self._answer is None:
@@ -454,11 +492,6 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(opened)
         finally:
             os.close(opened)
-
-
-def new_token() -> bytes:
-    """Return what tells one sender from another."""
-    return secrets.token_bytes(_TOKEN_BYTES)
 
 
 SQL: Mapping[str, str] = {

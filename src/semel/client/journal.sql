@@ -62,10 +62,10 @@ SET token = :token, leased_at = :now, leased_to = :leased_to, attempts = attempt
 WHERE intent = :intent AND state = 'pending'
 
 -- name: renew
--- For one more try, or while one is under way.
+-- For one more try, or while one is under way: not when the server may have forgotten the key.
 UPDATE semel_journal
 SET leased_at = :now, leased_to = :leased_to, attempts = attempts + :tries
-WHERE intent = :intent AND state = 'pending' AND token = :token
+WHERE intent = :intent AND state = 'pending' AND token = :token AND forgotten_at > :now
 
 -- name: held
 -- No other process has taken it over since this one began.

@@ -78,6 +78,9 @@ class Options:
     deadline: timedelta = DEADLINE
     #: How long the server remembers a key.
     retention: timedelta = RETENTION
+    #: The application's name for the account whose credentials are sent, where a journal is used for several: an
+    #: intent is that account's alone. Not a token, which changes.
+    account: str | None = None
     header: str = "Idempotency-Key"
     #: Whether a key of ours is sent in double quotes, by the letter of the IETF's draft. Most APIs expect it without.
     quoted: bool = False
@@ -107,7 +110,10 @@ class Options:
                 raise ConfigurationError(f"{name} is a number of bytes, not {size!r}.")
         if not _HEADER.fullmatch(str(self.header)):
             raise ConfigurationError(f"header is the name of a header, such as 'Idempotency-Key', not {self.header!r}.")
-        object.__setattr__(self, "hosts", _checked_hosts(self.hosts))
+        account: Any = self.account
+        if account is not None and not (isinstance(account, str) and account.strip()):
+            raise ConfigurationError(f"account is a name, such as 'customer 7', not {account!r}.")
+        object.__setattr__(self, "hosts", None if self.hosts is None else checked_hosts(self.hosts))
         object.__setattr__(self, "seconds", self.deadline.total_seconds())
         if self.journal is not None and not isinstance(self.journal, Journal):
             object.__setattr__(self, "journal", Journal(self.journal))
@@ -120,10 +126,7 @@ class Options:
 
     def honours(self, host: str, port: int | None) -> bool:
         """Whether a host is known to honour keys."""
-        if self.hosts is None:
-            return True
-        name = f"[{host}]" if ":" in host else host
-        return name in self.hosts or f"{name}:{port}" in self.hosts
+        return self.hosts is None or is_among(self.hosts, host, port)
 
     def guards(self, method: str, place: Origin, *, has_key: bool, has_intent: bool) -> bool:
         """Whether a request is sent with a key and retried; *place* is its scheme, host and port."""
@@ -144,9 +147,14 @@ class Options:
         return f'"{key}"' if self.quoted else key
 
 
-def _checked_hosts(hosts: Collection[Any] | None) -> Collection[str] | None:
-    if hosts is None:
-        return None
+def is_among(hosts: Collection[str], host: str, port: int | None) -> bool:
+    """Whether a host is one of those that ``checked_hosts`` returned."""
+    name = f"[{host}]" if ":" in host else host
+    return name in hosts or f"{name}:{port}" in hosts
+
+
+def checked_hosts(hosts: Collection[Any]) -> Collection[str]:
+    """Return names of hosts, as ``name`` or ``name:port``, in lower case."""
     if isinstance(hosts, str):
         raise ConfigurationError(f"hosts is a list of names: hosts=[{hosts!r}].")
     for host in hosts:

@@ -5,6 +5,7 @@ over retries and, with a journal, over a crash. It opens no connection: the adap
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 from typing import Any, cast
 
 try:
@@ -18,7 +19,15 @@ except ModuleNotFoundError as missing:
         raise
     raise ImportError("semel.client.requests needs requests. Run: pip install requests") from missing
 
-from semel.client.exchange import EVENT_STREAM, Exchange, is_untrusted, looked_at, redirect_refused
+from semel.client.exchange import (
+    Clock,
+    Exchange,
+    is_left_behind,
+    is_untrusted,
+    looked_at,
+    redirect_refused,
+    terms_of,
+)
 from semel.client.journal import Journal
 from semel.client.options import Options
 from semel.core.intent import Outgoing, checked
@@ -38,6 +47,8 @@ _WIRE = "latin-1"
 _TO_A_RESULT = frozenset({302, 303})
 _MOVED_PERMANENTLY = 301
 _CHUNK = 2**16
+#: Seconds in which something of an answer comes, where the caller says nothing: requests itself would wait for ever.
+TRY_SECONDS = 30.0
 #: Answers with a lower status are interim ones.
 _FINAL = 200
 
@@ -50,8 +61,9 @@ class _Mark(str):
     first byte leaves, as it puts this header on the wire.
     """
 
-    __slots__ = ("in_doubt", "intent", "is_open", "place")
+    __slots__ = ("clock", "in_doubt", "intent", "is_open", "place")
 
+    clock: Clock
     intent: str | None
     place: Origin
     #: Whether it may have taken effect there.
@@ -93,8 +105,12 @@ class IdempotentAdapter(BaseAdapter):
     def __init__(self, adapter: HTTPAdapter | None = None, **options: Any) -> None:
         """Wrap *adapter*, or one of requests' own. The other arguments are those of ``IdempotentTransport``."""
         super().__init__()
+        if not isinstance(adapter, BaseAdapter | None):
+            raise ConfigurationError(
+                f"IdempotentAdapter wraps an adapter, not {adapter!a}: IdempotentAdapter(HTTPAdapter())."
+            )
         self.wrapped = HTTPAdapter() if adapter is None else adapter
-        if getattr(self.wrapped.max_retries, "total", 0):
+        if getattr(getattr(self.wrapped, "max_retries", None), "total", 0):
             raise ConfigurationError(
                 "The adapter inside must not retry by itself: HTTPAdapter(max_retries=0). It does not know what an "
                 "answer means for a key."
@@ -121,23 +137,25 @@ class IdempotentAdapter(BaseAdapter):
         url, method = request.url or "", request.method or ""
         place = origin_of(url)
         header = self.options.header
-        given: str | None = headers.get(header)
+        given: str | bytes | None = headers.get(header)
+        if isinstance(given, bytes):  # As it is on the wire.
+            given = given.decode(_WIRE)
         mark = given if isinstance(given, _Mark) else None
+        if mark is not None and method in _WITHOUT_BODY:
+            return self.wrapped.send(_to_a_result(request, header, mark.place != place), stream=stream, **sending)
         intent: str | None = headers.pop(INTENT_HEADER, None) or (mark.intent if mark else None)
-        if mark is not None:
-            if method in _WITHOUT_BODY:
-                del headers[header]  # A redirect has made a GET of it: the key is not its.
-                intent = None
-            elif mark.place != place:
-                raise redirect_refused(str(mark), intent, mark.place, place, in_doubt=mark.in_doubt)
+        if mark is not None and mark.place != place:
+            raise redirect_refused(str(mark), intent, mark.place, place, in_doubt=mark.in_doubt)
         if not self.options.guards(method, place, has_key=given is not None, has_intent=intent is not None):
             return self.wrapped.send(request, stream=stream, **sending)
         if intent is not None:
             checked(intent)
         key = str(given or self.options.new_key())
-        was_sent = mark is not None and mark.in_doubt
-        terms = Terms(key, self.options.seconds, intent, self.options.follow_accepted, was_sent)
-        exchange = _Exchange(self.wrapped, request, self.options, place, terms, sending, is_key_given=given is not None)
+        clock = Clock() if mark is None else mark.clock
+        terms = terms_of(self.options, key, intent, clock, was_sent=mark is not None and mark.in_doubt)
+        exchange = _Exchange(
+            self.wrapped, request, self.options, place, terms, clock, sending, is_key_given=given is not None
+        )
         exchange.is_redirected = mark is not None
         exchange.mark()
         if request.body is not None and not isinstance(request.body, (bytes, str)):
@@ -164,11 +182,12 @@ class _Exchange(Exchange):
         options: Options,
         place: Origin,
         terms: Terms,
+        clock: Clock,
         sending: dict[str, Any],
         *,
         is_key_given: bool,
     ) -> None:
-        super().__init__(options, place, terms, is_key_given=is_key_given)
+        super().__init__(options, place, terms, clock, is_key_given=is_key_given)
         self._adapter = adapter
         self._request = request
         self._sending = sending
@@ -186,7 +205,7 @@ class _Exchange(Exchange):
     def mark(self) -> None:
         """Set the key that is sent."""
         self._mark = mark = _Mark(self.key)
-        mark.intent, mark.place = self.terms.intent, self._place
+        mark.intent, mark.place, mark.clock = self.terms.intent, self._place, self.clock
         mark.in_doubt = mark.is_open = False
         self._request.headers[self.options.header] = mark
 
@@ -244,16 +263,16 @@ class _Exchange(Exchange):
 
     def _read(self, response: requests.Response, end: float) -> Reply:
         """Read the whole answer, so that a connection that is lost on the way is not the caller's."""
-        raw, headers = response.raw, response.headers
+        raw = response.raw
         self._body, self._last = None, response
-        length = headers.get("content-length", "")
-        if EVENT_STREAM in headers.get("content-type", "") or (length.isdecimal() and float(length) > self._max):
-            return self._reply(response)
+        if self.is_streamed(response.headers):
+            return self._handed_over(response)
         read = bytearray()
         try:
             while chunk := _some(raw):
                 read += chunk
-                if len(read) > self._max:
+                if len(read) > self.options.max_answer:
+                    self._handed_over(response)
                     response.raw = _again(raw, cast("Any", _Rest(bytes(read), raw)))
                     return self._reply(response)
                 if self.now() > end:
@@ -271,9 +290,11 @@ class _Exchange(Exchange):
         response.raw = _again(raw, io.BytesIO(self._body))
         return self._reply(response)
 
-    @property
-    def _max(self) -> int:
-        return self.options.max_answer
+    def _handed_over(self, response: requests.Response) -> Reply:
+        """Leave the rest to the caller, with its own time limit: the deadline is for the head."""
+        with suppress(AttributeError):  # It is not read from a socket, but by a stand-in.
+            response.raw._fp.fp.raw._sock.settimeout(_limits(self._sending["timeout"])[1])  # noqa: SLF001 - no other way
+        return self._reply(response)
 
     def _reply(self, response: requests.Response) -> Reply:
         def content() -> bytes:
@@ -321,6 +342,22 @@ class _Exchange(Exchange):
             decode_content=False,
         )
         return self._adapter.build_response(self._request, raw)
+
+
+def _to_a_result(
+    redirected: requests.PreparedRequest,
+    header: str,
+    is_elsewhere: bool,  # noqa: FBT001 - of a mark's place
+) -> requests.PreparedRequest:
+    """Return the GET that a redirect has made of a request: without its key, and elsewhere without its credentials.
+
+    It is a copy. The other keeps the mark for the next redirect, which copies its headers.
+    """
+    request = redirected.copy()
+    for name in list(request.headers):
+        if name.lower() == header.lower() or (is_elsewhere and is_left_behind(name.lower())):
+            del request.headers[name]
+    return request
 
 
 class _Rest(io.RawIOBase):
@@ -377,13 +414,21 @@ def _read(body: Any, limit: int) -> bytes:
     return bytes(read)
 
 
-def _within(timeout: Any, seconds: float) -> tuple[float, float]:
-    """Return the time limits of one try, to connect and to read, as far as the deadline allows."""
+def _limits(timeout: Any) -> tuple[float | None, float | None]:
+    """Return the time limits of the caller, to connect and to read; None: none."""
     if hasattr(timeout, "connect_timeout"):
         timeout = (timeout.connect_timeout, timeout.read_timeout)
     connect, read = timeout if isinstance(timeout, tuple) else (timeout, timeout)
-    limits = [seconds if limit is None or not isinstance(limit, (int, float)) else limit for limit in (connect, read)]
-    return min(limits[0], seconds), min(limits[1], seconds)
+    return tuple(limit if isinstance(limit, (int, float)) else None for limit in (connect, read))  # type: ignore[return-value]  # two
+
+
+def _within(timeout: Any, seconds: float) -> tuple[float, float]:
+    """Return the time limits of one try, as far as the deadline allows."""
+    connect, read = _limits(TRY_SECONDS if timeout is None else timeout)
+    return (
+        seconds if connect is None else min(connect, seconds),
+        seconds if read is None else min(read, seconds),
+    )
 
 
 def _failure(error: requests.RequestException) -> Failure | None:

@@ -4,10 +4,12 @@ application's. The client brings the credentials, which are in no journal; nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from semel.client.options import checked_hosts, is_among
 from semel.core.intent import Entry, Outgoing
+from semel.core.retrying import origin_of, said_of
 from semel.core.value import value
 from semel.errors import ConfigurationError
 
@@ -24,6 +26,12 @@ _ELSEWHERE = (
 )
 
 
+_SEVERAL = (
+    "This client's credentials may not be for all of {}. Nothing was sent. Name the hosts that it is for: "
+    "journal.resume(client, hosts=[…]), or semel journal resume --host NAME."
+)
+
+
 @value
 class Resumed:
     """What became of one entry."""
@@ -35,38 +43,69 @@ class Resumed:
     error: Exception | None = None
 
 
-def resume(journal: Journal, client: Any, header: str | None = None) -> list[Resumed]:
-    """Send what is pending, one after another; what fails is told, and stays pending. With *header*, only entries with
-    their keys in that one.
+def resume(
+    journal: Journal, client: Any, *, hosts: Collection[str] | None = None, header: str | None = None
+) -> list[Resumed]:
+    """Send what is pending, one after another; what fails is told, and stays pending. With *hosts*, only entries for
+    them; with *header*, only those with their keys in that one.
     """
     ended = []
-    for entry, given in _requests(journal, client, header):
+    for entry in _entries(journal, client, hosts):
         try:
-            ended.append(Resumed(entry.intent, entry.key, client.request(**given).status_code))
+            given = _given(journal, client, entry) if header in {None, entry.header} else None
+            if given is not None:
+                ended.append(Resumed(entry.intent, entry.key, client.request(**given).status_code))
         except Exception as error:  # noqa: BLE001 - whatever it is, the next entry is to be sent, too
             ended.append(Resumed(entry.intent, entry.key, error=error))
     return ended
 
 
-async def aresume(journal: Journal, client: Any) -> list[Resumed]:
+async def aresume(journal: Journal, client: Any, *, hosts: Collection[str] | None = None) -> list[Resumed]:
     """Do the same on an event loop."""
     ended = []
-    for entry, given in _requests(journal, client):
+    for entry in _entries(journal, client, hosts):
         try:
-            ended.append(Resumed(entry.intent, entry.key, (await client.request(**given)).status_code))
+            given = _given(journal, client, entry)
+            if given is not None:
+                ended.append(Resumed(entry.intent, entry.key, (await client.request(**given)).status_code))
         except Exception as error:  # noqa: BLE001 - as above
             ended.append(Resumed(entry.intent, entry.key, error=error))
     return ended
 
 
-def _requests(journal: Journal, client: Any, header: str | None = None) -> Iterator[tuple[Entry, dict[str, Any]]]:
-    """Yield what is pending, with the arguments of the call that sends it."""
-    for entry in journal.pending():
-        outgoing = journal.request(entry.intent) if header in {None, entry.header} else None
-        if outgoing is None:
-            continue  # Another process has ended it meanwhile.
+def pending_for(journal: Journal, hosts: Collection[str] | None) -> list[Entry]:
+    """Return what is pending for *hosts*; None: for all."""
+    entries = journal.pending()
+    if hosts is None:
+        return entries
+    names = checked_hosts(hosts)
+    return [entry for entry in entries if is_among(names, *origin_of(entry.url)[1:])]
+
+
+def _entries(journal: Journal, client: Any, hosts: Collection[str] | None) -> list[Entry]:
+    """Return what is to be sent, if the client can send all of it."""
+    entries = pending_for(journal, hosts)
+    for entry in entries:
         _check(journal, client, entry.url)
-        yield entry, (_of_httpx if hasattr(client, "build_request") else _of_requests)(entry, outgoing)
+    if hosts is None and entries:
+        base = str(getattr(client, "base_url", ""))
+        _check_origins([entry.url for entry in entries] + ([base] if base else []))
+    return entries
+
+
+def _given(journal: Journal, client: Any, entry: Entry) -> dict[str, Any] | None:
+    """Return the arguments of the call that sends it; None: another process has ended it meanwhile."""
+    outgoing = journal.request(entry.intent)
+    if outgoing is None:
+        return None
+    return (_of_httpx if hasattr(client, "build_request") else _of_requests)(entry, outgoing)
+
+
+def _check_origins(urls: list[str]) -> None:
+    """Refuse several of them: what a client sends with every request, such as a token, may not be for all."""
+    origins = {origin_of(url) for url in urls}
+    if len(origins) > 1:
+        raise ConfigurationError(_SEVERAL.format(" and ".join(sorted(map(said_of, origins)))))
 
 
 def _check(journal: Journal, client: Any, url: str) -> None:

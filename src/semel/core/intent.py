@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Literal
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from semel.core.credentials import NEVER_STORED, looks_secret
 from semel.core.fingerprint import Fingerprinter, Subject, is_same_request
@@ -15,6 +15,11 @@ from semel.core.value import value
 from semel.errors import ConfigurationError
 
 MAX_INTENT = 500
+
+TOO_LATE = (
+    "It is not known whether this request took effect, and its key is past the server's retention, so it is not sent "
+    "again. Look it up; then: semel journal forget."
+)
 
 EntryState = Literal["pending", "done", "unknown"]
 
@@ -79,6 +84,8 @@ class Wish:
     is_redirected: bool = False
     #: That the key is sent in.
     header: str = KEY_HEADER
+    #: The application's name for the account that it is sent with.
+    account: str | None = None
 
 
 @value
@@ -146,18 +153,20 @@ def without_login(url: str) -> str:
 _RECIPE = Fingerprinter()
 
 
-def fingerprint(outgoing: Outgoing) -> bytes:
+def fingerprint(outgoing: Outgoing, account: str | None = None) -> bytes:
     """Return what is stored to tell whether another request is the same."""
-    return _RECIPE.of(_subject(outgoing))
+    return _RECIPE.of(_subject(outgoing, account))
 
 
-def is_same(stored: bytes, outgoing: Outgoing) -> bool:
+def is_same(stored: bytes, outgoing: Outgoing, account: str | None = None) -> bool:
     """Whether *outgoing* asks for the same: JSON in another order and a new boundary of multipart are no difference."""
-    return is_same_request(_RECIPE, stored, fingerprint(outgoing), _subject(outgoing))
+    return is_same_request(_RECIPE, stored, fingerprint(outgoing, account), _subject(outgoing, account))
 
 
-def _subject(outgoing: Outgoing) -> Subject:
+def _subject(outgoing: Outgoing, account: str | None) -> Subject:
     parts = urlsplit(outgoing.url)
-    # The host in front: the same path elsewhere is another operation.
-    where = f"{parts.scheme}://{parts.netloc.lower()}{parts.path or '/'}"
+    # The host in front: the same path elsewhere is another operation. The account is where a URL has its user, which is
+    # not kept of the URL itself.
+    user = "" if account is None else f"{quote(account, safe='')}@"
+    where = f"{parts.scheme}://{user}{parts.netloc.lower()}{parts.path or '/'}"
     return Subject(outgoing.method, where, parts.query.encode(), outgoing.headers, outgoing.body)

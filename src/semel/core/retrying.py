@@ -283,6 +283,13 @@ def origin_of(url: str) -> Origin:
     return parts.scheme, parts.hostname or "", parts.port or PORTS.get(parts.scheme)
 
 
+def said_of(origin: Origin) -> str:
+    """Return the beginning of its URLs."""
+    scheme, host, port = origin
+    name = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{name}" + ("" if port == PORTS.get(scheme) else f":{port}")
+
+
 def _by_status(status: int, after: float | None) -> Meaning:
     if status in STATUSES:
         return STATUSES[status]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from semel.core.intent import Beginning, Ended, Lapsed, Taken
+from semel.core.intent import TOO_LATE, Beginning, Ended, Lapsed, Taken
 from semel.core.message import Answer
 from semel.core.outcome import RetryReason
 from semel.core.retrying import (
@@ -34,7 +34,7 @@ from semel.errors import AnswerNotKept, IntentBusy, RequestOutcomeUnknown
 
 #: Seconds between two looks at the journal while another process sends.
 LOOK_SECONDS = 0.1
-#: A pause may take longer than it was to, and a time limit must be above zero.
+#: A deadline may be over before the first try, and a time limit must be above zero.
 MIN_TRY_SECONDS = 0.05
 #: Seconds between two looks at a status URL, where the server does not say.
 FOLLOW_SECONDS = 1.0
@@ -43,10 +43,7 @@ _ACCEPTED = 202
 #: They ask for credentials, which the library may then send.
 _CHALLENGES = frozenset({401, 407})
 
-_TOO_LATE = (
-    "It is not known whether this request took effect, and its key is past the server's retention, so it is not sent "
-    "again. Look it up; then: semel journal forget."
-)
+_INTERRUPTED = "A request with the key {} was under way: it is not known whether it took effect."
 _SERVER_SAYS = "The server can't tell whether this request took effect. Look it up before you start a new one."
 
 
@@ -102,7 +99,7 @@ class SendPorts(Protocol):
     """What sending one operation takes."""
 
     def now(self) -> float:
-        """Return the seconds of a clock that only goes forward."""
+        """Return the seconds since the operation began, those in which this machine slept among them."""
 
     def today(self) -> float:
         """Return the seconds since 1970."""
@@ -120,7 +117,9 @@ class SendPorts(Protocol):
         """Write the intent into the journal, on the disk, or find what is there."""
 
     def renew(self) -> Awaitable[bool]:
-        """Tell the journal that this process is about to try again; False: others may have taken the intent over."""
+        """Tell the journal that this process is about to try again; False: others may have taken the intent over.
+        Past the server's retention, this raises RequestOutcomeUnknown.
+        """
 
     def is_held(self) -> Awaitable[bool]:
         """Return whether the intent is still this process's; False: others may have taken it over, and sent it."""
@@ -166,19 +165,19 @@ async def send(ports: SendPorts, terms: Terms) -> Any:
     doubt = _Doubt(before=terms.was_sent)
     try:
         if terms.intent is None:
-            return await _tries(ports, terms, end, doubt)
+            return await _noted(ports, terms, end, doubt)
         begun = await _begun(ports, end)
         if isinstance(begun, Ended):
             if begun.answer is None:
                 raise AnswerNotKept(key=begun.key, intent=terms.intent)
             return ports.stored(begun.answer)
         if isinstance(begun, Lapsed):
-            raise RequestOutcomeUnknown(_TOO_LATE, key=begun.key, intent=terms.intent)
+            raise RequestOutcomeUnknown(TOO_LATE, key=begun.key, intent=terms.intent)
         if isinstance(begun, Taken):
             raise IntentBusy(key=begun.key, intent=terms.intent)
         doubt.before = doubt.before or begun.is_resumed
         own = Terms(begun.key, terms.deadline, terms.intent, terms.follows)
-        return await _tries(ports, own, end, doubt)
+        return await _noted(ports, own, end, doubt)
     finally:
         ports.release(in_doubt=doubt.is_left)
 
@@ -191,11 +190,22 @@ async def _begun(ports: SendPorts, end: float) -> Beginning:
         await ports.pause(LOOK_SECONDS)
 
 
+async def _noted(ports: SendPorts, terms: Terms, end: float, doubt: _Doubt) -> Any:
+    """Send it. An interrupt, or the end of a task, is not ours to replace: it takes the key along in a note."""
+    try:
+        return await _tries(ports, terms, end, doubt)
+    except BaseException as error:
+        if doubt.here and not isinstance(error, Exception):
+            error.add_note(_INTERRUPTED.format(terms.key))
+        raise
+
+
 async def _tries(ports: SendPorts, terms: Terms, end: float, doubt: _Doubt) -> Any:
     """Send until there is an end."""
     tries = 0
     #: The status URL, while it is followed.
     where: str | None = None
+    _check_time(ports, terms, end)
     while True:
         left = max(end - ports.now(), MIN_TRY_SECONDS)
         was_in_doubt, in_doubt = doubt.here, doubt.here or doubt.before
@@ -217,11 +227,8 @@ async def _tries(ports: SendPorts, terms: Terms, end: float, doubt: _Doubt) -> A
             doubt.here = was_in_doubt or verdict.in_doubt or where is not None
             where = None
             tries += 1
-            wait = pause(tries, verdict.after, ports.dice())
-            if ports.now() + wait >= end or (verdict.is_counted and not ports.spend()):
+            if not await _is_time_for(ports, verdict, got, tries, end):
                 return _given_up(terms, got, in_doubt=doubt.is_left)
-            ports.retrying(reason_of(got.failure if isinstance(got, NoReply) else got.status))
-            await ports.pause(wait)
             doubt.before = not (terms.intent is None or await ports.renew()) or doubt.before
             continue
         assert isinstance(got, Reply)  # noqa: S101 - without an answer, the verdict is Retry
@@ -234,6 +241,26 @@ async def _tries(ports: SendPorts, terms: Terms, end: float, doubt: _Doubt) -> A
         if where is None or ports.now() + wait >= end:
             return got.response  # A 202 is true: it was accepted, and has not ended.
         await ports.pause(wait)
+
+
+def _check_time(ports: SendPorts, terms: Terms, end: float) -> None:
+    """Refuse a first try after the deadline, if it may have been sent before: by another process, while this one was
+    stopped.
+    """
+    if (terms.intent is not None or terms.was_sent) and ports.now() >= end:
+        raise RequestOutcomeUnknown(key=terms.key, intent=terms.intent)
+
+
+async def _is_time_for(ports: SendPorts, verdict: Retry, got: Reply | NoReply, tries: int, end: float) -> bool:
+    """Wait until the request is sent again; False: it is not."""
+    wait = pause(tries, verdict.after, ports.dice())
+    if ports.now() + wait >= end or (verdict.is_counted and not ports.spend()):
+        return False
+    await ports.pause(wait)
+    if ports.now() >= end:
+        return False  # The process was stopped, or the machine slept: by now the server may have forgotten the key.
+    ports.retrying(reason_of(got.failure if isinstance(got, NoReply) else got.status))
+    return True
 
 
 async def _is_kept(
