@@ -331,7 +331,9 @@ class TestFailures:
             assert relay.run_once().sent == 1
         assert [message.attempts for message in broker.got] == [0] * 4
 
-    @pytest.mark.parametrize("error", [ConnectionRefusedError("refused"), TimeoutError(), ConfigurationError("wrong")])
+    @pytest.mark.parametrize(
+        "error", [ConnectionRefusedError("refused"), TimeoutError(), ConfigurationError("wrong"), ImportError("x")]
+    )
     def test_errors_of_the_network(self, url: str, store: Store, error: Exception) -> None:
         """What a publisher raises because of the network, or of its settings, costs no message a try."""
 

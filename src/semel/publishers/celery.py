@@ -16,10 +16,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 from urllib.parse import quote
 
 from semel.core.outbox import BROKER_SCHEDULE, Delivered, Failed, Message, Rejected, Schedule, Unreachable, Verdict
+from semel.errors import ConfigurationError
 from semel.publishers.address import TIMEOUT_SECONDS, Table, address, dropped, late
 
 try:
@@ -88,6 +90,8 @@ class Celery:
         self._queue = self._address.text("queue", queue)
         self._timeout, self.limit = self._address.seconds(timeout)
         self._is_amqp = self._address.scheme == "celery+amqp"
+        if not self._is_amqp:
+            _check_packages(name)
         self._app: Any = None
         self._connection: Any = None
         self._producer: Any = None
@@ -231,6 +235,17 @@ class Celery:
         if thread is not None:
             await asyncio.get_running_loop().run_in_executor(thread, self._disconnect)
             thread.shutdown(wait=False)
+
+
+def _check_packages(name: str) -> None:
+    """See that what Celery reaches Redis with is there: it says so late, and as an error of the connection."""
+    try:
+        import_module("redis")
+        import_module("kombu.transport.redis")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"Destination {name!r}: Celery can't use Redis ({error}). Run: pip install 'semel[celery]'"
+        ) from error
 
 
 def _arguments(payload: bytes) -> tuple[list[Any], dict[str, Any]]:

@@ -266,7 +266,7 @@ class Relay(StoreService[S_co, RelayReport]):
             is_late = self._is_open and isinstance(error, TimeoutError)
             self._is_open = False
             return [Unreachable(_reason(error), is_dropped=is_dropped, is_late=is_late)] * len(messages)
-        except ConfigurationError as error:
+        except (ConfigurationError, ImportError) as error:
             # It never will be, until a person has corrected it: no message is to pay for that.
             self._is_open = False
             return [Unreachable(_reason(error))] * len(messages)
