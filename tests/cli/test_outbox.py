@@ -22,6 +22,7 @@ from semel.core.webhook import new_secret
 from semel.outbox import Outbox
 from semel.publishers.discard import Discard
 from semel.stores import store
+from semel.webhooks import Endpoints
 from semel.work.relay import Relay
 from tests.webhooks.endpoint import http, serving
 
@@ -200,6 +201,31 @@ async def test_the_url_of_a_webhook_is_not_logged(url: str, semel: Semel) -> Non
         assert [each.line.split()[1] for each in server.requests] == ["/hooks?token=hush"]
     assert done.stdout.startswith("relayed to mail: 0 sent, 1 to be tried again")
     assert "hush" not in done.stdout + done.stderr
+
+
+async def test_webhooks_once(url: str, semel: Semel) -> None:
+    """`semel relay --webhooks --once` sends what waits for the endpoints, and ends. What may not be sent into the own
+    network waits, and loses no try; the log says what to type.
+    """
+    with closing(store(url)) as keys, closing(connect(url)) as connection:
+        Outbox(url, to="acme").add(connection, "t", 1)
+        connection.commit()
+        async with serving() as server:
+            Endpoints(keys).add("acme", server.url(), secrets=["env:HOOK_SECRET"])
+
+            def relay(*typed: str) -> Any:
+                command = ("relay", "--webhooks", "--once", *typed, "--store", url)
+                return semel(*command, HOOK_SECRET=new_secret(bytes(32)))
+
+            refused = await asyncio.to_thread(relay)
+            assert (refused.returncode, len(server.requests)) == (2, 0)
+            assert "WARNING acme can't be reached" in refused.stderr
+            assert "semel relay --webhooks --allow-private" in refused.stderr
+            (waits,) = [each for each in listed(semel, url) if each["to"] == "acme"]
+            assert (waits["state"], waits["attempts"]) == ("ready", 0)
+            sent = await asyncio.to_thread(relay, "--allow-private")
+            assert sent.stdout == "webhooks: 1 sent, 0 to be tried again, 0 dead, 0 of 1 endpoints not reached\n"
+            assert (sent.returncode, len(server.requests)) == (0, 1)
 
 
 def test_no_outbox(semel: Semel) -> None:

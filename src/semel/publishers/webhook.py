@@ -230,10 +230,12 @@ class Webhook:
         if not self._allow_private:
             for address in addresses:
                 if (why := forbidden(address)) is not None:
+                    # What may be sent to is the sender's own setting: it costs the messages nothing.
                     return Answered(
-                        Rejected(
+                        Unreachable(
                             f"{host} is at {address}, which is {why}, so nothing was sent. If this endpoint is of your "
-                            "own network, allow it (allow_private); else correct its URL, and requeue this message."
+                            "own network, allow it: semel relay --webhooks --allow-private (#private=allow in a URL of "
+                            "--to; allow_private=True in Python). Else correct its URL."
                         )
                     )
         return addresses
