@@ -49,16 +49,16 @@ OPENS = {
     "kafka": ("destination kafka://127.0.0.1:1?timeout=1",),
     "celery": ("destination celery+amqp://127.0.0.1:1/", "destination celery+redis://127.0.0.1:1/0"),
     "webhooks": ("destination https://127.0.0.1:1/#secret=env:HOOK",),
-    "encryption": ("store sqlite:///:memory:?encrypt=env:SECRETS",),
+    "encryption": ("store sqlite:///semel.db?encrypt=env:SECRETS",),
 }
 #: Run with one of the above: a connection that is refused is what is expected.
 OPEN = """
-import asyncio, base64, os, sys
+import asyncio, base64, os, sys, tempfile
 from semel.errors import StoreUnavailable
 from semel.publishers import publisher
 from semel.stores import async_store, store
 
-os.environ["SECRETS"] = "a=" + base64.b64encode(b"s" * 32).decode()
+os.environ["SECRETS"] = base64.b64encode(b"s" * 32).decode()
 os.environ["HOOK"] = "whsec_" + base64.b64encode(b"s" * 32).decode()
 
 async def open_both(kind, url):
@@ -71,10 +71,13 @@ async def open_both(kind, url):
     async with async_store(url) as opened:
         await opened.migrate()
 
-try:
-    asyncio.run(open_both(*sys.argv[1].split(" ")))
-except (OSError, StoreUnavailable):
-    pass
+with tempfile.TemporaryDirectory() as folder:
+    os.chdir(folder)
+    try:
+        asyncio.run(open_both(*sys.argv[1].split(" ")))
+    except (OSError, StoreUnavailable):
+        pass
+    os.chdir("/")
 """
 #: Files that are no Python.
 NEEDED = (

@@ -694,6 +694,7 @@ class TestActions:
         trail = text_of(visitor.get(f"/message/{first}"))
         assert "requeued" in trail
         assert "asked the provider" in trail
+        assert trail.count("ada (console)") == 2
 
     def test_endpoints(self, visitor: Visitor, world: World) -> None:
         """An endpoint of webhooks is turned off and on again, with a reason."""

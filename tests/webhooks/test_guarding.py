@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from semel.core import addresses
-from semel.core.outbox import Delivered, Message, Rejected, Unreachable, Verdict
+from semel.core.outbox import Delivered, Message, Unreachable, Verdict
 from semel.core.webhook import new_secret
 from semel.publishers.webhook import Webhook
 from tests.webhooks.endpoint import http, serving

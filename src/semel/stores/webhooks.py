@@ -7,10 +7,19 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from semel.core.commands import Note
 from semel.core.delivery import Endpoint
+from semel.core.message import one_line
+from semel.core.record import NO_TOKEN, Hold
 from semel.stores.base import AsyncStore, Store
 from semel.stores.dialect import PACKAGES, messages_of
 from semel.stores.statement import Joined, load_queries
+
+
+def note_endpoint(endpoint: Endpoint, event: str, reason: str | None) -> Note:
+    """Return the line of the audit trail about what an operator did to an endpoint: *enabled*, *disabled*."""
+    detail = None if reason is None else one_line(reason)
+    return Note(Hold(f"webhook:{endpoint.name}", endpoint.url, 1, NO_TOKEN), event, detail)
 
 
 class EndpointStatements:
