@@ -228,6 +228,36 @@ async def test_webhooks_once(url: str, semel: Semel) -> None:
             assert (sent.returncode, len(server.requests)) == (0, 1)
 
 
+def test_a_destination_that_no_relay_serves(url: str, semel: Semel) -> None:
+    """A message that is ready for long, and of whose destination nothing was tried, says what to type; a name that is
+    nearly an endpoint's is told.
+    """
+    with closing(store(url)) as keys, closing(connect(url)) as connection:
+        Endpoints(keys).add("acme", "https://acme.example/", secrets=["env:HOOK_SECRET"])
+        Outbox(url, to="acmee").add(connection, "t", 1)
+        Outbox(url, to="acme").add(connection, "t", 2)
+        connection.commit()
+        assert {each["hint"] for each in listed(semel, url)} == {None}
+        connection.execute(_AGED[url.partition(":")[0]])
+        connection.commit()
+        hints = {each["to"]: each["hint"] for each in listed(semel, url)}
+        assert hints["events"] is None
+        assert "semel relay --to mail=URL" in hints["mail"]
+        assert "semel relay --to acmee=URL (There is an endpoint acme: was that meant?)" in hints["acmee"]
+        assert "semel relay --webhooks" in hints["acme"]
+        Endpoints(keys).disable("acme", "moved")
+    (waits,) = [each for each in listed(semel, url) if each["to"] == "acme"]
+    assert "semel webhooks enable acme" in waits["hint"]
+    assert "semel webhooks enable acme" in semel("outbox", "show", waits["id"], "--store", url).stdout
+    assert "--to acmee=URL" in " ".join(semel("outbox", "list", "--store", url, COLUMNS="400").stdout.split())
+
+
+_AGED = {
+    "postgresql": "UPDATE semel_outbox SET created_at = created_at - interval '2 minutes'",
+    "sqlite": "UPDATE semel_outbox SET created_at = created_at - 120000",
+}
+
+
 def test_no_outbox(semel: Semel) -> None:
     """Redis as a store has no outbox, and says why."""
     done = semel("relay", "--to", "events=discard://", "--store", "redis://127.0.0.1:1/0")

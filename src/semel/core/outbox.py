@@ -21,6 +21,8 @@ MAX_NAME = 255
 #: Brokers take 1 MiB by default (NATS, Kafka); a message that is larger belongs in a file, with its address sent.
 MAX_PAYLOAD = 1024 * 1024
 MAX_HEADERS = 16 * 1024
+#: A message that is ready for longer is not being sent: a relay takes milliseconds.
+UNSENT_AFTER = timedelta(minutes=1)
 #: A call that takes longer than this share of its time limit is not made larger: twice as much has to fit, with a
 #: reserve for a link that gets slower.
 MAX_SHARE = 1 / 3
