@@ -1,5 +1,5 @@
-"""Builds the wheel and the sdist, installs the wheel into empty environments, alone and with each extra, and runs the
-README's first program from there. What works in a checkout may be missing from a wheel.
+"""Builds the wheel and the sdist, installs the wheel into empty environments, alone and with each extra, opens what
+the extra is for, and runs the README's first program from there. What works in a checkout may be missing from a wheel.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -19,16 +20,65 @@ ROOT = Path(__file__).parents[1]
 #: What can be imported with each extra alone; "" is no extra.
 IMPORTS = {
     "": ("semel", "semel.asgi", "semel.wsgi", "semel.functions", "semel.testing", "semel.stores.sqlite"),
+    "postgres": ("semel.stores.postgres.store", "semel.stores.postgres.async_store"),
+    "redis": ("semel.stores.redis.store", "semel.publishers.redis"),
+    "sqlalchemy": ("semel.stores.connections.sqlalchemy", "semel.natural.sqlalchemy"),
+    "rabbitmq": ("semel.publishers.rabbitmq", "semel.inbox.rabbitmq"),
+    "nats": ("semel.publishers.nats", "semel.inbox.nats"),
+    "kafka": ("semel.publishers.kafka",),
+    "celery": ("semel.publishers.celery", "semel.inbox.celery"),
+    "faststream": ("semel.inbox.faststream",),
+    "webhooks": ("semel.webhooks", "semel.publishers.webhook", "semel.work.webhooks"),
+    "encryption": ("semel.stores.encrypted",),
     "fastapi": ("semel.fastapi",),
     "django": ("semel.django",),
     "flask": ("semel.flask",),
-    "postgres": ("semel.stores.postgres.store", "semel.stores.postgres.async_store"),
-    "redis": ("semel.stores.redis.store",),
-    "sqlalchemy": ("semel.stores.connections.sqlalchemy",),
-    "cli": ("semel.cli.main",),
+    "cli": ("semel.cli.main", "semel.cli.app"),
+    "prometheus": ("semel.telemetry.prometheus",),
+    "opentelemetry": ("semel.telemetry.opentelemetry",),
     "console": ("semel.console", "semel.console.wsgi", "semel.cli.console"),
+    "proxy": ("semel.cli.proxy", "semel.proxy.server"),
     "demo": ("semel.cli.main", "semel.cli.demo.command"),
 }
+#: What can be opened with each. Nothing listens there: what is missing shows before that does.
+OPENS = {
+    "postgres": ("store postgresql://u@127.0.0.1:1/x",),
+    "redis": ("store redis://127.0.0.1:1/0", "destination redis://127.0.0.1:1/0"),
+    "rabbitmq": ("destination amqp://127.0.0.1:1/",),
+    "nats": ("destination nats://127.0.0.1:1?timeout=1",),
+    "kafka": ("destination kafka://127.0.0.1:1?timeout=1",),
+    "celery": ("destination celery+amqp://127.0.0.1:1/", "destination celery+redis://127.0.0.1:1/0"),
+    "webhooks": ("destination https://127.0.0.1:1/#secret=env:HOOK",),
+    "encryption": ("store sqlite:///semel.db?encrypt=env:SECRETS",),
+}
+#: Run with one of the above: a connection that is refused is what is expected.
+OPEN = """
+import asyncio, base64, os, sys, tempfile
+from semel.errors import StoreUnavailable
+from semel.publishers import publisher
+from semel.stores import async_store, store
+
+os.environ["SECRETS"] = base64.b64encode(b"s" * 32).decode()
+os.environ["HOOK"] = "whsec_" + base64.b64encode(b"s" * 32).decode()
+
+async def open_both(kind, url):
+    if kind == "destination":
+        return await publisher("x", url).open()
+    try:
+        store(url).migrate()
+    except StoreUnavailable:
+        pass
+    async with async_store(url):
+        pass
+
+with tempfile.TemporaryDirectory() as folder:
+    os.chdir(folder)
+    try:
+        asyncio.run(open_both(*sys.argv[1].split(" ")))
+    except (OSError, StoreUnavailable):
+        pass
+    os.chdir("/")
+"""
 #: Files that are no Python.
 NEEDED = (
     "semel/py.typed",
@@ -51,10 +101,14 @@ def main() -> int:
         run(sys.executable, "-m", "build", "--outdir", str(place / "dist"), str(ROOT))
         (wheel,) = (place / "dist").glob("*.whl")
         check_contents(wheel)
+        check_extras(wheel)
         for extra, modules in IMPORTS.items():
             python = environment(place / f"env-{extra or 'alone'}", wheel, extra)
-            run(str(python), "-c", "; ".join(f"import {module}" for module in modules))
+            try_extra(python, modules, OPENS.get(extra, ()))
             print(f"wheel[{extra}]: imports {', '.join(modules)}", flush=True)
+        python = environment(place / "env-all", wheel, "all")
+        try_extra(python, sum(IMPORTS.values(), ()), sum(OPENS.values(), ()))
+        print("wheel[all]: all of these", flush=True)
         python = environment(place / "env-readme", wheel, "fastapi", "uvicorn")
         check_quickstart(python, place)
     print("The wheel holds what it says.")
@@ -73,6 +127,23 @@ def check_contents(wheel: Path) -> None:
     for needed in NEEDED:
         if needed not in names:
             raise SystemExit(f"The wheel lacks {needed}.")
+
+
+def check_extras(wheel: Path) -> None:
+    """Compare the extras that there are with those that are tried here."""
+    with zipfile.ZipFile(wheel) as file:
+        (metadata,) = (name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = file.read(metadata).decode().splitlines()
+    there = {line.partition(": ")[2] for line in lines if line.startswith("Provides-Extra: ")}
+    if untried := there - {*IMPORTS, "all", "dev", "failover"}:
+        raise SystemExit(f"Nothing is known of the extra {untried}: say in tools/wheel.py what it is for.")
+
+
+def try_extra(python: Path, modules: Sequence[str], opens: Sequence[str]) -> None:
+    """Import what an extra is for, and open it: some packages are imported only then."""
+    run(str(python), "-c", "; ".join(f"import {module}" for module in modules))
+    for each in opens:
+        run(str(python), "-c", OPEN, each)
 
 
 def environment(place: Path, wheel: Path, extra: str, *more: str) -> Path:

@@ -22,6 +22,7 @@ from semel.core.webhook import new_secret
 from semel.outbox import Outbox
 from semel.publishers.discard import Discard
 from semel.stores import store
+from semel.webhooks import Endpoints
 from semel.work.relay import Relay
 from tests.webhooks.endpoint import http, serving
 
@@ -200,6 +201,61 @@ async def test_the_url_of_a_webhook_is_not_logged(url: str, semel: Semel) -> Non
         assert [each.line.split()[1] for each in server.requests] == ["/hooks?token=hush"]
     assert done.stdout.startswith("relayed to mail: 0 sent, 1 to be tried again")
     assert "hush" not in done.stdout + done.stderr
+
+
+async def test_webhooks_once(url: str, semel: Semel) -> None:
+    """`semel relay --webhooks --once` sends what waits for the endpoints, and ends. What may not be sent into the own
+    network waits, and loses no try; the log says what to type.
+    """
+    with closing(store(url)) as keys, closing(connect(url)) as connection:
+        Outbox(url, to="acme").add(connection, "t", 1)
+        connection.commit()
+        async with serving() as server:
+            Endpoints(keys).add("acme", server.url(), secrets=["env:HOOK_SECRET"])
+
+            def relay(*typed: str) -> Any:
+                command = ("relay", "--webhooks", "--once", *typed, "--store", url)
+                return semel(*command, HOOK_SECRET=new_secret(bytes(32)))
+
+            refused = await asyncio.to_thread(relay)
+            assert (refused.returncode, len(server.requests)) == (2, 0)
+            assert "WARNING acme can't be reached" in refused.stderr
+            assert "semel relay --webhooks --allow-private" in refused.stderr
+            (waits,) = [each for each in listed(semel, url) if each["to"] == "acme"]
+            assert (waits["state"], waits["attempts"]) == ("ready", 0)
+            sent = await asyncio.to_thread(relay, "--allow-private")
+            assert sent.stdout == "webhooks: 1 sent, 0 to be tried again, 0 dead, 0 of 1 endpoints not reached\n"
+            assert (sent.returncode, len(server.requests)) == (0, 1)
+
+
+def test_a_destination_that_no_relay_serves(url: str, semel: Semel) -> None:
+    """A message that is ready for long, and of whose destination nothing was tried, says what to type; a name that is
+    nearly an endpoint's is told.
+    """
+    with closing(store(url)) as keys, closing(connect(url)) as connection:
+        Endpoints(keys).add("acme", "https://acme.example/", secrets=["env:HOOK_SECRET"])
+        Outbox(url, to="acmee").add(connection, "t", 1)
+        Outbox(url, to="acme").add(connection, "t", 2)
+        connection.commit()
+        assert {each["hint"] for each in listed(semel, url)} == {None}
+        connection.execute(_AGED[url.partition(":")[0]])
+        connection.commit()
+        hints = {each["to"]: each["hint"] for each in listed(semel, url)}
+        assert hints["events"] is None
+        assert "semel relay --to mail=URL" in hints["mail"]
+        assert "semel relay --to acmee=URL (There is an endpoint acme: was that meant?)" in hints["acmee"]
+        assert "semel relay --webhooks" in hints["acme"]
+        Endpoints(keys).disable("acme", "moved")
+    (waits,) = [each for each in listed(semel, url) if each["to"] == "acme"]
+    assert "semel webhooks enable acme" in waits["hint"]
+    assert "semel webhooks enable acme" in semel("outbox", "show", waits["id"], "--store", url).stdout
+    assert "--to acmee=URL" in " ".join(semel("outbox", "list", "--store", url, COLUMNS="400").stdout.split())
+
+
+_AGED = {
+    "postgresql": "UPDATE semel_outbox SET created_at = created_at - interval '2 minutes'",
+    "sqlite": "UPDATE semel_outbox SET created_at = created_at - 120000",
+}
 
 
 def test_no_outbox(semel: Semel) -> None:

@@ -1,8 +1,10 @@
 """`semel webhooks`."""
 
+import getpass
 import json
 import re
 import shlex
+import socket
 import subprocess
 from base64 import b64decode
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from datetime import timedelta
 import pytest
 import standardwebhooks
 
+from semel.core.commands import ReadTrail
 from semel.core.text import pasteable
 from semel.core.webhook import PrivateKey, read_secret
 from semel.stores import store
@@ -43,6 +46,11 @@ def test_endpoints(semel: Semel, url: str) -> None:
     assert (facts["name"], facts["state"], facts["failing_since"]) == ("acme", "off", None)
     assert "\x1b" not in semel("webhooks", "list", SEMEL_STORE=url).stdout
     assert semel("webhooks", "enable", "acme", SEMEL_STORE=url).stdout == "acme is on.\n"
+    with store(url) as keys:
+        lines = keys.perform(ReadTrail("webhook:acme", HOOK))
+    who = f"{getpass.getuser()}@{socket.gethostname()}"
+    assert [(each.event, each.actor) for each in lines] == [("disabled", who), ("enabled", who)]
+    assert lines[0].detail == r"on \x1b[31mholiday"
     assert semel("webhooks", "remove", "acme", SEMEL_STORE=url).stdout == "acme is removed.\n"
     assert semel("webhooks", "list", "--json", SEMEL_STORE=url).stdout == "[]\n"
 

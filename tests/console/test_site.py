@@ -464,6 +464,16 @@ class TestPages:
         assert "evt_77120" in visitor.page("/inbox")
         assert "hooks.acme.example" in visitor.page("/webhooks")
 
+    def test_a_destination_that_no_relay_serves(self, visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where a message waits for long, and nothing was tried, its row and its page say what to type."""
+        typed = "semel relay --to orders=URL"
+        page = visitor.page("/outbox?to=orders")
+        assert typed not in text_of(visitor.get("/outbox?to=orders"))
+        monkeypatch.setattr("semel.stores.outbox.UNSENT_AFTER", timedelta(seconds=-1))
+        assert typed in text_of(visitor.get("/outbox?to=orders"))
+        (first, *_) = re.findall(r'href="/message/([^"]+)"', page)
+        assert typed in text_of(visitor.get(f"/message/{first}"))
+
 
 class TestRates:
     """How requests have ended, by minute, from the store's own counts."""
@@ -694,6 +704,7 @@ class TestActions:
         trail = text_of(visitor.get(f"/message/{first}"))
         assert "requeued" in trail
         assert "asked the provider" in trail
+        assert trail.count("ada (console)") == 2
 
     def test_endpoints(self, visitor: Visitor, world: World) -> None:
         """An endpoint of webhooks is turned off and on again, with a reason."""

@@ -254,6 +254,70 @@ class TestFailures:
         assert (report.sent, report.retried, report.unreachable) == (2, 1, None)
         assert left(url) == [("0", "waiting", 2)]
 
+    def test_one_message_is_never_confirmed_in_time(self, url: str, store: Store) -> None:
+        """A message that the destination does not confirm in time, three times while it is alone, costs its own tries
+        from then on: once another has got through meanwhile, since the destination may be blocked.
+        """
+
+        class Blocked(Broker):
+            is_blocked = True
+
+            async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+                if self.is_blocked or any(message.payload == b"0" for message in messages):
+                    self.tried += messages
+                    return [Unreachable("no confirmation", is_late=True)] * len(messages)
+                return await super().publish(messages)
+
+        broker = Blocked()
+        add(url, *range(5))
+        relay = relay_of(store, "events", broker)
+        for _ in range(20):
+            assert relay.run_once().unreachable == "no confirmation"
+            relay._alone_until = 0.0
+        assert {(state, attempts) for _, state, attempts in left(url)} == {("ready", 0)}
+        broker.is_blocked = False
+        report = relay.run_once()
+        assert (report.sent, report.retried, report.unreachable) == (4, 1, None)
+        assert left(url) == [("0", "waiting", 1)]
+        (why,) = rows(url, "SELECT error FROM semel_outbox")
+        assert "did not confirm in time" in why
+        assert "while it had this message alone: no confirmation" in why
+
+    def test_a_slow_destination(self, url: str, store: Store, broker: Broker) -> None:
+        """What was confirmed within the time limit is settled whatever becomes of the rest, which costs no try. The
+        next call has fewer messages, and those after it twice as many each.
+        """
+        sizes: list[int] = []
+
+        class Slow(Broker):
+            async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+                sizes.append(len(messages))
+                await super().publish(messages[:10])
+                return [Delivered()] * len(messages[:10]) + [Unreachable("too slow")] * len(messages[10:])
+
+        slow = Slow()
+        add(url, *range(40))
+        report = relay_of(store, "events", slow, batch=40).run_once()
+        assert (report.sent, report.retried, report.unreachable) == (40, 0, None)
+        assert sizes == [40, 5, 10, 15, 5]
+        assert slow.payloads == [str(number) for number in range(40)]
+
+    def test_back_after_an_outage(self, url: str, store: Store) -> None:
+        """A destination that is back is asked by one message, then by two, and so on: not by all at once."""
+        sizes: list[int] = []
+
+        class Away(Broker):
+            async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+                sizes.append(len(messages))
+                return [Unreachable("away")] * len(messages) if len(sizes) == 1 else await super().publish(messages)
+
+        add(url, *range(40))
+        relay = relay_of(store, "events", Away(), batch=40)
+        assert relay.run_once().unreachable == "away"
+        relay._alone_until = 0.0
+        assert relay.run_once().sent == 40
+        assert sizes == [40, 1, 2, 4, 8, 16, 9]
+
     def test_a_connection_that_is_lost_now_and_then(self, url: str, store: Store, broker: Broker) -> None:
         """A message that gets through in the end was not to blame, and has lost no try."""
         relay = relay_of(store, "events", broker)
@@ -267,7 +331,9 @@ class TestFailures:
             assert relay.run_once().sent == 1
         assert [message.attempts for message in broker.got] == [0] * 4
 
-    @pytest.mark.parametrize("error", [ConnectionRefusedError("refused"), TimeoutError(), ConfigurationError("wrong")])
+    @pytest.mark.parametrize(
+        "error", [ConnectionRefusedError("refused"), TimeoutError(), ConfigurationError("wrong"), ImportError("x")]
+    )
     def test_errors_of_the_network(self, url: str, store: Store, error: Exception) -> None:
         """What a publisher raises because of the network, or of its settings, costs no message a try."""
 

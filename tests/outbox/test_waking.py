@@ -1,4 +1,4 @@
-"""What wakes a relay of a file: anything that is committed to it, seen from one thread."""
+"""What wakes a relay. That of a file: anything that is committed to it, seen from one thread."""
 
 import asyncio
 import os
@@ -8,12 +8,18 @@ from collections.abc import Collection, Iterator
 from contextlib import closing
 from typing import Any
 
+import psycopg
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
 from semel import stores
+from semel.outbox import Outbox
 from semel.stores.transaction import at_once
 from semel.work.waking import SQLiteWaker, waker_of
-from tests.outbox.conftest import rows
+from tests.kit import servers
+from tests.kit.servers.base import until
+from tests.outbox.conftest import Broker, relay_of, rows
 
 HANG_SECONDS = 60
 NOTE = "CREATE TABLE IF NOT EXISTS notes (number INTEGER)"
@@ -93,3 +99,34 @@ def test_in_a_forked_child(waker: SQLiteWaker, sqlite_url: str) -> None:
         at_once(waker.fall_asleep())
         os._exit(len(watching()))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+
+
+_HAS_TRIED = "SELECT FROM pg_stat_activity WHERE query LIKE '%advisory%' AND pid <> pg_backend_pid()"
+
+
+@pytest.mark.slow
+def test_two_phase_commit() -> None:
+    """Where transactions can be prepared, one that adds a message can, while a relay is idle; the relay finds it."""
+    with servers.postgres(settings={"max_prepared_transactions": "5", "fsync": "off"}) as server:
+        broker = Broker()
+        with closing(stores.store(server.url)) as store, psycopg.connect(server.url, autocommit=True) as others:
+            store.migrate()
+            relay = relay_of(store, "events", broker)
+
+            def is_idle() -> bool:
+                assert relay.run_once().is_idle
+                return others.execute(_HAS_TRIED).rowcount > 0
+
+            until("the idle relay has tried to fall asleep", is_idle)
+            with psycopg.connect(server.url) as connection:
+                connection.tpc_begin("orders")
+                Outbox(server.url).add(connection, "t", 1)
+                connection.tpc_prepare()
+                connection.tpc_commit()
+            engine = create_engine(server.url.replace("postgresql", "postgresql+psycopg"))
+            with Session(engine, twophase=True) as session:
+                Outbox(engine).add(session, "t", 2)
+                session.commit()
+            engine.dispose()
+            assert relay.run_once().sent == 2
+    assert broker.payloads == ["1", "2"]

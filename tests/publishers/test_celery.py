@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import logging
+import sys
 from queue import Queue
 from typing import Any
 
@@ -13,6 +14,8 @@ from celery import Celery as App
 from celery.contrib.testing.worker import start_worker
 
 from semel.core.outbox import Delivered, Failed, Rejected, Unreachable
+from semel.errors import ConfigurationError
+from semel.publishers import publisher
 from semel.publishers.celery import Celery
 from tests.conftest import MAX_RABBITMQ_BYTES
 from tests.kit import servers
@@ -150,6 +153,13 @@ async def test_down(scheme: str) -> None:
     with pytest.raises(ConnectionError, match=f"The broker at 127.0.0.1:{port} can't be reached") as caught:
         await made.open()
     assert "s3cr3t" not in f"{caught.value!r} {made!r} {made._address!r}"
+
+
+def test_no_client_for_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the packages are missing that Celery reaches Redis with, the destination is refused, with what to type."""
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(ConfigurationError, match=r"'jobs': Celery can't use Redis .*: pip install 'semel\[celery\]'"):
+        publisher("jobs", "celery+redis://127.0.0.1/0")
 
 
 async def test_wrong_password(rabbitmq_server: RabbitMQServer, name: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,8 +22,10 @@ from tests.publishers.sending import CREATED_AT, TRACE, cut_off, full_message, k
 class Mock:
     """A mock cluster of three brokers, inside a producer."""
 
-    def __init__(self) -> None:
-        self._producer: Producer | None = Producer({"test.mock.num.brokers": 3, "log_level": 0})
+    def __init__(self, round_trip: int = 0) -> None:
+        """Each answer takes as many milliseconds."""
+        settings = {"test.mock.num.brokers": 3, "test.mock.broker.rtt": round_trip, "log_level": 0}
+        self._producer: Producer | None = Producer(settings)
         brokers = self._producer.list_topics(timeout=10).brokers.values()
         self.hosts = ",".join(f"{each.host}:{each.port}" for each in brokers)
         self.url = f"kafka://{self.hosts}?timeout=10"

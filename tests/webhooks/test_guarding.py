@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from semel.core import addresses
-from semel.core.outbox import Delivered, Message, Rejected, Unreachable, Verdict
+from semel.core.outbox import Delivered, Message, Unreachable, Verdict
 from semel.core.webhook import new_secret
 from semel.publishers.webhook import Webhook
 from tests.webhooks.endpoint import http, serving
@@ -73,16 +73,16 @@ async def test_refused(host: str) -> None:
     async with serving() as server:
         verdict = await verdict_of(f"http://{host}:{server.port}/")
         assert server.connections == 0
-    assert isinstance(verdict, Rejected)
+    assert isinstance(verdict, Unreachable)
     assert "nothing was sent" in verdict.reason
-    assert "allow_private" in verdict.reason
+    assert "allow it: semel relay --webhooks --allow-private" in verdict.reason
 
 
 async def test_one_bad_address_of_many() -> None:
     """Where one of a host's addresses is forbidden, none of them is used."""
     names = Names(["93.184.216.34", "10.0.0.1"])
     verdict = await verdict_of("https://mixed.example/", resolve=names.resolve)
-    assert isinstance(verdict, Rejected)
+    assert isinstance(verdict, Unreachable)
     assert "10.0.0.1, which is private" in verdict.reason
 
 
@@ -112,7 +112,7 @@ async def test_rebinding(monkeypatch: pytest.MonkeyPatch) -> None:
         assert names.asked == ["rebinding.example"]
         assert public.requests[0].headers["host"] == f"rebinding.example:{public.port}"
         (verdict,) = await sender.publish([MESSAGE])
-        assert isinstance(verdict, Rejected)
+        assert isinstance(verdict, Unreachable)
         assert (len(public.requests), internal.connections) == (1, 0)
         await sender.close()
 
@@ -224,5 +224,7 @@ async def test_a_slow_name_server() -> None:
         assert [type(each) for each in verdicts] == [Unreachable] * 8
     assert asked == 1
     may_end.set()
-    assert [type(each) for each in await sender.publish([MESSAGE] * 2)] == [Rejected] * 2
+    for verdict in await sender.publish([MESSAGE] * 2):
+        assert isinstance(verdict, Unreachable)
+        assert "127.0.0.1, which is loopback" in verdict.reason
     await sender.close()

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from semel.errors import StoreError, StoreUnavailable
+from semel.flows.relay import RelayReport
 from semel.flows.upkeep import SweepReport
 from semel.work import AsyncWorkers, Workers
 from semel.work.loop import JITTER
+from semel.work.service import Report
 from semel.work.wakeup import Wakeup
 
 SOON = timedelta(milliseconds=1)
@@ -27,14 +29,14 @@ class Counting:
     """A service that puts each of its runs into a queue."""
 
     def __init__(
-        self, name: str = "counter", interval: timedelta = SOON, run: Callable[[], SweepReport] = SweepReport
+        self, name: str = "counter", interval: timedelta = SOON, run: Callable[[], Report] = SweepReport
     ) -> None:
         self.name = name
         self.interval = interval
         self.run = run
         self.runs: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def run_once(self) -> SweepReport:
+    def run_once(self) -> Report:
         self.runs.put(threading.current_thread().name)
         return self.run()
 
@@ -91,11 +93,15 @@ def test_errors_stop_nobody(caplog: pytest.LogCaptureFixture) -> None:
     [
         (SweepReport(), logging.DEBUG),
         (SweepReport(freed=1), logging.INFO),
+        (RelayReport("events", sent=1), logging.INFO),
+        (RelayReport("events", sent=1, dead=1), logging.WARNING),
         (SweepReport(freed=1, error=StoreUnavailable("gone")), logging.ERROR),
     ],
 )
-def test_reports_are_logged(report: SweepReport, level: int, caplog: pytest.LogCaptureFixture) -> None:
-    """A run is a line of the log: a quiet one if there was nothing to do, a loud one if it was cut short."""
+def test_reports_are_logged(report: Report, level: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A run is a line of the log: a quiet one if there was nothing to do, a loud one if it was cut short, or left dead
+    letters.
+    """
     service = Counting(interval=NEVER, run=lambda: report)
     workers = Workers([service])
     with caplog.at_level(logging.DEBUG, "semel"):

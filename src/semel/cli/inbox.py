@@ -7,11 +7,11 @@ Message ids and errors may hold personal data. The audit trail has the operator'
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -23,19 +23,16 @@ from semel.cli.lists import Listing, WatchOption, show_list
 from semel.cli.output import JsonOption, brief, pasteable, put, relative, safe, typed
 from semel.cli.resolving import YesOption
 from semel.cli.showing import STUCK_STYLE, Line, next_steps_of, sheet_of, trail_facts, trail_lines
-from semel.core.commands import CommitAlone, Open, ReadTrail, Undo
+from semel.core.commands import Open, ReadTrail, Undo
 from semel.core.inbox import ReceiptState
 from semel.core.record import Entry
 from semel.errors import ConfigurationError, SemelError
 from semel.stores import Store
 from semel.stores.base import this_user
 from semel.stores.dialect import durable_of, messages_of
-from semel.stores.inbox import InboxStatements, Listed
-from semel.stores.statement import Joined
-from semel.stores.transaction import Transaction
-
-T = TypeVar("T")
-Change = Callable[[InboxStatements, str, str], Joined[bool]]
+from semel.stores.inbox import Change, InboxStatements, Listed
+from semel.stores.outbox import carry_out
+from semel.stores.transaction import Transaction, at_once
 
 #: A list shows the beginning of an error; ``show`` has all of it.
 ERROR_CHARACTERS = 60
@@ -63,6 +60,10 @@ class MessageNotFound(SemelError):
 
 class CantBeChanged(SemelError):
     """This message was handled, and that stays so."""
+
+
+class MessageChanged(SemelError):
+    """This message has changed since it was shown, and nothing was done. Look at it again: semel inbox show."""
 
 
 class MessageBusy(SemelError):
@@ -125,7 +126,7 @@ def requeue(
         "The next delivery of it is handled. A parked one was acknowledged, so the broker has it no more: "
         "send it again from its dead letter queue, or have its producer send it again under the same id."
     )
-    _change(store, message, consumer, means=means, change=InboxStatements.requeue, event="requeued", yes=yes)
+    _change(store, message, consumer, means=means, event="requeued", yes=yes)
 
 
 @app.command()
@@ -138,12 +139,10 @@ def drop(
 ) -> None:
     """Give a message up: it is not handled, and a delivery of it counts as a duplicate until its receipt expires."""
     means = "It is never handled by this consumer, whatever is delivered again."
-    _change(store, message, consumer, means=means, change=InboxStatements.drop, event="dropped", yes=yes)
+    _change(store, message, consumer, means=means, event="dropped", yes=yes)
 
 
-def _change(
-    store: str | None, message: str, consumer: str | None, *, means: str, change: Change, event: str, yes: bool
-) -> None:
+def _change(store: str | None, message: str, consumer: str | None, *, means: str, event: str, yes: bool) -> None:
     with opened(store) as keys:
         with _transaction(keys) as (transaction, statements):
             found = _find(transaction, statements, message, consumer)
@@ -154,16 +153,9 @@ def _change(
         print(means)
         if not yes:
             typer.confirm("Is that right?", abort=True)
-        place = found.consumer, found.message_id
-        with _transaction(keys) as (transaction, statements):
-            if not transaction.run(statements.look(*place)).has_lock:
-                raise MessageBusy
-            if not transaction.run(change(statements, *place)):
-                raise CantBeChanged
-            note = statements.note(found, event, this_user())
-            if note is not None:
-                transaction.run(note)
-            transaction.perform(CommitAlone())
+        done = at_once(carry_out(durable_of(keys), statements.change(event, found, this_user())))
+        if done is not Change.DONE:
+            raise MessageBusy if done is Change.BUSY else MessageChanged
     print(f"{event.capitalize()}.")
 
 

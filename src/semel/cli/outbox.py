@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
@@ -31,6 +32,7 @@ from semel.stores.base import this_user
 from semel.stores.dialect import messages_of
 from semel.stores.outbox import OutboxStatements, Statements, Stored, Whole, carry_out
 from semel.stores.transaction import at_once
+from semel.stores.webhooks import unsent
 from semel.work.plan import duration
 
 T = TypeVar("T")
@@ -90,9 +92,9 @@ def list_messages(
                 if left := limit - len(messages):
                     messages += _carry_out(keys, statements.browse(each, to, left))
             now = keys.perform(Now()).timestamp()
-            return Listing(
-                [_facts(each) for each in messages], _table(messages, now) if messages else None, "No messages."
-            )
+            hints = _hints(keys, messages, now)
+            facts = [_facts(each) | {"hint": _hint(each, now, hints)} for each in messages]
+            return Listing(facts, _table(messages, now, hints) if messages else None, "No messages.")
 
         show_list(read, as_json=as_json, watch=watch)
 
@@ -111,10 +113,11 @@ def show(
             raise MessageNotFound(f"There is no message {message_id}. What was sent is deleted, unless it is kept.")
         trail = keys.perform(ReadTrail(f"outbox:{whole.stored.to}", whole.stored.id))
         now = keys.perform(Now()).timestamp()
+        hint = _hint(whole.stored, now, _hints(keys, [whole.stored], now))
     if as_json:
-        print(json.dumps(_all_facts(whole, trail, with_body=body), indent=2))
+        print(json.dumps(_all_facts(whole, trail, with_body=body) | {"hint": hint}, indent=2))
         return
-    said, commands = _next(whole.stored)
+    said, commands = next_steps_of(hint) if hint else _next(whole.stored)
     put(sheet_of([*_lines(whole, trail, now), *said]), *commands)
     if body:
         text = as_text(whole.payload)
@@ -158,6 +161,17 @@ def _carry_out(keys: Store, statements: Statements[T]) -> T:
     return at_once(carry_out(keys, statements))
 
 
+def _hints(keys: Store, messages: list[Stored], now: float) -> dict[str, str]:
+    """Return what to do about destinations that no relay seems to serve."""
+    with suppress(SemelError):  # The table of endpoints may be for other roles; the list is not.
+        return _carry_out(keys, unsent(keys, messages, now))
+    return {}
+
+
+def _hint(stored: Stored, now: float, hints: dict[str, str]) -> str | None:
+    return hints.get(stored.to) if stored.is_overdue(now) else None
+
+
 def _which(message_id: str | None, to: str | None, since: str | None, *, everything: bool) -> dict[str, Any]:
     # An empty text is no wildcard: it is what a script types where its variable is not set.
     is_filtered = to is not None or since is not None or everything
@@ -197,7 +211,7 @@ def _tell(count: int, what: str, message_id: str | None) -> None:
     print(f"{count} {what}.")
 
 
-def _table(messages: list[Stored], now: float) -> Table:
+def _table(messages: list[Stored], now: float, hints: dict[str, str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("id", no_wrap=True)
     for name in ("to", "type", "key"):
@@ -214,7 +228,7 @@ def _table(messages: list[Stored], now: float) -> Table:
             _state(each),
             str(each.attempts),
             brief(timedelta(seconds=now - each.created_at)),
-            Text(safe(each.error or "")),
+            Text(safe(each.error or _hint(each, now, hints) or "")),
         )
     return table
 

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -24,6 +24,9 @@ from semel.work.plan import duration
 from semel.work.relay import Relay
 from semel.work.service import AsyncService
 from semel.work.service import as_json as spelled
+
+if TYPE_CHECKING:
+    from semel.work.webhooks import Webhooks, WebhooksReport
 
 S = TypeVar("S", bound=Store | AsyncStore)
 
@@ -95,31 +98,33 @@ def relay(
     for report in reports:
         print(spelled(report) if as_json else report)
     failed = next((report for report in reports if report.error or report.unreachable), None)
-    if failed is not None:
+    if isinstance(failed, RelayReport):
         raise failed.error or ConfigurationError(f"{failed.to} can't be reached: {failed.unreachable}")
+    if failed is not None:
+        raise failed.error or ConfigurationError("An endpoint can't be reached. Why, the lines above say.")
 
 
 async def _relay(
     url: str, destinations: Destinations, *, once: bool, webhooks: dict[str, Any] | None
-) -> list[RelayReport]:
-    if once and webhooks is not None:
-        raise ConfigurationError("--once is for --to: webhooks have their tries over days.")
+) -> list[RelayReport | WebhooksReport]:
     store = async_store(url)
     relays = destinations.relays(store)
-    services: list[AsyncService] = [*relays]
     names = ", ".join(each.to for each in relays)
+    endpoints: list[Webhooks] = []
     if webhooks is not None:
         from semel.work.webhooks import Webhooks  # noqa: PLC0415 - its client is an extra
 
-        services.append(Webhooks(store, lease=destinations.lease, keep=destinations.keep, **webhooks))
+        endpoints = [Webhooks(store, lease=destinations.lease, keep=destinations.keep, **webhooks)]
         names = f"{names} and the endpoints of webhooks" if names else "the endpoints of webhooks"
+    services: list[AsyncService] = [*relays, *endpoints]
     try:
         await store.open()
         if once:
-            reports = [await each.run_once() for each in relays]
-            for each in relays:
-                await each.close()
-            return reports
+            try:
+                return [await each.run_once() for each in relays] + [await each.send_all() for each in endpoints]
+            finally:
+                for service in (*relays, *endpoints):
+                    await service.close()
         await _until_stopped(AsyncWorkers(services), names)
     finally:
         await store.close()

@@ -23,6 +23,9 @@ from semel.cli.lists import Listing, WatchOption, show_list
 from semel.cli.output import JsonOption, brief, safe, typed
 from semel.core.delivery import Endpoint
 from semel.core.webhook import KEY_BYTES, new_keys, new_secret
+from semel.stores import Store
+from semel.stores.base import this_user
+from semel.stores.webhooks import note_endpoint
 from semel.webhooks import Endpoints
 
 #: Of the bytes that the specification allows, as many as the hash has.
@@ -83,9 +86,10 @@ def add(
 @app.command()
 def enable(name: NameArgument, store: StoreOption = None) -> None:
     """Send to an endpoint again: what waits for it, and what comes."""
-    with _endpoints(store) as endpoints:
+    with opened(store) as keys:
+        endpoints = Endpoints(keys)
         name = _name(endpoints, name)
-        endpoints.enable(name)
+        _note(keys, endpoints.enable(name), "enabled", None)
     print(f"{safe(name)} is on.")
 
 
@@ -96,9 +100,10 @@ def disable(
     store: StoreOption = None,
 ) -> None:
     """Send nothing more to an endpoint. Its messages wait in the outbox."""
-    with _endpoints(store) as endpoints:
+    with opened(store) as keys:
+        endpoints = Endpoints(keys)
         name = _name(endpoints, name)
-        endpoints.disable(name, reason)
+        _note(keys, endpoints.disable(name, reason), "disabled", reason)
     print(f"{safe(name)} is off. Its messages wait.")
 
 
@@ -131,6 +136,11 @@ def secret(
 def _endpoints(url: str | None) -> Iterator[Endpoints]:
     with opened(url) as keys:
         yield Endpoints(keys)
+
+
+def _note(keys: Store, endpoint: Endpoint, event: str, reason: str | None) -> None:
+    keys.actor = this_user()
+    keys.perform(note_endpoint(endpoint, event, reason))
 
 
 def _name(endpoints: Endpoints, shown: str) -> str:

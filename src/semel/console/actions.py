@@ -28,9 +28,9 @@ from semel.flows import upkeep
 from semel.guard.running import run
 from semel.stores.dialect import messages_of
 from semel.stores.forks import start_afresh_in_children
-from semel.stores.inbox import InboxStatements, Listed
-from semel.stores.outbox import OutboxStatements, Statements, Whole
-from semel.stores.webhooks import EndpointStatements
+from semel.stores.inbox import Change, InboxStatements, Listed
+from semel.stores.outbox import OutboxStatements, Whole
+from semel.stores.webhooks import EndpointStatements, note_endpoint
 from semel.work.service import ServicePorts
 
 #: Characters of a reason.
@@ -243,8 +243,8 @@ class Actor:
         reason, stored = reason_of(form), whole.stored
         statements = OutboxStatements(messages_of(self._reader.store, "outbox"))
         change = statements.drop if name == "drop" else statements.requeue
-        with self._as(user):
-            if not self._reader.carry_out(change(id=stored.id, actor=user, seen=stored)):
+        with self._as(user) as actor:
+            if not self._reader.carry_out(change(id=stored.id, actor=actor, seen=stored)):
                 raise ChangedMeanwhile
             hold = Hold(f"outbox:{stored.to}", stored.id, stored.attempts, NO_TOKEN)
             self._explain(Note(hold, "explained", reason))
@@ -253,22 +253,11 @@ class Actor:
         """Carry out an action on a parked message of the inbox."""
         if form.get("seen") != seen_receipt(listed):
             raise ChangedMeanwhile
-        reason, place = reason_of(form), (listed.consumer, listed.message_id)
+        reason = reason_of(form)
         statements = InboxStatements(messages_of(self._reader.store, "inbox"))
-        change = statements.drop if name == "drop" else statements.requeue
         event = "dropped" if name == "drop" else "requeued"
-
-        def changing() -> Statements[bool]:
-            # Its lock: a consumer may have it in its hands.
-            seen = yield statements.look(*place)
-            if not seen.has_lock or not (yield change(*place, listed)):
-                return False
-            if (note := statements.note(listed, event, f"{user} (console)")) is not None:
-                yield note
-            return True
-
-        with self._as(user):
-            if not self._reader.carry_out(changing()):
+        with self._as(user) as actor:
+            if self._reader.carry_out(statements.change(event, listed, actor)) is not Change.DONE:
                 raise ChangedMeanwhile
             hold = Hold(f"inbox:{listed.consumer}", listed.message_id, listed.receipt.attempts, NO_TOKEN)
             self._explain(Note(hold, "explained", reason))
@@ -286,8 +275,7 @@ class Actor:
         with self._as(user):
             if self._reader.run(change) is None:
                 raise ChangedMeanwhile
-            hold = Hold(f"webhook:{endpoint.name}", endpoint.url, 1, NO_TOKEN)
-            self._explain(Note(hold, f"{name}d", reason))
+            self._explain(note_endpoint(endpoint, f"{name}d", reason))
 
     def _explain(self, note: Note) -> None:
         """Keep the reason. The action is done by now, whatever happens here."""
@@ -297,13 +285,13 @@ class Actor:
             raise ReasonNotKept(str(error)) from error
 
     @contextmanager
-    def _as(self, user: str) -> Iterator[None]:
+    def _as(self, user: str) -> Iterator[str]:
         store = self._reader.store
         with self._mutex:
             before = store.actor
-            store.actor = f"{user} (console)"
+            store.actor = actor = f"{user} (console)"
             try:
-                yield
+                yield actor
             finally:
                 store.actor = before
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -46,7 +47,7 @@ from semel.stores.inbox import InboxStatements, Listed
 from semel.stores.outbox import STATES, Lag, OutboxStatements, Statements, Stored, Whole, carry_out
 from semel.stores.statement import DEFAULT_TABLE, Joined, Query, load_migrations
 from semel.stores.transaction import at_once
-from semel.stores.webhooks import EndpointStatements
+from semel.stores.webhooks import EndpointStatements, unsent
 
 T = TypeVar("T")
 
@@ -287,6 +288,12 @@ class Reader:
     def endpoints(self) -> tuple[Endpoint, ...]:
         """Read the endpoints of webhooks."""
         return self.run(EndpointStatements(self.store).list())
+
+    def hints(self, messages: Sequence[Stored], now: float) -> dict[str, str]:
+        """Return what to do about destinations of *messages* that no relay seems to serve."""
+        with suppress(SemelError):  # The table of endpoints may be for other roles.
+            return self.carry_out(unsent(self.store, messages, now))
+        return {}
 
     def carry_out(self, statements: Statements[T]) -> T:
         """Run statements about the outbox in a transaction of their own."""

@@ -187,11 +187,13 @@ class Views(ABC):
             cap=CAP,
             most=MESSAGES,
             now=seconds(lag.now),
+            hints=self.reader.hints([each for messages in found for each in messages], lag.now),
             done=DONE.get(request.asked.get("done", "")),
         )
 
     def _message(self, request: Request, user: User, name: str) -> Response:
         whole, trail = self._message_found(name)
+        now = self._now()
         return self.html(
             request,
             user,
@@ -201,7 +203,8 @@ class Views(ABC):
             stored=whole.stored,
             trail=trail,
             actions=actions.on_message(whole) if user.may("act") else (),
-            now=self._now(),
+            hint=self.reader.hints([whole.stored], now.timestamp()).get(whole.stored.to),
+            now=now,
             done=DONE.get(request.asked.get("done", "")),
         )
 

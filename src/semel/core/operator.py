@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 
 from semel.core.commands.erasing import Left
 from semel.core.key import SHORT_LENGTH, digest_of
@@ -130,3 +131,21 @@ def commands_for(record: Record) -> list[str]:
     if record.state is State.PENDING:
         commands.append("semel work --app MODULE:NAME")
     return commands
+
+
+def why_unsent(to: str, endpoints: Mapping[str, bool]) -> str:
+    """Return why a message *to* this destination may be ready for long, and what to do; *endpoints* says which of
+    webhooks are on.
+    """
+    if to in endpoints:
+        name = pasteable(to)
+        return (
+            "No relay takes it. Is one running? semel relay --webhooks"
+            if endpoints[to]
+            else f"Its endpoint is off. To turn it on: semel webhooks enable {name}"
+        )
+    said = (
+        f"No relay takes it, or its destination can't be reached. Is one running? semel relay --to {pasteable(to)}=URL"
+    )
+    near = get_close_matches(to, endpoints, 1)
+    return f"{said} (There is an endpoint {pasteable(near[0])}: was that meant?)" if near else said

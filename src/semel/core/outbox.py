@@ -21,6 +21,13 @@ MAX_NAME = 255
 #: Brokers take 1 MiB by default (NATS, Kafka); a message that is larger belongs in a file, with its address sent.
 MAX_PAYLOAD = 1024 * 1024
 MAX_HEADERS = 16 * 1024
+#: A message that is ready for longer is not being sent: a relay takes milliseconds.
+UNSENT_AFTER = timedelta(minutes=1)
+#: A call that takes longer than this share of its time limit is not made larger: twice as much has to fit, with a
+#: reserve for a link that gets slower.
+MAX_SHARE = 1 / 3
+#: Bytes that are not too many for any call: seconds of a slow modem.
+MIN_PACE_BYTES = 64 * 1024
 
 
 @value
@@ -66,6 +73,8 @@ class Failed:
     reason: str
     #: What the destination asked for (``Retry-After``), if it did.
     retry_after: timedelta | None = None
+    #: Whether it was reached, and did not answer within the time limit.
+    is_late: bool = field(default=False, compare=False)
 
 
 @value
@@ -76,6 +85,9 @@ class Unreachable:
     #: Whether it was reached, and ended the connection while it had the message. A message that is alone whenever this
     #: happens is to blame: that is counted as ``Failed``.
     is_dropped: bool = field(default=False, compare=False)
+    #: Whether it was reached, and did not confirm within the time limit. A message that is alone whenever this happens,
+    #: while others are confirmed, is to blame.
+    is_late: bool = field(default=False, compare=False)
 
 
 Verdict = Delivered | Rejected | Failed | Unreachable
@@ -94,6 +106,31 @@ class Schedule:
         if failures > len(self.pauses):
             return None
         return self.pauses[failures - 1] * (1 + self.jitter * (2 * chance - 1))
+
+
+class Pace:
+    """How much one call of a publisher gets: all that a batch may have, until that was too much for the time limit;
+    from then on no more than twice what was seen to work.
+    """
+
+    def __init__(self, count: int, size: int, least: int = 1) -> None:
+        """Begin with *count* messages and *size* bytes. A publisher that sends *least* messages side by side may always
+        have as many.
+        """
+        self._most, self._least = (count, size), min(least, count)
+        self.count, self.size = count, size
+
+    def note(self, messages: Sequence[Message], verdicts: Sequence[Verdict], share: float) -> None:
+        """Take note of a call, which took this *share* of its time limit."""
+        if any(isinstance(each, Unreachable) or (isinstance(each, Failed) and each.is_late) for each in verdicts):
+            pairs = zip(messages, verdicts, strict=True)
+            sizes = [len(message.payload) for message, verdict in pairs if isinstance(verdict, Delivered)]
+            # Half: the same number would take all of the time again.
+            self.count = min(self.count, max(self._least, len(sizes) // 2))
+            self.size = min(self.size, max(MIN_PACE_BYTES, sum(sizes) // 2))
+        elif share < MAX_SHARE:
+            self.count = min(self._most[0], max(self.count, 2 * len(messages)))
+            self.size = min(self._most[1], max(self.size, 2 * sum(len(message.payload) for message in messages)))
 
 
 @value

@@ -12,6 +12,8 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from semel.core.outbox import UNSENT_AFTER
+
 J = TypeVar("J", bound="Callable[[Any, Limits], Judgement]")
 
 MEBIBYTE = 1024 * 1024
@@ -104,7 +106,7 @@ class Limits:
     wal_bytes: int = 64 * MEBIBYTE
     #: A worker looks every second for what was accepted, a relay every second for what is ready.
     accepted: timedelta = timedelta(minutes=1)
-    outbox: timedelta = timedelta(minutes=1)
+    outbox: timedelta = UNSENT_AFTER
     #: A retry or the sweeper takes a key over within seconds of its lease.
     stuck: timedelta = timedelta(minutes=5)
     #: The reaper looks every minute. Records past their retention cost room, and nothing else.

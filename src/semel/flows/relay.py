@@ -83,7 +83,7 @@ class RelayPorts(Protocol):
 
     @property
     def batch(self) -> int:
-        """How many messages to claim now: 0, while the destination is left alone; 1, to try whether it is back."""
+        """How many messages to claim now: 0, while the destination is left alone; few, to try whether it is back."""
 
     async def claim(self, limit: int, *, aside: bool) -> Claimed:
         """Take messages, under a new token."""
@@ -165,18 +165,22 @@ async def _published(ports: RelayPorts, messages: Sequence[Message], count: _Cou
     endings: dict[str, Ending] = {}
     stopped: set[str | None] = set()
     for wave in waves(messages):
-        if count.unreachable is not None or ports.is_stopping:
+        if ports.is_stopping:
             break
         if endings and not await ports.keep():
             break  # Another relay has the batch, and sends the rest of it.
         going = [message for message in wave if message.key not in stopped]
         verdicts = await ports.publish(going) if going else ()
+        lost = next((verdict.reason for verdict in verdicts if isinstance(verdict, Unreachable)), None)
         for message, verdict in zip(going, verdicts, strict=True):
             endings[message.id] = ending = _ending(ports, message, verdict)
-            if isinstance(verdict, Unreachable):
-                count.unreachable = verdict.reason
             if ending.ending != "delivered" and message.key is not None:
                 stopped.add(message.key)
+        if lost is not None:
+            # One that has confirmed some of them is slow, or gone since: the next claim, of fewer, will tell.
+            if not any(isinstance(verdict, Delivered) for verdict in verdicts):
+                count.unreachable = lost
+            break
     return endings
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from semel.core.message import one_line
@@ -68,6 +69,11 @@ class Address:
             raise ConfigurationError(f"Destination {self.name!r}: ?{setting}= is a number above 0, not {given!r}.")
         return number
 
+    def seconds(self, default: float) -> tuple[float, timedelta]:
+        """Return how long to wait for the confirmations of one call: in seconds, and as a publisher's ``limit``."""
+        timeout = self.number("timeout", default)
+        return timeout, timedelta(seconds=timeout)
+
     def reason(self, text: str, error: BaseException | None = None) -> str:
         """Return *text* as a reason: on one line, with what *error* says and nothing that is secret."""
         if error is not None:
@@ -89,6 +95,11 @@ class Address:
 def dropped(reason: str) -> Unreachable:
     """Say that the destination ended the connection while it had the message."""
     return Unreachable(reason, is_dropped=True)
+
+
+def late(reason: str) -> Unreachable:
+    """Say that the destination was reached, and did not confirm within the time limit."""
+    return Unreachable(reason, is_late=True)
 
 
 def address(name: str, url: str, known: Collection[str], *, several: bool = False) -> Address:

@@ -2,6 +2,10 @@
 
 To send messages elsewhere, write a class with these three methods and hand an object of it to the relay. Messages of
 one key never come in the same call, so a publisher need not keep an order: it may send all of a call at once.
+
+It may have two attributes more. ``limit``, a ``timedelta``, is after how long ``publish`` ends by itself: what was
+confirmed until then is ``Delivered``, and the rest ``Unreachable``. Without it a call that takes longer than 30 s is
+given up, all of its messages are sent again, and fewer at a time. ``batch`` is how many messages it sends side by side.
 """
 
 from __future__ import annotations

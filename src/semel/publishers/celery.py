@@ -12,14 +12,17 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 from urllib.parse import quote
 
 from semel.core.outbox import BROKER_SCHEDULE, Delivered, Failed, Message, Rejected, Schedule, Unreachable, Verdict
-from semel.publishers.address import TIMEOUT_SECONDS, Table, address, dropped
+from semel.errors import ConfigurationError
+from semel.publishers.address import TIMEOUT_SECONDS, Table, address, dropped, late
 
 try:
     from amqp.exceptions import (
@@ -47,6 +50,7 @@ _OWN_HEADERS = frozenset(
 )
 
 _NOT_SENT = "An earlier message of the same batch lost the connection: this one was not sent."
+_NO_TIME = "The broker is slow, and this message's turn has not come yet."
 
 _MEANINGS: Table = (
     (PreconditionFailed, Rejected, "The broker will not take this task"),
@@ -55,6 +59,8 @@ _MEANINGS: Table = (
 )
 #: Redis takes no writes, and none of the messages is to blame. By name, since redis-py is another extra.
 _AWAY = frozenset({"ReadOnlyError", "MasterDownError"})
+#: Python's own, and redis-py's.
+_LATE = "TimeoutError"
 #: After what its broker's own client calls a refusal.
 _OTHERS: Table = (
     (
@@ -82,8 +88,10 @@ class Celery:
         self.schedule = schedule
         self._address = address(name, url, _SETTINGS)
         self._queue = self._address.text("queue", queue)
-        self._timeout = self._address.number("timeout", timeout)
+        self._timeout, self.limit = self._address.seconds(timeout)
         self._is_amqp = self._address.scheme == "celery+amqp"
+        if not self._is_amqp:
+            _check_packages(name)
         self._app: Any = None
         self._connection: Any = None
         self._producer: Any = None
@@ -157,14 +165,19 @@ class Celery:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     def _send_all(self, messages: Sequence[Message], is_cancelled: threading.Event) -> list[Verdict]:
+        deadline = time.monotonic() + self._timeout
         verdicts: list[Verdict] = []
         for message in messages:
-            if is_cancelled.is_set():
-                verdicts.append(Unreachable("Cancelled."))
-            elif verdicts and isinstance(verdicts[-1], Unreachable):
-                verdicts.append(Unreachable(_NOT_SENT))
+            verdict = self._sent(message)
+            verdicts.append(verdict)
+            if isinstance(verdict, Unreachable):
+                rest = Unreachable(_NOT_SENT)
+            elif is_cancelled.is_set() or time.monotonic() > deadline:
+                rest = Unreachable(_NO_TIME)
             else:
-                verdicts.append(self._sent(message))
+                continue
+            verdicts += [rest] * (len(messages) - len(verdicts))
+            break
         return verdicts
 
     def _sent(self, message: Message) -> Verdict:
@@ -203,6 +216,8 @@ class Celery:
         refusals = self._connection.channel_errors if self._connection else ()
         # An answer that comes late must not be taken for that to the next message.
         self._disconnect()
+        if type(told).__name__ == _LATE:
+            return late(self._address.reason(f"The broker at {self._address.place} did not confirm in time", told))
         if type(told).__name__ in _AWAY:
             refusals = ()
         table = (*_MEANINGS, (refusals, Failed, "The broker at {place} refused the task"), *_OTHERS)
@@ -220,6 +235,17 @@ class Celery:
         if thread is not None:
             await asyncio.get_running_loop().run_in_executor(thread, self._disconnect)
             thread.shutdown(wait=False)
+
+
+def _check_packages(name: str) -> None:
+    """See that what Celery reaches Redis with is there: it says so late, and as an error of the connection."""
+    try:
+        import_module("redis")
+        import_module("kombu.transport.redis")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"Destination {name!r}: Celery can't use Redis ({error}). Run: pip install 'semel[celery]'"
+        ) from error
 
 
 def _arguments(payload: bytes) -> tuple[list[Any], dict[str, Any]]:

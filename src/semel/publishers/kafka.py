@@ -66,6 +66,7 @@ _FAILED = frozenset(
         KafkaError._QUEUE_FULL,  # noqa: SLF001 - its own name
     }
 )
+_LATE = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT})  # noqa: SLF001 - its own names
 _REFUSED = frozenset(
     {
         KafkaError._AUTHENTICATION,  # noqa: SLF001 - its own name
@@ -96,7 +97,7 @@ class Kafka:
         self.schedule = schedule
         where = self._address = address(name, url, _SETTINGS, several=True)
         self._topic = where.text("topic", topic) or name
-        self._timeout = where.number("timeout", timeout)
+        self._timeout, self.limit = where.seconds(timeout)
         self._config: dict[str, Any] = {
             "message.max.bytes": _MAX_BYTES,
             "linger.ms": 5,
@@ -161,10 +162,14 @@ class Kafka:
             raise
 
     def _send_all(self, producer: Producer, messages: Sequence[Message]) -> list[Verdict]:
+        deadline = time.monotonic() + self._timeout
         errors = self._send(producer, messages)
         if len(messages) > 1:
             for number, error in enumerate(errors):
                 if error is not None and error.code() in _SHARED:
+                    if time.monotonic() > deadline:
+                        errors[number] = KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001 - its own name
+                        continue
                     errors[number] = self._send(producer, [messages[number]])[0]
         return [self._verdict(error) for error in errors]
 
@@ -205,7 +210,9 @@ class Kafka:
             return Failed(self._reason("Kafka refused the message for now", error))
         if error.code() in _REFUSED:
             return Unreachable(self._reason("Kafka refuses the user: give it the right to write to the topic", error))
-        return Unreachable(self._reason(f"Kafka at {self._address.place} did not confirm", error))
+        return Unreachable(
+            self._reason(f"Kafka at {self._address.place} did not confirm", error), is_late=error.code() in _LATE
+        )
 
     def _reason(self, text: str, error: KafkaError) -> str:
         return self._address.reason(text, RuntimeError(error.str()))

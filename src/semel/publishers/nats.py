@@ -50,7 +50,6 @@ _HEADER_BYTES, _HEADERS_BYTES = 4, 12
 
 _MEANINGS: Table = (
     ((errors.BadHeaderError, errors.BadSubjectError), Rejected, "NATS can't carry this message: rename the header"),
-    (errors.TimeoutError, Unreachable, "NATS at {place} acknowledged nothing: {said}"),
     ((errors.Error, OSError), dropped, "The connection to NATS at {place} was lost"),
 )
 
@@ -71,12 +70,14 @@ class NATS:
         self.schedule = schedule
         self._address = address(name, url, _SETTINGS, several=True)
         self._subject = template(name, self._address.text("subject", subject) or f"{name}.{{type}}")
-        self._timeout = self._address.number("timeout", timeout)
+        self._timeout, self.limit = self._address.seconds(timeout)
         self._client: Client | None = None
         self._stream: JetStreamContext | None = None
         self._under_way: list[asyncio.Task[Verdict]] = []
         #: Streams with a duplicate window that was looked at.
         self._seen: set[str] = set()
+        #: Streams that have acknowledged something.
+        self._met: set[str] = set()
         #: What the server has said and no call has raised: above all, what the user has no right to.
         self._said: Exception | None = None
 
@@ -181,14 +182,21 @@ class NATS:
         tasks = [asyncio.ensure_future(self._send(client, stream, each)) for each in messages]
         self._under_way = tasks
         try:
-            await asyncio.wait(tasks)  # Each has its own time limit.
+            # Its own time limits begin when a message is written, and none is for that.
+            _, silent = await asyncio.wait(tasks, timeout=self._timeout)
         finally:
             self._under_way = []
             for task in tasks:
                 task.cancel()
         verdicts = await asyncio.gather(*tasks, return_exceptions=True)
+        # What is confirmed is confirmed, whatever its stream is like, and however long it takes to see that.
+        met, self._met = self._met, set()
+        await asyncio.gather(*(self._look_at(stream_name) for stream_name in met), return_exceptions=True)
         lost = dropped(self._address.reason(f"The connection to NATS at {self._address.place} was lost"))
-        return [self._final(verdict, lost) for verdict in verdicts]
+        return [
+            self._silent(errors.TimeoutError()) if task in silent else self._final(verdict, lost)
+            for task, verdict in zip(tasks, verdicts, strict=True)
+        ]
 
     @staticmethod
     def _final(verdict: Verdict | BaseException, lost: Unreachable) -> Verdict:
@@ -208,11 +216,17 @@ class NATS:
             return await self._without_stream(stream, subject)
         except js_errors.APIError as error:
             return self._refused(error)
+        except errors.TimeoutError as error:
+            return self._silent(error)
         except (errors.Error, OSError) as error:
-            return self._address.verdict(_MEANINGS, error, said=str(self._said or "it gave no reason"))
-        with suppress(errors.Error, OSError, ConfigurationError):  # It is confirmed, whatever its stream is like.
-            await self._look_at(ack.stream)
+            return self._address.verdict(_MEANINGS, error)
+        self._met.add(ack.stream)
         return Delivered()
+
+    def _silent(self, error: Exception) -> Unreachable:
+        """Nothing was acknowledged: the server has said why, or it takes too long."""
+        said = f"NATS at {self._address.place} acknowledged nothing: {self._said or 'it gave no reason'}"
+        return Unreachable(self._address.reason(said, error), is_late=self._said is None)
 
     async def _without_stream(self, stream: JetStreamContext, subject: str) -> Verdict:
         """No server listens for *subject*: there is no stream for it, or its stream has no leader just now."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from urllib.parse import quote, urlencode
 
 from semel.core.outbox import BROKER_SCHEDULE, Delivered, Failed, Message, Rejected, Schedule, Unreachable, Verdict
 from semel.errors import ConfigurationError
-from semel.publishers.address import TIMEOUT_SECONDS, Table, address, dropped, filled, template
+from semel.publishers.address import TIMEOUT_SECONDS, Table, address, dropped, filled, late, template
 
 try:
     import aio_pika
@@ -70,7 +71,7 @@ _MEANINGS: Table = (
     (ChannelPreconditionFailed, Rejected, "RabbitMQ will not take this message"),
     (ChannelAccessRefused, Unreachable, "RabbitMQ refuses the user: give it the right to write there"),
     (_Blocked, Unreachable, "RabbitMQ at {place} is blocked by an alarm: free its memory or disk"),
-    (TimeoutError, Unreachable, "RabbitMQ at {place} confirmed nothing"),
+    (TimeoutError, late, "RabbitMQ at {place} did not confirm"),
     ((AMQPChannelError, ChannelInvalidStateError), dropped, "RabbitMQ at {place} has closed the channel"),
     (_CLOSED, dropped, "The connection to RabbitMQ at {place} was lost"),
     (_UNWRITABLE, Rejected, "The message can't be written as AMQP: shorten its type, key or headers"),
@@ -97,7 +98,7 @@ class RabbitMQ:
         key = self._address.text("routing_key", routing_key) or ("{type}" if self._exchange_name else "")
         #: Empty: the destination's name.
         self._routing_key = template(name, key)
-        self._timeout = self._address.number("timeout", timeout)
+        self._timeout, self.limit = self._address.seconds(timeout)
         self._connection: AbstractConnection | None = None
         self._channel: AbstractChannel | None = None
 
@@ -144,6 +145,7 @@ class RabbitMQ:
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send all at once, and wait for what RabbitMQ says of each."""
+        deadline = time.monotonic() + self._timeout
         outcomes = await self._send(messages)
         if len(messages) > 1 and any(isinstance(outcome, ChannelPreconditionFailed) for outcome in outcomes):
             # RabbitMQ says that a message is wrong by closing the channel on all that it had not yet confirmed, and
@@ -151,6 +153,8 @@ class RabbitMQ:
             with suppress(OSError):
                 await self.open()
             for number, outcome in enumerate(outcomes):
+                if time.monotonic() > deadline:
+                    break  # The rest is sent with the next call.
                 if isinstance(outcome, _CLOSED) and not isinstance(outcome, DeliveryError):
                     outcomes[number] = (await self._send([messages[number]]))[0]
         return [Delivered() if outcome is None else self._verdict(outcome) for outcome in outcomes]
@@ -169,16 +173,16 @@ class RabbitMQ:
             return [error] * len(messages)
         tasks = [asyncio.ensure_future(self._send_one(underlay, each)) for each in messages]
         try:
-            _, late = await asyncio.wait(tasks, timeout=self._timeout)
+            _, silent = await asyncio.wait(tasks, timeout=self._timeout)
         finally:
             for task in tasks:
                 task.cancel()  # Those that are done don't mind.
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        if late:
+        if silent:
             is_blocked = await self._is_blocked()
             await self.close()
-            silent = (_Blocked if is_blocked else TimeoutError)(f"waited {self._timeout:g} s")
-            return [silent if task in late else said for task, said in zip(tasks, outcomes, strict=True)]
+            waited = (_Blocked if is_blocked else TimeoutError)(f"waited {self._timeout:g} s")
+            return [waited if task in silent else said for task, said in zip(tasks, outcomes, strict=True)]
         return outcomes
 
     async def _send_one(self, channel: Any, message: Message) -> None:

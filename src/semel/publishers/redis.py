@@ -19,7 +19,7 @@ from typing import Any
 
 from semel.core.outbox import BROKER_SCHEDULE, Delivered, Failed, Message, Rejected, Schedule, Unreachable, Verdict
 from semel.errors import ConfigurationError
-from semel.publishers.address import TIMEOUT_SECONDS, Table, address, dropped, host_and_port
+from semel.publishers.address import TIMEOUT_SECONDS, Table, address, dropped, host_and_port, late
 
 try:
     from redis import exceptions
@@ -55,11 +55,8 @@ _MEANINGS: Table = (
         Unreachable,
         "Redis refuses the user: give it +xadd on the stream",
     ),
-    (
-        (exceptions.BusyLoadingError, exceptions.TimeoutError, TimeoutError),
-        Unreachable,
-        "The connection to Redis at {place} was lost",
-    ),
+    (exceptions.BusyLoadingError, Unreachable, "Redis at {place} is not ready yet"),
+    ((exceptions.TimeoutError, TimeoutError), late, "Redis at {place} did not reply in time"),
     ((exceptions.ConnectionError, OSError), dropped, "The connection to Redis at {place} was lost"),
     (Exception, Failed, "Redis refused the entry"),
 )
@@ -85,7 +82,7 @@ class RedisStreams:
         self._stream = self._address.text("stream", stream) or name
         self._maxlen = int(self._address.number("maxlen", maxlen or 0)) if maxlen or self._is_set("maxlen") else None
         self._replicas = int(self._address.number("wait", wait)) if wait or self._is_set("wait") else 0
-        self._timeout = self._address.number("timeout", timeout)
+        self._timeout, self.limit = self._address.seconds(timeout)
         if self._address.path and not self._address.path.isdecimal():
             raise ConfigurationError(f"Destination {name!r}: a Redis database is a number: redis://host:6379/0.")
         self._client: Redis | None = None
@@ -100,6 +97,8 @@ class RedisStreams:
         host, port = host_and_port(where.hosts[0], _PORT)
         tls: dict[str, Any] = {each: where.text(each, "") for each in _TLS if self._is_set(each)}
         self._client = Redis(
+            # The replies are read here, one by one: those that have come before the time limit count.
+            single_connection_client=True,
             host=host,
             port=port,
             db=int(where.path or 0),
@@ -128,21 +127,29 @@ class RedisStreams:
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Append all in one round trip, and read a reply for each."""
-        if self._client is None:
+        connection = None if self._client is None else self._client.connection
+        if connection is None:
             return [Unreachable(f"The connection to Redis at {self._address.place} is lost.")] * len(messages)
-        pipeline = self._client.pipeline(transaction=False)
-        for message in messages:
-            pipeline.xadd(self._stream, _fields(message), maxlen=self._maxlen, approximate=True)
+        trim = () if self._maxlen is None else ("MAXLEN", "~", self._maxlen)
+        commands: list[Any] = [("XADD", self._stream, *trim, "*", *_fields(message)) for message in messages]
         if self._replicas:
-            pipeline.execute_command("WAIT", self._replicas, int(self._timeout * 1000 / 2))
+            commands.append(("WAIT", self._replicas, int(self._timeout * 1000 / 2)))
+        replies: list[Any] = []
+        sending = asyncio.ensure_future(connection.send_packed_command(connection.pack_commands(commands)))
         try:
             async with asyncio.timeout(self._timeout):
-                replies = await pipeline.execute(raise_on_error=False)
+                while len(replies) < len(commands):
+                    replies.append(await _reply(connection))
+                await sending
         except (exceptions.RedisError, OSError) as error:
-            return [self._verdict(error)] * len(messages)
+            await self.close()
+            replies += [error] * (len(commands) - len(replies))
         except BaseException:  # Cancelled: what is still to be read belongs to no other call.
             await self.close()
             raise
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
         verdicts = [self._verdict(reply) for reply in replies[: len(messages)]]
         if not self._replicas:
             return verdicts
@@ -176,14 +183,17 @@ class RedisStreams:
                 await client.aclose()
 
 
-def _fields(message: Message) -> dict[Any, Any]:
+async def _reply(connection: Any) -> Any:
+    """Read the next reply, or refusal."""
+    try:
+        return await connection.read_response()
+    except exceptions.ResponseError as refusal:
+        return refusal
+
+
+def _fields(message: Message) -> Sequence[str | bytes]:
     headers = {**dict(message.headers), "content-type": message.content_type}
     if message.traceparent is not None:
         headers["traceparent"] = message.traceparent
-    return {
-        "id": message.id,
-        "type": message.type,
-        "payload": message.payload,
-        "key": message.key or "",
-        "headers": json.dumps(headers, ensure_ascii=False, separators=(",", ":")),
-    }
+    own = ("id", message.id, "type", message.type, "payload", message.payload, "key", message.key or "")
+    return (*own, "headers", json.dumps(headers, ensure_ascii=False, separators=(",", ":")))

@@ -95,6 +95,7 @@ class Webhook:
         self._secrets = tuple(secrets)
         self._allow_private = allow_private
         self._timeout = timeout.total_seconds()
+        self.limit = BEGIN_WITHIN + timeout
         self._tls = tls
         self._resolve = resolve or _resolve
         self._client: httpx2.AsyncClient | None = None
@@ -125,8 +126,8 @@ class Webhook:
         except ConfigurationError as error:
             # It is the sender's fault, and costs the messages nothing.
             return [Answered(Unreachable(str(error)))] * len(messages)
-        until = asyncio.get_running_loop().time() + BEGIN_WITHIN.total_seconds()
-        return await asyncio.gather(*(self._in_turn(message, secrets, until) for message in messages))
+        call = _Call(asyncio.get_running_loop().time() + BEGIN_WITHIN.total_seconds())
+        return await asyncio.gather(*(self._in_turn(message, secrets, call) for message in messages))
 
     async def close(self) -> None:
         """Disconnect."""
@@ -135,13 +136,15 @@ class Webhook:
         if client is not None:
             await client.aclose()
 
-    async def _in_turn(self, message: Message, secrets: Sequence[Secret], until: float) -> Answered:
+    async def _in_turn(self, message: Message, secrets: Sequence[Secret], call: _Call) -> Answered:
         client = self._opened()
         assert self._turns is not None  # noqa: S101 - for the type checker
         async with self._turns:
-            if asyncio.get_running_loop().time() > until:
+            if call.is_late or asyncio.get_running_loop().time() > call.until:
                 return Answered(Unreachable("The endpoint is slow, and this webhook's turn has not come yet."))
-            return await self._try(client, message, secrets)
+            tried = await self._try(client, message, secrets)
+            call.is_late |= isinstance(tried.verdict, Failed) and tried.verdict.is_late
+            return tried
 
     async def _try(self, client: httpx2.AsyncClient, message: Message, secrets: Sequence[Secret]) -> Answered:
         if len(message.payload) > ADVISED_PAYLOAD and not self._has_told:
@@ -155,7 +158,7 @@ class Webhook:
                     return addresses
                 return await self._send(client, message, secrets, addresses, progress)
         except TimeoutError:
-            return progress.answered or _ended(progress, f"no answer within {self._timeout:g} s")
+            return progress.answered or _ended(progress, f"no answer within {self._timeout:g} s", is_late=True)
         except (OSError, UnicodeError, httpx2.HTTPError) as error:
             return progress.answered or _ended(progress, _said(error))
 
@@ -227,10 +230,12 @@ class Webhook:
         if not self._allow_private:
             for address in addresses:
                 if (why := forbidden(address)) is not None:
+                    # What may be sent to is the sender's own setting: it costs the messages nothing.
                     return Answered(
-                        Rejected(
+                        Unreachable(
                             f"{host} is at {address}, which is {why}, so nothing was sent. If this endpoint is of your "
-                            "own network, allow it (allow_private); else correct its URL, and requeue this message."
+                            "own network, allow it: semel relay --webhooks --allow-private (#private=allow in a URL of "
+                            "--to; allow_private=True in Python). Else correct its URL."
                         )
                     )
         return addresses
@@ -257,6 +262,14 @@ class Webhook:
             )
             self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
         return self._client
+
+
+class _Call:
+    """Until when tries of a call are begun: none after the first one that got no answer in time."""
+
+    def __init__(self, until: float) -> None:
+        self.until = until
+        self.is_late = False
 
 
 class _Progress:
@@ -296,10 +309,10 @@ def _seen(resolving: asyncio.Future[Iterable[str]]) -> None:
         resolving.exception()
 
 
-def _ended(progress: _Progress, why: str) -> Answered:
+def _ended(progress: _Progress, why: str, *, is_late: bool = False) -> Answered:
     """Say how a try ended that brought no answer."""
     if progress.is_sent:
-        return Answered(Failed(f"The endpoint got the webhook and did not answer: {why}."))
+        return Answered(Failed(f"The endpoint got the webhook and did not answer: {why}.", is_late=is_late))
     return Answered(Unreachable(f"The endpoint can't be reached: {why}."))
 
 

@@ -5,7 +5,8 @@ It runs nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from enum import StrEnum
 from typing import Any
 
 from semel.core.canonical import pack
@@ -43,6 +44,16 @@ class Listed:
     changed_at: float
     #: When it was read.
     now: float
+
+
+class Change(StrEnum):
+    """How an operator's change of a message has ended."""
+
+    DONE = "done"
+    #: A consumer has the message in its hands.
+    BUSY = "busy"
+    #: It is not as it was seen any more.
+    CHANGED = "changed"
 
 
 class InboxStatements:
@@ -102,10 +113,20 @@ class InboxStatements:
         """Give a message up; with *seen*, only if it is still so."""
         return self._joined("drop", bool, consumer=consumer, message_id=message_id, **_guard(seen))
 
-    def note(self, listed: Listed, event: str, actor: str) -> Joined[None] | None:
-        """Write a line of the audit trail; None: there is no trail."""
-        if not self._messages.has_trail:
-            return None
+    def change(self, event: str, seen: Listed, actor: str) -> Generator[Joined[Any], Any, Change]:
+        """Do what an operator has decided: the message is ``requeued`` or ``dropped``, if it is still as it was *seen*,
+        with a line of the audit trail.
+        """
+        place = seen.consumer, seen.message_id
+        if not (yield self.look(*place)).has_lock:
+            return Change.BUSY
+        if not (yield (self.drop if event == "dropped" else self.requeue)(*place, seen)):
+            return Change.CHANGED
+        if self._messages.has_trail:
+            yield self._note(seen, event, actor)
+        return Change.DONE
+
+    def _note(self, listed: Listed, event: str, actor: str) -> Joined[None]:
         return self._joined(
             "note",
             _nothing,

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from semel.core.commands import CommitAlone, Open, Undo
 from semel.core.cursor import Walk
-from semel.core.outbox import Claimed, Ending, Message
+from semel.core.outbox import UNSENT_AFTER, Claimed, Ending, Message
 from semel.core.value import value
 from semel.errors import MessageReused
 from semel.stores.base import AsyncStore, Store, this_process
@@ -36,6 +36,8 @@ MAX_RUN = 100
 MAX_CHANGED = 1000
 #: How many entries of an index a list walks past, unless told.
 MAX_WALK = 2**31
+#: How many messages are looked at for a sign of a destination's relay.
+MAX_SIGNS = 1000
 #: How many destinations are counted.
 MAX_DESTINATIONS = 20
 STATES = ("ready", "waiting", "behind", "dead", "sent")
@@ -60,6 +62,10 @@ class Stored:
     size: int
     #: Whether a relay has it now.
     is_taken: bool
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether it could have been sent by *now*, and no relay has it."""
+        return self.state == "ready" and not self.is_taken and now - self.created_at > UNSENT_AFTER.total_seconds()
 
 
 @value
@@ -223,6 +229,13 @@ class OutboxStatements:
         name = f"browse_{state}" if to is None or state in {"dead", "sent"} else f"browse_{state}_of_one"
         rows = yield self._joined(name, to=to, limit=limit, walk=walk)
         return tuple(_stored(row) for row in rows)
+
+    def is_quiet(self, to: str) -> Statements[bool]:
+        """Whether nothing shows that a relay serves this destination: none has a message, and none was ever tried."""
+        for state in ("dead", "waiting", "behind"):
+            if (yield from self.browse(state, to, 1, MAX_SIGNS)):
+                return False
+        return not any(each.is_taken for each in (yield from self.browse("ready", to, 1, MAX_SIGNS)))
 
     def lag(self, cap: int, each: int) -> Statements[Lag]:
         """Count up to *cap* messages of each kind, and up to *each* at each of the first destinations."""

@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from semel.core.commands import Note
 from semel.core.delivery import Endpoint
+from semel.core.message import one_line
+from semel.core.operator import why_unsent
+from semel.core.record import NO_TOKEN, Hold
 from semel.stores.base import AsyncStore, Store
 from semel.stores.dialect import PACKAGES, messages_of
+from semel.stores.outbox import OutboxStatements, Statements, Stored
 from semel.stores.statement import Joined, load_queries
+
+
+def note_endpoint(endpoint: Endpoint, event: str, reason: str | None) -> Note:
+    """Return the line of the audit trail about what an operator did to an endpoint: *enabled*, *disabled*."""
+    detail = None if reason is None else one_line(reason)
+    return Note(Hold(f"webhook:{endpoint.name}", endpoint.url, 1, NO_TOKEN), event, detail)
+
+
+def unsent(store: Store | AsyncStore, messages: Iterable[Stored], now: float) -> Statements[dict[str, str]]:
+    """Say of which destinations of *messages* nothing shows that a relay serves them, and what to do."""
+    outbox = OutboxStatements(messages_of(store, "outbox"))
+    quiet = []
+    for to in sorted({each.to for each in messages if each.is_overdue(now)}):
+        if (yield from outbox.is_quiet(to)):
+            quiet.append(to)  # noqa: PERF401 - a comprehension can't yield
+    if not quiet:
+        return {}
+    endpoints = {each.name: each.is_on for each in (yield EndpointStatements(store).list())}
+    return {to: why_unsent(to, endpoints) for to in quiet}
 
 
 class EndpointStatements:

@@ -115,6 +115,8 @@ class EndpointPublisher:
         self._directory = directory
         self._endpoint = endpoint
         self._webhook = webhook
+        if isinstance(webhook, Webhook):
+            self.limit = webhook.limit
         self._is_failing = endpoint.failing_since is not None
         self._noted_at: float | None = None
         self._why_off: str | None = None

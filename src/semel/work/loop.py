@@ -124,7 +124,9 @@ def _tell(name: str, report: Report) -> None:
     if report.error is not None:
         _logger.error("The %s was cut short; the next run goes on: %s", name, report)
     else:
-        _logger.log(logging.DEBUG if report.is_idle else logging.INFO, "%s", report)
+        # Dead letters wait for a person.
+        usual = logging.WARNING if getattr(report, "dead", 0) else logging.INFO
+        _logger.log(logging.DEBUG if report.is_idle else usual, "%s", report)
 
 
 def _jittered(interval: timedelta) -> float:

@@ -24,6 +24,7 @@ from semel.core.outbox import (
     Ending,
     Failed,
     Message,
+    Pace,
     Rejected,
     Schedule,
     Unreachable,
@@ -51,8 +52,11 @@ LEASE = timedelta(seconds=30)
 MAX_DROPS = 3
 #: How long such a message waits at least: longer than its destination is left alone, so that others come first.
 DROPPED_PAUSE = timedelta(minutes=1)
-#: How long a publisher may take for the messages of one call. After that the destination counts as unreachable.
+#: How long a publisher may take for the messages of one call, unless it has a ``limit`` of its own. One that has ends a
+#: call by itself, and says what was confirmed until then.
 PUBLISH_LIMIT = timedelta(seconds=30)
+#: A call that has not ended after so many times its publisher's own limit hangs, and is given up.
+_PATIENCE = 3
 #: How soon to look again when there was nothing, in seconds: soon after work, and every second when idle.
 POLLS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 #: How often to look for messages that were set aside and are behind nothing any more.
@@ -85,7 +89,7 @@ class Relay(StoreService[S_co, RelayReport]):
         lease: timedelta = LEASE,
         batch: int = MAX_BATCH,
         keep: timedelta | None = None,
-        publish_limit: timedelta = PUBLISH_LIMIT,
+        publish_limit: timedelta | None = None,
         turn: timedelta = timedelta.max,
         is_woken: bool = True,
     ) -> None:
@@ -103,7 +107,10 @@ class Relay(StoreService[S_co, RelayReport]):
         self._lease = lease
         self._batch = batch
         self._keep = keep
-        self._limit = publish_limit
+        own: timedelta = getattr(publisher, "limit", publish_limit or PUBLISH_LIMIT)
+        self._limit = publish_limit or max(PUBLISH_LIMIT, _PATIENCE * own)
+        self._own_limit = own.total_seconds()
+        self._pace = Pace(batch, MAX_BATCH_BYTES, getattr(publisher, "batch", 1))
         self._turn = turn.total_seconds()
         #: When this run claims no more; None: it has not begun to.
         self._turn_ends: float | None = None
@@ -193,7 +200,10 @@ class Relay(StoreService[S_co, RelayReport]):
         is_over = self._turn_ends is not None and time.monotonic() >= self._turn_ends
         if self.is_left_alone or is_over:
             return 0
-        return 1 if self._failures else self._batch
+        if self._failures:
+            # With those that may be to blame, another one: they are, if that gets through.
+            return min(self._batch, 1 + len(self._suspects.unproven))
+        return self._pace.count
 
     async def claim(self, limit: int, *, aside: bool) -> Claimed:
         """Take messages, under a new token."""
@@ -211,7 +221,7 @@ class Relay(StoreService[S_co, RelayReport]):
                 after=start,
                 due_from=due_from,
                 floor=self._cursor.safe,
-                bytes=MAX_BATCH_BYTES,
+                bytes=MAX_BATCH_BYTES if self._failures else self._pace.size,
                 aside=aside,
             )
         )
@@ -223,30 +233,40 @@ class Relay(StoreService[S_co, RelayReport]):
         return claimed
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """Send messages, and keep their lease meanwhile; those that may be to blame for lost connections alone, after
-        the others.
+        """Send messages, and keep their lease meanwhile; those that may be to blame for lost connections or silence
+        alone, after the others.
         """
         if len(messages) == 1:
             return [self._suspects.judged(messages[0], (await self._published(messages))[0])]
         others = [message for message in messages if message.id not in self._suspects]
         if len(others) == len(messages):
             return await self._published(messages)
-        verdicts = dict(zip((each.id for each in others), await self._published(others) if others else (), strict=True))
+        others = others or [messages[-1]]
+        verdicts = dict(zip((each.id for each in others), await self.publish(others), strict=True))
         lost = next((each for each in verdicts.values() if isinstance(each, Unreachable)), None)
+        is_there = any(isinstance(each, Delivered) for each in verdicts.values())
         for message in messages:
-            if message.id in self._suspects:
+            if message.id not in verdicts:
                 await self.keep()
-                verdicts[message.id] = lost or (await self.publish([message]))[0]
+                verdict = lost or (await self._published([message]))[0]
+                verdicts[message.id] = lost or self._suspects.judged(message, verdict, is_there=is_there)
         return [verdicts[message.id] for message in messages]
 
     async def _published(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        began = time.monotonic()
+        verdicts = await self._judged(messages)
+        self._pace.note(messages, verdicts, (time.monotonic() - began) / self._own_limit)
+        return verdicts
+
+    async def _judged(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         try:
             return await self._sent(messages)
         except (OSError, TimeoutError) as error:
             is_dropped = self._is_open and isinstance(error, _DROPS)
+            is_late = self._is_open and isinstance(error, TimeoutError)
             self._is_open = False
-            return [Unreachable(_reason(error), is_dropped=is_dropped)] * len(messages)
-        except ConfigurationError as error:
+            return [Unreachable(_reason(error), is_dropped=is_dropped, is_late=is_late)] * len(messages)
+        except (ConfigurationError, ImportError) as error:
             # It never will be, until a person has corrected it: no message is to pay for that.
             self._is_open = False
             return [Unreachable(_reason(error))] * len(messages)
@@ -377,26 +397,36 @@ class _Suspects:
     """Messages that were alone when the destination ended the connection, and how often in a row.
 
     A destination that is away costs no message a try; but a message that it can't digest would keep all others for
-    ever, since it is the one by which the destination is asked whether it is back.
+    ever, since it is the one by which the destination is asked whether it is back. So would one that is too large to be
+    sent within the time limit; but a destination that is blocked is as silent, so another one has to get through first.
     """
 
     def __init__(self) -> None:
         self._drops: dict[str, int] = {}
+        #: Those that were too late so often, while no other was tried.
+        self.unproven: set[str] = set()
 
     def __contains__(self, identity: str) -> bool:
         return self._drops.get(identity, 0) >= MAX_DROPS
 
-    def judged(self, message: Message, verdict: Verdict) -> Verdict:
-        """Return the *verdict* on a message that was alone, or that it is to blame."""
+    def judged(self, message: Message, verdict: Verdict, *, is_there: bool = False) -> Verdict:
+        """Return the *verdict* on a message that was alone, or that it is to blame. *is_there*: the destination has
+        just confirmed another.
+        """
+        self.unproven.discard(message.id)
         if not isinstance(verdict, Unreachable):
             self._drops.pop(message.id, None)
-        elif verdict.is_dropped:
+        elif verdict.is_dropped or verdict.is_late:
             if len(self._drops) >= MAX_SUSPECTS:
                 self._drops.clear()
+                self.unproven.clear()
             self._drops[message.id] = drops = self._drops.get(message.id, 0) + 1
-            if drops >= MAX_DROPS:
-                told = f"The destination ended the connection {drops} times while it had this message alone"
+            if drops >= MAX_DROPS and (verdict.is_dropped or is_there):
+                what = "ended the connection" if verdict.is_dropped else "did not confirm in time"
+                told = f"The destination {what} {drops} times while it had this message alone"
                 return Failed(_line(f"{told}: {verdict.reason}"), DROPPED_PAUSE)
+            if drops >= MAX_DROPS:
+                self.unproven.add(message.id)
         return verdict
 
 
@@ -411,10 +441,11 @@ def _checked(verdict: object, publisher: Publisher) -> Verdict:
             return verdict
         case Rejected(reason):
             return Rejected(_line(reason))
-        case Failed(reason, retry_after):
-            return Failed(_line(reason), retry_after if isinstance(retry_after, timedelta) else None)
-        case Unreachable(reason, is_dropped):
-            return Unreachable(_line(reason), is_dropped=bool(is_dropped))
+        case Failed(reason, retry_after, is_late):
+            retry_after = retry_after if isinstance(retry_after, timedelta) else None
+            return Failed(_line(reason), retry_after, is_late=bool(is_late))
+        case Unreachable(reason, is_dropped, is_late):
+            return Unreachable(_line(reason), is_dropped=bool(is_dropped), is_late=bool(is_late))
         case _:
             return Failed(_line(f"{type(publisher).__name__}.publish returned {verdict!r}, which is no verdict."))
 

@@ -3,7 +3,8 @@
 A relay that has nothing to do falls asleep: on PostgreSQL it takes a lock exclusively, in a session of its own. ``add``
 tries to have the same lock, shared, until its transaction ends. While the relay is awake that succeeds, and costs next
 to nothing; while it sleeps that fails, and ``add`` notifies. So no transaction notifies while a relay is busy: one that
-does waits for a lock of the whole database at COMMIT. The relay can't fall asleep while such a transaction is open.
+does waits for a lock of the whole database at COMMIT. The relay can't fall asleep while such a transaction is open, nor
+where the server lets transactions be prepared: one that has notified can't be.
 """
 
 from __future__ import annotations

@@ -93,6 +93,22 @@ class Webhooks(StoreService[AsyncStore, WebhooksReport]):
         self._idle_runs = self._idle_runs + 1 if is_idle else 0
         return report
 
+    async def send_all(self) -> WebhooksReport:
+        """Send what is there now, each endpoint's in its turn, and report of all of it."""
+        total = WebhooksReport()
+        while True:
+            report = await self.run_once()
+            total = WebhooksReport(
+                report.endpoints,
+                total.sent + report.sent,
+                total.retried + report.retried,
+                total.dead + report.dead,
+                total.unreachable + report.unreachable,
+                report.error,
+            )
+            if report.error is not None or (report.is_idle and not self._running):
+                return total
+
     async def _round(self) -> WebhooksReport:
         endpoints = await self._directory.endpoints(time.monotonic())
         for name in [name for name in self._relays if name not in endpoints and name not in self._running]:

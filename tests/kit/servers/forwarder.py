@@ -4,11 +4,14 @@ While it is cut, it is silent, as a network is: what was connected stays so and 
 answered by no byte. When it heals, all of that is reset, and new connections get through. Or else, when it is cut, it
 resets every connection, as a kernel does of its own accord once a silent network has left bytes unconfirmed for too
 long: here they are always confirmed, by the forwarder.
+
+It can be slow, too: each byte arrives after a *delay*, and no more than *rate* of them in a second, one way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -18,15 +21,19 @@ from typing import Any, Self
 from tests.kit.servers.base import LOOPBACK
 
 _CHUNK_BYTES = 1 << 16
+_SMALL_BUFFER = 1 << 14
 
 
 class Forwarder:
     """Carries every connection to *port* on to another port, in a thread of its own."""
 
-    def __init__(self, port: int, target: int) -> None:
-        """Listen on *port* once it is entered."""
+    def __init__(self, port: int, target: int, *, delay: float = 0.0, rate: float = float("inf")) -> None:
+        """Listen on *port* once it is entered. *delay* is in seconds, and that of one way."""
         self.port = port
         self._target = target
+        self._delay, self._rate = delay, rate
+        #: When the wire is free for the next bytes, each way.
+        self._free = {"there": 0.0, "back": 0.0}
         self._is_cut = threading.Event()
         self._is_silent = True
         self._is_listening = threading.Event()
@@ -64,7 +71,10 @@ class Forwarder:
             runner.run(self._listen())
 
     async def _listen(self) -> None:
-        server = await asyncio.start_server(self._begin, LOOPBACK, self.port)
+        wire = socket.create_server((LOOPBACK, self.port))
+        if self._rate < float("inf"):  # What has not left the sender is not on the wire.
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER)
+        server = await asyncio.start_server(self._begin, sock=wire, limit=_SMALL_BUFFER)
         self._is_listening.set()
         await self._is_ending.wait()
         server.close()
@@ -91,7 +101,7 @@ class Forwarder:
             with suppress(OSError):
                 far_reader, far_writer = await asyncio.open_connection(LOOPBACK, self._target)
                 writers.append(far_writer)
-                await self._both(self._pass_on(reader, far_writer), self._pass_on(far_reader, writer))
+                await self._both(self._pass_on(reader, far_writer, "there"), self._pass_on(far_reader, writer, "back"))
         finally:
             for each in writers:
                 each.transport.abort()
@@ -105,11 +115,19 @@ class Forwarder:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
+        loop = asyncio.get_running_loop()
         while data := await reader.read(_CHUNK_BYTES):
             if self._is_cut.is_set():
                 await asyncio.Event().wait()  # lost, and with it all that comes after
+            if self._rate < float("inf"):
+                self._free[way] = max(self._free[way], loop.time()) + len(data) / self._rate
+                await asyncio.sleep(self._free[way] - loop.time())
+            if self._delay:
+                loop.call_later(self._delay, writer.write, data)
+                continue
             writer.write(data)
             await writer.drain()
+        await asyncio.sleep(self._delay)
         if self._is_cut.is_set():
             await asyncio.Event().wait()  # its end is not heard either

@@ -24,7 +24,10 @@ _logger = logging.getLogger("semel")
 HINT = "outbox"
 
 #: Whether the lock was had; and if not, whether it could be had shared: then open transactions have it, and no relay.
-_TRY = b"SELECT pg_try_advisory_lock(%s)"
+#: Where transactions can be prepared (two-phase commit), none must notify: PREPARE TRANSACTION refuses one that has.
+_TRY = (
+    b"SELECT CASE WHEN current_setting('max_prepared_transactions') = '0' THEN pg_try_advisory_lock(%s) ELSE false END"
+)
 _TRY_SHARED = b"SELECT pg_try_advisory_lock_shared(%s)"
 _UNLOCK = b"SELECT pg_advisory_unlock(%s)"
 _UNLOCK_SHARED = b"SELECT pg_advisory_unlock_shared(%s)"
