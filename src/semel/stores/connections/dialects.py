@@ -16,6 +16,7 @@ from semel.errors import ConfigurationError, StoreError, StoreUnavailable
 from semel.stores.connections.endings import FAILED_INSIDE, Notices, is_fence, of_commit, of_statement
 from semel.stores.connections.urls import postgres_url, sqlite_url
 from semel.stores.postgres.address import Address
+from semel.stores.postgres.encoding import check_encoding
 from semel.stores.sqlite.file import explained, locate
 from semel.stores.sqlite.statements import Statements
 from semel.stores.sqlite.transactions import Lender
@@ -86,6 +87,7 @@ class Postgres:
             raise ConfigurationError(
                 'This engine has isolation_level="AUTOCOMMIT", so it has no transactions. Give one that has.'
             )
+        check_encoding(connection.connection.driver_connection, self._address)
 
     def of_statement(self, error: DBAPIError) -> Exception | None:
         """Return what an error of a statement of ours means."""

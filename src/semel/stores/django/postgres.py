@@ -32,6 +32,7 @@ from semel.stores.postgres.address import LOCK_SECONDS, Address
 from semel.stores.postgres.base import retried
 from semel.stores.postgres.bounds import walks_of
 from semel.stores.postgres.durability import Durability
+from semel.stores.postgres.encoding import check_encoding
 from semel.stores.postgres.errors import translated, unreachable
 from semel.stores.postgres.joined import JoinedStatements
 from semel.stores.postgres.statements import Statements
@@ -87,6 +88,7 @@ class Postgres(Database):
                 f"{name_of(wrapper)} uses {wrapper.Database.__name__}. Semel needs psycopg 3, which Django "
                 "prefers if it is installed: pip install 'psycopg[binary]'"
             )
+        check_encoding(wrapper.connection, self._address)
 
     def drop(self, wrapper: Wrapper) -> None:
         """Close a broken connection, and the idle ones of its pool: the server was restarted, or another is the primary

@@ -19,6 +19,7 @@ from semel.stores.migration import Layout, PlannedMigration
 from semel.stores.postgres.address import CONNECT_SECONDS, MAX_CONNECTIONS, SESSION, Address
 from semel.stores.postgres.base import SHARES, PostgresBase, retried
 from semel.stores.postgres.bounds import walks_of
+from semel.stores.postgres.encoding import ENCODING, check_encoding
 from semel.stores.postgres.errors import read_only, translated, unreachable
 from semel.stores.postgres.layouts import LayoutMigrator
 from semel.stores.postgres.listening import Listener
@@ -272,6 +273,11 @@ class _Link:
                 settle(connection, SESSION if self._address.opener else {})
         except psycopg.Error as error:
             raise unreachable(error, self._address) from error
+        try:
+            check_encoding(connection, self._address)
+        except BaseException:
+            connection.close()
+            raise
         connection.cursor_factory = psycopg.RawCursor
         if not self.is_direct:
             connection.prepare_threshold = None
@@ -313,6 +319,7 @@ class _Link:
             autocommit=True,
             prepare_threshold=0,
             connect_timeout=CONNECT_SECONDS,
+            client_encoding=ENCODING,
             **STATEMENTS,
             **more,
         )
