@@ -162,14 +162,14 @@ def check_name(path: Path) -> None:
 
 
 def names_of(path: Path) -> tuple[int, bool]:
-    """Return how many hard links there are of a file, 0 where it is not there, and whether it is a mount by itself."""
+    """Return how many hard links there are of a file, 0 where there is none, and whether it is a mount by itself."""
     mounted = str(path).translate(_ESCAPES)
     try:
         mounts = _MOUNTS.read_text("utf-8", "surrogateescape")
     except OSError:  # not on Linux
         mounts = ""
     is_mounted = any(mounted in line.split(" ", _POINT + 1)[_POINT : _POINT + 1] for line in mounts.splitlines())
-    return (path.stat().st_nlink if path.exists() else 0), is_mounted
+    return (path.stat().st_nlink if path.is_file() else 0), is_mounted
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
