@@ -15,7 +15,7 @@ from semel.errors import ConfigurationError, StoreError, StoreNotPermitted, Stor
 from semel.stores.base import AsyncStore
 from semel.stores.batching import AsyncBatcher, refused
 from semel.stores.fair_queue import MAX_BATCH_BYTES, size_of
-from semel.stores.forks import leave_alone, start_afresh_in_children
+from semel.stores.forks import importing, leave_alone, start_afresh_in_children
 from semel.stores.postgres.address import CONNECT_SECONDS, MAX_CONNECTIONS, SESSION, STATEMENT_SECONDS, Address
 from semel.stores.postgres.async_listening import AsyncListener
 from semel.stores.postgres.async_opening import PsycopgSession, as_given, settle
@@ -121,7 +121,8 @@ class AsyncPostgresStore(PostgresBase, AsyncStore):
             self._liveness.start()
         if self._connections is None:
             # Here, because it imports a pool that most stores never need.
-            from semel.stores.connections.asyncpg import AsyncpgConnections  # noqa: PLC0415
+            with importing:
+                from semel.stores.connections.asyncpg import AsyncpgConnections  # noqa: PLC0415
 
             self._connections = AsyncpgConnections(self.address)
         return AsyncTransaction(self._connections, self._joined, self._durability)

@@ -14,7 +14,7 @@ from semel.core.commands import Claim, Command, Complete, FindStuck, Renew, Sett
 from semel.errors import ConfigurationError, StoreError, StoreNotPermitted, StoreReadOnly
 from semel.stores.base import Store
 from semel.stores.batching import Batcher, refused
-from semel.stores.forks import start_afresh_in_children
+from semel.stores.forks import importing, start_afresh_in_children
 from semel.stores.migration import Layout, PlannedMigration
 from semel.stores.postgres.address import CONNECT_SECONDS, MAX_CONNECTIONS, SESSION, Address
 from semel.stores.postgres.base import SHARES, PostgresBase, retried
@@ -89,7 +89,8 @@ class PostgresStore(PostgresBase, Store):
         with self._mutex:
             if self._connections is None:
                 # Here, because it imports a pool that most stores never need.
-                from semel.stores.connections.psycopg import PsycopgConnections  # noqa: PLC0415
+                with importing:
+                    from semel.stores.connections.psycopg import PsycopgConnections  # noqa: PLC0415
 
                 self._connections = PsycopgConnections(self.address)
             return Transaction(self._connections, self._joined, self._durability)
