@@ -30,6 +30,7 @@ from semel.stores.connections.script import Prepared, is_short, plain
 from semel.stores.postgres.address import Address
 from semel.stores.postgres.durability import FOR_TRANSACTION
 from semel.stores.postgres.encoding import check_encoding
+from semel.stores.postgres.joined import NOTE_TABLE
 from semel.stores.statement import Joined
 from semel.stores.transaction import AsyncConnections, AsyncUnit, Connections, Fenced, Unit, at_once
 
@@ -142,6 +143,8 @@ class Kernel:
         try:
             if opening is not None:
                 sql = f"{sql}; {self._text(opening)}"
+            else:
+                sql = f"{sql}; {self._address.names.put_into(NOTE_TABLE)}"
             tag = await executor.begin(sql)
         except executor.faults as error:
             self._raise_known(error)
