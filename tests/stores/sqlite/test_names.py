@@ -19,7 +19,7 @@ from semel.core.record import Found, Hold
 from semel.doctor import Verdict
 from semel.errors import JournalError, StoreNotReady
 from semel.stores import store
-from tests.doctor.planting import examined, plants
+from tests.doctor.planting import examined
 from tests.stores.colours import COLOURS, process
 
 OPEN = "import sys; from semel.stores import store; store(sys.argv[1]).open()"
@@ -47,7 +47,6 @@ def other(file: Path, tmp_path: Path) -> Path:
     return made
 
 
-@plants("sqlite-one-name")
 @pytest.mark.parametrize("colour", COLOURS)
 def test_two_hard_links(file: Path, other: Path, colour: str) -> None:
     """A file with two hard links is refused under both, by the store and by the doctor, until one is removed."""
@@ -83,7 +82,19 @@ def test_mounted_as_a_single_file(file: Path, tmp_path: Path) -> None:
 
     def opened(what: Path, at: Path) -> subprocess.CompletedProcess[str]:
         script = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
-        command = ["unshare", "--mount", "sh", "-c", script, "sh", what, at, sys.executable, "-c", OPEN]
+        command: list[str | Path] = [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            what,
+            at,
+            sys.executable,
+            "-c",
+            OPEN,
+        ]
         return subprocess.run([*command, f"sqlite:///{inside}"], capture_output=True, text=True, check=False)
 
     try:
